@@ -1,10 +1,10 @@
 """Alerts about training runs and GPUs: their rules, the run watcher, the receiver of webhooks, and delivery.
 
-``owners`` names every alert and the one program that may emit it. An alert takes one of two ways::
+``owners`` names every alert and the one program that may emit it. An alert takes one of two paths::
 
     metrics ─ rules/ (a Prometheus evaluates them) ─────────────┐
                                                                 ├─ Alertmanager ─ receive/ ─ deliver/ ─ chat, pager, webhook
     run directory ─ watch/ (analysis of the steps) ─ deliver/ ──┘
 
-``replay/`` runs the watcher over a recorded run. ``prometheus`` is a client of Prometheus' HTTP API, which dashboards use.
+``replay/`` runs the watcher over a recorded run. ``prometheus`` is a client of Prometheus' HTTP API, used by the dashboards.
 """

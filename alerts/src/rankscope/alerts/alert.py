@@ -1,6 +1,6 @@
 """One alert: what identifies it, what it says, and when it began and ended.
 
-Labels are identity, so nothing that changes from one evaluation to the next may be in them; everything else is an annotation.
+Labels identify the alert, so a value that changes between evaluations must be an annotation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 UPDATED_AT: Final = "updated_at"
-"""Annotation of an alert that is told once more: when more became known. Of two states that fire the later one counts."""
+"""Annotation with the time of the latest revision of a firing alert. Of two firing states the later one counts."""
 _FNV_OFFSET: Final = 14695981039346656037
 _FNV_PRIME: Final = 1099511628211
 _SEPARATOR: Final = b"\xff"
@@ -38,7 +38,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     starts_at_unix_ns: int
     ends_at_unix_ns: int | None = None
     revision: str = ""
-    """Not empty: more became known while it fires; tells one such state from the next."""
+    """Identifier of the state after the details of a firing alert changed; empty before the first such change."""
 
 
 def fingerprint(labels: dict[str, str]) -> str:
@@ -51,13 +51,16 @@ def fingerprint(labels: dict[str, str]) -> str:
 
 
 def rfc3339(unix_ns: int) -> str:
-    """``1700000000000000000`` -> ``2023-11-14T22:13:20.000Z``."""
+    """Format unix nanoseconds as RFC 3339: ``1700000000000000000`` -> ``2023-11-14T22:13:20.000Z``."""
     moment = datetime.fromtimestamp(unix_ns // 10**9, UTC).replace(microsecond=unix_ns % 10**9 // 1000)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def unix_ns(moment: str) -> int:
-    """``2023-11-14T22:13:20.5+01:00`` in unix nanoseconds, to the microsecond; 0 for none, or one centuries away."""
+    """Parse ``2023-11-14T22:13:20.5+01:00`` into unix nanoseconds, to the microsecond.
+
+    Return 0 for a text that is no time, or for a time centuries away from 1970. A time without a zone is UTC.
+    """
     try:
         read = datetime.fromisoformat(moment)
     except ValueError:
@@ -69,7 +72,7 @@ def unix_ns(moment: str) -> int:
 
 
 def is_rfc3339(moment: str) -> bool:
-    """Whether a text is a date with a time, as ``2023-11-14T22:13:20.5+01:00``."""
+    """Return whether a text is a date with a time, such as ``2023-11-14T22:13:20.5+01:00``."""
     try:
         return _DATE_AND_TIME.match(moment) is not None and datetime.fromisoformat(moment) is not None
     except ValueError:

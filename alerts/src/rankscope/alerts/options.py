@@ -12,7 +12,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def prometheus_access(command: _Command) -> _Command:
-    """``--prometheus-token-file`` and ``--prometheus-ca``: how a Prometheus lets us in."""
+    """Add ``--prometheus-token-file`` and ``--prometheus-ca``: credentials and certificate authority of a Prometheus."""
     file = click.Path(path_type=Path, dir_okay=False)
     words = "One line: a bearer token, or USER:PASSWORD.  [default: $RANKSCOPE_PROMETHEUS_TOKEN]"
     ca = click.option("--prometheus-ca", type=file, help="Certificate of the authority of an https address.")
@@ -20,6 +20,6 @@ def prometheus_access(command: _Command) -> _Command:
 
 
 def targets_option(command: _Command) -> _Command:
-    """``--config``: the operator's targets."""
+    """Add ``--config``: the file with the operator's targets."""
     file = click.Path(path_type=Path, dir_okay=False)
     return click.option("--config", type=file, metavar="FILE", help="Targets to send to, in TOML: see docs/webhooks.md.")(command)

@@ -17,7 +17,10 @@ from rankscope.base.text import one_line
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``verdict``: the conclusion about a run that is over or evaluated once; ``firing`` and ``resolved``: an alert changed."""
+    """One event of the watcher.
+
+    ``verdict`` is the conclusion about a run that is over or evaluated once; ``firing`` and ``resolved`` are changes of an alert.
+    """
 
     event: Literal["verdict", "firing", "resolved"]
     time_unix_ns: int
@@ -29,16 +32,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     kind: str | None = None
-    """Of a verdict."""
+    """Kind of a verdict; ``None`` for an alert."""
 
 
 def as_json(event: Event) -> str:
-    """One JSON object on one line."""
+    """Format an event as one JSON object on one line."""
     return msgspec.json.encode(event).decode()
 
 
 def as_text(event: Event) -> str:
-    """One line; an alert that fires is followed by what to do next, indented."""
+    """Format an event as one line; indented lines with the next steps and the dashboard link follow a firing alert."""
     head = f"{rfc3339(event.time_unix_ns)} {event.event.upper():<8}"
     if event.event == "verdict":
         return one_line(f"{head} {event.run_id}: {event.summary}")
@@ -50,7 +53,7 @@ def as_text(event: Event) -> str:
 
 
 def alert_line(head: str, labels: dict[str, str], annotations: dict[str, str]) -> str:
-    """An alert in one line: name, run, rank, host, summary, cause."""
+    """Format an alert as one line: name, run, rank, host, summary, cause."""
     where = [f"{name} {labels[name]}" for name in ("rank", "host") if labels.get(name)]
     run = labels.get("run") or labels.get("run_id")
     details = [
@@ -62,7 +65,7 @@ def alert_line(head: str, labels: dict[str, str], annotations: dict[str, str]) -
 
 
 def print_line(line: str, *, err: bool = False) -> OSError | None:
-    """Print a line at once; returns why that was not possible. Such a line is lost; the next one is tried again."""
+    """Print a line and flush it; return the error if that fails. The failed line is lost, later lines are still tried."""
     try:
         click.echo(line, err=err)
     except OSError as error:
@@ -73,7 +76,10 @@ def print_line(line: str, *, err: bool = False) -> OSError | None:
 
 @contextmanager
 def progress_line() -> Iterator[Callable[[str], None]]:
-    """Takes what is being done; on a terminal it is one line of standard error, written over each time and gone in the end."""
+    """Yield a function that shows the current activity in one line of standard error, which is cleared at the end.
+
+    The function does nothing when standard error is not a terminal.
+    """
 
     def write(text: str) -> None:
         with suppress(OSError):
@@ -82,7 +88,7 @@ def progress_line() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda _what: None
         return
-    # A line that wraps could not be written over.
+    # A wrapped line cannot be overwritten.
     longest = shutil.get_terminal_size().columns - 3
     try:
         yield lambda what: write(f"{one_line(what)[:longest]} …")
@@ -91,9 +97,9 @@ def progress_line() -> Iterator[Callable[[str], None]]:
 
 
 def _drop_buffered(*, err: bool) -> None:
-    """Forget what could not be written: kept, it would make the end of the process fail as well."""
+    """Discard buffered output that could not be written: flushing it when the process exits would fail again."""
     stream = sys.stderr if err else sys.stdout
-    with suppress(OSError, ValueError):  # not a file, or closed: then nothing is kept either
+    with suppress(OSError, ValueError):  # not a file, or closed: nothing is buffered
         number = stream.fileno()
         kept = os.dup(number)
         try:

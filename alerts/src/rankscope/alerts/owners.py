@@ -1,7 +1,7 @@
 """Every alert with its severity and its owner: the one program that may emit it.
 
-The watcher owns what only the analysis of a run knows, the Prometheus rules own what series tell. Two owners of one name would
-send alerts of one fingerprint, and the end reported by one would resolve what the other still fires.
+The watcher owns alerts that need the analysis of a run; the Prometheus rules own alerts that need only time series. Two owners of
+one name would send the same fingerprint, so that one could resolve an alert that the other still fires.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Severity = Literal["critical", "warning", "info"]
 
 @dataclass(frozen=True, slots=True)
 class OwnedAlert:
-    """One row: name, severity (of a rule the default: operators may change it) and owner of an alert."""
+    """Name, severity and owner of an alert. Operators may change the severity of a Prometheus rule."""
 
     alertname: str
     severity: Severity
@@ -94,7 +94,7 @@ ALERTS: Final = (
     OwnedAlert("NodeDown", "critical", "prometheus"),
     OwnedAlert("NodeMaintenance", "info", "prometheus"),
 )
-"""All rows, a name once."""
+"""All alerts; each name occurs once."""
 
 WATCHER_ALERTS: Final = tuple(alert.alertname for alert in ALERTS if alert.owner == "watcher")
 
@@ -105,13 +105,13 @@ ALERT_OF_KIND: Final[dict[Kind, OwnedAlert]] = {
     "host_bound": HOST_BOUND,
     "hang": HANG,
 }
-"""Kind of a finding to its alert. Findings of other kinds describe the job and raise none."""
+"""Kind of a finding to its alert. Findings of other kinds only describe the job and raise no alert."""
 
 LIFE_ALERTS: Final = (HANG.alertname, RANK_LOST.alertname)
-"""Decided while a run goes on by whether the files of its ranks grow."""
+"""Alerts decided, while a run is active, by whether the files of its ranks grow."""
 
 HISTORY_ALERTS: Final = (REGRESSION.alertname, THROUGHPUT.alertname)
-"""Decided by the run's own history of steps."""
+"""Alerts decided by the history of the run's steps."""
 
 RECORD_ALERTS: Final = tuple(name for name in WATCHER_ALERTS if name not in LIFE_ALERTS)
-"""Decided by the records of a run."""
+"""Alerts decided by the records of a run."""

@@ -11,9 +11,9 @@ from rankscope.alerts.alert import Alert, Notice, rfc3339
 
 PAYLOAD_VERSION: Final = "4"
 GROUP_LABELS: Final = ("alertname", "run_id")
-"""Alerts that agree in these arrive together."""
+"""Alerts with equal values of these labels are sent in one payload."""
 MAX_ALERTS: Final = 16
-"""Alerts in one payload, which keeps it small enough for most receivers; the rest is counted in ``truncatedAlerts``."""
+"""Most alerts in one payload, small enough for most receivers; the rest are counted in ``truncatedAlerts``."""
 NOT_ENDED: Final = "0001-01-01T00:00:00Z"
 
 _Status = Literal["firing", "resolved"]
@@ -47,13 +47,13 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def group_key(alert: Alert) -> str:
-    """Identity of the group an alert belongs to, the same for its whole life: ``{}:{alertname="…", run_id="…"}``."""
+    """Key of the alert's group, which never changes: ``{}:{alertname="…", run_id="…"}``."""
     pairs = ", ".join(f"{name}={_quote(value)}" for name, value in sorted(_group_labels(alert).items()))
     return f"{{}}:{{{pairs}}}"
 
 
 def build_payload(notices: Sequence[Notice], *, external_url: str = "", most_alerts: int = MAX_ALERTS) -> Payload:
-    """One payload for the notices of one group; there is at least one, firing ones first."""
+    """Build one payload from the notices of one group, firing alerts first. ``notices`` must not be empty."""
     alerts = [_payload_alert(notice) for notice in sorted(notices, key=lambda notice: notice.ends_at_unix_ns is not None)]
     return Payload(
         version=PAYLOAD_VERSION,
@@ -87,7 +87,7 @@ def _group_labels(alert: Alert) -> dict[str, str]:
 
 
 def common(mappings: Sequence[dict[str, str]]) -> dict[str, str]:
-    """What all of the mappings, at least one, agree in."""
+    """Entries that all mappings have in common. ``mappings`` must not be empty."""
     first, *others = mappings
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 

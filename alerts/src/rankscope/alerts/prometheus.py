@@ -1,6 +1,6 @@
 """Prometheus' HTTP API, the part that is used here: queries and alerts.
 
-What it answers may be anybody's: it is bounded in size and time, no redirect is followed, and no credential gets into a message.
+Responses are untrusted: size and time are limited, redirects are not followed, and messages contain no credentials.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from rankscope.runs.segments import open_regular
 
 TOKEN_VARIABLE: Final = "RANKSCOPE_PROMETHEUS_TOKEN"  # noqa: S105  the variable's name, not what is in it
 MAX_BYTES: Final = 64 * 2**20
-"""Of one answer: a million and a half samples."""
+"""Largest response: about 1.5 million samples."""
 MAX_POINTS: Final = 11_000
-"""Of one series: Prometheus refuses to answer with more."""
+"""Most samples of one series: Prometheus rejects queries for more."""
 ANSWER_S: Final = 30.0
-"""For one answer from beginning to end."""
+"""Deadline of one request, including the whole response."""
 
 _CONNECT_S: Final = 5.0
 _MOST_SECONDS: Final = 9.2e9
-"""As nanoseconds, a number of 64 bits."""
+"""Latest time whose nanoseconds fit into 64 bits."""
 _NUMBER: Final = re.compile(r"^\[Errno -?\d+\] ")
 _SHOWN: Final = 300
-"""Characters of the server's own words."""
+"""Most characters of the server's error text in a message."""
 _MAX_TOKEN: Final = 64 * 1024
 
 _T = TypeVar("_T")
 
 
 class PrometheusError(InputError):
-    """Prometheus did not give what was asked for; the message says why and what to do."""
+    """A query failed; the message gives the reason and the next step."""
 
 
 class PrometheusDownError(PrometheusError):
-    """Nobody answers at that address, or not in time."""
+    """Prometheus cannot be reached, or does not respond in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where a Prometheus is (http or https), and how to be let in.
+    """Address (http or https) and credentials of a Prometheus server.
 
     ``token_file`` has one line: a bearer token, or ``USER:PASSWORD`` (a token has no colon). It is read again for every request,
-    because tokens are renewed; without a file the variable ``RANKSCOPE_PROMETHEUS_TOKEN`` is used, if set. ``ca_file``: the
-    authority that signed the server's certificate.
+    because tokens are rotated. Without a file, the variable ``RANKSCOPE_PROMETHEUS_TOKEN`` is used if set. ``ca_file`` is the
+    certificate of the authority that signed the server's certificate.
     """
 
     url: str
@@ -66,7 +66,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series of an answer; arrays are [samples], in order of time."""
+    """One time series; both arrays are [samples], in order of time."""
 
     labels: dict[str, str]
     unix_ns: NDArray[np.int64]
@@ -75,14 +75,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a query found; ``warnings`` say what of it is missing."""
+    """Result of a query, with the warnings of Prometheus, for instance about missing data."""
 
     series: list[Series]
     warnings: list[str]
 
 
 class ActiveAlert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An alert that is pending or fires now."""
+    """An alert that is pending or firing."""
 
     labels: dict[str, str]
     annotations: dict[str, str] = {}
@@ -114,12 +114,12 @@ class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Prometheus:
-    """A client of one server; may be used from several threads at once. Raises ``PrometheusError`` from every question."""
+    """Thread-safe client of one server. Queries raise ``PrometheusError``, or ``InputError`` for an unusable token."""
 
     def __init__(self, server: Server, *, ours: bool = False, answer_s: float = ANSWER_S, max_bytes: int = MAX_BYTES) -> None:
-        """``ours``: started by ourselves, so no proxy leads there, and nobody has to be let in."""
+        """Create a client. ``ours``: rankscope started this server, so it is reached without a proxy or credentials."""
         self.name = redact(server.url)
-        """The address, fit for a message."""
+        """Address without credentials, for messages."""
         self._server = server
         self._ours = ours
         self._answer_s = answer_s
@@ -127,7 +127,7 @@ class Prometheus:
         self._client = httpx.Client(
             verify=_trusted(server.ca_file),
             timeout=httpx.Timeout(answer_s, connect=min(_CONNECT_S, answer_s)),
-            # No connection is kept: the deadline of a request learns of its connection when that is made.
+            # No keep-alive: a request's deadline learns of its connection only while that is opened.
             limits=httpx.Limits(max_keepalive_connections=0),
             follow_redirects=False,
             trust_env=not ours,
@@ -135,22 +135,22 @@ class Prometheus:
         )
 
     def query(self, expression: str, *, at_unix_ns: int) -> Answer:
-        """The value of an expression at a moment: series of one sample each."""
+        """Evaluate an expression at one moment; each series has one sample."""
         return self._query("query", {"query": expression, "time": _seconds(at_unix_ns)})
 
     def query_range(self, expression: str, *, span_unix_ns: tuple[int, int], step_s: float) -> Answer:
-        """The values of an expression from the first to the last moment of ``span_unix_ns``, every ``step_s``."""
+        """Evaluate an expression every ``step_s``, from the first to the last moment of ``span_unix_ns``."""
         first, last = span_unix_ns
         asked = {"query": expression, "start": _seconds(first), "end": _seconds(last), "step": f"{step_s:.3f}"}
         return self._query("query_range", asked)
 
     def alerts(self) -> list[ActiveAlert]:
-        """What is pending or fires now."""
+        """Alerts that are pending or firing now."""
         data, _ = self._ask("GET", "alerts", {}, _Alerts)
         return data.alerts
 
     def _query(self, what: str, asked: dict[str, str]) -> Answer:
-        # Expressions may be longer than an address may be.
+        # Expressions may exceed the length limit of a URL.
         data, warnings = self._ask("POST", what, asked, _Result)
         try:
             return Answer([_series(found) for found in data.result], warnings)
@@ -174,7 +174,7 @@ class Prometheus:
         raise PrometheusError(self.name, _refusal(status, said))
 
     def _exchange(self, method: str, url: str, asked: dict[str, str]) -> tuple[int, bytes]:
-        """Status and body of the answer."""
+        """Send a request; return status and body of the response."""
         headers = self._credentials()
         with Deadline(self._answer_s) as deadline:
             try:
@@ -193,7 +193,7 @@ class Prometheus:
                         self.name, f"no answer within {self._answer_s:g} s; is Prometheus overloaded, or the address wrong?"
                     ) from error
                 raise self._unreachable(error) from error
-            if deadline.passed:  # what was cut off may look like a whole answer
+            if deadline.passed:  # a truncated response may look complete
                 raise PrometheusDownError(self.name, f"no whole answer within {self._answer_s:g} s; is Prometheus overloaded?")
         return response.status_code, bytes(body)
 
@@ -250,7 +250,7 @@ def _trusted(ca_file: Path | None) -> ssl.SSLContext | bool:
         return True
     try:
         return ssl.create_default_context(cafile=os.fspath(ca_file))
-    except OSError as error:  # ssl's own errors are such
+    except OSError as error:  # ``ssl.SSLError`` is one, too
         raise InputError(ca_file, f"no certificates of an authority: {error.strerror or error}") from error
 
 
@@ -259,7 +259,7 @@ def _series(found: _Found) -> Series:
     times = np.array([second for second, _ in samples], dtype=np.float64)
     if (np.abs(times) > _MOST_SECONDS).any():
         raise ValueError("a time no clock shows")
-    # Prometheus' own times are whole milliseconds.
+    # Prometheus' timestamps are whole milliseconds.
     unix_ns = np.rint(times * 1000).astype(np.int64) * 1_000_000
     return Series(found.metric, unix_ns, np.array([float(value) for _, value in samples], dtype=np.float64))
 
@@ -269,6 +269,6 @@ def _seconds(unix_ns: int) -> str:
 
 
 def step_for(span_unix_ns: tuple[int, int], *, most_points: int, least_s: float) -> float:
-    """Whole seconds between samples, at least ``least_s``, so that there are at most ``most_points`` of a span."""
+    """Shortest step in whole seconds, at least ``least_s``, that gives at most ``most_points`` samples over a span."""
     first, last = span_unix_ns
     return float(max(np.ceil(least_s), np.ceil((last - first) / 1e9 / max(1, min(most_points, MAX_POINTS) - 1))))

@@ -34,7 +34,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def in_words(reason: str, place: str, kind: object, *, section: str = "") -> str:
-    """What ``msgspec`` says is wrong at ``place`` (``.target[0].name``) of the ``section`` of a file that should be ``kind``."""
+    """Translate a validation error of ``msgspec`` for the author of the file.
+
+    ``place`` is the path of the error (``.target[0].name``) within ``section``, which should be of type ``kind``.
+    """
     reason = one_line(reason)
     meant = list(_types_at(msgspec.inspect.type_info(kind), place))
     if unknown := _UNKNOWN.fullmatch(reason):
@@ -54,7 +57,7 @@ def in_words(reason: str, place: str, kind: object, *, section: str = "") -> str
 
 
 def name_at(value: object, place: str) -> str:
-    """The ``name`` of the table that ``place`` leads through, if it has a plain one: `` (oncall)``."""
+    """Suffix with the ``name`` of the innermost table on the path ``place``, such as `` (oncall)``; empty without one."""
     name = ""
     for _, step in _steps(place):
         if isinstance(value, dict):
@@ -68,7 +71,7 @@ def name_at(value: object, place: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean slack?``; empty where nothing is close."""
+    """Suggestion such as ``; did you mean slack?``; empty when no known name is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -78,7 +81,7 @@ def _instead(name: str, known: list[str]) -> str:
 
 
 def _brackets(meant: list[Any], place: str, found: str | None) -> str:
-    """How a list of tables is begun, where somebody wrote one table."""
+    """Hint on the ``[[…]]`` syntax when a list of tables was written as one table; empty otherwise."""
     tables = any(isinstance(one, msgspec.inspect.ListType) and _settings([*_flat(one.item_type)]) for one in meant)
     return f"; begin each with [[{place.removeprefix('.')}]]" if tables and found == "object" and place else ""
 
@@ -88,7 +91,7 @@ def _settings(meant: Iterable[object]) -> list[str]:
 
 
 def _types_at(node: Any, place: str) -> Iterator[Any]:
-    """What may stand at ``place`` of ``node``."""
+    """Yield the types that are allowed at ``place`` of ``node``."""
     nodes = list(_flat(node))
     for is_key, step in _steps(place):
         nodes = [inner for one in nodes for outer in _inside(one, step, is_key=is_key) for inner in _flat(outer)]
@@ -114,7 +117,7 @@ def _flat(node: Any) -> Iterator[Any]:
 
 
 def _steps(place: str) -> Iterator[tuple[bool, str]]:
-    """``.target[0].name`` -> keys and indices: ``(True, "target"), (False, "0"), (True, "name")``."""
+    """Split ``.target[0].name`` into keys and indices: ``(True, "target"), (False, "0"), (True, "name")``."""
     for match in _STEP.finditer(place):
         yield (True, match[1]) if match[1] is not None else (False, match[2])
 
@@ -125,7 +128,7 @@ _T = TypeVar("_T")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What is in it. Raises ``InputError``, also for a pipe, which nobody would wait for."""
+    """Read a TOML file. Raises ``InputError``, also for a pipe, which could block."""
     try:
         with open_regular(path) as file:
             content = file.read(MOST_BYTES + 1)
@@ -151,12 +154,12 @@ def _has_nul(value: object) -> bool:
 
 
 def duration(text: str) -> float:
-    """``5s``, ``10m``, ``4h`` in seconds. Raises ``ValueError``, also without a unit: in a file nobody sees what is meant."""
+    """Parse ``5s``, ``10m`` or ``4h`` into seconds. Raises ``ValueError``, also for a number without a unit."""
     return parse_duration(text, needs_unit=True)
 
 
 def converted(path: Path, value: object, kind: type[_T], *, section: str = "") -> _T:
-    """``value``, which stands in ``section`` of the file, as ``kind``. Raises ``InputError`` with the place."""
+    """Convert ``value``, read from ``section`` of the file, to ``kind``. Raises ``InputError`` with the place of the mistake."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -1,8 +1,8 @@
 """Errors a person can act on.
 
 ``RankscopeError``
-  ├── ``InputError``     input that cannot be read: which file, which place, what is wrong (exit status 3)
-  └── ``MissingError``   an extra or a program is not installed, with how to get it (exit status 4)
+  ├── ``InputError``     input that cannot be read: file, place in it, and reason (exit status 3)
+  └── ``MissingError``   an extra or a program is not installed; the message says how to install it (exit status 4)
 
 Only the command line prints them and chooses the exit status.
 """
@@ -14,13 +14,13 @@ from collections.abc import Callable
 
 
 class RankscopeError(Exception):
-    """Base of every error whose message is meant for a person: one line, no traceback."""
+    """Base of all errors that are shown to a person as one line without a traceback."""
 
 
 class InputError(RankscopeError):
     """Input that cannot be read.
 
-    ``path`` is the file or folder, ``reason`` what is wrong with it, ``place`` where in it (``"line 3"``, ``"byte 4096"``).
+    ``path`` is the file or folder, ``reason`` the defect, ``place`` its location in the file (``"line 3"``, ``"byte 4096"``).
     """
 
     def __init__(self, path: str | os.PathLike[str], reason: str, *, place: str | None = None) -> None:
@@ -31,7 +31,7 @@ class InputError(RankscopeError):
         super().__init__(f"{where}: {reason}")
 
     def __reduce__(self) -> tuple[Callable[..., InputError], tuple[str, str, str | None]]:
-        # Between processes: exceptions are rebuilt from their message, which is not what this one is made of.
+        # For pickling: by default an exception is rebuilt from its message alone, which does not fit this signature.
         return _input_error, (self.path, self.reason, self.place)
 
 
@@ -40,4 +40,4 @@ def _input_error(path: str, reason: str, place: str | None) -> InputError:
 
 
 class MissingError(RankscopeError):
-    """An optional part or an external program is not there; the message ends with how to install it."""
+    """An extra or an external program is not installed; the message ends with how to install it."""

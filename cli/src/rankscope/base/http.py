@@ -2,7 +2,7 @@
 
     bind ──> http_server.Endpoint ──> http_server.Server ──> an ASGI application
 
-``http_server`` loads uvicorn; this module stays light, so that an address in use is reported before anything else is loaded.
+``http_server`` imports uvicorn. This module does not, so that an address in use is reported without that delay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankscope.base.errors import InputError
 
 TEXT: Final = "text/plain; charset=utf-8"
 LOOK_EVERY_S: Final = 1.0
-"""How often files are checked for changes, at most."""
+"""Minimum seconds between two checks of files for changes."""
 _BACKLOG: Final = 512
 _ANY_IPV4: Final = "0.0.0.0"  # noqa: S104  the caller asked for all addresses
 
@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A complete response; the server adds its length and leaves out the body for HEAD."""
+    """A complete response; the server adds its length and omits the body for HEAD."""
 
     status: int
     body: bytes
@@ -56,9 +56,9 @@ T = TypeVar("T")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket. ``::`` means every address of this machine, IPv4 included; port 0 any free port.
+    """Return a listening TCP socket. ``::`` means all IPv6 and IPv4 addresses of this machine; port 0 any free port.
 
-    Where the kernel has no IPv6, ``::`` listens on every IPv4 address. Raises ``OSError``, whose ``strerror`` is the reason.
+    If the kernel has no IPv6, ``::`` listens on all IPv4 addresses. Raises ``OSError``, whose ``strerror`` is the reason.
     """
     dual_stack = host == "::" and socket.has_dualstack_ipv6()
     if host == "::" and not dual_stack:
@@ -71,7 +71,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """As ``bind``. Raises ``InputError`` with the reason, before anything is served."""
+    """Return a listening TCP socket as ``bind``, but raise ``InputError`` with the reason."""
     try:
         return bind(host, port)
     except OSError as error:
@@ -80,7 +80,10 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server on ``host``. A name other than ``localhost`` may lead anywhere: no."""
+    """Return True if only this machine can reach a server on ``host``.
+
+    Of host names only ``localhost`` counts, because any other may resolve to another machine.
+    """
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -88,12 +91,12 @@ def is_loopback(host: str) -> bool:
 
 
 def host_port(host: str, port: int) -> str:
-    """As it is written in an address: ``HOST:PORT``, ``[IPV6]:PORT``."""
+    """Return host and port as in a URL: ``HOST:PORT`` or ``[IPV6]:PORT``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def basic_credentials(authorization: bytes) -> tuple[bytes, bytes] | None:
-    """User and password of an Authorization header; None where it is no Basic authentication."""
+    """Return user and password of an Authorization header; None if it is not Basic authentication."""
     scheme, _, encoded = authorization.partition(b" ")
     if scheme.lower() != b"basic":
         return None
@@ -105,7 +108,7 @@ def basic_credentials(authorization: bytes) -> tuple[bytes, bytes] | None:
 
 
 def bearer_token(authorization: bytes) -> bytes | None:
-    """The token of an Authorization header; None where it is no bearer token."""
+    """Return the token of an Authorization header; None if it is not a bearer token."""
     scheme, _, token = authorization.partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None
 
@@ -113,8 +116,12 @@ def bearer_token(authorization: bytes) -> bytes | None:
 class FollowedFiles(Generic[T]):
     """A value read from files, such as a TLS context, and read again when one of the files changes.
 
-    ``read`` returns the value and its files. Its first exception is raised; later ones go to ``failed`` at every attempt, and
-    the last good value stays. ``changed`` gets every new value. The files belong on a local disk: a slow one holds up clients.
+    Args:
+        read: returns the value and its files. An exception at construction is raised; later the last good value stays.
+        changed: called with every new value.
+        failed: called with every later exception of ``read``.
+
+    Files must be on a local disk: reading them blocks clients.
     """
 
     def __init__(
@@ -137,17 +144,17 @@ class FollowedFiles(Generic[T]):
         now_s = time.monotonic()
         if now_s - self._checked_s >= LOOK_EVERY_S:
             self._checked_s = now_s
-            # An unusable version may name files that are not known here, and that may appear.
+            # A version that failed may depend on files that are unknown here: try it again even without a change.
             if self._unusable or _stamp(self._files) != self._stamp:
                 self.read_again()
         return self._value
 
     def read_again(self) -> bool:
-        """Read the files now; whether they are usable."""
-        stamp = _stamp(self._files)  # before reading: a change meanwhile is then seen as one
+        """Read the files now; return True if they are usable."""
+        stamp = _stamp(self._files)  # before reading, so that a concurrent change is detected later
         try:
             value, files = self._read()
-        except Exception as error:  # noqa: BLE001  whatever it is, serving goes on with the last good version
+        except Exception as error:  # noqa: BLE001  serve the last good version after any error
             self._unusable, self._stamp = True, stamp
             self._failed(error)
             return False
@@ -158,11 +165,11 @@ class FollowedFiles(Generic[T]):
 
 
 def _stamp(files: Sequence[Path]) -> list[tuple[int, int, int] | None]:
-    """Inode, size and time of change of each file; None for a missing one."""
+    """Return inode, size and modification time of each file; None for a missing one."""
     found: list[tuple[int, int, int] | None] = []
     for file in files:
         try:
-            status = os.stat(file)  # noqa: PTH116  the same with fewer objects
+            status = os.stat(file)  # noqa: PTH116  allocates fewer objects than pathlib
             found.append((status.st_ino, status.st_size, status.st_mtime_ns))
         except OSError:
             found.append(None)

@@ -1,7 +1,7 @@
 """An HTTP/1.1 server that no client can hold up: uvicorn's protocol with a deadline per state and a limit on connections.
 
-The server accepts by itself, because uvicorn's loads one certificate for its lifetime, refuses the next client where the
-longest idle one should go, and wakes ten times a second.
+It replaces uvicorn's server, which loads one certificate for its lifetime, refuses new clients at the limit instead of evicting
+the longest-idle one, and wakes ten times a second.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from rankscope.base.http import TEXT, Handler, Request, Response
 logger = logging.getLogger(__name__)
 
 REQUEST_DEADLINE_S: Final = 10.0
-"""From the connection, or the first byte of a later request, to the end of the request's head."""
+"""Seconds from the connection, or from the first byte of a later request, to the end of the request's head."""
 RESPONSE_DEADLINE_S: Final = 30.0
-"""From the end of the head to the last byte of the response that the client takes."""
+"""Seconds from the end of the request's head to the last byte of the response."""
 KEEP_ALIVE_S: Final = 75
-"""Between requests; longer than usual scrape intervals, so that Prometheus keeps its connection."""
+"""Idle seconds between requests; longer than usual scrape intervals, so that Prometheus keeps its connection."""
 MAX_CONNECTIONS: Final = 512
-"""At most; and at most half of the descriptors that the process may open."""
+"""Maximum number of connections; also limited to half of the file descriptors that the process may open."""
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_BODY_BYTES: Final = 16 * 1024
-"""Of a request to a ``Handler``."""
+"""Maximum size of the body of a request to a ``Handler``."""
 GRACE_S: Final = 0.5
-"""Time for responses under way when the server stops."""
+"""Seconds to finish active responses when the server stops."""
 
 _ACCEPT_PAUSE_S: Final = 0.1
 _EVICT_PAUSE_S: Final = 0.002
-_ABSOLUTE: Final = re.compile("https?://[^/?]*", re.IGNORECASE)  # the form for proxies, valid for all servers (RFC 9112)
+_ABSOLUTE: Final = re.compile("https?://[^/?]*", re.IGNORECASE)  # absolute-form, which every server must accept (RFC 9112)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A listening socket and the ASGI application behind it.
 
-    ``tls`` is called for every connection, so that a new certificate serves the next handshake; None for plain HTTP. ``admit``
-    may refuse a client by its transport.
+    ``tls`` is called for every connection, so that the next handshake uses a new certificate; it returns None for plain HTTP.
+    ``admit`` receives the transport and returns False to refuse the client.
     """
 
     sock: socket.socket
@@ -64,14 +64,14 @@ class Endpoint:
 
 
 class _DefectFilter(logging.Filter):
-    """Pass each exception of an application once, by its place; a client that repeats a request must not fill the log."""
+    """Log each exception of an application once per location, so that a client that repeats a request does not fill the log."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: set[tuple[str, str, int]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is new."""
+        """Return True if the record is new or has no exception."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, asyncio.CancelledError):
             return False
@@ -87,12 +87,12 @@ class _DefectFilter(logging.Filter):
 
 
 _protocol_logger = logging.getLogger(f"{__name__}.protocol")
-_protocol_logger.setLevel(logging.ERROR)  # uvicorn warns of every request that it cannot parse
+_protocol_logger.setLevel(logging.ERROR)  # uvicorn logs a warning for every request that it cannot parse
 _protocol_logger.addFilter(_DefectFilter())
 
 
 class _JoinedWrites(asyncio.Transport):
-    """A transport that sends what is written in one turn of the loop at once: uvicorn writes head and body apart."""
+    """Transport that joins all writes of one event loop iteration, because uvicorn writes head and body separately."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -105,19 +105,19 @@ class _JoinedWrites(asyncio.Transport):
         self.abort = transport.abort  # type: ignore[method-assign]
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
-        """Send it before the next turn of the loop."""
+        """Buffer the data; it is sent in the next iteration of the event loop."""
         if data:
             if not self._pieces:
                 self._loop.call_soon(self.flush)
             self._pieces.append(data)
 
     def close(self) -> None:
-        """Send what is written and close."""
+        """Send buffered data and close."""
         self.flush()
         self._transport.close()
 
     def flush(self) -> None:
-        """Send what is written."""
+        """Send buffered data."""
         if self._pieces:
             data = b"".join(self._pieces)
             self._pieces.clear()
@@ -127,7 +127,7 @@ class _JoinedWrites(asyncio.Transport):
 class Connection(H11Protocol):
     """uvicorn's connection with a deadline for each state.
 
-    The stock protocol waits for ever for the rest of a request and for a client that does not read its response.
+    uvicorn itself waits forever for the rest of a request, and for a client that does not read its response.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Connection(H11Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
+        """True while a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]  # None at first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -168,7 +168,7 @@ class Connection(H11Protocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take more of a request, or more requests."""
+        """Process received data; the first byte of a later request starts its deadline."""
         if self._ending and not self.busy:
             return
         self.active_at_s = self.loop.time()
@@ -178,7 +178,7 @@ class Connection(H11Protocol):
         super().data_received(data)
 
     def handle_events(self) -> None:
-        """Start the deadline of the body and the response when a head is complete."""
+        """Start the deadline of body and response when a head is complete."""
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:
@@ -186,12 +186,12 @@ class Connection(H11Protocol):
             self._close_after(RESPONSE_DEADLINE_S)
 
     def on_response_complete(self) -> None:
-        """Start the deadline of the next request; a response that is not taken by then is given up, too."""
+        """Start the deadline of the next request, by which the client must also have received this response."""
         self.answered += 1
         self.active_at_s = self.loop.time()
         assert isinstance(self.transport, _JoinedWrites)
         self.transport.flush()
-        super().on_response_complete()  # may begin with a request that already waits
+        super().on_response_complete()  # may start the next pipelined request
         if self.busy or self.transport.is_closing():
             return
         if self._half_closed or self._ending:
@@ -201,23 +201,23 @@ class Connection(H11Protocol):
         self._close_after(KEEP_ALIVE_S + REQUEST_DEADLINE_S if self._between_requests else REQUEST_DEADLINE_S)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Answer what a client asked before it closed its side, where the transport can."""
+        """Finish the response to a client that closed its sending side; over TLS, which cannot be half-closed, close at once."""
         self._half_closed = self.busy and not self.cycle.more_body and self.scheme != "https"
         if not self._half_closed:
             self.transport.close()
         return self._half_closed
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release timers and the place in the server."""
+        """Cancel timers and remove the connection from the server."""
         if self._timer is not None:
             self._timer.cancel()
         self._ending = True
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # uvicorn keeps it after a reset
+        self._unset_keepalive_if_required()  # uvicorn does not after a connection reset
         self._on_close(self)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that cannot be parsed, with the status that h11 suggests, and close."""
+        """Reject a request that cannot be parsed, with the status that h11 suggests, and close."""
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             headers = [("content-type", TEXT), ("content-length", str(len(msg) + 1)), ("connection", "close")]
@@ -231,10 +231,10 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def end(self, *, at_once: bool = False) -> None:
-        """Close, after the response under way unless ``at_once``."""
+        """Close after the active response, or immediately if ``at_once``."""
         self._ending = True
         if not self._made:
-            return  # closed when it is made
+            return  # connection_made closes it
         if at_once:
             self.transport.abort()
         elif self.busy:
@@ -243,11 +243,11 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _should_upgrade(self) -> bool:
-        return False  # uvicorn warns of every request for another protocol
+        return False  # uvicorn would log a warning for every upgrade request
 
     def _close_after(self, seconds: float) -> None:
         self._deadline_s = self.loop.time() + seconds
-        # Deadlines mostly move away: the timer that is set looks again when it fires.
+        # Most deadlines are extended: keep the timer, which checks the deadline when it fires.
         if self._timer is None or self._timer.when() > self._deadline_s:
             self._set_timer()
 
@@ -264,7 +264,7 @@ class Connection(H11Protocol):
 
 
 class Server:
-    """Accepts on all its endpoints, in the running loop, until it is stopped."""
+    """Server that accepts connections on all its endpoints in the running event loop."""
 
     def __init__(self, endpoints: list[Endpoint], *, max_connections: int | None = None) -> None:
         self._endpoints = endpoints
@@ -274,11 +274,11 @@ class Server:
         self._acceptors: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start to accept connections."""
         self._acceptors = [asyncio.create_task(self._accept(endpoint)) for endpoint in self._endpoints]
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
-        """Accept no more connections; responses under way have ``grace_s`` to end."""
+        """Stop accepting, and close all connections; active responses have ``grace_s`` seconds to finish."""
         for acceptor in self._acceptors:
             acceptor.cancel()
         for endpoint in self._endpoints:
@@ -306,7 +306,7 @@ class Server:
             interface="asgi3",
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # a client may claim to send for any other
+            proxy_headers=False,  # clients could forge their address
             timeout_keep_alive=KEEP_ALIVE_S,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
@@ -315,7 +315,7 @@ class Server:
             try:
                 accepted, _ = await loop.sock_accept(endpoint.sock)
             except OSError as error:
-                # A client that has gone again, or no descriptors left: eviction frees one.
+                # The client disconnected, or there is no free file descriptor: an eviction frees one.
                 scarce = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
                 await asyncio.sleep(_EVICT_PAUSE_S if scarce and self._evict() else _ACCEPT_PAUSE_S)
                 continue
@@ -325,14 +325,14 @@ class Server:
             self._connections[connection] = asyncio.create_task(self._open(endpoint, accepted, connection))
 
     async def _open(self, endpoint: Endpoint, accepted: socket.socket, connection: Connection) -> None:
-        """Hand the socket to the connection, after the TLS handshake, which has a deadline, too."""
+        """Perform the TLS handshake, with a deadline, and attach the socket to the connection."""
         try:
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             context = endpoint.tls()
             limits = {"ssl_handshake_timeout": REQUEST_DEADLINE_S, "ssl_shutdown_timeout": GRACE_S} if context else {}
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, ssl=context, **limits)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the descriptor is freed
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  close the socket after any error
             logger.debug("a connection was not opened: %s", str(error) or type(error).__name__)
             accepted.close()
             self._forget(connection)
@@ -341,9 +341,9 @@ class Server:
         self._connections.pop(connection, None)
 
     def _evict(self) -> bool:
-        """End the least valuable connection: one that never completed a request before others, then the longest idle.
+        """Abort the least valuable connection; return False if there is none.
 
-        False when there is none.
+        Idle connections come before busy ones, those without a completed request before others, then the longest idle.
         """
         if not self._connections:
             return False
@@ -354,13 +354,13 @@ class Server:
 
 
 def _affordable_connections() -> int:
-    """The rest of the process needs descriptors as well."""
+    """Return the connection limit: at most half of the file descriptors, because the process needs some for other files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit // 2))
 
 
 def serve_until_signal(endpoints: list[Endpoint], *, grace_s: float, started: Callable[[], object] = lambda: None) -> None:
-    """Serve in the main thread until SIGTERM or SIGINT. ``started`` is called when the server accepts."""
+    """Serve in the main thread until SIGTERM or SIGINT. ``started`` is called once the server accepts connections."""
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
@@ -377,7 +377,7 @@ def serve_until_signal(endpoints: list[Endpoint], *, grace_s: float, started: Ca
 
 
 def serve_in_thread(endpoints: list[Endpoint], name: str) -> None:
-    """Serve in a daemon thread until the process ends."""
+    """Serve in a daemon thread until the process exits."""
 
     async def serve() -> None:
         Server(endpoints).start()
@@ -387,13 +387,13 @@ def serve_in_thread(endpoints: list[Endpoint], name: str) -> None:
 
 
 def application(handler: Handler) -> Callable[..., Any]:
-    """Return the ASGI application that answers with a handler; request bodies are read and discarded."""
+    """Return an ASGI application that calls ``handler``; request bodies are read and discarded."""
 
     async def answer(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
         headers: dict[str, str] = {}
         for raw_name, raw_value in scope["headers"]:
             name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-            # Repeated headers mean the same as one list (RFC 9110).
+            # Repeated headers are equivalent to one list (RFC 9110).
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         announced = "content-length" in headers or "transfer-encoding" in headers
         if announced and not await _discard_body(receive):
@@ -417,7 +417,7 @@ def application(handler: Handler) -> Callable[..., Any]:
 
 
 async def _discard_body(receive: Callable[..., Any]) -> bool:
-    """Whether the body ended within the limit."""
+    """Read the body; return False if it exceeds the limit."""
     size = 0
     while True:
         message = await receive()
@@ -428,7 +428,7 @@ async def _discard_body(receive: Callable[..., Any]) -> bool:
             return True
 
 
-@lru_cache(64)  # responses to scrapers are alike
+@lru_cache(64)  # responses to scrapers mostly have the same headers
 def _raw_headers(content_type: str, body_bytes: int, headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:
     own = (("content-type", content_type), ("content-length", str(body_bytes)), ("x-content-type-options", "nosniff"))
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*own, *headers)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def lock_file(path: Path) -> int | None:
-    """Lock ``path``, which is made if missing, until the returned descriptor is closed; ``None``: another process has it.
+    """Lock ``path`` until the returned descriptor is closed; return None if another process holds the lock.
 
-    Raises ``OSError`` where the file cannot be made or locked, as on some file servers.
+    A missing file is created. Raises ``OSError`` if the file cannot be created or locked, as on some network file systems.
     """
     handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -25,7 +25,10 @@ def lock_file(path: Path) -> int | None:
 
 
 def try_lock(handle: int, *, shared: bool = False) -> bool:
-    """Lock an open file without waiting; whether that worked. Raises ``OSError`` where files cannot be locked."""
+    """Lock an open file without waiting; return False if another process holds the lock.
+
+    Raises ``OSError`` if the file system does not support locks.
+    """
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import click
 
 LONGEST_S: Final = 36_500 * 86400.0
-"""The longest duration: as nanoseconds it fits 64 bits, and counted from today it is still a date."""
+"""Longest duration in seconds (100 years): in nanoseconds it fits 64 bits, and added to today it is a valid date."""
 
 _UNIT_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -18,9 +18,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def parse_duration(text: str, *, zero: bool = False, needs_unit: bool = False) -> float:
-    """Seconds of ``500ms``, ``1s``, ``5m``, ``24h``, ``2d``; a bare number is seconds unless ``needs_unit``.
+    """Return the seconds of ``500ms``, ``1s``, ``5m``, ``24h``, ``2d``; a bare number is seconds unless ``needs_unit``.
 
-    Raises ``ValueError`` for anything else, for more than ``LONGEST_S``, and for nothing unless ``zero`` is allowed.
+    Raises ``ValueError`` for anything else, for more than ``LONGEST_S``, and for 0 unless ``zero`` is set.
     """
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)?", text, re.ASCII)
     seconds = None if match is None else float(match[1]) * _UNIT_S[match[2] or "s"]
@@ -34,7 +34,7 @@ def parse_duration(text: str, *, zero: bool = False, needs_unit: bool = False) -
 
 
 def parse_rate(text: str) -> tuple[int, float]:
-    """``30/min``, ``1/10min``: how many in how many seconds. Raises ``ValueError``."""
+    """Parse a rate such as ``30/min`` or ``1/10min`` to (number, seconds). Raises ``ValueError``."""
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{0,6})(s|min|m|h|d)", text)
     if match is None or (match[2] and not int(match[2])):
         raise ValueError(f"{text!r} is not a rate such as 1/10min or 30/h")
@@ -42,7 +42,10 @@ def parse_rate(text: str) -> tuple[int, float]:
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """A duration within bounds, which are durations, too; the value is seconds. Without bounds it is more than 0."""
+    """Duration between two bounds, which are durations such as ``100ms``; the value is in seconds.
+
+    Without a lower bound it must be more than 0.
+    """
 
     name = "duration"
 
@@ -51,7 +54,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
         self._at_most = at_most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds."""
+        """Return the duration in seconds."""
         if isinstance(value, float):
             return value
         try:
@@ -66,12 +69,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 class ListenAddress(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """``HOST:PORT``, ``:PORT`` for every IPv4 and IPv6 address here, ``[IPV6]:PORT``; the value is (host, port)."""
+    """Address to listen on: ``HOST:PORT``, ``[IPV6]:PORT``, or ``:PORT`` for all addresses; the value is (host, port)."""
 
     name = "host:port"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Host and port."""
+        """Return host and port."""
         if isinstance(value, tuple):
             return value[0], value[1]
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[^%\[\]]+)?)\]|([^:\[\]]*)):([0-9]{1,5})", str(value), re.ASCII)
@@ -81,7 +84,10 @@ class ListenAddress(click.ParamType):  # type: ignore[type-arg,unused-ignore]  #
 
 
 def http_url(text: str) -> str:
-    """An http or https address, unchanged. Raises ``click.BadParameter`` without repeating it: it may hold a secret."""
+    """Check an http or https URL and return it unchanged.
+
+    Raises ``click.BadParameter``; the message omits the URL, which may contain a secret.
+    """
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -93,14 +99,14 @@ def http_url(text: str) -> str:
 
 
 def link_url(text: str) -> str:
-    """As ``http_url``, for a link that is published: without a user. Raises ``click.BadParameter``."""
+    """Check a URL as ``http_url`` for a link that is published; it must not contain a user. Raises ``click.BadParameter``."""
     if "@" in urlsplit(http_url(text)).netloc:
         raise click.BadParameter("has a user in it, which every alert would show: leave out what is before the @")
     return text
 
 
 def format_option(help_text: str) -> Callable[[_Command], _Command]:
-    """``--format text|json``, text by default; ``help_text`` says what json gives."""
+    """Return a decorator that adds ``--format text|json`` (default: text); ``help_text`` is the option's help."""
     return click.option(
         "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True, help=help_text
     )

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 
 def printable(text: str) -> str:
-    """``text`` without control characters but line breaks: names in runs, traces and dumps may hold escape sequences."""
+    """Replace unprintable characters except line breaks: names in runs, traces and dumps may contain escape sequences."""
     return "\n".join(map(one_line, text.split("\n")))
 
 
 def one_line(text: str, replacement: str = "\N{REPLACEMENT CHARACTER}") -> str:
-    """``text`` with each character that is not printable, line breaks included, replaced."""
+    """Replace each unprintable character, line breaks included."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else replacement for letter in text)
 
 
 def duration(us: float) -> str:
-    """Microseconds in words: ``217 µs``, ``61 ms``, ``1.3 s``, ``16.7 h``."""
+    """Format microseconds with a unit: ``217 µs``, ``61 ms``, ``1.3 s``, ``16.7 h``."""
     for limit, divisor, unit in ((1e3, 1, "µs"), (1e6, 1e3, "ms"), (7.2e9, 1e6, "s"), (float("inf"), 3.6e9, "h")):
         if us < limit * 0.9995:
             value = us / divisor
@@ -27,12 +27,15 @@ def duration(us: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A waiting time in words: ``45 s``, ``12 min``, ``2.5 h``."""
+    """Format seconds with a unit: ``45 s``, ``12 min``, ``2.5 h``."""
     return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def ranks_text(ranks: Sequence[int], *, count: int | None = None, most: int = 8) -> str:
-    """``rank 3``, ``ranks 0, 2``, ``ranks 0, 1, … and 12 more``. ``count``: of how many ``ranks`` are the first."""
+    """Format a list of ranks: ``rank 3``, ``ranks 0, 2``, ``ranks 0, 1, … and 12 more``.
+
+    At most ``most`` ranks are listed. ``count`` is the total if ``ranks`` is only its beginning.
+    """
     shown = ranks[:most]
     more = (len(ranks) if count is None else count) - len(shown)
     text = ", ".join(map(str, shown)) + (f" and {more:,} more" if more else "")

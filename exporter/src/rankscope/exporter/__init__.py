@@ -1,12 +1,12 @@
 """The node exporter: readings of every GPU, of jobs, of Xids and of ranks as Prometheus text and OTLP.
 
-``catalogue`` (read from ``catalogue.toml``) names every metric. The way of a reading::
+``catalogue`` (read from ``catalogue.toml``) names every metric. The path of a reading::
 
     driver ─ nvml/ (in a process for each GPU) ─ fleet/ ─┐
     /proc, Slurm, kubelet ─ jobs/ ───────────────────────┤
     driver events, kernel log ─ xid/ ────────────────────┼─ pages/ ─┬─ web/ ─ Prometheus
     files of the ranks ─ spool/ ─────────────────────────┘          └─ OTLP ─ collector
 
-``source`` has the records that travel and the protocols between the folders, ``loop`` the thread of a collector. ``commands``
-reads ``settings``, ``daemon`` forks, ``assembly`` puts the collectors together and ``serving`` runs them.
+``source`` defines the records and the protocols between these packages, ``loop`` the thread of a collector. ``commands`` parses
+``settings``, ``daemon`` forks, ``assembly`` creates the collectors and ``serving`` runs them.
 """

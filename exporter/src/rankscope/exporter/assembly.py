@@ -27,17 +27,21 @@ from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog
 
 _STOP_S: Final = 0.3
-_JOBS_INTERVAL_S: Final = 5.0  # who holds a GPU changes seldom, and every process on it has to be looked at
+_JOBS_INTERVAL_S: Final = 5.0  # allocations change seldom, and a pass reads /proc for every process on a GPU
 
 
 class Assembly:
-    """Everything that collects. ``lasting``: what has to outlive this process is written down, and the spool is made.
+    """All collectors and the page.
 
-    ``on_fatal`` is called with an exit status and the reason, when only a restart helps, ``on_news`` when there is something new
-    about the GPUs; both from another thread.
+    Args:
+        settings: the daemon's settings.
+        nursery: starts the GPUs' processes; None without real GPUs.
+        lasting: keep state on disk and create the spool (a daemon, as opposed to ``--once``).
+        on_fatal: called from another thread with an exit status and the reason, if only a restart helps.
+        on_news: called from another thread whenever the state of the GPUs changed.
 
     Raises:
-        ExporterMissingError: the kubelet is to be asked, and what that needs is not installed.
+        ExporterMissingError: the kubelet is to be queried, and a package that this needs is not installed.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class Assembly:
         jobs_loop: SeriesLoop | None = None
         xid_loop: SeriesLoop | None = None
         if "gpu" in collectors:
-            if "jobs" in collectors and not settings.simulate:  # nobody holds an invented GPU
+            if "jobs" in collectors and not settings.simulate:  # no job holds a simulated GPU
                 jobs = self._jobs = self._make_jobs()
                 jobs_loop = CollectorLoop("jobs", lambda: jobs.read(fleet.state()), interval_s=max(interval_s, _JOBS_INTERVAL_S))
             if "xid" in collectors:
@@ -69,14 +73,14 @@ class Assembly:
                 xid_loop = CollectorLoop("xid", lambda: xid.read(fleet.state()), interval_s=interval_s)
             fleet = self._fleet = self._make_fleet(nursery, on_fatal, on_news)
         self.page = Page(settings.host, self._fleet, spool=self._spool, jobs=jobs_loop, xid=xid_loop, collectors=collectors)
-        # These speak of GPUs: a pass before there are any would find nobody, and the first scrape nothing.
+        # These need the GPUs: a pass before the fleet's first one would leave the first scrape without them.
         self._late: list[CollectorLoop[Any]] = [loop for loop in (jobs_loop, xid_loop) if loop is not None]
         self._loops: list[CollectorLoop[Any]] = [*([self._spool] if self._spool is not None else []), *self._late]
 
     def start(self) -> None:
-        """Begin to collect; starts threads."""
+        """Start the threads of the fleet and of the spool; ``wait`` starts the others."""
         if self._lasting:
-            # What is here now stays, and pages make no cycles: to look through everything again and again finds nothing.
+            # All existing objects stay and pages create no reference cycles: garbage collection would find nothing.
             leave_what_is_here()
         if self._fleet is not None:
             self._fleet.start()
@@ -84,7 +88,7 @@ class Assembly:
             self._spool.start()
 
     def wait(self, timeout_s: float) -> None:
-        """Until everybody has answered or failed once, or the time is over."""
+        """Start the remaining collectors and wait until each has succeeded or failed once, at most ``timeout_s``."""
         until = time.monotonic() + timeout_s
         if isinstance(self._fleet, NvmlFleet):
             self._fleet.wait_for_first_pass(timeout_s)
@@ -94,10 +98,10 @@ class Assembly:
             loop.wait_for_first_pass(max(0.0, until - time.monotonic()))
 
     def stop(self) -> None:
-        """End the processes of the GPUs and close the journal; who is stuck is left behind."""
+        """End the GPUs' processes and close the journal. Processes and threads that are stuck are left behind."""
         if self._fleet is not None:
             self._fleet.stop()
-        # The journal is closed only when nobody writes it any more.
+        # Close the journal only when no thread can still write to it.
         ended = [loop.stop(_STOP_S) for loop in self._loops]
         if self._xid is not None and all(ended):
             self._xid.close()
@@ -149,10 +153,10 @@ class Assembly:
         folder = SpoolFolder(settings.spool) if settings.spool is not None else default_spool(make=self._lasting)
         self.spool_folder = folder.path
         if self._lasting:
-            # For all users where root runs the exporter; otherwise only this user's ranks could be meant.
+            # Shared by all users if root runs the exporter; otherwise only for this user's ranks.
             make_spool(folder, mode=SHARED_MODE if os.getuid() == 0 else PRIVATE_MODE)
         elif not os.path.lexists(folder.path):
-            return empty_sample  # what it would hold had it just been made
+            return empty_sample  # the result of a new, empty spool
         processes = ProcessFolders(self._pids) if settings.spool_from_processes else None
         return Spool(
             folder,

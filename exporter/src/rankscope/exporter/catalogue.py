@@ -1,7 +1,7 @@
 """The catalogue: every metric the exporter publishes by itself, and its collectors, read from ``catalogue.toml``.
 
-The pages, OTLP, rules, boards and documentation take names from here. The ranks' own metrics, which the exporter only relays, are
-the recorder's.
+Pages, OTLP, rules, dashboards and documentation take names from here. The recorder defines the ranks' own metrics, which the
+exporter only relays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Collector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``--collector.NAME`` switches. ``asks_gpu``: it runs in the process of each GPU."""
+    """A collector, enabled by ``--collector.NAME``. ``asks_gpu``: it runs in the process of each GPU."""
 
     name: str
     default_on: bool
@@ -22,10 +22,13 @@ class Collector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DcgmName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same quantity on the DCGM-compatible page: ``DCGM_FI_`` + name, value times ``times``, where ``labels`` are these.
+    """Name of a metric on the DCGM-compatible page: ``DCGM_FI_`` + ``name``; the value is multiplied by ``times``.
 
-    ``rate``: DCGM has the change per second of this counter. ``summed``: DCGM has the sum of several metrics of the catalogue.
-    ``default_on``: it is there without a file of counters. Several series that fit are added up.
+    Attributes:
+        labels: only series with these labels count; several matching series are summed.
+        rate: DCGM publishes the change per second of this counter.
+        summed: DCGM publishes the sum of several metrics of the catalogue.
+        default_on: published also without a counters file.
     """
 
     name: str
@@ -39,7 +42,7 @@ class DcgmName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class OtelName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same quantity in OpenTelemetry: the instrument, its unit, and the attributes that tell it from its siblings.
+    """Name of a metric in OpenTelemetry: instrument, unit, and the attributes that distinguish it within the instrument.
 
     In an attribute, ``{label}`` stands for the value of a label of the series.
     """
@@ -55,7 +58,7 @@ class CatalogueMetric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """One metric.
 
     ``unit`` is a base unit (``celsius``, ``bytes``, ``ratio``, ``watts``, ``joules``, ``hertz``, ``seconds``) or empty.
-    ``source`` names the NVML call. ``collector`` is what switches it; ``exporter`` cannot be switched off.
+    ``source`` names the NVML call. ``collector`` is the collector that enables it; ``exporter`` cannot be disabled.
     """
 
     name: str

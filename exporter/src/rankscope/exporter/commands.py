@@ -19,7 +19,7 @@ from rankscope.exporter.settings import DCGM_PATH, DEFAULT_PORT, Settings, defau
 
 _DURATION: Final = Duration()
 _ADDRESS: Final = ListenAddress()
-_PATH: Final = click.Path(path_type=Path, readable=False)  # whether it can be read we ask, and say it our way
+_PATH: Final = click.Path(path_type=Path, readable=False)  # readability is checked on use, for a better message
 _ARGUMENTS: Final = "rankscope.exporter.arguments"
 
 _EXAMPLES: Final = """
@@ -42,7 +42,7 @@ installed, 5 the driver was replaced and 6 the process that asks it is gone: bot
 
 
 class _Exporter(SectionGroup):
-    """Remembers its arguments, to read them again at a SIGHUP."""
+    """Command group that keeps its arguments, to parse them again on SIGHUP."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_ARGUMENTS] = tuple(args)
@@ -73,7 +73,7 @@ _daemon = section("Daemon")
 
 
 def _collector_options(command: Any) -> Any:
-    """``--collector.NAME`` for each of the catalogue."""
+    """Add a ``--collector.NAME`` option for each collector of the catalogue."""
     for collector in reversed(COLLECTORS.values()):
         name = collector.name
         command = section("Collectors")(
@@ -260,7 +260,7 @@ def exporter(ctx: click.Context, /, once: bool, forget: tuple[str, ...], **given
 
 
 def _read_again(arguments: tuple[str, ...]) -> Settings:
-    """The settings as they are now; raises ``click.ClickException``."""
+    """Return the settings of these arguments, environment and configuration file now; raises ``click.ClickException``."""
     with exporter.make_context("exporter", list(arguments)) as ctx:
         given = {name: value for name, value in ctx.params.items() if name not in ("once", "forget")}
         return _settings(given)
@@ -286,7 +286,10 @@ def _settings(given: dict[str, Any]) -> Settings:
 
 
 def _collectors(named: dict[str, bool | None], *, disable: bool) -> frozenset[str]:
-    """The collectors that run. One that asks GPUs, when it is named, brings ``gpu`` with it, and none runs without that."""
+    """Return the collectors to run.
+
+    Enabling a collector that queries GPUs by name also enables ``gpu``; without ``gpu`` no such collector runs.
+    """
     on = {name for name, choice in named.items() if (COLLECTORS[name].default_on and not disable if choice is None else choice)}
     asked = {name for name, choice in named.items() if choice and COLLECTORS[name].asks_gpu}
     if named["gpu"] is False:
@@ -295,7 +298,7 @@ def _collectors(named: dict[str, bool | None], *, disable: bool) -> frozenset[st
         on = {name for name in on if not COLLECTORS[name].asks_gpu}
     elif asked:
         on.add("gpu")
-    # Who is on a GPU cannot be said of GPUs that nobody asks.
+    # Jobs are attributed to GPUs, so the jobs collector needs the gpu collector.
     if "gpu" not in on:
         on.discard("jobs")
     if not on:
@@ -304,9 +307,9 @@ def _collectors(named: dict[str, bool | None], *, disable: bool) -> frozenset[st
 
 
 def _look_into(folder: Path) -> None:
-    """Raises ``ExporterInputError`` for a spool that will never work; one that is missing can be made in a folder that is there.
+    """Raise ``ExporterInputError`` if the spool cannot be read, or if it and its parent are missing.
 
-    A path whose parent is missing as well is more likely mistyped than meant.
+    A missing folder in an existing parent is created later; a missing parent is more likely a mistyped path.
     """
     try:
         try:

@@ -15,14 +15,14 @@ from rankscope.exporter.options import SectionOption
 
 _MAX_BYTES: Final = 1024 * 1024
 _NOT_IN_FILE: Final = frozenset({"config", "once", "forget"})
-"""Those that say what to do now rather than how to do it always."""
+"""Options that choose an action of this run rather than a setting."""
 
 
 def load_config(path: Path, ctx: click.Context) -> dict[str, Any]:
-    """Values by parameter name, for ``ctx.default_map``.
+    """Read the configuration file; return its values by parameter name, for ``ctx.default_map``.
 
     Raises:
-        ExporterInputError: the file cannot be read, is no TOML, has an unknown key or a value the option would not take.
+        ExporterInputError: the file cannot be read, is not TOML, or has an unknown or duplicate key or an invalid value.
     """
     options: dict[str, SectionOption] = {}
     for param in ctx.command.params:
@@ -65,7 +65,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def _hint(key: str, options: Mapping[str, SectionOption]) -> str:
     section, _, name = key.partition(".")
-    if section == "collector":  # what all have in common must not make any two alike
+    if section == "collector":  # the common prefix would make all names look similar
         names = [one.removeprefix("collector.") for one in options if one.startswith("collector.")]
         close = difflib.get_close_matches(name, names, n=1)
         return f"did you mean 'collector.{close[0]}'?" if close else f"there is no collector {name!r}, but: {', '.join(names)}"

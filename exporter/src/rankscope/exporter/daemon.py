@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 
 
 def run(settings: Settings, *, read_again: Callable[[], Settings], remarks: Sequence[str] = ()) -> NoReturn:
-    """Serve until SIGTERM, SIGINT, or until only a restart helps; ends the process with its exit status.
+    """Serve until SIGTERM, SIGINT, or until only a restart helps; then exit the process with the exit status.
 
-    ``read_again`` gives the settings after a SIGHUP, ``remarks`` are logged as warnings. Raises ``ExporterInputError`` and
+    ``read_again`` returns the settings after a SIGHUP; ``remarks`` are logged as warnings. Raises ``ExporterInputError`` and
     ``ExporterMissingError``.
     """
     logs.set_up(settings.log_level, settings.log_format)
     _say(remarks)
     _allow_descriptors()
-    # Until the server takes them over: while a driver is slow to start, a signal ends it all the same.
+    # Until the server installs its own handlers: a signal must end the process even while a driver is slow to start.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _signal, _frame: os._exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -37,17 +37,17 @@ def run(settings: Settings, *, read_again: Callable[[], Settings], remarks: Sequ
         compatible = [opened.enter_context(listen(host, port)) for host, port in settings.compat_listen]
         nursery = _nursery(settings)
         logs.never_wait()
-        # From here on memory is this process's alone; what is imported before the fork would be in every GPU's process.
+        # Imported after the fork: modules imported earlier would use memory in every GPU's process.
         from rankscope.exporter.serving import serve
 
         status = serve(settings, nursery, sockets, compatible, read_again=read_again)
         logs.flush()
-        # A thread that is stuck in a file system, or in a driver's file, must not keep the process.
+        # A thread that is stuck in a file system or in the driver must not keep the process alive.
         os._exit(status)
 
 
 def render_once(settings: Settings, *, remarks: Sequence[str] = ()) -> str:
-    """One page as text, after one pass of every collector. Nothing is left behind: a spool that is missing stays missing."""
+    """Return one page as text, after one pass of every collector. Writes no state and creates no spool."""
     logs.set_up("warning", settings.log_format)
     _say(remarks)
     counters = counters_of(settings)
@@ -74,7 +74,7 @@ def _say(remarks: Sequence[str]) -> None:
 
 
 def _allow_descriptors() -> None:
-    """As many as the administrator lets us have; what shells and old unit files give is for programs that use select."""
+    """Raise the soft limit of open files to the hard limit; the usual soft limit only protects programs that use ``select``."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,10 +1,10 @@
 """Errors a person can act on: one line on stderr and the exit status.
 
-``ExporterCheckError``    what was asked could not be done at this moment (exit status 1)
-``ExporterInputError``    something given cannot be used: an address, a folder, a file (exit status 3)
+``ExporterCheckError``    the request failed at this moment (exit status 1)
+``ExporterInputError``    an address, a folder or a file cannot be used (exit status 3)
 ``ExporterMissingError``  an extra is not installed, or another package is in its place (exit status 4)
 
-The daemon ends by itself with status 5 or 6, the constants below: both want a restart.
+The daemon exits by itself with status 5 or 6, the constants below: both need a restart.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Final
 import click
 
 EXIT_STALE_DRIVER: Final = 5
-"""The driver's library in this process's view is no longer the driver's: only a restart helps."""
+"""The driver's library that this process sees no longer matches the loaded driver: only a restart helps."""
 
 EXIT_FLEET_LOST: Final = 6
-"""GPUs can no longer be asked: the process that starts all others died, and one with threads cannot safely fork another."""
+"""GPUs can no longer be queried: the nursery died, and a process with threads cannot safely fork another one."""
 
 
 class ExporterCheckError(click.ClickException):
-    """Asking again later may work."""
+    """A request that failed now and may succeed later."""
 
     exit_code = 1
 

@@ -14,16 +14,17 @@ _FLUSH_S: Final = 0.5
 
 
 class NeverWaitingHandler(logging.Handler):
-    """Hands each line to a thread that writes it to the descriptor ``fd``; started at once, so not before a fork.
+    """Log handler that queues each line for a thread, which writes it to the descriptor ``fd``.
 
-    When the queue is full, lines are dropped and counted; once somebody reads again, a line says how many.
+    Create it after the last fork, because the thread starts at once. If the queue is full, lines are dropped and counted; once
+    the pipe is read again, a warning reports the number.
     """
 
     def __init__(self, fd: int, *, most_lines: int = _MOST_LINES) -> None:
         super().__init__()
         self._fd = fd
         self._lines: queue.Queue[str] = queue.Queue(most_lines)
-        # Each counted by one side only, so that neither has to wait for the other.
+        # Each counter is written by one thread only and needs no lock.
         self._refused = 0
         self._unwritten = 0
         self._told = 0
@@ -31,16 +32,16 @@ class NeverWaitingHandler(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the line; never waits and never raises."""
+        """Queue the line; never blocks and never raises."""
         try:
             self._lines.put_nowait(self.format(record))
         except queue.Full:
             self._refused += 1
-        except Exception:  # noqa: BLE001  as every handler
+        except Exception:  # noqa: BLE001  as in logging's own handlers
             self.handleError(record)
 
     def flush(self) -> None:
-        """Give what is queued a moment to be written."""
+        """Wait up to half a second for the queue to be written."""
         done = self._lines.all_tasks_done
         with done:
             done.wait_for(lambda: not self._lines.unfinished_tasks, _FLUSH_S)
@@ -53,7 +54,7 @@ class NeverWaitingHandler(logging.Handler):
                 if self._lines.empty():
                     self._tell_what_is_missing()
             except OSError:
-                self._unwritten += 1  # a closed pipe or a full disk: the next line tries again
+                self._unwritten += 1  # a closed pipe or a full disk; the next line is tried again
             finally:
                 self._lines.task_done()
 
@@ -70,5 +71,5 @@ class NeverWaitingHandler(logging.Handler):
         while rest:
             try:
                 rest = rest[os.write(self._fd, rest) :]
-            except BlockingIOError:  # whoever shares the pipe has made it so
+            except BlockingIOError:  # another process that shares the pipe has set O_NONBLOCK
                 select.select([], [self._fd], [])

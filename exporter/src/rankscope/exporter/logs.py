@@ -1,7 +1,7 @@
 """The log: one line per event on stderr, as logfmt, JSON, or for the eyes of a person.
 
-A record's fields come from ``logger.info("message", extra={"gpu": uuid})``. Whatever they hold, a record is one line and cannot
-look like another.
+A record's fields come from ``logger.info("message", extra={"gpu": uuid})``. Values are escaped: a record is always one line and
+cannot imitate another field or record.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ _MAX_VALUE: Final = 4000
 
 
 def set_up(level: LogLevel, style: LogFormat, stream: TextIO | None = None) -> None:
-    """Log to ``stream`` (stderr) from now on; again to change it, which leaves ``never_wait`` in force."""
+    """Configure logging to ``stream`` (default: stderr).
+
+    A later call without ``stream`` changes level and format only; a handler installed by ``never_wait`` stays.
+    """
     root = logging.getLogger()
     if stream is not None or not any(isinstance(handler, NeverWaitingHandler) for handler in root.handlers):
         root.handlers[:] = [logging.StreamHandler(stream or sys.stderr)]
     for handler in root.handlers:
         handler.setFormatter(_FORMATTERS[style]())
-    # Libraries speak up only for what a person has to know.
+    # Libraries log warnings and errors only.
     root.setLevel(logging.WARNING)
     logging.getLogger(ROOT).setLevel(level.upper())
-    logging.raiseExceptions = False  # a full disk or a closed pipe behind stderr must not end in more output there
+    logging.raiseExceptions = False  # a full disk or a closed pipe behind stderr must not cause more output there
 
 
 def never_wait() -> None:
-    """Write to stderr in a thread from now on: who does not read it must not stop who logs. For after the last fork."""
-    if sys.stderr is None:  # closed by who started this; its number may be anybody's by now
+    """Write to stderr in a thread from now on, so that a blocked pipe does not block the exporter. Call after the last fork."""
+    if sys.stderr is None:  # closed by the parent process; descriptor 2 may be another file by now
         return
     root = logging.getLogger()
     handler = NeverWaitingHandler(sys.stderr.fileno())
@@ -48,18 +51,18 @@ def never_wait() -> None:
 
 
 def flush() -> None:
-    """Give the last lines a moment to be written."""
+    """Wait briefly for queued lines to be written."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 
 
 def default_style(stream: TextIO | None = None) -> LogFormat:
-    """Text on a terminal, logfmt for whoever collects it."""
+    """Return ``text`` on a terminal, else ``logfmt``."""
     return "text" if (stream or sys.stderr).isatty() else "logfmt"
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Time, level, component, message, and what the caller added."""
+    """Return time, level, component, message, and the caller's ``extra`` fields of a record."""
     component = record.name.removeprefix(ROOT).strip(".").partition(".")[0] or "main"
     fields: dict[str, Any] = {
         "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -74,11 +77,11 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    """A value as one line; what is not printable, and quotes, escaped as JSON does."""
+    """Return a value as one line of at most ``_MAX_VALUE`` characters; unprintable characters are escaped as in JSON."""
     text = str(value)
     if len(text) > _MAX_VALUE:
         text = text[:_MAX_VALUE] + "…"
-    # Also what turns a line around or moves the cursor: everything that is not printable.
+    # Includes characters that change the writing direction or move the cursor.
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STALE_AFTER_INTERVALS: Final = 5
-"""Values older than this many intervals, and than twice the last pass took, are not shown."""
+"""Values are not shown if they are older than this many intervals and older than twice the duration of the last pass."""
 
 _LONGEST_RETRY_INTERVALS: Final = 10
 _NO_SAMPLE: Final = "no sample yet"
@@ -22,10 +22,15 @@ _NO_SAMPLE: Final = "no sample yet"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Generic[T]):
-    """What a collector knows at this moment.
+    """State of a collector at one moment.
 
-    ``last`` is its last result however old, None before the first; ``fresh`` says whether its values may still be shown.
-    ``ok``: the last pass succeeded and is fresh. ``reason`` says why not.
+    Attributes:
+        last: the last result, however old; None before the first.
+        fresh: the values of ``last`` may still be shown.
+        ok: the last pass succeeded and is fresh.
+        age_s: age of ``last``; None before the first.
+        duration_s: duration of the last pass, or of the current one if that is longer.
+        reason: why it is not ``ok``; else None.
     """
 
     last: T | None
@@ -37,10 +42,10 @@ class Snapshot(Generic[T]):
 
 
 class CollectorLoop(Generic[T]):
-    """Calls ``collect`` every ``interval_s`` seconds in a thread of its own and keeps the last result.
+    """Thread that calls ``collect`` every ``interval_s`` seconds and keeps the last result.
 
-    An exception costs that pass only: it is logged once, and the next tries come after 1, 2, 4, 8, 10, 10, … intervals. A call
-    that never returns costs this thread only: its values go stale and disappear.
+    An exception is logged once; retries follow after 1, 2, 4, 8, 10, 10, … intervals. If a call never returns, the values go
+    stale and disappear; nothing else is affected.
     """
 
     def __init__(self, name: str, collect: Callable[[], T], *, interval_s: float) -> None:
@@ -56,26 +61,26 @@ class CollectorLoop(Generic[T]):
         self._pass_began: float | None = None
         self._error: str | None = _NO_SAMPLE
         self._logged: str | None = None
-        # A daemon: a thread stuck in a driver must not keep the process from ending.
+        # A daemon thread: one that is stuck in a driver must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"collector-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin collecting."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ask the thread to end and wait a little; False when it is stuck."""
+        """Stop the thread; return False if it does not end within ``timeout_s``."""
         self._stop.set()
-        if self._thread.ident is not None:  # it was started
+        if self._thread.ident is not None:  # started
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def wait_for_first_pass(self, timeout_s: float) -> bool:
-        """Wait until one pass has ended, well or not; False when it takes longer."""
+        """Wait until one pass has succeeded or failed; return False on timeout."""
         return self._first_pass.wait(timeout_s)
 
     def latest(self) -> Snapshot[T]:
-        """The present state; never blocks on the collector."""
+        """Return the current state; never blocks on the collector."""
         now = time.monotonic()
         with self._lock:
             last, last_at, error = self._last, self._last_at, self._error
@@ -84,11 +89,11 @@ class CollectorLoop(Generic[T]):
             last_duration_s = self._duration_s
         duration_s = max(last_duration_s, running_s)
         age_s = now - last_at if last_at is not None else None
-        # A driver that is slow, but answers, must not make its GPUs look as if they came and went.
+        # The limit grows with the duration of a pass, so that the values of a slow driver do not flap.
         stale_after_s = max(STALE_AFTER_INTERVALS * self._interval_s, 2 * last_duration_s)
         fresh = age_s is not None and age_s <= stale_after_s
         if running_s > stale_after_s or (running and not fresh and error is None):
-            # No seconds in the text: the reason stays one reason, logged once.
+            # The text contains no seconds, so that the same reason is logged once.
             error = "the present pass does not end"
         elif not fresh and error is None:
             error = "the last sample is too old"
@@ -105,7 +110,7 @@ class CollectorLoop(Generic[T]):
             result: T | None = None
             try:
                 result = self._collect()
-            except Exception as problem:  # noqa: BLE001  whatever goes wrong in a collector costs that collector only
+            except Exception as problem:  # noqa: BLE001  an error in one collector must not affect the others
                 error = str(problem) or type(problem).__name__
             ended = time.monotonic()
             with self._lock:

@@ -16,12 +16,12 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 class SimulatedGpus(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as above
-    """``8`` or ``8xH100``: how many, and of which model."""
+    """Number of simulated GPUs and their model: ``8`` or ``8xH100``."""
 
     name = "gpus"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text, which is one."""
+        """Check the text and return it unchanged."""
         from rankscope.exporter.simulated import parse_simulation
 
         try:
@@ -32,7 +32,7 @@ class SimulatedGpus(click.ParamType):  # type: ignore[type-arg,unused-ignore]  #
 
 
 class SectionOption(click.Option):
-    """An option under a heading of the help, with an environment variable named after it."""
+    """Option under a heading of the help, with an environment variable named after the option."""
 
     def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,7 +42,7 @@ class SectionOption(click.Option):
             self.envvar = ENVIRONMENT_PREFIX + re.sub(r"[.-]", "_", self.key).upper()
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """The value; a mistake in it is told in words rather than in types."""
+        """Convert the value as click does, with plainer messages for whole numbers and booleans."""
         try:
             return super().type_cast_value(ctx, value)
         except click.BadParameter as error:
@@ -52,7 +52,7 @@ class SectionOption(click.Option):
             raise click.BadParameter(message, ctx, self) from error
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """As click does; a mistake names the variable where it was made in one."""
+        """Process the value as click does; an error names the environment variable if the value comes from one."""
         try:
             return super().process_value(ctx, value)
         except click.BadParameter as error:
@@ -62,10 +62,10 @@ class SectionOption(click.Option):
 
 
 class SectionGroup(click.Group):
-    """A command with sub-commands whose help shows its options under headings."""
+    """Command group whose help shows its options under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One section per heading, in the order in which the headings appear first."""
+        """Write one section per heading, in the order of their first option."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -78,7 +78,7 @@ class SectionGroup(click.Group):
 
 
 def unknown_variables(command: click.Command, environment: Mapping[str, str]) -> list[str]:
-    """What to say about each variable that begins like an option's and is none: somebody meant something by it."""
+    """Return a warning for each variable with the exporter's prefix that belongs to no option, probably a typing error."""
     known = [param.envvar for param in command.params if isinstance(param.envvar, str)]
     remarks = []
     for name in sorted(environment):
@@ -89,7 +89,7 @@ def unknown_variables(command: click.Command, environment: Mapping[str, str]) ->
 
 
 def section(title: str) -> Callable[..., Callable[[C], C]]:
-    """Declares options of one section of the help; otherwise like ``click.option``."""
+    """Return a decorator like ``click.option`` for options of one section of the help."""
 
     def option(*names: str, **kwargs: Any) -> Callable[[C], C]:
         return click.option(*names, cls=SectionOption, section=title, **kwargs)

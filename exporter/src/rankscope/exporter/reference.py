@@ -1,6 +1,6 @@
 """The tables of collectors and metrics in the documentation, from the catalogue, and that of the Xids.
 
-``python -m rankscope.exporter.reference docs/exporter.md`` rewrites what stands between the markers of that file.
+``python -m rankscope.exporter.reference docs/exporter.md`` rewrites the text between the markers of that file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Metrics of GPUs have the label `uuid`, the GPU's or the MIG device's; the other 
 
 
 def metric_tables() -> str:
-    """A Markdown table of the collectors, and one of the metrics of each."""
+    """Return a Markdown table of the collectors, and one of the metrics of each."""
     parts = [_collectors(), _LEGEND]
     for name, collector in COLLECTORS.items():
         switch = "on" if collector.default_on else "off"
@@ -35,7 +35,7 @@ def metric_tables() -> str:
 
 
 def xid_table() -> str:
-    """A Markdown table of the Xids."""
+    """Return a Markdown table of the Xids."""
     lines = ["| Xid | name | what it means | mostly from | usual action | somebody has to act |", "|---|---|---|---|---|---|"]
     for xid in sorted(XIDS.values(), key=lambda one: one.code):
         act = "yes" if xid.actionable else ""
@@ -44,7 +44,7 @@ def xid_table() -> str:
 
 
 def with_tables(document: str) -> str:
-    """The document with the present tables between their markers; raises ``ValueError`` when it lacks some."""
+    """Return the document with the current tables between their markers; raises ``ValueError`` if a marker is missing."""
     return _between(CODES, xid_table(), _between(METRICS, metric_tables(), document))
 
 

@@ -31,7 +31,7 @@ from rankscope.exporter.web.listening import listen_unix, remove_socket
 
 
 def notify(state: str) -> None:
-    """Send ``READY=1`` or the like; without systemd, and when it does not listen, nothing happens."""
+    """Send a state such as ``READY=1`` to systemd (``sd_notify``). Does nothing without systemd; errors are ignored."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -52,9 +52,9 @@ def serve(
     *,
     read_again: Callable[[], Settings],
 ) -> int:
-    """Serve on the sockets until a signal comes or only a restart helps; the exit status.
+    """Serve on the sockets until a signal arrives or only a restart helps; return the exit status.
 
-    Raises ``ExporterInputError`` and ``ExporterMissingError`` before anything has started.
+    Raises ``ExporterInputError`` and ``ExporterMissingError`` before any thread has started.
     """
     counters = counters_of(settings)
     settings = with_collectors(settings, counters)
@@ -86,7 +86,7 @@ def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _end, ended, 0)
         loop.add_signal_handler(signal.SIGHUP, reload)
-        # Who scrapes in the first moment should find the GPUs; who waits for one that hangs should not wait for long.
+        # Listen after the first pass, so that the first scrape shows the GPUs, but do not wait long for one that hangs.
         first = asyncio.ensure_future(loop.run_in_executor(None, assembly.wait, _FIRST_SAMPLE_S))
         await asyncio.wait((first, asyncio.shield(ended)), return_when=asyncio.FIRST_COMPLETED)
         _say_what_is_asked(assembly)
@@ -132,7 +132,7 @@ def _end(ended: asyncio.Future[int], status: int) -> None:
 
 
 class _Reload:
-    """What a SIGHUP does: read everything again, take over what can be changed, and say what cannot."""
+    """SIGHUP handler: read the settings again, apply those that can change, and log those that need a restart."""
 
     def __init__(self, settings: Settings, read_again: Callable[[], Settings], access: WebAccess, app: App) -> None:
         self._settings = settings
@@ -156,12 +156,18 @@ class _Reload:
             logger.warning("%s has changed: that needs a restart", name)
         taken = ",".join(sorted(option(name) for name in changes & RELOADED))
         logger.info("settings were read again", extra={"changed": taken or "nothing"})
-        # What needs a restart stays as it is, and is said again at the next time.
+        # Settings that need a restart keep their values here, so that the next SIGHUP logs them again.
         self._settings = replace(self._settings, **{name: getattr(settings, name) for name in RELOADED})
 
 
 def _control_socket(settings: Settings) -> tuple[Path, socket.socket | None]:
-    """The socket that takes releases; one that nobody asked for may fail, and invented GPUs need none."""
+    """Open the control socket for releases; return its path and socket.
+
+    Without ``--control.socket``, the socket is None if the default path fails or no real GPU is read.
+
+    Raises:
+        ExporterInputError: the path of ``--control.socket`` cannot be used.
+    """
     path = settings.control_socket or default_socket()
     if settings.control_socket is None and (settings.simulate or "gpu" not in settings.collectors):
         return path, None

@@ -16,7 +16,7 @@ DEFAULT_PORT: Final = 9838
 DCGM_PATH: Final = "/dcgm/metrics"
 
 RELOADED: Final = frozenset({"log_level", "log_format", "token_file", "web_config"})
-"""Settings that a SIGHUP changes; all others are for the next start."""
+"""Settings that a SIGHUP applies; all others need a restart."""
 
 _OPTIONS: Final = {
     "listen": "--web.listen-address",
@@ -47,18 +47,20 @@ _OPTIONS: Final = {
 
 
 def option(setting: str) -> str:
-    """The option that a setting comes from, as people write it."""
+    """Return the command-line option of a setting."""
     return _OPTIONS.get(setting, f"--{setting.replace('_', '-')}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What one daemon does.
+    """Settings of one daemon. A folder or socket that is None has a default path.
 
-    ``collectors``: names of the catalogue's collectors that run; ``collectors_off``: those that the user switched off by name,
-    which nothing else switches on. ``simulate``: invented GPUs, such as ``4`` or ``8xH100``;
-    None for the real ones. ``host`` is the host label of ``gpu_info``. Of the folders and sockets, None leaves the choice to
-    who uses them. ``restart_on_stale_driver``: end with status 5 when only a restart can bring back the driver's library.
+    Attributes:
+        collectors: names of the catalogue's collectors that run.
+        collectors_off: collectors that the user disabled by name; no other setting enables them.
+        simulate: simulated GPUs, such as ``4`` or ``8xH100``; None for the real ones.
+        host: ``host`` label of ``gpu_info``.
+        restart_on_stale_driver: exit with status 5 if the loaded driver no longer matches its library and no GPU answers.
     """
 
     listen: tuple[Address, ...] = (("::", DEFAULT_PORT),)
@@ -100,12 +102,15 @@ class Settings:
     log_format: LogFormat = "logfmt"
 
     def changes(self, other: Settings) -> set[str]:
-        """Names of the settings in which the other differs."""
+        """Return the names of the settings that differ in ``other``."""
         return {field.name for field in fields(self) if getattr(self, field.name) != getattr(other, field.name)}
 
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
-    """The control socket: in the unit's folder under systemd, ``/run/rankscope/exporter`` for root, else the user's."""
+    """Return the control socket's path: in systemd's folder of the unit, else ``/run/rankscope/exporter`` (root) or the user's.
+
+    The user's folder is in ``XDG_RUNTIME_DIR``, else in the home directory.
+    """
     folder = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     if not folder:
         folder = (
@@ -115,7 +120,7 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """What outlives a restart: systemd's folder for the unit, ``/var/lib/rankscope/exporter`` for root, else the user's."""
+    """Return the state folder: systemd's of the unit, else ``/var/lib/rankscope/exporter`` (root) or the user's."""
     folder = environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if folder:
         return Path(folder)

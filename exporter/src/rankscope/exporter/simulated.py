@@ -22,7 +22,7 @@ _NO_BOARD_IN_PARTICULAR: Final = replace(BOARDS["H100"], model="simulated GPU 80
 
 
 def parse_simulation(text: str) -> tuple[int, Board]:
-    """How many GPUs of which board ``4`` or ``8xH100`` mean; raises ``ValueError`` with what would be right."""
+    """Parse ``4`` or ``8xH100`` to number and board; raises ``ValueError`` with the valid values."""
     match = _SPEC.fullmatch(text.strip())
     if match is None or not 1 <= int(match[1]) <= MOST_GPUS:
         raise ValueError(f"{text!r} is neither a number from 1 to {MOST_GPUS} nor, like 8xH100, one with a model")
@@ -35,10 +35,18 @@ def parse_simulation(text: str) -> tuple[int, Board]:
 
 
 class SimulatedFleet:
-    """A ``Fleet`` of plausible, slowly varying GPUs; the same ``seed`` and ``clock`` give the same values.
+    """``Fleet`` of plausible, slowly varying GPUs; the same ``seed`` and ``clock`` give the same values.
 
-    ``spec`` is ``4`` or ``8xH100``; raises ``ValueError``. ``clock`` returns seconds, of which only differences from the value at
-    construction matter; ``now`` gives the unix time of that moment. Values change every ``interval_s``.
+    Args:
+        spec: number and model, ``4`` or ``8xH100``.
+        collectors: names of the collectors whose metrics are simulated.
+        interval_s: seconds after which values change.
+        seed: seed of the GPUs' differences.
+        clock: returns seconds; only differences from the value at construction matter.
+        now: returns the unix time at construction.
+
+    Raises:
+        ValueError: ``spec`` is invalid.
     """
 
     simulated = True
@@ -66,7 +74,7 @@ class SimulatedFleet:
         self._sampled: tuple[int, tuple[GpuSample, ...]] = (-1, ())
 
     def state(self) -> FleetState:
-        """All GPUs as they were at the last interval of the clock."""
+        """Return all GPUs as of the last full interval of the clock."""
         at_s = self._clock() - self._started
         passes = math.floor(at_s / self._interval_s)
         with self._lock:
@@ -82,22 +90,22 @@ class SimulatedFleet:
         return FleetState(gpus, Driver("simulated", "", ""), counts, 0, 0, 0, None)
 
     def release(self, gpu: str, *, ttl_s: float) -> None:
-        """Leave a GPU alone for a while; raises ``KeyError`` when there is no such GPU."""
+        """Show a GPU as released for ``ttl_s`` seconds; raises ``KeyError`` if there is no such GPU."""
         at_s = self._clock() - self._started
         with self._lock:
             self._released |= dict.fromkeys(self._uuids(gpu), (at_s, at_s + ttl_s))
 
     def resume(self, gpu: str) -> None:
-        """End a release early; raises ``KeyError`` when there is no such GPU."""
+        """End a release early; raises ``KeyError`` if there is no such GPU."""
         with self._lock:
             for uuid in self._uuids(gpu):
                 self._released.pop(uuid, None)
 
     def start(self) -> None:
-        """Nothing has to be started."""
+        """Do nothing; a simulation needs no thread."""
 
     def stop(self) -> None:
-        """Nothing is held."""
+        """Do nothing; a simulation holds no resources."""
 
     def _uuids(self, gpu: str) -> list[str]:
         known = [one.identity for one in self._gpus]

@@ -31,7 +31,7 @@ _IDLE_WATTS: Final = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """A kind of GPU: sizes and limits as its data sheet has them. ``gpm``: it can tell the activity of its parts."""
+    """GPU model: sizes and limits of its data sheet. ``gpm``: it supports GPM (GPU performance monitoring)."""
 
     model: str
     memory_bytes: int
@@ -87,7 +87,7 @@ BOARDS: Final[dict[str, Board]] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a GPU is at a moment: now, least and greatest of the last second, and the integral since the beginning."""
+    """Load of a GPU at ``at_s``: now, least and greatest of the last second, and the integral in seconds since the start."""
 
     now: float
     least: float
@@ -98,7 +98,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGpu:
-    """One invented GPU: its board, and what makes it differ from the next, its load and how that swings."""
+    """Simulated GPU: its board, and its individual load, variation and temperature."""
 
     board: Board
     identity: GpuIdentity
@@ -111,7 +111,7 @@ class SimulatedGpu:
 
     @classmethod
     def rolled(cls, board: Board, index: int, dice: random.Random) -> SimulatedGpu:
-        """The GPU ``index`` of a node, its character by the dice."""
+        """Create the GPU ``index`` of a node with random characteristics."""
         return cls(
             board=board,
             identity=GpuIdentity(
@@ -129,7 +129,7 @@ class SimulatedGpu:
         )
 
     def readings(self, at_s: float) -> Iterator[Reading]:
-        """All values at a moment, in seconds since the beginning."""
+        """Yield all values at ``at_s`` seconds since the start."""
         board, load = self.board, self._load(at_s)
         yield from _thermal_and_power(board, load, self.coolness)
         yield from _memory(board, self.memory_share)
@@ -139,7 +139,7 @@ class SimulatedGpu:
         yield from _state(board)
 
     def absent(self) -> Iterator[Absent]:
-        """What such a board does not give."""
+        """Yield the metrics that such a board does not support."""
         yield Absent("gpu_fan_speed_ratio", "not_supported")
         yield Absent("gpu_vgpu_license_status", "not_supported")
         if not self.board.gpm:
@@ -152,7 +152,7 @@ class SimulatedGpu:
         def at(moment_s: float) -> float:
             return self.mean + self.swing * math.sin(omega * moment_s + self.phase)
 
-        # The exact integral, so that counters and gauges tell the same story.
+        # The exact integral, so that counters and gauges agree.
         seconds = self.mean * at_s + self.swing / omega * (math.cos(self.phase) - math.cos(omega * at_s + self.phase))
         last = [at(at_s - part / 4) for part in range(4)]
         return Load(last[0], min(last), max(last), seconds, at_s)
@@ -218,7 +218,7 @@ def _activity(load: Load, *, gpm: bool) -> Iterator[Reading]:
 
 
 def _clocks(board: Board, load: Load) -> Iterator[Reading]:
-    # Under load a GPU gives up a little of its clock; memory runs at one speed.
+    # Under load the SM clock drops a little; the memory clock is constant.
     share = 1 - 0.08 * load.now
     highest = {"graphics": board.sm_clock_hertz, "memory": board.memory_clock_hertz, "sm": board.sm_clock_hertz}
     for clock, hertz in highest.items():

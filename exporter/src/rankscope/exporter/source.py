@@ -1,6 +1,6 @@
 """What the exporter wants to know about the GPUs of this node, and the seams through which it asks.
 
-``Gpu`` is one GPU asked from inside its own process; ``Fleet`` is what the daemon knows of all of them at a moment.
+``Gpu`` is one GPU, queried inside its own process; ``Fleet`` is the daemon's view of all GPUs of the node.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ DownReason = Literal[
 
 
 class SourceError(Exception):
-    """A GPU, or the driver, cannot be asked; asking again later may work. ``reason`` is for a label, the text for a person.
+    """A GPU or the driver cannot be queried; a later attempt may work. ``reason`` is a label value, the text is for a person.
 
-    ``xids`` are those heard of until then that no sample carries: often they say why.
+    ``xids`` are events that no sample carries; often they are the cause.
     """
 
     def __init__(self, reason: DownReason, text: str) -> None:
@@ -39,7 +39,7 @@ class SourceError(Exception):
 
 
 class GpuIdentity(msgspec.Struct, frozen=True):
-    """Who a GPU is. Only ``uuid`` is stable; ``serial`` and ``vbios_version`` are None where the board does not say.
+    """Identity of a GPU. Only ``uuid`` is stable; ``serial`` and ``vbios_version`` are None if the board does not report them.
 
     ``pci_bus_id`` is lower-case and has eight digits of domain: ``00000000:1a:00.0``.
     """
@@ -55,7 +55,7 @@ class GpuIdentity(msgspec.Struct, frozen=True):
 class Reading(msgspec.Struct, frozen=True, array_like=True):
     """One value of a metric of the catalogue, in the metric's unit.
 
-    ``labels`` are those besides ``uuid``, in the catalogue's order; ``uuid`` is a MIG device's, or empty for the GPU itself.
+    ``labels`` are all labels except ``uuid``, in the catalogue's order. ``uuid`` is a MIG device's, or empty for the GPU itself.
     """
 
     metric: str
@@ -65,7 +65,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Absent(msgspec.Struct, frozen=True, array_like=True):
-    """A metric this GPU did not give, and why: a lower-case NVML return code, ``implausible``, ``before_hopper`` and the like."""
+    """A metric without a value on this GPU. ``reason`` is a lower-case NVML return code, or a word such as ``implausible``."""
 
     metric: str
     reason: str
@@ -73,7 +73,7 @@ class Absent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
-    """A process that has the GPU open. ``uuid`` is the MIG device's, or empty; ``used_bytes`` None where the driver hides it."""
+    """A process that has the GPU open. ``uuid`` is a MIG device's, or empty; ``used_bytes`` is None if the driver hides it."""
 
     pid: int
     kind: Literal["compute", "graphics", "mps"]
@@ -82,7 +82,7 @@ class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Series(msgspec.Struct, frozen=True, array_like=True):
-    """One series of a metric of the catalogue that does not come from a GPU's own process; ``labels`` are all of them."""
+    """One series of a catalogue metric that does not come from a GPU's own process; ``labels`` is complete."""
 
     metric: str
     value: float
@@ -90,14 +90,14 @@ class Series(msgspec.Struct, frozen=True, array_like=True):
 
 
 class XidEvent(msgspec.Struct, frozen=True, array_like=True):
-    """A critical Xid error the driver reported while somebody listened."""
+    """A critical Xid error that the driver reported as an NVML event."""
 
     unix_s: float
     xid: int
 
 
 class CollectorRun(msgspec.Struct, frozen=True, array_like=True):
-    """How a collector did on one GPU in one pass; ``error`` is None when it did well (absent metrics are no error)."""
+    """Result of a collector on one GPU in one pass; ``error`` is None on success (absent metrics are not an error)."""
 
     collector: str
     duration_s: float
@@ -105,7 +105,7 @@ class CollectorRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MigDevice(msgspec.Struct, frozen=True, array_like=True):
-    """A MIG device of a GPU, by its own uuid."""
+    """A MIG device of a GPU; ``uuid`` is its own."""
 
     uuid: str
     gpu_instance: int
@@ -116,9 +116,12 @@ class MigDevice(msgspec.Struct, frozen=True, array_like=True):
 class GpuSample(msgspec.Struct, frozen=True):
     """One GPU in one pass.
 
-    ``monotonic_s`` is when the pass ended, on the clock all processes of a machine share. ``processes`` is None when not asked,
-    and as they were at ``processes_s`` on that clock, which may be some seconds before (None: in this pass). Counters only grow
-    while a process lives; ``xids`` are those since the previous sample.
+    Attributes:
+        monotonic_s: end of the pass on ``CLOCK_MONOTONIC``, which all processes of a machine share.
+        processes: processes on the GPU; None if not queried.
+        processes_s: time of ``processes`` on the same clock, possibly some seconds earlier; None if they are of this pass.
+        readings: values; counters grow only within the lifetime of a GPU's process.
+        xids: events since the previous sample.
     """
 
     identity: GpuIdentity
@@ -134,20 +137,20 @@ class GpuSample(msgspec.Struct, frozen=True):
 
 
 class Gpu(Protocol):
-    """One GPU, asked by the one thread of its own process. Any call may take long, or never return, when the driver hangs."""
+    """One GPU, queried by the only thread of its own process. If the driver hangs, a call may take long or never return."""
 
     def open(self) -> GpuIdentity:
-        """Start the driver's library and find the GPU by its PCI bus id; raises ``SourceError``."""
+        """Initialize the driver's library and find the GPU by its PCI bus id; raises ``SourceError``."""
         ...
 
     def sample(self) -> GpuSample:
-        """Ask what the enabled collectors need; raises ``SourceError`` when the GPU itself is gone."""
+        """Read the values of the enabled collectors; raises ``SourceError`` if the GPU itself is lost."""
         ...
 
     def part(self) -> None:
-        """Look at what only adjacent looks can tell, a few times between two samples; raises ``SourceError``.
+        """Read the activity counters between two samples; raises ``SourceError``.
 
-        Least and greatest activity within an interval come from here; without it they are those of the whole interval.
+        Gives minimum and maximum activity within an interval; without it both equal the mean of the whole interval.
         """
         ...
 
@@ -157,7 +160,7 @@ class Gpu(Protocol):
 
 
 class Driver(msgspec.Struct, frozen=True):
-    """Versions of the driver; empty where it did not say."""
+    """Versions of the driver; empty if unknown."""
 
     driver_version: str
     nvml_version: str
@@ -165,11 +168,11 @@ class Driver(msgspec.Struct, frozen=True):
 
 
 class GpuState(msgspec.Struct, frozen=True):
-    """What is known of one GPU at this moment.
+    """State of one GPU at one moment.
 
-    ``sample`` is None unless it is fresh. A GPU that is not ``up`` has a ``reason``, ``detail`` for a person, the unix time
-    ``since_unix_s``, and, when the driver hangs, the NVML function ``call`` that did not return. ``identity``
-    outlives everything, the exporter included.
+    ``sample`` is None unless it is fresh. A GPU that is not ``up`` has a ``reason``, a ``detail`` for a person, the unix time
+    ``since_unix_s``, and, if the driver hangs, the NVML function ``call`` that did not return. ``identity`` is kept across
+    restarts of the exporter.
     """
 
     identity: GpuIdentity
@@ -184,15 +187,21 @@ class GpuState(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """All GPUs of the node at this moment, in the order of their index.
+    """State of all GPUs of the node at one moment.
 
-    ``counts`` are the GPUs by who counts them (``gpu_devices``), those left out that cannot be asked. ``unidentified`` exist but
-    never said who they are. ``problem`` says why the node as a whole cannot be asked, None when it can.
-
-    ``driver_answers``: whether the driver as a whole did when it was asked last, which GPUs that were opened before may not
-    notice; None before. ``driver_problem`` says why not. ``unidentified_gpus`` are, of the ``unidentified``, those whose place is
-    known: PCI bus id, reason, and detail for a person. ``inventory_durable``: whether what is remembered is on the disk; None
-    where nothing is.
+    Attributes:
+        gpus: identified GPUs, in the order of their index.
+        driver: versions of the driver; None while unknown.
+        counts: number of GPUs by source (``gpu_devices``); sources that cannot be read are left out.
+        unidentified: number of GPUs that exist but whose identity was never read.
+        stuck: number of killed processes that do not exit.
+        nvswitches: number of NVSwitches; None if unknown.
+        problem: why no GPU of the node can be queried; None if they can.
+        driver_answers: the driver answered the last probe; None before the first. GPUs that are already open may still work if
+            it did not.
+        driver_problem: why the driver did not answer.
+        unidentified_gpus: PCI bus id, reason and detail of the ``unidentified`` GPUs whose bus id is known.
+        inventory_durable: the known GPUs are saved on disk; None if none are saved.
     """
 
     gpus: tuple[GpuState, ...]
@@ -209,20 +218,20 @@ class FleetState(msgspec.Struct, frozen=True):
 
 
 class Fleet(Protocol):
-    """All GPUs of the node. No method waits for a driver; any thread may call."""
+    """All GPUs of the node. No method waits for a driver call. Methods are thread-safe."""
 
     simulated: bool
 
     def state(self) -> FleetState:
-        """Everything, now."""
+        """Return the state of all GPUs now."""
         ...
 
     def release(self, gpu: str, *, ttl_s: float) -> None:
-        """End the process of a GPU (uuid, PCI bus id, index, or ``all``) and leave the GPU alone for a while.
+        """End the process of a GPU (uuid, PCI bus id, index, or ``all``) and start no new one for ``ttl_s`` seconds.
 
         Raises:
             KeyError: there is no such GPU.
-            TimeoutError: its process is stuck in the driver and does not die; then nothing is released.
+            TimeoutError: a process is stuck in the driver and does not exit; nothing is released.
         """
         ...
 
@@ -231,7 +240,7 @@ class Fleet(Protocol):
         ...
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start reading the GPUs."""
         ...
 
     def stop(self) -> None:

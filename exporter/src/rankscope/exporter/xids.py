@@ -24,9 +24,9 @@ Severity = Literal["fatal", "non_fatal"]
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One code; ``name`` is the driver's word in lower case.
+    """One Xid code; ``name`` is the driver's term in lower case.
 
-    ``actionable``: an operator has to act on the GPU or the node. ``critical``: until then the GPU is not to be trusted.
+    ``actionable``: an operator has to act on the GPU or the node. ``critical``: the GPU cannot be trusted until then.
     """
 
     code: int
@@ -39,7 +39,7 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SxidSeverity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What it means that an NVSwitch's driver calls an SXid fatal, or not."""
+    """Meaning and action of a severity (fatal or not) that an NVSwitch's driver reports with an SXid."""
 
     severity: Severity
     meaning: str
@@ -48,7 +48,7 @@ class SxidSeverity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the facts come from, and when they were read there."""
+    """Source of the table, and the date it was read."""
 
     title: str
     url: str
@@ -70,9 +70,9 @@ XIDS: Final[dict[int, Xid]] = {xid.code: xid for xid in _FILE.xid}
 ACTIONABLE: Final[tuple[int, ...]] = tuple(sorted(xid.code for xid in _FILE.xid if xid.actionable))
 
 CRITICAL: Final[tuple[int, ...]] = tuple(code for code in ACTIONABLE if XIDS[code].critical)
-"""Codes that are a series of every GPU before they first occur."""
+"""Critical codes; every GPU has a series of each, starting before the first occurrence."""
 
 SXID_SEVERITIES: Final[dict[Severity, SxidSeverity]] = {one.severity: one for one in _FILE.sxid_severity}
 
 FALLEN_OFF_THE_BUS: Final = 79
-"""The code of a GPU that no longer answers over PCIe; the driver does not always report it as an Xid."""
+"""Xid of a GPU that no longer answers over PCIe; the driver does not always report it as an Xid."""

@@ -1,7 +1,7 @@
 """Delivery of alerts: to Alertmanagers, posted again at every evaluation, and to webhooks through an outbox on disk.
 
-The way of an alert: ``receivers`` (Alertmanager's API, or the outbox) → ``message`` (a payload small enough for its target)
+Path of an alert: ``receivers`` (Alertmanager's API, or the outbox) → ``message`` (a payload small enough for its target)
 → ``outbox`` (in the store) → ``sender``, ``target_sender`` (a thread per target) → ``templates`` (the target's format)
 → ``signing`` → ``courier`` (one attempt) → ``retrying`` (delivered, retried or given up).
-``target`` and ``targets`` are the operator's configuration; ``http`` and ``post`` bound every request in time and address.
+``target`` and ``targets`` are the operator's configuration; ``http`` and ``post`` limit the time and destination of a request.
 """

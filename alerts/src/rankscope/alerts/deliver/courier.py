@@ -27,14 +27,14 @@ from rankscope.base.options import http_url
 
 
 class Courier(Protocol):
-    """Brings messages to one target."""
+    """Transport that delivers messages to one target."""
 
     def attempt(self, message_id: str, payload: bytes) -> Judgement:
-        """Try once. Never raises for what a receiver, the network or a secret's file can do wrong."""
+        """Attempt delivery once. Failures of the receiver, the network or a secret's file are returned, never raised."""
 
 
 class HttpCourier:
-    """Brings messages to a target over HTTP. ``wall``: seconds since 1970."""
+    """Deliver messages to a target over HTTP. ``wall`` returns seconds since 1970."""
 
     def __init__(self, target: Target, *, wall: Callable[[], float] = time.time) -> None:
         self._target = target
@@ -43,7 +43,7 @@ class HttpCourier:
         self._client: httpx.Client | None = None
 
     def attempt(self, message_id: str, payload: bytes) -> Judgement:
-        """POST it; secrets are read anew, so that they can be replaced while we run."""
+        """POST the rendered and signed message. Secrets are read for each attempt, so they can be rotated without a restart."""
         target = self._target
         try:
             url = self._url()
@@ -54,9 +54,9 @@ class HttpCourier:
             return not_answered(str(error), sent=False)
         try:
             client = self._client_for(url)
-        except RankscopeError as error:  # a proxy
+        except RankscopeError as error:  # the proxy is unusable
             return not_answered(f"cannot connect: {error}", sent=False)
-        except (OSError, ValueError) as error:  # the file of authorities
+        except (OSError, ValueError) as error:  # the CA file is unusable
             return not_answered(f"cannot connect: {getattr(error, 'strerror', None) or type(error).__name__}", sent=False)
         try:
             answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)
@@ -70,7 +70,7 @@ class HttpCourier:
         url = self._target.url
         try:
             return http_url(url.read())
-        except click.BadParameter as error:  # which the next reading of its file may mend
+        except click.BadParameter as error:  # the file may be corrected before the next attempt
             raise SecretUnavailableError(f"{url.where}: {error.message}") from error
 
     def _headers(self, message_id: str, body: bytes) -> dict[str, str]:
@@ -88,7 +88,7 @@ class HttpCourier:
         return headers
 
     def _client_for(self, url: str) -> httpx.Client:
-        """The client for this address; a new one when the address or the file of authorities has changed."""
+        """Return the client for ``url``. A new one is created when the address or the CA file has changed."""
         ca_file = self._target.ca_file
         stat = None if ca_file is None else ca_file.stat()
         known = (url, None if stat is None else (stat.st_ino, stat.st_mtime_ns, stat.st_size))
@@ -106,7 +106,7 @@ class HttpCourier:
 _CAP: Final = 300
 _MOST_BYTES: Final = 15_000
 _START_S: Final = 15.0
-"""Loading Apprise may take that long on a busy machine, on top of the time for an attempt."""
+"""Time to load Apprise on a busy machine, added to the time for an attempt."""
 _REFUSED: Final = 3
 _CHILD: Final = """
 import sys, msgspec, logging
@@ -130,19 +130,19 @@ sys.exit(0 if done else 1)
 
 
 def require_apprise() -> None:
-    """Raises ``MissingError`` where Apprise is not installed."""
+    """Raise ``MissingError`` if Apprise is not installed."""
     if importlib.util.find_spec("apprise") is None:
         raise MissingError("Apprise is not installed; run: pip install 'rankscope[apprise]'")
 
 
 class AppriseCourier:
-    """Brings messages to the service that an Apprise address names."""
+    """Deliver messages through Apprise to the service that the target's address names."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def attempt(self, message_id: str, payload: bytes) -> Judgement:
-        """Hand it to Apprise once. What the service answered is not known, only whether it took it."""
+        """Hand the message to Apprise once. Apprise reports only success or failure, not the service's answer."""
         del message_id
         try:
             url = self._target.url.read()
@@ -151,7 +151,7 @@ class AppriseCourier:
         order = {"url": url, **text_message(payload)}
         try:
             done = subprocess.run(
-                # -P: a module of its name in the current folder is not Apprise.
+                # -P: do not import an ``apprise`` module from the current folder.
                 [sys.executable, "-P", "-c", _CHILD],
                 input=msgspec.json.encode(order),
                 stdout=subprocess.DEVNULL,
@@ -171,7 +171,7 @@ class AppriseCourier:
 
 
 def text_message(payload: bytes) -> dict[str, str]:
-    """Title, body and kind of a payload in plain text."""
+    """Convert a payload to plain text: ``title``, ``body`` and ``kind`` (firing, critical, resolved or ended)."""
     told = msgspec.json.decode(payload, type=Payload)
     parts = [_text(facts(alert, _CAP)) for alert in told.alerts]
     critical = any(alert.status == "firing" and alert.labels.get("severity") == "critical" for alert in told.alerts)

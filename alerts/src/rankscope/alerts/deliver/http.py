@@ -25,18 +25,18 @@ _GUARDED: Final = tuple(
     ipaddress.ip_network(network)
     for network in ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128", "100.100.100.200/32", "192.0.0.192/32")
 )
-"""Link-local addresses, where clouds serve credentials to whoever asks, and those clouds that do so elsewhere."""
+"""Link-local addresses, and other addresses at which clouds serve metadata and credentials without authentication."""
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 
 
 class EgressError(Exception):
-    """Nobody may be asked there; the message names the host and says why."""
+    """A host cannot be resolved, or must not be contacted; the message names the host and the reason."""
 
 
 def named_by_operator(host: str, address: str) -> None:
-    """Whether a host of the operator's own configuration may be reached at ``address``, private ones included.
+    """Check that a host from the operator's configuration may be reached at ``address``. Private addresses are allowed.
 
-    Raises ``EgressError`` for an address that is link-local or known for metadata, unless the operator wrote that very address.
+    Raises ``EgressError`` for a link-local or cloud-metadata address, unless ``host`` is that address itself.
     """
     if _literal(host) is None and any(inner in network for inner in _meant(address) for network in _GUARDED):
         raise EgressError(
@@ -45,7 +45,7 @@ def named_by_operator(host: str, address: str) -> None:
 
 
 def resolve(host: str, port: int, *, timeout_s: float) -> list[str]:
-    """The addresses of a host, in the order to try them. Raises ``EgressError``, also when the name server takes too long."""
+    """Return the addresses of a host in the order to try them. Raises ``EgressError``, also if DNS exceeds ``timeout_s``."""
     literal = _literal(host)
     if literal is not None:
         return [str(literal)]
@@ -58,7 +58,7 @@ def resolve(host: str, port: int, *, timeout_s: float) -> list[str]:
         except (OSError, UnicodeError) as error:
             answers.put(error if isinstance(error, OSError) else OSError(str(error)))
 
-    # In a thread of its own: the system's resolver has no time-out that we could set.
+    # In a separate thread: the system's resolver has no timeout that we could set.
     threading.Thread(target=ask, name="rankscope-resolve", daemon=True).start()
     try:
         answer = answers.get(timeout=timeout_s)
@@ -70,7 +70,7 @@ def resolve(host: str, port: int, *, timeout_s: float) -> list[str]:
 
 
 def _literal(host: str) -> _Address | None:
-    """The address that a host is; ``None`` for a name. Only as addresses are written: not 2852039166, not 0xA9FEA9FE."""
+    """Parse ``host`` as an IP address in standard notation; ``None`` for names, and for 2852039166 or 0xA9FEA9FE."""
     try:
         return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -78,7 +78,7 @@ def _literal(host: str) -> _Address | None:
 
 
 def _meant(address: str) -> list[_Address]:
-    """The address, and those of IPv4 that are wrapped in it."""
+    """Return the address and the IPv4 addresses embedded in it (mapped, 6to4, Teredo, NAT64)."""
     outer = ipaddress.ip_address(address)
     inner: list[_Address | None] = []
     if isinstance(outer, ipaddress.IPv6Address):
@@ -90,21 +90,21 @@ def _meant(address: str) -> list[_Address]:
 
 CONNECT_S: Final = 5.0
 TIMEOUT: Final = httpx.Timeout(10.0, connect=CONNECT_S)
-"""For each connect, read and write."""
+"""Seconds for each read and write, and ``CONNECT_S`` for connecting."""
 _LIMITS: Final = httpx.Limits(max_keepalive_connections=0)
-"""No connection is kept: the deadline of an attempt learns of its connection when that is made."""
+"""No keep-alive: ``Deadline`` learns of a connection only when it is made."""
 
 
 class PinnedTransport(httpx.BaseTransport):
-    """Resolves a host once, has every address checked, and connects to one that passed. TLS is for the name all the same."""
+    """Resolve a host once, check all its addresses, and connect to one of them. TLS still verifies the host name."""
 
     def __init__(self, inner: httpx.BaseTransport) -> None:
         self._inner = inner
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send it to the first address that takes connections. Raises ``httpx.ConnectError`` where there is none.
+        """Send the request to the first address that accepts a connection.
 
-        All of them together have the time that one has to connect.
+        All addresses share one connect timeout. Raises ``httpx.ConnectError`` or ``httpx.ConnectTimeout`` if none accepts.
         """
         url = request.url
         host = url.raw_host.decode("ascii")
@@ -137,14 +137,14 @@ class PinnedTransport(httpx.BaseTransport):
 
 
 class ProxiedTransport(httpx.BaseTransport):
-    """Names the proxy in every error on the way through it: where we wanted to go may be well."""
+    """Name the proxy in every error, because the destination itself may work."""
 
     def __init__(self, inner: httpx.BaseTransport, proxy: str) -> None:
         self._inner = inner
         self._proxy = proxy
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send it. Raises what ``httpx`` does."""
+        """Send the request. Raises the errors of ``httpx``, with the proxy added to their text."""
         try:
             return self._inner.handle_request(request)
         except httpx.TransportError as error:
@@ -158,20 +158,21 @@ class ProxiedTransport(httpx.BaseTransport):
 def http_client(
     url: str, *, timeout: httpx.Timeout = TIMEOUT, ca_file: Path | None = None, proxy: str | None = None
 ) -> httpx.Client:
-    """A client for ``url``. ``ca_file``: whom to trust instead of the usual authorities (``SSL_CERT_FILE`` is honoured without).
+    """Create a client for ``url``.
 
-    ``proxy``: its address, ``""`` for none; without it ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are
-    honoured. Through a proxy it is the proxy that resolves names. Raises ``OSError`` for an unusable ``ca_file``, ``InputError``
-    and ``MissingError`` for an unusable proxy.
+    ``ca_file``: CA certificates to trust instead of the default ones (without it, ``SSL_CERT_FILE`` applies).
+    ``proxy``: address of the proxy, ``""`` for none; ``None`` reads ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and
+    ``NO_PROXY``. A proxy resolves host names itself. Raises ``OSError`` for an unusable ``ca_file``, ``InputError`` and
+    ``MissingError`` for an unusable proxy.
     """
     for library in ("httpx", "httpcore"):
-        # Their lines quote addresses, whatever the level that somebody set for all.
+        # Below WARNING these libraries log whole URLs, which may contain secrets.
         logging.getLogger(library).setLevel(logging.WARNING)
     proxy = proxy_for(url) if proxy is None else proxy
     if ca_file is not None:
         context = ssl.create_default_context(cafile=str(ca_file))
     elif url.startswith("http:") and (not proxy or proxy.startswith("http:")):
-        # Loading the authorities takes long. Without any, nothing is trusted.
+        # Plain HTTP needs no CA certificates, and loading them is slow. Without them every TLS handshake fails.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     else:
         context = httpx.create_ssl_context()
@@ -187,20 +188,20 @@ def http_client(
 
 def _transport(context: ssl.SSLContext, proxy: str) -> httpx.HTTPTransport:
     try:
-        redact(proxy)  # what cannot be named in a message is no address
+        redact(proxy)  # raises ValueError for an address that cannot be parsed
         return httpx.HTTPTransport(verify=context, limits=_LIMITS, trust_env=False, proxy=httpx.Proxy(proxy) if proxy else None)
     except ImportError as error:
         raise MissingError("a SOCKS proxy needs a package that is not installed; run: pip install 'httpx[socks]'") from error
-    except (ValueError, httpx.InvalidURL) as error:  # whose words may quote a password
+    except (ValueError, httpx.InvalidURL) as error:  # its text may contain a password
         raise InputError("the environment's proxy", "expected an address like http://host:port") from error
 
 
 def proxy_for(url: str) -> str:
-    """The proxy that the environment wants for an address; empty for none."""
+    """Return the proxy that the environment sets for ``url``; empty for none."""
     parts = urlsplit(url)
     proxies = urllib.request.getproxies_environment()
     found = proxies.get(parts.scheme) or proxies.get("all") or ""
-    # The names are not in the stubs of the standard library's types; both functions are documented there.
+    # typeshed lacks proxy_bypass_environment.
     with suppress(ValueError):
         host = f"{parts.hostname}:{parts.port or ''}".rstrip(":")
         if found and urllib.request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]

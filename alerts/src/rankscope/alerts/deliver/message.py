@@ -1,7 +1,7 @@
 """A message of the outbox: alerts of one group for one target, in a payload that is small enough for every receiver.
 
-The body is always the payload that Alertmanager would send; templates convert it for Slack, Teams and others when it is sent.
-So no secret of a target is stored.
+The body is always Alertmanager's webhook payload. Templates convert it for Slack, Teams and others at each attempt, so that
+no secret of a target is stored.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from rankscope.alerts.alert import Notice
 from rankscope.alerts.payload import MAX_ALERTS, Payload, PayloadAlert, build_payload, common, group_key
 
 MAX_PAYLOAD_BYTES: Final = 18_000
-"""Receivers may refuse 20 kB, and a template adds words of its own."""
+"""Some receivers refuse 20 kB, and a template adds text."""
 _CAPS: Final = ((4000, None), (1500, None), (500, None), (150, None), (150, 32), (40, 32), (40, 8))
-"""Characters that each annotation, and labels at last, may keep of an alert that is too large, and how many of them are kept."""
+"""Truncation steps: (characters per text, number of texts). A step with ``None`` truncates annotations only."""
 _LONGEST_URL: Final = 1000
 _LONGEST_NAME: Final = 200
 _CUT: Final = "…"
 
 
 class AlertState(msgspec.Struct, frozen=True, kw_only=True):
-    """That an alert fires or has ended: what a target is told once."""
+    """One state of one alert, firing or resolved. A target receives each state once."""
 
     fingerprint: str
     starts_at: str
-    """As the payload has it; tells one firing of an alert from the next."""
+    """As in the payload; distinguishes one firing of an alert from the next."""
     status: Literal["firing", "resolved"]
     revision: str = ""
-    """Not empty: something more about the same state, to be told although the state itself was told."""
+    """Not empty for a further message about a state that was already sent, such as a reminder."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One delivery to one target."""
 
     id: str
-    """``webhook-id``: the same however often it is put or sent."""
+    """``webhook-id``; the same for every ``put`` and every attempt."""
     target: str
     """Name of the target."""
     group: str
@@ -51,14 +51,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def messages(target: str, payload: Payload, *, most_alerts: int = MAX_ALERTS, revision: str = "") -> list[Message]:
-    """A payload for a target: as many messages as it takes so that none is too large. No alert is left out."""
+    """Split a payload into messages for a target, none of them too large. No alert is left out."""
     return [_message(target, part, revision) for part in split(payload, most_alerts=most_alerts)]
 
 
 def messages_about(
     target: str, notices: Sequence[Notice], *, external_url: str = "", most_alerts: int = MAX_ALERTS
 ) -> list[Message]:
-    """Messages about alerts of any number of groups."""
+    """Build messages for a target from alerts of any number of groups."""
     groups: dict[tuple[str, str], list[Notice]] = defaultdict(list)
     for notice in notices:
         groups[group_key(notice.alert), notice.revision].append(notice)
@@ -75,7 +75,7 @@ def messages_about(
 
 
 def split(payload: Payload, *, most_alerts: int = MAX_ALERTS) -> Iterator[Payload]:
-    """The same alerts in payloads of at most ``most_alerts`` and ``MAX_PAYLOAD_BYTES``."""
+    """Split a payload into payloads of at most ``most_alerts`` alerts and ``MAX_PAYLOAD_BYTES`` bytes."""
     payload = _small_head(payload)
     part: list[PayloadAlert] = []
     for alert in payload.alerts:
@@ -88,7 +88,7 @@ def split(payload: Payload, *, most_alerts: int = MAX_ALERTS) -> Iterator[Payloa
 
 
 def with_alerts(payload: Payload, alerts: list[PayloadAlert]) -> Payload:
-    """The payload with these alerts, at least one, instead of its own."""
+    """Replace the alerts of a payload by ``alerts``, at least one, and recompute the status and the common labels."""
     return msgspec.structs.replace(
         payload,
         alerts=alerts,
@@ -99,7 +99,7 @@ def with_alerts(payload: Payload, alerts: list[PayloadAlert]) -> Payload:
 
 
 def without(body: bytes, gone: Collection[AlertState]) -> bytes:
-    """A body without some of its alerts; at least one is left."""
+    """Remove alerts from an encoded payload. At least one alert must remain."""
     payload = msgspec.json.decode(body, type=Payload)
     left_out = {(state.fingerprint, state.starts_at, state.status) for state in gone}
     alerts = [alert for alert in payload.alerts if (alert.fingerprint, alert.starts_at, alert.status) not in left_out]
@@ -107,12 +107,12 @@ def without(body: bytes, gone: Collection[AlertState]) -> bytes:
 
 
 def too_large(payload: Payload) -> bool:
-    """Whether some receiver might refuse it for its size."""
+    """Check whether a payload exceeds ``MAX_PAYLOAD_BYTES``."""
     return len(msgspec.json.encode(payload)) > MAX_PAYLOAD_BYTES
 
 
 def cut(text: str, most: int) -> str:
-    """At most so many characters, the last one a sign that something was left out."""
+    """Truncate ``text`` to ``most`` characters; the last one is then ``…``."""
     return text if len(text) <= most else text[: most - 1] + _CUT
 
 
@@ -133,7 +133,7 @@ def _message(target: str, payload: Payload, revision: str) -> Message:
 
 
 def _small_enough(payload: Payload, alert: PayloadAlert) -> PayloadAlert:
-    """The alert, its annotations cut until a payload can hold it; its labels, and how many there are, when that is not enough."""
+    """Truncate an alert's annotations, then its labels and their number, until a payload can hold the alert."""
     for cap, most in _CAPS:
         if not too_large(with_alerts(payload, [alert])):
             break
@@ -151,7 +151,7 @@ def _small_enough(payload: Payload, alert: PayloadAlert) -> PayloadAlert:
 
 
 def _small_head(payload: Payload) -> Payload:
-    """What belongs to no alert, short; a long group keeps a name of its own."""
+    """Truncate the fields that belong to no alert. A long group key gets a digest, so that it stays unique."""
     group = payload.group_key
     if len(group) > _LONGEST_URL:
         group = f"{group[:200]}{_CUT}{hashlib.sha256(group.encode(errors='surrogatepass')).hexdigest()}"

@@ -1,7 +1,7 @@
 """The outbox: messages to targets, in the store, so that they outlive the process and none is sent under two ids.
 
-``put`` returns when the messages are on the disk; one process sends them (``sender``); any process may list and put. Of an alert
-that ended before a target was told of it, neither the beginning nor the end is sent.
+``put`` returns once the messages are on disk. One process sends them (``sender``); any process may list and put.
+If an alert ends before a target received its firing state, neither state is sent.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rankscope.alerts.payload import Payload
 from rankscope.alerts.store.database import Store
 
 _ABOUT: Final = 150
-"""Characters of each text in the line that says what a message is about."""
+"""Characters of each text in the one-line summary of a message."""
 
 
 class Outbox:
-    """The messages in ``store``. Every method raises ``StoreError``; then nothing has been changed.
+    """Messages in ``store``. A method that raises ``StoreError`` has changed nothing.
 
-    ``wall``: nanoseconds since 1970, for people.
+    ``wall`` returns nanoseconds since 1970, for times that users read.
     """
 
     def __init__(self, store: Store, *, wall: Callable[[], int] = time.time_ns) -> None:
@@ -34,13 +34,13 @@ class Outbox:
         self.wall = wall
 
     def now_ns(self) -> int:
-        """The time by which attempts are planned."""
+        """Current time of the clock that schedules attempts."""
         return self.store.clock()
 
     def put(self, messages: Sequence[Message]) -> int:
-        """Store messages, all or none; they are on the disk when this returns. Alert states that were put before are left out.
+        """Store messages, all or none, and return once they are on disk. Alert states that were put before are left out.
 
-        Returns the number of alerts that are to be sent because of it.
+        Returns the number of alerts to send.
         """
         with self.store.transaction() as database:
             new = sum([self._put(database, message) for message in messages])
@@ -49,26 +49,26 @@ class Outbox:
             return new
 
     def backlog(self) -> tuple[int, float]:
-        """How many messages wait, and for how many seconds the oldest has."""
+        """Return the number of waiting messages, and the age of the oldest one in seconds."""
         [[count, oldest]] = self.store.query("SELECT count(*), min(entered_ns) FROM messages WHERE state = 'waiting'")
         return int(count), 0.0 if oldest is None else max(0.0, (self.now_ns() - oldest) / 1e9)
 
     def listed(self, *, state: State | None = None, target: str | None = None, most: int | None = None) -> list[Listed]:
-        """The last ``most`` messages, oldest first."""
+        """Return the last ``most`` messages, oldest first."""
         where, parameters = _where(state=state, target=target)
         rows = self.store.query(f"{_LISTED}{where} ORDER BY sequence DESC LIMIT ?", (*parameters, -1 if most is None else most))
         now = self.now_ns()
         return [_listed(row, now) for row in reversed(rows)]
 
     def counts(self) -> dict[tuple[str, State], int]:
-        """Number of messages by target and state."""
+        """Count messages by target and state."""
         return {
             (target, state): count
             for target, state, count in self.store.query("SELECT target, state, count(*) FROM messages GROUP BY target, state")
         }
 
     def show(self, id_: str) -> tuple[Listed, bytes] | None:
-        """A message and its payload."""
+        """Return a message and its payload; ``None`` for an unknown id."""
         rows = self.store.query(f"{_LISTED} WHERE id = ?", (id_,))
         if not rows:
             return None
@@ -76,10 +76,9 @@ class Outbox:
         return _listed(rows[0], self.now_ns()), body
 
     def replay(self, ids: Sequence[str] | None = None, *, target: str | None = None) -> list[str]:
-        """Send dead letters again: the named ones, or all of a target, or all. Returns their ids, which are the old ones.
+        """Queue dead letters again, only those with ``ids`` or of ``target`` if given. Returns their ids, which do not change.
 
-        Alerts that have ended since are left out. A target that was disabled is enabled. The time within which they have to be
-        accepted begins anew.
+        Alerts that have ended since are left out. A disabled target is enabled. The retry period starts again.
         """
         where, parameters = _where(state="dead", target=target)
         with self.store.transaction() as database:
@@ -95,13 +94,13 @@ class Outbox:
         return chosen
 
     def drop(self, ids: Sequence[str] | None = None, *, state: State | None = None, target: str | None = None) -> list[str]:
-        """Delete messages: the named ones, or all of a state or target. Returns their ids."""
+        """Delete messages that meet all given conditions. Returns their ids."""
         where, parameters = _where(state=state, target=target)
         with self.store.transaction() as database:
             found = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
             chosen = [id_ for (id_,) in found if ids is None or id_ in ids]
             for id_ in chosen:
-                # A target that was certainly not told of a beginning need not be told of the end.
+                # A target that certainly never received the firing state need not receive the end.
                 database.execute(
                     "UPDATE told SET message = '' WHERE message = (SELECT id FROM messages"
                     " WHERE id = ? AND state <> 'delivered' AND NOT uncertain)",
@@ -111,7 +110,7 @@ class Outbox:
         return chosen
 
     def _put(self, database: sqlite3.Connection, message: Message) -> int:
-        """Returns how many of its alerts are to be sent; 0 when the target knows all of them, or need not."""
+        """Store one message. Returns the number of its alerts to send; 0 if the target needs none of them."""
         fresh = [alert for alert in dict.fromkeys(message.alerts) if not _known(database, message.target, alert)]
         unheard = [
             alert
@@ -140,13 +139,16 @@ class Outbox:
 
 
 def drop_beginning(database: sqlite3.Connection, target: str, ended: AlertState, wall_ns: int) -> bool:
-    """Whether a target was certainly not told that an alert began. A message about that which still waits is not sent."""
+    """Cancel the waiting firing state of an alert that has ended.
+
+    Returns ``True`` if the target certainly never received the firing state. Otherwise nothing is changed.
+    """
     rows = database.execute(
         "SELECT message, revision, state, attempts, uncertain FROM told LEFT JOIN messages ON messages.id = told.message"
         " WHERE told.target = ? AND fingerprint = ? AND starts_at = ? AND status = 'firing'",
         (target, ended.fingerprint, ended.starts_at),
     ).fetchall()
-    # Without a row the message was pruned since, or another store sent it: the target was told.
+    # No row: the message was pruned, or another store sent it. Assume that the target received it.
     if not rows or any(state == "delivered" or uncertain or (state is None and id_) for id_, _, state, _, uncertain in rows):
         return False
     for id_, revision, state, *_ in rows:
@@ -158,7 +160,7 @@ def drop_beginning(database: sqlite3.Connection, target: str, ended: AlertState,
 
 
 def take_out(database: sqlite3.Connection, id_: str, alert: AlertState, wall_ns: int) -> None:
-    """Take an alert out of a waiting message."""
+    """Remove an alert from a waiting message. Without a remaining alert the message becomes ``overtaken``."""
     [[body, count]] = database.execute("SELECT body, alert_count FROM messages WHERE id = ?", (id_,)).fetchall()
     if count <= 1:
         database.execute(
@@ -187,7 +189,7 @@ def _known(database: sqlite3.Connection, target: str, alert: AlertState) -> bool
 
 
 def _leave_out_ended(database: sqlite3.Connection, id_: str, wall_ns: int) -> bool:
-    """Take alerts out of a message that have ended since. Returns whether any is left; if none is, the message is unchanged."""
+    """Remove ended alerts from a message. Returns ``False``, and changes nothing, if all of them have ended."""
     rows = database.execute(
         "SELECT fingerprint, starts_at, revision, status = 'firing' AND EXISTS (SELECT 1 FROM told AS ended"
         " WHERE ended.target = began.target AND ended.fingerprint = began.fingerprint AND ended.starts_at = began.starts_at"
@@ -235,7 +237,7 @@ def _listed(row: tuple[str, str, str, State, int, int, int, int | None, int, str
 
 
 def _summary(body: bytes) -> tuple[str, dict[str, str], str]:
-    """A line about a message, the labels that its alerts have in common, and when the first of them began."""
+    """Return a one-line summary, the labels common to all alerts, and the start of the first alert."""
     try:
         payload = msgspec.json.decode(body, type=Payload)
     except (msgspec.DecodeError, UnicodeDecodeError):

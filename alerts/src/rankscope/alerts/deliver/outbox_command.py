@@ -88,7 +88,7 @@ def show(ctx: click.Context, *, id_: str, folders: tuple[Path, ...], format_: Li
         message, payload = found
         try:
             text = msgspec.json.format(payload.decode(), indent=2)
-        except (msgspec.DecodeError, UnicodeDecodeError):  # another program has written there
+        except (msgspec.DecodeError, UnicodeDecodeError):  # written by another program
             text, payload = payload.decode(errors="replace"), b"null"
         if format_ == "json":
             click.echo(msgspec.json.encode(Shown(path=str(path), message=message, payload=msgspec.Raw(payload))))

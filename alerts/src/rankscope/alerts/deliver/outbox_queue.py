@@ -14,7 +14,7 @@ KEPT_DELIVERED: Final = 1_000
 """Delivered and overtaken messages that are kept for ``outbox list``."""
 KEPT_DEAD: Final = 10_000
 KEPT_ALERTS: Final = 100_000
-"""Alert states that are remembered, so that no target is told of one twice."""
+"""Alert states that are remembered, so that no target receives one twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,10 @@ class Claimed:
     group: str
     body: bytes
     attempts: int
-    """This one included."""
+    """Including the current attempt."""
     entered_ns: int
     was_uncertain: bool
-    """An earlier attempt may have been heard."""
+    """An earlier attempt may have reached the receiver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class OutboxQueue:
-    """The outbox for the one process that sends. Raises ``StoreError``; then nothing has been changed."""
+    """The outbox as used by the sending process. A method that raises ``StoreError`` has changed nothing."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._store = outbox.store
@@ -51,9 +51,9 @@ class OutboxQueue:
         self._wall = outbox.wall
 
     def claim(self, target: str, *, now_ns: int, most: int, probe: bool) -> list[Claimed]:
-        """Messages of a target that are due, oldest first; from now on each may have been received.
+        """Claim due messages of a target, oldest first, and mark each as possibly received.
 
-        No message overtakes an earlier one of its group. ``probe``: one only, and the one that was tried least.
+        A message never overtakes an earlier one of its group. ``probe``: claim only the one with the fewest attempts.
         """
         order, most = ("attempts, sequence", 1) if probe else ("sequence", most)
         earlier = "AND earlier.next_attempt_ns > ?" if not probe else ""
@@ -63,7 +63,7 @@ class OutboxQueue:
             " WHERE earlier.state = 'waiting' AND earlier.target = message.target AND earlier.group_key = message.group_key"
             f" AND earlier.sequence < message.sequence {earlier}) ORDER BY {order} LIMIT ?"
         )
-        # A query first: mostly no message is due, and a transaction would write.
+        # Query first: usually no message is due, and a transaction would write.
         parameters = (target, now_ns, *(() if probe else (now_ns,)), most)
         if not self._store.query(sql, parameters):
             return []
@@ -84,7 +84,7 @@ class OutboxQueue:
                 self._record(database, outcome)
 
     def expire(self, target: str, *, entered_before_ns: int, reason: str) -> int:
-        """Give up messages that have waited since before then; returns their number."""
+        """Give up messages that have waited since before ``entered_before_ns``; returns their number."""
         with self._store.transaction() as database:
             return database.execute(
                 "UPDATE messages SET state = 'dead', finished_unix_ns = ?, last_error = ?"
@@ -93,16 +93,16 @@ class OutboxQueue:
             ).rowcount
 
     def waiting(self) -> dict[str, int]:
-        """Number of waiting messages by target."""
+        """Count waiting messages by target."""
         rows = self._store.query("SELECT target, count(*) FROM messages WHERE state = 'waiting' GROUP BY target")
         return {str(target): int(count) for target, count in rows}
 
     def has_waiting(self, target: str) -> bool:
-        """Whether anything waits for a target."""
+        """Check whether a message waits for a target."""
         return bool(self._store.query("SELECT 1 FROM messages WHERE state = 'waiting' AND target = ? LIMIT 1", (target,)))
 
     def next_due_ns(self, target: str) -> int | None:
-        """When the next message of a target is due; ``None`` when nothing waits."""
+        """Return when the next message of a target is due; ``None`` if none waits."""
         [[due]] = self._store.query(
             "SELECT min(next_attempt_ns) FROM messages AS message WHERE state = 'waiting' AND target = ? AND NOT EXISTS"
             " (SELECT 1 FROM messages AS earlier WHERE earlier.state = 'waiting' AND earlier.target = message.target"
@@ -112,23 +112,23 @@ class OutboxQueue:
         return None if due is None else int(due)
 
     def disable(self, target: str, reason: str) -> None:
-        """Send this target nothing until a replay or the next start."""
+        """Stop sending to a target until a replay or the next start."""
         with self._store.transaction() as database:
             database.execute("INSERT OR REPLACE INTO disabled VALUES (?, ?)", (target, reason))
 
     def enable_all(self) -> None:
-        """Enable all targets, as at a start."""
+        """Enable all targets; called at the start."""
         if self._store.query("SELECT 1 FROM disabled LIMIT 1"):
             with self._store.transaction() as database:
                 database.execute("DELETE FROM disabled")
 
     def disabled(self, target: str) -> str | None:
-        """Why a target is disabled; ``None``: it is enabled."""
+        """Return why a target is disabled; ``None`` if it is enabled."""
         rows = self._store.query("SELECT reason FROM disabled WHERE target = ?", (target,))
         return str(rows[0][0]) if rows else None
 
     def prune(self) -> None:
-        """Delete the oldest finished messages and alert states, so that the file stays small."""
+        """Delete the oldest finished messages and alert states, to limit the size of the file."""
         with self._store.transaction() as database:
             for states, kept in (("'delivered', 'overtaken'", KEPT_DELIVERED), ("'dead'", KEPT_DEAD)):
                 database.execute(
@@ -163,7 +163,7 @@ class OutboxQueue:
             self._drop_ends(database, message.id)
 
     def _drop_ends(self, database: sqlite3.Connection, id_: str) -> None:
-        """Of alerts whose beginning was certainly not heard, an end that came meanwhile and waits behind it need not be told."""
+        """Cancel waiting end states of alerts whose firing state the target certainly never received."""
         ends = database.execute(
             "SELECT ended.target, ended.fingerprint, ended.starts_at, ended.revision, ended.message FROM told AS began"
             " JOIN told AS ended ON ended.target = began.target AND ended.fingerprint = began.fingerprint"

@@ -10,7 +10,7 @@ State = Literal["waiting", "delivered", "dead", "overtaken"]
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it is listed."""
+    """One message in a listing."""
 
     id: str
     target: str
@@ -21,14 +21,14 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ns: int
     finished_unix_ns: int | None = None
     next_attempt_s: float | None = None
-    """Seconds until the next attempt; only while it waits."""
+    """Seconds until the next attempt; only for a waiting message."""
     last_error: str = ""
     about: str = ""
-    """State, severity, name and place of its first alert, and how many more there are."""
+    """State, severity, name and place of the first alert, and the number of further alerts."""
     labels: dict[str, str] = {}
-    """Labels that all of its alerts have in common."""
+    """Labels common to all alerts."""
     starts_at: str = ""
-    """When the first of them began, as the payload has it."""
+    """Start of the earliest alert, as in the payload."""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,4 +52,4 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     message: Listed
     payload: msgspec.Raw
-    """``null`` where the payload is no JSON."""
+    """``null`` if the payload is not JSON."""

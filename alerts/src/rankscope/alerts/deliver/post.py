@@ -21,10 +21,10 @@ from rankscope.alerts.deliver.retrying import judge_status
 
 
 class Deadline:
-    """Cuts the connection of a request when its time is up.
+    """Deadline of a request: its connection is shut down when the time is up.
 
-    The time-outs of httpx begin anew with every byte, so a receiver that sends one now and then would hold us up for hours.
-    Used as httpx's ``trace``, it learns of each connection that is made.
+    The timeouts of httpx restart with every byte, so a receiver that sends single bytes could block us for hours.
+    httpx calls ``trace``, which records each new connection.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -44,7 +44,7 @@ class Deadline:
             self._connection = None
 
     def trace(self, _event: str, info: Mapping[str, Any]) -> None:
-        """What httpx is doing: look for a connection, plain or inside TLS."""
+        """Record the socket when httpx reports a new connection, plain or TLS."""
         ask = getattr(info.get("return_value"), "get_extra_info", None)
         connection = ask("socket") if ask else None
         if isinstance(connection, socket.socket):
@@ -54,7 +54,7 @@ class Deadline:
                     _shut(connection)
 
     def cut(self) -> None:
-        """Its time is up."""
+        """Mark the deadline as passed and shut down the connection, unless the request has finished."""
         with self._lock:
             if self._over:
                 return
@@ -64,7 +64,7 @@ class Deadline:
 
 
 class _Watchdog:
-    """One thread for all deadlines: a timer for each would cost more than the request that it watches."""
+    """Thread for all deadlines: a timer per request would cost more than the request."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -73,10 +73,10 @@ class _Watchdog:
         self._thread: threading.Thread | None = None
 
     def watch(self, deadline: Deadline, when_s: float) -> None:
-        """Cut it at that time of ``time.monotonic``, unless it is over."""
+        """Cut ``deadline`` at ``when_s`` on ``time.monotonic``, unless its request has finished."""
         with self._changed:
             heapq.heappush(self._due, (when_s, next(self._numbers), deadline))
-            if self._thread is None or not self._thread.is_alive():  # the latter in a process that was forked
+            if self._thread is None or not self._thread.is_alive():  # dead in a forked process
                 self._thread = threading.Thread(target=self._run, name="rankscope-deadlines", daemon=True)
                 self._thread.start()
             elif self._due[0][2] is deadline:
@@ -97,8 +97,8 @@ _WATCHDOG = _Watchdog()
 
 
 def _shut(connection: socket.socket) -> None:
-    with suppress(OSError):  # closed already
-        # The plain one also for TLS, which would first take the connection apart under the thread that reads from it.
+    with suppress(OSError):  # already closed
+        # Not SSLSocket.shutdown: it drops the TLS state while another thread reads from it.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
@@ -106,12 +106,15 @@ _THROUGH: Final = ", through the proxy "
 
 
 def through(error: Exception, proxy: str) -> str:
-    """The error's own words, and the proxy that they may be about; it is named without its password."""
+    """Append the proxy, without its password, to the text of an error."""
     return f"{error}{_THROUGH}{redact(proxy)}"
 
 
 def plain_words(error: Exception, url: str, *, late: bool = False) -> str:
-    """The error's own words, unless they quote the address; ``late``: that it took too long. The proxy stays in them."""
+    """Return the text of an error, or its class name if the text contains parts of ``url``.
+
+    ``late`` replaces the text by "no answer in time". A proxy that ``through`` appended stays.
+    """
     text, said, proxy = str(error).partition(_THROUGH)
     parts = urlsplit(url)
     secrets = [part for part in (parts.path.strip("/"), parts.query, parts.username, parts.password) if part]
@@ -121,7 +124,7 @@ def plain_words(error: Exception, url: str, *, late: bool = False) -> str:
 
 
 def redact(url: str) -> str:
-    """An address fit for a log: scheme, host and port. User, path and query may be secrets."""
+    """Reduce a URL to scheme, host and port for logs, because user, path and query may be secrets."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if ":" in host:
@@ -132,16 +135,16 @@ def redact(url: str) -> str:
 
 
 ATTEMPT_S: Final = 10.0
-"""For one attempt from beginning to end, however many reads it takes."""
+"""Seconds for a whole attempt, however many reads it takes."""
 _JSON: Final = {"Content-Type": "application/json"}
 
 
 class DeliveryError(Exception):
-    """A body was not accepted; the message says why without the address."""
+    """A body was not accepted; the message gives the reason without the address."""
 
 
 class NoAnswerError(DeliveryError):
-    """Nobody there, too slow (``late``), or gone in between. ``sent``: the body may have arrived all the same."""
+    """No answer: unreachable, timed out (``late``) or disconnected. ``sent``: the body may have arrived."""
 
     def __init__(self, reason: str, *, sent: bool, late: bool) -> None:
         super().__init__(reason)
@@ -151,7 +154,7 @@ class NoAnswerError(DeliveryError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The head of an answer, as far as it matters: ``retry_after`` and ``date`` are the headers."""
+    """Status of an answer and its headers ``Retry-After`` and ``Date``; empty if absent."""
 
     status: int
     retry_after: str = ""
@@ -161,16 +164,16 @@ class Answer:
 def post(
     client: httpx.Client, url: str, body: bytes, *, headers: Mapping[str, str] = _JSON, attempt_s: float = ATTEMPT_S
 ) -> Answer:
-    """POST ``body`` once. Raises ``NoAnswerError``, and ``DeliveryError`` for what cannot be asked at all."""
+    """POST ``body`` once. Raises ``NoAnswerError``, and ``DeliveryError`` for a request that cannot be made."""
     with Deadline(attempt_s) as deadline:
         try:
-            # The body of the answer is of no interest and could be endless: it is never read.
+            # The body of the answer is never read: it is not needed and could be endless.
             with client.stream("POST", url, content=body, headers=headers, extensions={"trace": deadline.trace}) as response:
                 return Answer(response.status_code, response.headers.get("Retry-After", ""), response.headers.get("Date", ""))
         except (httpx.ConnectTimeout, httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
             late = deadline.passed or isinstance(error, httpx.ConnectTimeout)
             raise NoAnswerError(plain_words(error, url, late=late), sent=False, late=late) from error
-        except httpx.LocalProtocolError as error:  # its words quote headers
+        except httpx.LocalProtocolError as error:  # its text contains headers
             raise DeliveryError(type(error).__name__) from error
         except httpx.TransportError as error:
             late = deadline.passed or isinstance(error, httpx.TimeoutException)
@@ -180,12 +183,12 @@ def post(
 
 
 def post_json(client: httpx.Client, url: str, body: bytes, *, attempt_s: float = ATTEMPT_S) -> None:
-    """POST ``body`` once; returns when it was accepted (2xx). Raises ``DeliveryError``."""
+    """POST ``body`` once. Raises ``DeliveryError`` unless it was accepted (2xx)."""
     judgement = judge_status(post(client, url, body, attempt_s=attempt_s).status)
     if judgement.kind != "delivered":
         raise DeliveryError(judgement.reason)
 
 
 def receiver_key(kind: str, url: str) -> str:
-    """A stable name of a receiver for the state file, from which the address cannot be read."""
+    """Derive a stable name of a receiver for the state file, without revealing the address."""
     return f"{kind}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"

@@ -16,7 +16,7 @@ from rankscope.alerts.deliver.target import Target
 from rankscope.alerts.store.database import StoreError
 
 MOST_ALERTS: Final = 256
-"""In one request."""
+"""Maximum number of alerts in one request."""
 
 
 class Alertmanager:
@@ -32,7 +32,7 @@ class Alertmanager:
         self._url = url.rstrip("/") + "/api/v2/alerts"
 
     def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
-        """Post alerts that fire or have ended; all of them may be posted again. Raises ``DeliveryError``."""
+        """Post firing and resolved alerts. Posting them again is safe. Raises ``DeliveryError``."""
         for begin in range(0, len(notices), MOST_ALERTS):
             alerts = [self._post_alert(notice, now_unix_ns) for notice in notices[begin : begin + MOST_ALERTS]]
             post_json(self._client, self._url, msgspec.json.encode(alerts))
@@ -53,7 +53,7 @@ class Alertmanager:
 
 
 class Webhook:
-    """One target; ``external_url`` is the dashboard, if there is one. ``wake`` is called when the outbox has a new message."""
+    """One webhook target. ``external_url``: the dashboard, if any. ``wake`` is called after messages were put."""
 
     def __init__(self, target: Target, outbox: Outbox, *, wake: Callable[[], None], external_url: str = "") -> None:
         self.key = target.key
@@ -64,7 +64,7 @@ class Webhook:
         self._external_url = external_url
 
     def send(self, notices: Sequence[Notice]) -> None:
-        """Put the messages for the target into the outbox, from which the sender delivers them. Raises ``DeliveryError``."""
+        """Put messages for the target into the outbox; the sender delivers them. Raises ``DeliveryError``."""
         target = self._target
         messages = messages_about(target.name, notices, external_url=self._external_url, most_alerts=target.most_alerts)
         try:

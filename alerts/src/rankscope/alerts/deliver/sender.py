@@ -17,18 +17,18 @@ from rankscope.alerts.store.database import StoreError
 from rankscope.runs.decoders import make_decoders
 
 LOOK_S: Final = 1.0
-"""What other processes put is found after that long; what this one puts at once, with ``wake``."""
+"""Poll interval for messages of other processes; ``wake`` announces those of this process."""
 SHORTEST_S: Final = 0.01
 TIDY_S: Final = 60.0
 
 
 def courier_for(target: Target) -> Courier:
-    """Who brings messages to a target."""
+    """Return the courier for a target."""
     return AppriseCourier(target) if target.template == "apprise" else HttpCourier(target)
 
 
 class Sender:
-    """Sends what waits in an outbox to ``targets``. ``start``/``stop`` run it in threads; ``run_due`` once, in this one.
+    """Sender of an outbox's messages to ``targets``. ``start``/``stop`` use threads; ``run_due`` runs once in the caller's.
 
     While another process holds the store, this one stands by. ``report`` takes one line when something changes.
     """
@@ -66,7 +66,7 @@ class Sender:
         self._tidied_s: float | None = None
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start one thread per target."""
         make_decoders()
         for name in self._senders:
             thread = threading.Thread(target=self._run, args=(name,), name=f"rankscope-send-{name}", daemon=True)
@@ -74,7 +74,7 @@ class Sender:
             self._threads.append(thread)
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Begin nothing new, and wait so long for what is under way; what was not delivered stays in the outbox."""
+        """Stop, waiting up to ``timeout_s`` for attempts in progress. Undelivered messages stay in the outbox."""
         self._stopping.set()
         self.wake()
         patience = time.monotonic() + timeout_s
@@ -84,12 +84,12 @@ class Sender:
             self._outbox.store.release()
 
     def wake(self) -> None:
-        """Something was put."""
+        """Announce that messages were put."""
         for wake in self._wakes.values():
             wake.set()
 
     def run_due(self) -> int:
-        """Send everything that is due by the outbox's clock; returns how many attempts that took. Raises ``StoreError``."""
+        """Send everything that is due by the outbox's clock; returns the number of attempts. Raises ``StoreError``."""
         if not self._is_ours():
             return 0
         total = 0
@@ -100,19 +100,19 @@ class Sender:
         return total
 
     def next_ns(self) -> int | None:
-        """When something is due next, by the outbox's clock; ``None``: nothing waits. Raises ``StoreError``."""
+        """Return when the next message is due by the outbox's clock; ``None`` if none waits. Raises ``StoreError``."""
         return min((due for sender in self._senders.values() if (due := sender.next_ns()) is not None), default=None)
 
     def waiting(self) -> list[str]:
-        """Labels of the targets for which something waits. Raises ``StoreError``."""
+        """Return the labels of targets with waiting messages. Raises ``StoreError``."""
         return [sender.target.label for name, sender in self._senders.items() if sender.busy or self._queue.has_waiting(name)]
 
     def lost(self) -> list[str]:
-        """Labels of the targets for which something was given up since the start."""
+        """Return the labels of targets for which messages were given up since the start."""
         return [sender.target.label for sender in self._senders.values() if sender.lost]
 
     def drain(self, timeout_s: float) -> list[str]:
-        """Wait until everything is delivered or given up, at most so long; returns for whom something still waits, by label."""
+        """Wait up to ``timeout_s`` until no message waits. Returns the labels of targets with waiting messages."""
         patience = time.monotonic() + timeout_s
         self.wake()
         while True:
@@ -142,13 +142,13 @@ class Sender:
                     self._said.pop(name, None)
             except StoreError as error:
                 self._complain(str(error), name)
-            except Exception as error:  # noqa: BLE001 - a thread that ends would leave its target untold
+            except Exception as error:  # noqa: BLE001 - a thread that ends would leave its target without alerts
                 self._complain(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}", name)
             if pause_s:
                 wake.wait(pause_s)
 
     def _is_ours(self) -> bool:
-        """Whether this process is the one that sends from the store; tries to become it."""
+        """Acquire the store for sending, unless another process holds it; returns ``True`` on success."""
         with self._locking:
             if not self._outbox.store.hold():
                 self._complain(f"{self._outbox.store.name}: another process sends from it; this one stands by")
@@ -162,7 +162,7 @@ class Sender:
             self._tidied_s = 0.0
 
     def _tidy(self) -> None:
-        """Now and then: forget what is old, and give up what is for targets that are not configured any more."""
+        """Every ``TIDY_S`` seconds: prune, and give up old messages to targets that are no longer configured."""
         now_s = self._outbox.now_ns() / 1e9
         with self._locking:
             if self._tidied_s is not None and 0 < now_s - self._tidied_s < TIDY_S:
@@ -176,9 +176,9 @@ class Sender:
                 self._queue.expire(target, entered_before_ns=before_ns, reason="no such target is configured")
 
     def _complain(self, line: str, about: str = "") -> None:
-        """Once, until something else is to be said about it, or that target worked again."""
+        """Report a line once, until the line for this target changes or the target works again."""
         if self._said.get(about) != line:
             self._said[about] = line
-            # Several targets may have the same trouble, a full disk above all.
+            # Several targets may fail for one reason, such as a full disk.
             if list(self._said.values()).count(line) == 1:
                 self._report(line)

@@ -24,7 +24,7 @@ ID_HEADER: Final = "webhook-id"
 TIMESTAMP_HEADER: Final = "webhook-timestamp"
 SIGNATURE_HEADER: Final = "webhook-signature"
 TOLERANCE_S: Final = 300
-"""A message may be so much older or younger than our clock says."""
+"""Maximum difference between a timestamp and our clock."""
 _PREFIX: Final = "whsec_"
 _SHORTEST: Final = 24
 _LONGEST: Final = 64
@@ -32,15 +32,15 @@ _MOST_SIGNATURES: Final = 16
 
 
 class SecretError(ValueError):
-    """Not a secret to sign with; the message does not repeat it."""
+    """A text is not a signing secret; the message does not contain it."""
 
 
 class SignatureError(Exception):
-    """Not signed by anybody who is trusted, or not now; the message says which, in words fit for an answer."""
+    """A signature by a trusted key is missing, or its timestamp is off; the message may be sent to the client."""
 
 
 def parse_secret(text: str) -> bytes:
-    """The key in ``whsec_…``. Raises ``SecretError``."""
+    """Decode the key in ``whsec_…``. Raises ``SecretError``."""
     encoded = text.strip().removeprefix(_PREFIX)
     try:
         key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
@@ -52,7 +52,7 @@ def parse_secret(text: str) -> bytes:
 
 
 def sign(keys: Sequence[bytes], *, message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
-    """The three headers for exactly these bytes; at least one key."""
+    """Return the three headers for ``body``, signed with each of ``keys`` (at least one)."""
     return {
         ID_HEADER: message_id,
         TIMESTAMP_HEADER: str(timestamp_s),
@@ -61,9 +61,9 @@ def sign(keys: Sequence[bytes], *, message_id: str, timestamp_s: int, body: byte
 
 
 def verify(keys: Sequence[bytes], headers: Mapping[str, str], body: bytes, *, now_s: float) -> str:
-    """The id of a message that was signed with one of the keys, within five minutes of ``now_s``. Raises ``SignatureError``.
+    """Verify that a message was signed with one of the keys within five minutes of ``now_s``, and return its id.
 
-    ``headers``: by their names in small letters. The time that it takes tells nothing about keys and signatures.
+    ``headers`` have lower-case names. Signatures are compared in constant time. Raises ``SignatureError``.
     """
     message_id, timestamp = headers.get(ID_HEADER, ""), headers.get(TIMESTAMP_HEADER, "")
     if not message_id or not timestamp or SIGNATURE_HEADER not in headers:
@@ -89,14 +89,14 @@ _MAX_BYTES: Final = 64 * 1024
 
 
 class SecretUnavailableError(Exception):
-    """A secret cannot be read now; the message says which one, never what is in it."""
+    """A secret cannot be read now; the message names its place, never its content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A variable of the environment, a file with one line, or a value that came by the command line.
+    """Place of a secret: an environment variable, a file with one line, or a value from the command line.
 
-    It is read anew each time, so that a file can be replaced while we run.
+    The secret is read at each use, so that a file can be replaced without a restart.
     """
 
     env: str | None = None
@@ -105,13 +105,13 @@ class Secret:
 
     @property
     def where(self) -> str:
-        """Its place, fit for a message."""
+        """Place of the secret, without its content."""
         if self.file is not None:
             return str(self.file)
         return "the command line" if self.env is None else f"the variable {self.env}"
 
     def read(self) -> str:
-        """What it is: one printable line, not empty. Raises ``SecretUnavailableError``."""
+        """Read the secret: one printable line, not empty. Raises ``SecretUnavailableError``."""
         text = self._text().strip()
         if not text:
             raise SecretUnavailableError(f"{self.where}: empty")
@@ -137,7 +137,7 @@ class Secret:
 
 
 class SecretPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a secret is, in ``alerts.toml``: ``{ env = "NAME" }`` or ``{ file = "path" }``."""
+    """Place of a secret in ``alerts.toml``: ``{ env = "NAME" }`` or ``{ file = "path" }``."""
 
     env: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
@@ -147,5 +147,5 @@ class SecretPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("give either env or file; secrets themselves do not belong into this file")
 
     def secret(self, folder: Path) -> Secret:
-        """It; files are looked for in ``folder``."""
+        """Return the secret; a relative file name starts at ``folder``."""
         return Secret(env=self.env, file=None if self.file is None else folder / self.file)

@@ -12,14 +12,14 @@ from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.payload import MAX_ALERTS
 
 ATTEMPT_S: Final = 15.0
-"""For one attempt, from the name server to the head of the answer."""
+"""Seconds for one attempt, from name resolution to the headers of the answer."""
 
 TemplateName = Literal["generic", "slack", "teams", "pagerduty", "apprise"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most ``count`` deliveries per ``per_s`` seconds; as many may come at once when there were none for so long."""
+    """At most ``count`` deliveries per ``per_s`` seconds. A burst of ``count`` is allowed after ``per_s`` without any."""
 
     count: float
     per_s: float
@@ -27,38 +27,38 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One place that is told. Nothing of what may be secret is in its ``repr``."""
+    """One destination of alerts. Its ``repr`` contains no secret."""
 
     name: str
-    """As the outbox knows it."""
+    """Name in the outbox."""
     key: str
-    """As the watcher's state file knows it, in which there are Alertmanagers, too."""
+    """Name in the watcher's state file, which contains Alertmanagers, too."""
     label: str
-    """For people."""
+    """Name in messages to users."""
     url: Secret
     template: TemplateName = "generic"
     secrets: tuple[Secret, ...] = ()
-    """To sign with, all of them."""
+    """Signing secrets; each of them adds a signature."""
     bearer: Secret | None = None
     basic: Secret | None = None
     """``USER:PASSWORD``."""
     routing_key: Secret | None = None
-    """PagerDuty's."""
+    """For PagerDuty only."""
     retry_for_s: float = RETRY_FOR_S
     rate: Rate | None = None
     ca_file: Path | None = None
     proxy: str | None = field(default=None, repr=False)
-    """Its address; empty for none; ``None`` for what the environment says."""
+    """Address of the proxy; empty for none; ``None`` reads the environment."""
     timeout_s: float = ATTEMPT_S
 
     @property
     def most_alerts(self) -> int:
-        """So many alerts fit into one message to it."""
+        """Maximum number of alerts in one message."""
         return 1 if self.template == "pagerduty" else MAX_ALERTS
 
 
 def webhook_target(url: str) -> Target:
-    """The target that ``--webhook URL`` means."""
+    """Build the target for ``--webhook URL``."""
     name = receiver_key("webhook", url)
-    # Two of one host are told apart by the name, which lists of what waits for it have, too.
+    # The name distinguishes webhooks on one host, and appears in outbox listings, too.
     return Target(name=name, key=name, label=f"{name} {redact(url)}", url=Secret(value=url))

@@ -18,9 +18,9 @@ from rankscope.base.text import duration
 
 
 class TokenBucket:
-    """``rate.count`` tokens that come back evenly within ``rate.per_s``; without a rate there is always one.
+    """Token bucket: ``rate.count`` tokens refill evenly within ``rate.per_s`` seconds. Without a rate it is never empty.
 
-    Times are nanoseconds of a clock that only goes forward.
+    Times are nanoseconds of a monotonic clock.
     """
 
     def __init__(self, rate: Rate | None, *, now_ns: int) -> None:
@@ -29,7 +29,7 @@ class TokenBucket:
         self._filled_ns = now_ns
 
     def available(self, now_ns: int) -> float:
-        """How many may go now; infinitely many without a rate."""
+        """Return the number of available tokens; infinity without a rate."""
         if self._rate is not None:
             came = (now_ns - self._filled_ns) / 1e9 * self._rate.count / self._rate.per_s
             self._tokens = min(self._rate.count, self._tokens + max(0.0, came))
@@ -37,11 +37,11 @@ class TokenBucket:
         return math.floor(self._tokens + 1e-9) if self._rate is not None else math.inf
 
     def take(self) -> None:
-        """One went."""
+        """Take one token."""
         self._tokens -= 1
 
     def next_ns(self) -> int:
-        """When the next one may go, where none may now."""
+        """Return when the next token is available, if none is now."""
         if self._rate is None:
             return self._filled_ns
         missing = max(0.0, 1.0 - self._tokens)
@@ -49,17 +49,17 @@ class TokenBucket:
 
 
 BATCH: Final = 32
-"""So many messages are claimed, and their outcomes written down, at once."""
+"""Number of messages that are claimed, and whose outcomes are recorded, at once."""
 TOLERATED: Final = 3
-"""After so many failures in a row, whatever the message, it is the target that fails, not a message."""
+"""After this many failures in a row, of any messages, the target counts as failing."""
 RECORD_AFTER_S: Final = 1.0
-"""However slow the receiver is, what it accepted is written down after that long."""
+"""Outcomes are recorded at this interval, even if a slow receiver delays the rest of the batch."""
 
 
 class TargetSender:
-    """One target's messages. While it fails as a whole, one message at a time tries whether it is back.
+    """Sender of one target's messages. While the target fails as a whole, single messages probe it.
 
-    ``clock``: steady nanoseconds, which is what attempts are planned by. ``report`` takes one line when something changes.
+    ``clock`` returns monotonic nanoseconds; it schedules attempts. ``report`` takes one line when something changes.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class TargetSender:
         self._unrecorded: list[Outcome] = []
 
     def run_due(self) -> int:
-        """Send what is due by now; returns how many attempts that took. Raises ``StoreError``."""
+        """Send the messages that are due; returns the number of attempts. Raises ``StoreError``."""
         self.busy = True
         try:
             return self._run_due()
@@ -100,7 +100,7 @@ class TargetSender:
             self.busy = False
 
     def next_ns(self) -> int | None:
-        """When there is something to do again; ``None``: when something is put. Raises ``StoreError``."""
+        """Return when there is work again; ``None`` if no message waits. Raises ``StoreError``."""
         due = self._queue.next_due_ns(self.target.name)
         if due is None:
             return None
@@ -130,7 +130,7 @@ class TargetSender:
         return attempts
 
     def _send(self, batch: Sequence[Claimed]) -> int:
-        """Try one after the other, until it is the target that fails; none after one of its group that failed."""
+        """Send messages in order until the target fails as a whole. After a failed message the rest of its group is skipped."""
         attempts, recorded = 0, time.monotonic()
         failed_groups: set[str] = set()
         stopped = False
@@ -155,8 +155,8 @@ class TargetSender:
             return self._courier.attempt(message.id, message.body)
         except msgspec.DecodeError:
             return Judgement(kind="dead", reason="cannot be sent: not to be read")
-        except Exception as error:  # noqa: BLE001 - a fault of ours in one message must not end the sending of the others
-            # It may be this machine that is short of something: in a while it may work.
+        except Exception as error:  # noqa: BLE001 - a bug in one message must not stop the others
+            # This machine may be short of a resource for a while.
             return Judgement(kind="retry", reason=f"cannot be sent: {type(error).__name__}", heard=True)
 
     def _take_in(self, message: Claimed, judgement: Judgement) -> None:
@@ -170,7 +170,7 @@ class TargetSender:
             case "retry":
                 self._failed(message, judgement)
             case _:
-                # It answers: that it does not want this one says nothing about the others.
+                # The target answers: that it refuses this message means nothing for the others.
                 self._works()
                 self._give_up(message, judgement.reason, heard=judgement.heard)
                 if judgement.kind == "gone":
@@ -223,7 +223,7 @@ class TargetSender:
         self._unrecorded = []
 
     def _say(self, words: str) -> None:
-        """Once, until something else happens."""
+        """Report a line once, until the line changes or a message is delivered."""
         if words != self._said:
             self._said = words
             self._report(f"{self.target.label}: {words}")

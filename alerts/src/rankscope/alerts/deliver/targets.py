@@ -24,7 +24,7 @@ from rankscope.base.options import http_url, parse_rate
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PAGERDUTY: Final = "https://events.pagerduty.com/v2/enqueue"
 _RATES: Final[dict[TemplateName, str]] = {"slack": "1/s", "teams": "1/s", "pagerduty": "120/min"}
-"""What these services take for good; nobody else is known to need one."""
+"""Sustained rates that these services accept; no other service is known to need a limit."""
 
 
 class _TargetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,16 +47,16 @@ class _TargetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     target: Annotated[list[_TargetEntry], msgspec.Meta(min_length=1, max_length=64)]
     receive: object = None
-    """This one and the next two are the receiver's (``receiver_config.py``)."""
+    """Belongs to the receiver (``receive/config.py``), like the next two fields."""
     route: object = None
     action: object = None
 
 
 def load_targets(path: Path, *, absent: Callable[[str], object] | None = None) -> list[Target]:
-    """The targets in a file. Raises ``InputError``, which repeats no secret, also where one of them is not there.
+    """Load the targets in a file. Raises ``InputError``, also for a missing secret; its text contains no secret.
 
-    ``absent``: takes a line for each file that cannot be read, which is then no error: the target is tried again, as it is when
-    its file goes away later, and the others are told meanwhile.
+    With ``absent`` an unreadable file of a secret or CA is no error; ``absent`` takes a line about it instead. Each attempt reads
+    the file again, as it does for a file that disappears later. Other targets are not affected.
     """
     config = converted(path, read_toml(path), _Config)
     targets: list[Target] = []
@@ -79,19 +79,19 @@ class _WrongError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where files of a target are looked for, and who is told of one that is not there."""
+    """Folder of a target's files, name of the target, and callback for missing files."""
 
     folder: Path
     name: str
     absent: Callable[[str], object] | None
 
     def secret(self, field: str, place: SecretPlace, check: Callable[[str], str] = lambda _: "") -> Secret:
-        """It, if it is there and ``check`` finds nothing wrong with it."""
+        """Return the secret. If it can be read, ``check`` must find nothing wrong with it."""
         secret = place.secret(self.folder)
         try:
             text = secret.read()
         except SecretUnavailableError as error:
-            if secret.file is None:  # a variable does not come while we run
+            if secret.file is None:  # a variable cannot appear later
                 raise _WrongError(field, str(error)) from error
             self.waits(field, str(error))
         else:
@@ -100,7 +100,7 @@ class _Place:
         return secret
 
     def waits(self, field: str, reason: str) -> None:
-        """A file is not there."""
+        """Report a missing file, or raise ``_WrongError`` without ``absent``."""
         if self.absent is None:
             raise _WrongError(field, reason)
         self.absent(f"{self.name}: {reason}; it waits for this file")

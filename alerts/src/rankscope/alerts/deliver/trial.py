@@ -15,7 +15,7 @@ from rankscope.base.text import one_line
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What a target answered. ``answer`` is in words; ``seconds`` is how long that took."""
+    """Result of one test alert at one target. ``answer`` is in words; ``seconds`` is the duration."""
 
     target: str
     status: Literal["firing", "resolved"]
@@ -25,7 +25,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``test-webhook --format json`` prints."""
+    """Output of ``test-webhook --format json``."""
 
     schema: Literal["rankscope.test-webhook/1"] = "rankscope.test-webhook/1"
     ok: bool

@@ -18,13 +18,13 @@ from rankscope.alerts.store.database import Store
 
 
 def try_targets(targets: Sequence[Target], *, now_unix_ns: int) -> Trial:
-    """Send each target an alert that fires and ends, once. A target that does not take the first is not sent the second."""
+    """Send each target a firing and a resolved test alert. A target that does not accept the first gets no second."""
     results = [tried for target in targets for tried in _try(target, now_unix_ns)]
     return Trial(ok=all(tried.delivered for tried in results), results=results)
 
 
 def trial_notice(now_unix_ns: int, *, ended: bool) -> Notice:
-    """An alert that nobody can take for a real one."""
+    """Build an alert that is clearly a test."""
     labels = {
         "alertname": "RankscopeTest",
         "severity": "info",
@@ -49,7 +49,7 @@ def trial_notice(now_unix_ns: int, *, ended: bool) -> Notice:
 
 @dataclass(slots=True)
 class _Noting:
-    """Notes what the courier came back with."""
+    """Courier that remembers the judgement of the courier in it."""
 
     inner: Courier
     judgement: Judgement | None = None
@@ -62,7 +62,7 @@ class _Noting:
 def _try(target: Target, now_unix_ns: int) -> list[Tried]:
     noting = _Noting(courier_for(target))
     outbox = Outbox(Store(None))
-    # Given up at the first failure, and in no hurry that a limit has to slow down.
+    # Give up at the first failure; two messages need no rate limit.
     target = replace(target, retry_for_s=0.0, rate=None)
     sender = Sender(outbox, [target], report=lambda _: None, courier=lambda _: noting)
     results: list[Tried] = []

@@ -1,8 +1,12 @@
 """Asks runs for what alerts call for, and tells what came of it. What was begun survives the end of the process.
 
-``wanted`` → the id of the request is settled → ``asked``: ``rankscope capture`` leaves the request and waits for its result, in a
-process of its own; ended and begun anew it goes on with the same request, which the job serves once → ``recorded``: what came of
-it → it is passed on under the alert's own identity → ``done``.
+States of an action:
+
+1. ``wanted``: an alert calls for it.
+2. ``asked``: the id of its request is stored. ``rankscope capture``, in a separate process, writes the request and waits for the
+   result. After a restart it continues with the same request, which the job serves once.
+3. ``recorded``: the result is stored.
+4. ``done``: the result was forwarded under the alert's own identity.
 """
 
 from __future__ import annotations
@@ -44,9 +48,9 @@ AT_ONCE: Final = 4
 LOOK_S: Final = 1.0
 TROUBLE_S: Final = 5.0
 TOO_LATE_S: Final = 3600.0
-"""An alert is about now: what could not be asked for so long is not asked any more."""
+"""An action that could not be requested for this long is dropped: an alert is about the present."""
 _SPARE_S: Final = 60.0
-"""Beyond its own wait, for a child to begin and to analyse."""
+"""Time for a child to start and analyse, beyond its own wait."""
 
 
 @dataclass(slots=True)
@@ -55,11 +59,11 @@ class _Running:
     run: KnownRun
     child: BoundedChild
     dumped: Finished | None = None
-    """Of a dump whose files are being analysed: what the first command said."""
+    """Result of the dump command while the dump's files are being analysed."""
 
 
 class Actor:
-    """The actions in the inbox. ``show`` takes a line about each that is over."""
+    """Executor of the actions in the inbox. ``show`` takes a line about each finished action."""
 
     def __init__(
         self,
@@ -85,7 +89,7 @@ class Actor:
         self._faulty: set[int] = set()
 
     def run(self, woken: threading.Event, stopping: threading.Event) -> None:
-        """Until it is to stop; what is being waited for then is taken up again at the next start."""
+        """Run until ``stopping`` is set. Requests in progress are resumed at the next start."""
         trouble = ""
         while not stopping.is_set():
             try:
@@ -93,7 +97,7 @@ class Actor:
                 trouble = ""
             except (StoreError, OSError) as error:
                 trouble = self._troubled(str(error), trouble, stopping)
-            except Exception as error:  # noqa: BLE001 - a fault of ours costs one try, not all actions to come
+            except Exception as error:  # noqa: BLE001 - a bug costs one attempt, not all later actions
                 trouble = self._troubled(f"internal fault: {type(error).__name__}: {error}", trouble, stopping)
             woken.wait(LOOK_S)
             woken.clear()
@@ -107,7 +111,7 @@ class Actor:
         return what
 
     def run_due(self) -> None:
-        """Take every action as far as it goes now. Raises ``StoreError``."""
+        """Advance every action as far as possible now. Raises ``StoreError`` and ``OSError``."""
         for running in list(self._running.values()):
             if (done := running.child.poll()) is not None:
                 self._try(running.action.number, self._over, running, done)
@@ -118,14 +122,14 @@ class Actor:
             self._try(action.number, self._tell, action)
 
     def _try(self, number: int, step: Callable[..., None], *given: object) -> None:
-        """Take an action one step further; a fault of ours keeps no other from that."""
+        """Run one step of an action. After a bug the action is left for the next start; the others continue."""
         if number in self._faulty:
             return
         try:
             step(*given)
         except (StoreError, OSError):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is
+        except Exception as error:  # noqa: BLE001 - a bug concerns only this action
             self._faulty.add(number)
             if (running := self._running.pop(number, None)) is not None:
                 running.child.end()
@@ -146,10 +150,10 @@ class Actor:
             self._record(action, impossible(action.kind, str(error)))
             return
         if action.request_id is None:
-            # Settled before anything is asked: asked again after a crash, it is the same request.
+            # Stored before the request is made: after a crash the same request is repeated.
             request_id = f"{time.time_ns():019d}-{secrets.token_hex(4)}"
             action = self._inbox.move(action, "asked", request_id=request_id)
-        # A request that is void by now is looked at once more: it may have been answered.
+        # An expired request is checked once more: it may have been answered.
         void = abs(time.time_ns() - made_ns(str(action.request_id))) > MAX_AGE_SECONDS * 1e9
         wait_s = 1.0 if void else duration(rule.wait)
         how = ["--steps", str(action.steps)] if action.kind == "capture" else ["--flight-recorder"]
@@ -163,7 +167,7 @@ class Actor:
         if action.kind == "capture":
             said = said_by_capture(done, dashboard_url=self._dashboard_url)
         elif running.dumped is None and done.output:
-            # Begun first: where that fails, the dump is still what is to be looked at next time.
+            # Start the child first: if that fails, the result of the dump is processed again.
             running.child = BoundedChild(["hang", str(running.run.path), "--format", "json"], limit_s=_SPARE_S)
             running.dumped = done
             return
@@ -178,7 +182,7 @@ class Actor:
         self._inbox.move(action, "recorded", result=msgspec.json.encode(said))
 
     def _tell(self, action: Action) -> None:
-        """The follow-up: the alert again, as it is by now, with what was shown."""
+        """Forward the follow-up: the alert in its current state, with the result of the action."""
         alert = msgspec.json.decode(action.alert, type=Arrived)
         said = msgspec.json.decode(action.result or b"", type=Said)
         episode = self._inbox.episode(action.fingerprint)
@@ -188,11 +192,11 @@ class Actor:
         if steps := steps_together(alert.annotations.get("next", ""), said.annotations.get("next", "")):
             words["next"] = steps
         words[UPDATED_AT] = rfc3339(time.time_ns())
-        # Of an alert that has begun anew nobody is told what was before.
+        # A result of an earlier episode is not forwarded.
         if self._forwarding is not None and episode is not None and episode.starts_unix_ns == action.starts_unix_ns:
             starts_at = begun(alert, action.starts_unix_ns)
             follow_up = msgspec.structs.replace(payload_alert(alert), starts_at=starts_at, annotations=words)
-            if episode.status == "resolved":  # said to fire, it would wake people again
+            if episode.status == "resolved":  # as firing, it would page again
                 follow_up = msgspec.structs.replace(follow_up, status="resolved", ends_at=rfc3339(episode.changed_unix_ns))
             self._counters.add("forwarded", self._forwarding.put([Forwarded(follow_up, f"{action.kind}-{action.number}")]))
         self._inbox.move(action, "done")
@@ -201,7 +205,7 @@ class Actor:
 
 
 def _run_of(action: Action, alert: Arrived) -> RunName:
-    """The run that was found when the action was decided; else whatever the alert calls it."""
+    """Return the run that was found when the action was decided; else the run that the alert names."""
     named = run_named(alert.labels)
     assert named is not None, "an action is wanted of a run"
     return named if action.run_id in (named.run_id, named.name) else RunName(action.run_id, named.name)

@@ -21,21 +21,21 @@ from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, Un
 from rankscope.analysis.result import Analysis
 
 MEMORY_BYTES: Final = 8 * 2**30
-"""Of address space."""
+"""Limit on a child's address space."""
 OUTPUT_BYTES: Final = 64 * 2**20
 _END_S: Final = 5.0
-"""A process that hangs on a dead disk does not even end when it is killed; it is not waited for."""
+"""Maximum wait for a killed process: one that hangs on a dead disk may never exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What came of it."""
+    """Result of a child process."""
 
     status: int | None
-    """Exit status; ``None``: it was ended when its time was up."""
+    """Exit status; ``None`` if the child was killed at its time limit."""
     output: bytes
     said: str
-    """The last line of its standard error."""
+    """Last line of standard error."""
 
 
 _LAUNCHER: Final = """
@@ -51,7 +51,7 @@ for limit, most in ((resource.RLIMIT_AS, int(address)), (resource.RLIMIT_FSIZE, 
     resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 os.execv(sys.executable, [sys.executable, *command])
 """
-"""Limits itself, then becomes the command: code that ran between fork and exec could wait for a lock of another thread."""
+"""Sets its own limits, then execs the command. Code between fork and exec could deadlock on another thread's lock."""
 
 
 class BoundedChild:
@@ -63,7 +63,7 @@ class BoundedChild:
     def __init__(self, arguments: Sequence[str], *, limit_s: float) -> None:
         self._until = time.monotonic() + limit_s
         self._finished: Finished | None = None
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by whoever polls for the end
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by ``poll``
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(MEMORY_BYTES), str(OUTPUT_BYTES)]
         self._process = subprocess.Popen(
@@ -75,7 +75,7 @@ class BoundedChild:
         )
 
     def poll(self) -> Finished | None:
-        """What came of it; ``None`` while it runs."""
+        """Return the result; ``None`` while the process runs."""
         if self._finished is None:
             status = self._process.poll()
             if status is None:
@@ -88,7 +88,7 @@ class BoundedChild:
         return self._finished
 
     def wait(self) -> Finished:
-        """What came of it, when it is over."""
+        """Wait for the process, and return the result."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, self._until - time.monotonic()))
         while (finished := self.poll()) is None:
@@ -96,7 +96,7 @@ class BoundedChild:
         return finished
 
     def end(self) -> None:
-        """End it now."""
+        """Kill the process."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
@@ -109,19 +109,19 @@ def _all_of(file: IO[bytes]) -> bytes:
 
 
 FRESH_S: Final = 30.0
-"""A verdict is good for so long: the alerts of one trouble arrive together. Or for as long as alerts wait: one delivery may be
-about many runs, and the first verdict has to be good until the last is there.
+"""Lifetime of a verdict: the alerts of one problem arrive together. If alerts wait longer, that time counts: one delivery may be
+about many runs, and the first verdict must stay valid until the last one is ready.
 """
 LIMIT_S: Final = 60.0
-"""For one run: others wait meanwhile. What takes longer than alerts wait is told when it is there."""
+"""Time limit for one run: others wait meanwhile. A verdict after the alerts' wait is delivered late."""
 MAX_ASKED: Final = 64
 _KEPT: Final = 64
 
 
 class Analyst:
-    """Analyses the runs that are asked for, for alerts that wait ``waits_s`` for it.
+    """Analyser of runs. Alerts wait ``waits_s`` seconds for its verdicts.
 
-    ``ready`` is called, from its thread, whenever there is something new.
+    ``ready`` is called after each analysis, from the analyst's thread.
     """
 
     def __init__(self, runs: KnownRuns, *, waits_s: float, ready: Callable[[], object]) -> None:
@@ -136,17 +136,17 @@ class Analyst:
         self._thread = threading.Thread(target=self._run, name="analyst", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Take up nothing more; what is being analysed ends with the process."""
+        """Start no further analysis. A running one ends with the process."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
     def facts(self, named: RunName) -> Facts | None:
-        """What is known of a run; ``None``: not yet, ask again."""
+        """Return the facts about a run; ``None`` while its analysis is pending: call again."""
         with self._changed:
             known = self._known.get(named)
             if known is not None and time.monotonic() - known[0] < self._fresh_s:
@@ -168,7 +168,7 @@ class Analyst:
                 named = next(iter(self._asked))
             try:
                 facts = self._looked_at(named)
-            except Exception as error:  # noqa: BLE001 - whatever a run holds, the next one is analysed
+            except Exception as error:  # noqa: BLE001 - a damaged run must not stop the analysis of the next one
                 facts = Facts(problem=f"the run cannot be analysed: {type(error).__name__}")
             with self._changed:
                 del self._asked[named]

@@ -1,7 +1,7 @@
 """The receiver of webhooks, as an ASGI application: Alertmanager's (version 4) and Grafana's.
 
-A delivery that is answered with 200 is on the disk. One that cannot be stored, or for which there is no room, gets 503, because
-senders retry 5xx; 4xx is only for what would never be accepted. ``receive.worker`` processes deliveries afterwards.
+A delivery that is answered with 200 is on disk. One that cannot be stored, or for which there is no room, gets 503, because
+senders retry 5xx. Faults of the sender get 4xx. ``receive.worker`` processes deliveries afterwards.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rankscope.base.text import one_line
 MAX_BODY_BYTES: Final = 16 * 2**20
 """2,000 of the largest alerts of our own rules, with long labels, weigh 11 MiB: tests/alerts/receive/test_refusals.py."""
 MAX_BODIES_BYTES: Final = 64 * 2**20
-"""Bodies of all requests that are being answered; senders of more are asked to try again."""
+"""Total size of the bodies of all open requests; further senders get 503."""
 BODY_TIMEOUT_S: Final = 15.0
 PROBE_S: Final = 5.0
 """After a delivery that could not be stored, the disk is probed this often until it can be written."""
@@ -60,27 +60,27 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """One accepted payload, as it came but for the white space."""
+    """One accepted payload, unchanged except for white space."""
 
     received_unix_ns: int
     payload: msgspec.Raw
 
 
 class Deliveries(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to ``GET /deliveries``: the last accepted payloads, oldest first, and how many there were in all."""
+    """Answer to ``GET /deliveries``: the last accepted payloads, oldest first, and the total number so far."""
 
     total: int
     deliveries: list[Received]
 
 
-class _Refused(Exception):  # noqa: N818 - an answer, not an error of ours
-    """Answer with this status and one line of text."""
+class _Refused(Exception):  # noqa: N818 - an HTTP answer, not an error
+    """Refusal of a request, with a status and one line of text."""
 
     def __init__(self, status: int, reason: str, text: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         super().__init__(text)
         self.status = status
         self.reason = reason
-        """For the count."""
+        """Label of the counter."""
         self.text = text
         self.headers = headers
 
@@ -107,14 +107,14 @@ class _Refusals:
 
 
 class _Bodies:
-    """Memory of all bodies that are being answered."""
+    """Memory used by the bodies of all open requests."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     @contextmanager
     def one(self) -> Iterator[Callable[[int], None]]:
-        """Reserves memory for one body, chunk by chunk, until it is answered."""
+        """Reserve memory for one body, chunk by chunk, until its request is answered."""
         reserved = 0
 
         def reserve(size: int) -> None:
@@ -133,9 +133,9 @@ class _Bodies:
 class ReceiverApp:
     """The ASGI application.
 
-    ``show`` takes one line per alert and never raises; ``report`` takes problems, and ``accepted`` is called after a delivery was
-    stored, both from other threads as well. ``outbox`` holds the messages that the metrics count. With ``out`` every accepted
-    payload is appended to that file as one line of JSON (``Received``) before it is acknowledged.
+    ``show`` takes one line per alert and never raises. ``report`` takes problems. ``accepted`` is called after a delivery was
+    stored. ``report`` and ``accepted`` must be thread-safe. The metrics count the messages in ``outbox``. With ``out`` every
+    accepted payload is appended to that file as one line of JSON (``Received``) before it is acknowledged.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class ReceiverApp:
         self._counters = counters or Counters()
         self._accepted = accepted
         self._clock = clock
-        # The disk may take its time, and the loop has others to serve meanwhile.
+        # A slow disk must not block the event loop.
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inbox")
         self._writable = True
         self._refusals = _Refusals(report)
@@ -216,7 +216,7 @@ class ReceiverApp:
     async def _authenticated(
         self, scope: _Scope, receive: _Receive, reserve: Callable[[int], None], *, with_body: bool
     ) -> tuple[Headers, bytes]:
-        """Headers and body of a request by somebody who may make it."""
+        """Authenticate a request, and return its headers and body. Raises ``_Refused``."""
         address = (scope.get("client") or ("",))[0]
         left_s = self._failures.shut_out_s(address) if self._ways.any else 0.0
         shortest = UNGUESSABLE if left_s else 0
@@ -249,7 +249,7 @@ class ReceiverApp:
 
     def _keep(self, message_id: bytes | None, body: bytes) -> tuple[Notification, bool]:
         notification, body = _read(body)
-        # With the body: an id that a sender uses twice must not lose the second delivery.
+        # Includes the body: if a sender uses an id twice, the second delivery must not be lost.
         key = None if message_id is None else hashlib.sha256(message_id + b"\0" + body).hexdigest()
         now = self._clock()
         try:
@@ -303,7 +303,7 @@ class ReceiverApp:
         )
 
     async def _probe_disk(self) -> None:
-        """Probe the disk until it can be written: a receiver that is not ready is sent no delivery that would show it."""
+        """Probe the disk until it is writable: a receiver that is not ready may get no delivery that would show it."""
         while not self._writable:
             await asyncio.sleep(PROBE_S)
             await asyncio.get_running_loop().run_in_executor(self._keeper, self._probe_once)
@@ -311,7 +311,7 @@ class ReceiverApp:
     def _probe_once(self) -> None:
         if not self._writable:
             with suppress(StoreError):
-                # A full disk may have room for a word and not for a delivery.
+                # A full disk may have room for a few bytes, but not for a delivery.
                 self._inbox.store.probe(MAX_BODY_BYTES)
                 if self._out is None or _may_grow(self._out):
                     self._stored()

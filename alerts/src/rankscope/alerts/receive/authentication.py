@@ -16,25 +16,25 @@ from rankscope.alerts.deliver.signing import Secret, SecretError, SecretUnavaila
 from rankscope.base.http import basic_credentials, bearer_token
 
 TOLERANCE_S: Final = 300.0
-"""A signature that names a time further away than this is an old one sent again."""
+"""A signature whose timestamp differs more than this from our clock counts as a replay."""
 GRAFANA_SIGNATURE: Final = b"x-grafana-alerting-signature"
 MAX_FAILURES: Final = 20
-"""Failed attempts of an address within ``FAILURES_S``; then it is heard again only when that time is over."""
+"""Failed attempts of an address within ``FAILURES_S`` after which it is shut out until that time is over."""
 FAILURES_S: Final = 60.0
 UNGUESSABLE: Final = 24
-"""Bytes of a secret that nobody finds by trying, as those of Standard Webhooks have at least. Whoever knows one is heard all the
-same: behind a proxy everybody has the same address.
+"""Minimum bytes of a secret that cannot be guessed; Standard Webhooks secrets have at least these. Requests with such a secret
+are accepted even from an address that is shut out: behind a proxy all clients share one address.
 """
 MAX_ADDRESSES: Final = 1_024
 
 Headers = Mapping[bytes, bytes]
-"""Names in lower case; one that came twice is not in it."""
+"""Headers by lower-case name; a repeated header is left out."""
 
 
 class Known:
-    """A secret as it is now, or as it was when it could last be read: while it is replaced, nobody is turned away.
+    """Current value of a secret, or its last readable value, so that a rotation locks no sender out.
 
-    Raises ``SecretUnavailableError`` where there is none at the start; later ``report`` gets a line, once.
+    Raises ``SecretUnavailableError`` if the secret cannot be read at the start. Later ``report`` takes one line.
     """
 
     def __init__(self, secret: Secret, *, report: Callable[[str], object]) -> None:
@@ -48,12 +48,12 @@ class Known:
 
     @property
     def where(self) -> str:
-        """Its place, fit for a message."""
+        """Place of the secret, without its content."""
         return self._secret.where
 
     @property
     def value(self) -> bytes:
-        """What it is."""
+        """Value of the secret."""
         try:
             self._value = self._secret.read()
             self._troubled = False
@@ -66,11 +66,11 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """What is accepted; nothing at all means that nobody is asked."""
+    """Accepted credentials. Without any, requests need no authentication."""
 
     bearer: Sequence[Known] = ()
     basic: Sequence[tuple[str, Known]] = ()
-    """User, and password."""
+    """User and password."""
     signed: Sequence[Known] = ()
     """Standard Webhooks: ``whsec_…``."""
     grafana: Sequence[Known] = ()
@@ -79,17 +79,17 @@ class Ways:
 
     @property
     def any(self) -> bool:
-        """Whether somebody is asked at all."""
+        """True if requests need authentication."""
         return bool(self.bearer or self.basic or self.signed or self.grafana)
 
     @property
     def guessable(self) -> list[str]:
-        """Places of secrets that are so short that whoever knows one is not heard while somebody guesses from his address."""
+        """Places of secrets shorter than ``UNGUESSABLE``, which are not accepted from an address that is shut out."""
         known = (*self.bearer, *(password for _, password in self.basic), *self.grafana)
         return list(dict.fromkeys(secret.where for secret in known if len(secret.value) < UNGUESSABLE))
 
     def by_header(self, headers: Headers, *, shortest: int = 0) -> bool:
-        """Whether the headers alone say who it is, by a token or password of at least ``shortest`` bytes."""
+        """Check the headers for an accepted token or password of at least ``shortest`` bytes."""
         header = headers.get(b"authorization", b"")
         if (token := bearer_token(header)) is not None:
             return _one_of(token, [known for secret in self.bearer if len(known := secret.value) >= shortest])
@@ -99,13 +99,13 @@ class Ways:
         return False
 
     def by_signature(self, headers: Headers, body: bytes, *, now_s: float, shortest: int = 0) -> bool:
-        """Whether the body is signed by somebody we know, with a secret of at least ``shortest`` bytes, and lately."""
+        """Check for a recent signature of the body with an accepted secret of at least ``shortest`` bytes."""
         return self._grafana(headers, body, now_s, shortest) or self._standard(headers, body, now_s)
 
     def _standard(self, headers: Headers, body: bytes, now_s: float) -> bool:
         keys = []
         for secret in self.signed:
-            with suppress(SecretError):  # one that is being replaced does not spoil the others
+            with suppress(SecretError):  # a secret in rotation must not disable the others
                 keys.append(parse_secret(secret.value.decode()))
         words = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
         try:
@@ -135,7 +135,7 @@ class Ways:
 
 
 def _one_of(given: bytes, known: Sequence[bytes]) -> bool:
-    """Whether it is one of these, in a time that does not tell how much of it is right, nor which it is."""
+    """Compare ``given`` with all of ``known``. The duration reveals neither a partial match nor which one matches."""
     digest = hashlib.sha256(given).digest()
     found = False
     for one in known:
@@ -145,7 +145,7 @@ def _one_of(given: bytes, known: Sequence[bytes]) -> bool:
 
 @dataclass(slots=True)
 class Failures:
-    """Counts failed attempts by address, so that nobody guesses for long; one a minute is told."""
+    """Counter of failed attempts by address, against guessing. Reports each shut-out, and other failures once a minute."""
 
     report: Callable[[str], object]
     clock: Callable[[], float] = time.monotonic
@@ -153,12 +153,12 @@ class Failures:
     _counted: OrderedDict[str, tuple[float, int]] = field(default_factory=OrderedDict)
 
     def shut_out_s(self, address: str) -> float:
-        """Seconds until the address is heard again; 0: now."""
+        """Return the seconds until the address is accepted again; 0 if it is not shut out."""
         began, count = self._counted.get(address, (0.0, 0))
         return max(0.0, began + FAILURES_S - self.clock()) if count >= MAX_FAILURES else 0.0
 
     def failed(self, address: str) -> None:
-        """Another one."""
+        """Count a failed attempt."""
         now = self.clock()
         began, count = self._counted.pop(address, (now, 0))
         if now - began > FAILURES_S:

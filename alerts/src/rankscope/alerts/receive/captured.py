@@ -21,15 +21,15 @@ from rankscope.runs.links import overview_url, window_url
 from rankscope.runs.reader import RunReader
 
 Outcome = Literal["shown", "incomplete", "refused", "unanswered", "impossible"]
-"""``incomplete``: not all ranks did it; ``impossible``: there was nobody to ask."""
+"""``incomplete``: some ranks are missing; ``impossible``: no request could be made, or no result could be read."""
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an action."""
+    """Result of an action."""
 
     outcome: Outcome
     annotations: dict[str, str]
-    """``summary`` is the sentence."""
+    """``summary`` is the sentence about the result."""
 
 
 class _Missing(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class _Missing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Captured(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the JSON of ``rankscope capture`` what is used here."""
+    """Fields of the JSON of ``rankscope capture`` that are used here."""
 
     accepted: bool | None = None
     reason: str | None = None
@@ -50,22 +50,22 @@ class _Captured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def impossible(what: str, why: str) -> Said:
-    """There was nothing to be had."""
+    """Build the result of an action that could not be carried out."""
     return Said(outcome="impossible", annotations=_texts({"summary": f"No {what}: {why}"}))
 
 
 def is_marked(annotations: dict[str, str]) -> bool:
-    """Whether an alert says that its GPUs are simulated: the watcher's in a field, that of a rule of Prometheus in its words."""
+    """Check for simulated GPUs: the watcher's alerts have an annotation, those of Prometheus rules a prefix."""
     return annotations.get("simulated") == "true" or annotations.get("summary", "").startswith("[simulated")
 
 
 def marked(said: Said) -> Said:
-    """The same of a run whose GPUs are simulated."""
+    """Mark a result as coming from simulated GPUs."""
     return said if is_marked(said.annotations) else _led(said, "[simulated GPUs] ", simulated="true")
 
 
 def of_run(said: Said, run: KnownRun, *, by_name: bool) -> Said:
-    """What a run answered, with what has to be said of the run itself."""
+    """Add remarks about the run to a result: found by name only, simulated GPUs."""
     if by_name:
         said = _led(said, by_name_only(run.run_id), found_by_name=run.run_id)
     return marked(said) if run.simulated else said
@@ -78,13 +78,13 @@ def _led(said: Said, lead: str, **more: str) -> Said:
 
 
 def steps_together(before: str, found: str) -> str:
-    """``next`` of a follow-up: which process to look at now, then what the alert said, and what else is new."""
+    """Merge ``next`` for a follow-up: stacks of processes first, then the alert's steps, then other new steps."""
     new = found.splitlines()
     return "\n".join(concrete([*filter(is_stack, new), *before.splitlines(), *new]))
 
 
 def said_by_capture(done: Finished, *, dashboard_url: str | None) -> Said:
-    """What the profiled steps show."""
+    """Describe the result of a capture."""
     result = _decoded(done)
     if result is None:
         return impossible("capture", done.said or "the command that asks for it failed")
@@ -125,7 +125,7 @@ def said_by_capture(done: Finished, *, dashboard_url: str | None) -> Said:
 
 
 def said_by_dump(dumped: Finished, hang: Finished | None, *, run: KnownRun, dashboard_url: str | None) -> Said:
-    """What the Flight Recorders of the ranks show."""
+    """Describe the result of a dump of the ranks' Flight Recorders."""
     result = _decoded(dumped)
     if result is None or hang is None:
         return impossible("dump", dumped.said or "the command that asks for it failed")
@@ -190,7 +190,7 @@ def _imposed(found: Analysis) -> str:
 
 
 def _collectives(found: Analysis) -> str:
-    """Those that took longest."""
+    """Name up to four operations, the longest first."""
     ops = dict.fromkeys(row.op for row in found.collectives.by_op)
     return ", ".join(list(ops)[:4])
 

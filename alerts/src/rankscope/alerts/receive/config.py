@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 def action_rate(text: str) -> tuple[int, float]:
-    """``1/10min per run``: how many in how many seconds. Raises ``ValueError``."""
+    """Parse ``1/10min per run`` into a count and seconds. Raises ``ValueError``."""
     return parse_rate(text.removesuffix(" per run").strip())
 
 
@@ -35,30 +35,30 @@ def _checked(check: Callable[[str], _T], text: str) -> _T:
 
 
 class BasicSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A user, and where the password is."""
+    """User, and place of the password."""
 
     user: Annotated[str, msgspec.Meta(min_length=1, pattern="^[^:]*$")]
     password: SecretPlace
 
 
 class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[receive]``: where, from whom, and how alerts are enriched. Options of the command line come before it."""
+    """``[receive]``: address, credentials and enrichment. Options on the command line take precedence."""
 
     listen: str | None = None
     runs: list[str] = []
-    """Folders with runs; an alert that names a run is enriched from there, and actions ask runs there."""
+    """Folders with runs. Alerts that name one of these runs are enriched, and actions send requests to them."""
     state: str | None = None
     dashboard_url: str | None = None
     repeat_after: str = "4h"
-    """An alert that still fires, and comes again, is passed on again after this long."""
+    """An alert that still fires, and arrives again, is forwarded again after this long."""
     enrich_within: str = "20s"
-    """An alert goes on without a verdict when there is none after this long."""
+    """An alert is forwarded without a verdict if there is none after this long."""
     tls_cert: str | None = None
     tls_key: str | None = None
     bearer: list[SecretPlace] = []
     basic: list[BasicSource] = []
     webhook_secrets: list[SecretPlace] = []
-    """Standard Webhooks, ``whsec_…``: what rankscope's own sender signs with."""
+    """Standard Webhooks secrets, ``whsec_…``, as used by rankscope's own sender."""
     grafana_secrets: list[SecretPlace] = []
     grafana_timestamp_header: str | None = None
 
@@ -74,20 +74,20 @@ class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[[route]]``: alerts whose labels are ``match`` go to ``targets``; the first that matches decides."""
+    """``[[route]]``: alerts whose labels match go to ``targets``; the first matching route decides."""
 
     match: dict[str, str | list[str]] = {}
     targets: list[str]
 
     def matches(self, labels: dict[str, str]) -> bool:
-        """Whether all labels are as it says; a label that is not there is empty, as in Alertmanager."""
+        """Check that all labels match. A missing label is empty, as in Alertmanager."""
         return all(
             labels.get(name, "") in (wanted if isinstance(wanted, list) else (wanted,)) for name, wanted in self.match.items()
         )
 
 
 class ActionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[[action]]``: what a firing alert of that name makes the receiver ask of its run."""
+    """``[[action]]``: request that a firing alert of this name triggers at its run."""
 
     alert: Annotated[str, msgspec.Meta(min_length=1)]
     do: Literal["capture", "dump"]
@@ -96,7 +96,7 @@ class ActionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     at_most: str = "1/10min per run"
     at_most_overall: str = "10/1h"
     wait: str = "10m"
-    """For the result, at most."""
+    """Maximum wait for the result."""
 
     def __post_init__(self) -> None:
         action_rate(self.at_most)
@@ -105,7 +105,7 @@ class ActionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"wait: a result is waited for at most a day, and a request is void after {MAX_AGE_SECONDS:.0f} s")
 
     def meets(self, labels: dict[str, str]) -> bool:
-        """Whether it is for an alert with these labels."""
+        """Check whether the rule applies to an alert with these labels."""
         return labels.get("alertname") == self.alert and Route(match=self.match, targets=[]).matches(labels)
 
 
@@ -120,7 +120,7 @@ class ReceiverConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_config(path: Path) -> ReceiverConfig:
-    """The receiver's part of the file at ``path``. Raises ``InputError``, with the place in the file."""
+    """Load the receiver's part of the file at ``path``. Raises ``InputError``, with the place in the file."""
     read = read_toml(path)
     unknown = sorted(read.keys() - set(SECTIONS))
     if unknown:
@@ -139,7 +139,7 @@ def load_config(path: Path) -> ReceiverConfig:
 
 
 def unknown_alerts(config: ReceiverConfig) -> list[str]:
-    """A line for each action of an alert that is none of ours: the operator may have such, or have mistyped one."""
+    """Return a line for each action on an alert that rankscope does not define: a custom alert or a typing error."""
     known = runbooks()
     lines = []
     for number, rule in enumerate(config.actions):
@@ -151,6 +151,6 @@ def unknown_alerts(config: ReceiverConfig) -> list[str]:
 
 
 def _names(targets: object) -> list[str]:
-    """What is wrong with a target is for the sender to say."""
+    """Return the names of targets. Invalid tables are skipped here; ``deliver.targets`` reports them."""
     tables = targets if isinstance(targets, list) else []
     return [table["name"] for table in tables if isinstance(table, dict) and isinstance(table.get("name"), str)]

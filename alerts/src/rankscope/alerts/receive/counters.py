@@ -28,14 +28,14 @@ _HELP: Final = {
     "rankscope_receiver_writable": ("gauge", "Whether the last delivery could be stored."),
 }
 GAUGES: Final = tuple(name.removeprefix("rankscope_receiver_") for name, (kind, _) in _HELP.items() if kind == "gauge")
-"""What ``Counters.page`` is given."""
+"""Arguments of ``Counters.page``."""
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 REFUSALS: Final = ("too_large", "not_understood", "not_authenticated", "failed_attempts", "slow", "cut_off", "busy", "not_stored")
 """Reasons for refusing a delivery. They start at 0: Prometheus sees no increase in a counter whose first value is 1."""
 
 
 class Counters:
-    """Counts, from any thread. Names and labels are ours, so there are few, and nothing in them needs escaping."""
+    """Thread-safe counters. Names and labels are our own, so they are few and need no escaping."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,12 +44,12 @@ class Counters:
             self.add("refused", 0, reason=reason)
 
     def add(self, name: str, by: int = 1, /, **labels: str) -> None:
-        """Count; ``name`` is without ``rankscope_receiver_`` and ``_total``."""
+        """Increase a counter; ``name`` omits ``rankscope_receiver_`` and ``_total``."""
         with self._lock:
             self._counts[f"rankscope_receiver_{name}_total", tuple(sorted(labels.items()))] += by
 
     def page(self, **gauges: float) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Render all metrics in Prometheus' text format."""
         values: dict[_Key, float] = {(f"rankscope_receiver_{name}", ()): value for name, value in gauges.items()}
         with self._lock:
             values |= self._counts
@@ -63,12 +63,12 @@ class Counters:
 
 
 MAX_WAITING: Final = 10_000
-"""Lines; more are lost, and how many is said."""
+"""Queued lines. Further lines are dropped, and their number is written."""
 CLOSE_S: Final = 2.0
 
 
 class Shown:
-    """Takes lines from any thread and never waits; ``write`` takes them one after the other."""
+    """Queue of lines from any thread, which never blocks. One thread passes them to ``write``."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -78,14 +78,14 @@ class Shown:
         self._thread.start()
 
     def __call__(self, line: str) -> None:
-        """Show a line, some time."""
+        """Queue a line."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
             self._lost += 1
 
     def close(self) -> None:
-        """Write what waits, for a moment at most."""
+        """Write the queued lines, waiting a few seconds at most."""
         try:
             self._lines.put(None, timeout=CLOSE_S)
         except queue.Full:

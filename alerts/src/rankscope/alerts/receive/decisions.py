@@ -23,10 +23,10 @@ def wanted_actions(
     run_id: str = "",
     now_unix_ns: int,
 ) -> Iterator[tuple[str, str, Action | None]]:
-    """Kind, words for whoever reads the alert, and the action; ``None`` where there are too many already.
+    """Yield kind, text for the alert, and the action for each rule that applies; ``None`` if a rate limit is reached.
 
-    ``besides``: those of the same delivery, which the inbox does not know yet. ``run_id``: of the run that was found, so that it
-    is one run to the limits whatever alerts call it; empty where none was.
+    ``besides``: actions of the same delivery, which are not in the inbox yet. ``run_id``: the run that was found, so that the
+    limits per run do not depend on the name in the alert; empty if none was found.
     """
     named = run_named(alert.labels)
     if alert.status != "firing" or named is None:

@@ -7,33 +7,33 @@ from typing import Final, Literal
 import msgspec
 
 LATE_S: Final = 60.0
-"""For so long after its end, a firing that began no later than the one that ended is a late copy of it, not a new one."""
+"""For this long after an episode's end, a firing alert that started no later than the episode is a late copy of it."""
 
 News = Literal["change", "update", "reminder"]
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
-    """One alert from when it fired until it fires anew."""
+    """One alert from its firing until it fires anew."""
 
     fingerprint: str
     starts_unix_ns: int
-    """As it was first heard: two Prometheis evaluate a moment apart, and Alertmanager settles on the earlier one later."""
+    """First start received: two Prometheis evaluate a moment apart, and Alertmanager later sends the earlier start."""
     status: Literal["firing", "resolved"]
     changed_unix_ns: int
-    """When we heard of the status."""
+    """When the status was received."""
     told_unix_ns: int
-    """When the firing was last passed on; 0: never."""
+    """When the firing state was last forwarded; 0: never."""
     told: int = 1
-    """How often it was."""
+    """Number of times that the firing state was forwarded."""
     again: int = 0
-    """How many episodes before it began at the same time: a server that comes back goes on with the times it knew."""
+    """Number of earlier episodes with the same start: a restarted server continues with its old start times."""
 
     updated_unix_ns: int = 0
-    """When its sender said last that more is known of it; 0: never."""
+    """Time of the last update from the sender; 0: never."""
 
     @property
     def revision(self) -> str:
-        """Tells what is passed on now from what was passed on about the same state; empty the first time."""
+        """Key that distinguishes this message from earlier ones about the same state; empty the first time."""
         again = f"again-{self.again}" if self.again else ""
         return f"{again}told-{self.told}" if self.status == "firing" and self.told > 1 else again
 
@@ -48,10 +48,10 @@ def next_episode(
     repeat_after_s: float,
     updated_unix_ns: int = 0,
 ) -> tuple[Episode, News | None]:
-    """The episode after an alert arrived, and whether anybody has to hear of it.
+    """Return the episode after an alert arrived, and the kind of news; ``None`` if the alert need not be forwarded.
 
-    A change is news; so is that more is known of it, and, ``repeat_after_s`` after it was last passed on, that it still fires.
-    The end of what never fired here is not.
+    News is a change of status, an update by the sender, and an alert that still fires ``repeat_after_s`` after it was last
+    forwarded. The end of an alert that never fired here is no news.
     """
     fresh = Episode(
         fingerprint=fingerprint,
@@ -65,13 +65,12 @@ def next_episode(
     if known is None:
         return fresh, "change" if status == "firing" else None
     if status == "resolved":
-        # An end that does not say of what is that of the one we know.
+        # An end without a start time belongs to the known episode.
         if known.status == "resolved" or 0 < starts_unix_ns < known.starts_unix_ns - LATE_S * 1e9:
             return known, None
         return msgspec.structs.replace(known, status="resolved", changed_unix_ns=now_unix_ns), "change"
     if known.status == "resolved":
-        # The clock may have been set back meanwhile, or nobody says when it began: what cannot be ordered is told, once too often
-        # rather than never.
+        # After a clock change, or without a start time, the order is unknown: forward once too often rather than never.
         late = 0 <= now_unix_ns - known.changed_unix_ns < LATE_S * 1e9 and 0 < starts_unix_ns <= known.starts_unix_ns
         return (known, None) if late else (fresh, "change")
     updated = updated_unix_ns > known.updated_unix_ns

@@ -13,26 +13,26 @@ from rankscope.base.text import one_line
 from rankscope.runs.links import overview_url
 
 MAX_TEXT: Final = 2_000
-"""Characters of an annotation: what is in a run, anybody may have written."""
+"""Characters of an annotation: the content of a run is untrusted."""
 _FINDINGS: Final = 64
 _TELL_OF: Final[dict[str, tuple[str, ...]]] = {
     **{kind: (rule.alertname,) for kind, rule in ALERT_OF_KIND.items()},
     "hang": (HANG.alertname, "TrainingStalled", "TrainingHangSuspected"),
 }
-"""Kinds of findings, and the alerts that are about them."""
+"""Alerts by the kind of finding that they are about."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an analysis what alerts say; or why there is none."""
+    """Part of an analysis that alerts include; or the reason why there is none."""
 
     problem: str = ""
     unknown: bool = False
-    """There is no such run here, so there is nobody to ask for anything either."""
+    """There is no such run here, so no action can be requested either."""
     late: bool = False
-    """There may be a verdict: it was not there in time."""
+    """The verdict was not ready in time, and may follow."""
     run_id: str = ""
     by_name: bool = False
-    """The alert did not give the id: the run is the only live one of that name."""
+    """The alert gave no run id: the run is the only live one of that name."""
     simulated: bool = False
     coverage: float | None = None
     verdict: Verdict | None = None
@@ -42,7 +42,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def facts_of(analysis: Analysis) -> Facts:
-    """The part of an analysis that is kept."""
+    """Extract the part of an analysis that is kept."""
     findings = analysis.findings[:_FINDINGS]
     named = {analysis.verdict.rank, *(finding.rank for finding in findings)}
     ranks = [row for row in analysis.ranks if row.rank in named]
@@ -58,15 +58,15 @@ def facts_of(analysis: Analysis) -> Facts:
 
 
 def by_name_only(run_id: str) -> str:
-    """What comes before words about a run of which the alert gave only the name."""
+    """Return the prefix of texts about a run that the alert identified only by name."""
     return f"Run {run_id}, the only live one of that name: "
 
 
 def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
-    """What the facts add to an alert with these labels.
+    """Return the annotations that the facts add to an alert with these labels.
 
-    ``verdict`` is the sentence about the run; ``no_verdict`` says why there is none. Cause, cost, rank and what to do next are
-    added where it is what the alert is about: why one rank is slow does not explain that another is gone.
+    ``verdict`` is the sentence about the run; ``no_verdict`` is the reason if there is none. Cause, cost, rank and next steps are
+    added only if they concern the alert's own problem: why one rank is slow does not explain why another disappeared.
     """
     verdict = facts.verdict
     by_name = {"found_by_name": facts.run_id} if facts.by_name and facts.run_id else {}
@@ -112,7 +112,7 @@ def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str |
 
 
 def _about(facts: Facts, alertname: str, rank: int | None) -> Verdict | Finding | None:
-    """The verdict, or else the costliest finding, that an alert of this name tells of; of its rank where it names one."""
+    """Return the verdict, or else the costliest finding, that an alert of this name is about; of ``rank`` if given."""
     verdict = facts.verdict
     if verdict is not None and alertname in _TELL_OF.get(verdict.kind, ()) and rank in (None, verdict.rank, *verdict.ranks):
         return verdict

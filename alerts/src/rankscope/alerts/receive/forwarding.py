@@ -22,27 +22,27 @@ _OURS: Final = frozenset(
     {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder"}
     | {UPDATED_AT, "found_by_name", "capture_asked", "dump_asked"}
 )
-"""Annotations that are not taken from elsewhere where we have our own."""
+"""Annotations whose received value is replaced by our own."""
 _LONGEST_GROUP: Final = 512
-"""Characters; of a longer one only a digest is left, for a group is part of every message."""
+"""Characters; a longer group key is replaced by a digest, because every message contains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """An alert as it goes on."""
+    """An alert as it is forwarded."""
 
     alert: PayloadAlert
     revision: str = ""
-    """Not empty: more about a state that was told."""
+    """Not empty for a further message about a state that was already forwarded."""
 
 
 def forwarded(alert: Arrived, episode: Episode, words: dict[str, str], *, revision: str | None = None) -> Forwarded:
-    """What arrived goes on as it is, with the time of its episode; of what only we know our words count, else those that came.
+    """Build the forwarded alert: as received, with the start of its episode and our annotations ``words``.
 
-    ``revision``: the episode's own unless given.
+    Received annotations take precedence, except those in ``_OURS``. ``revision`` defaults to that of the episode.
     """
     said = payload_alert(alert)
-    if words.get("verdict") == said.annotations.get("summary"):  # from the watcher: it has said it
+    if words.get("verdict") == said.annotations.get("summary"):  # from the watcher: its summary is the verdict
         words = {name: text for name, text in words.items() if name != "verdict"}
     annotations = words | said.annotations | {name: text for name, text in words.items() if name in _OURS}
     return Forwarded(
@@ -52,12 +52,12 @@ def forwarded(alert: Arrived, episode: Episode, words: dict[str, str], *, revisi
 
 
 def begun(alert: Arrived, starts_unix_ns: int) -> str:
-    """When its episode began, as it is told; where that means nothing, as it came."""
+    """Return the start of the episode for forwarding; if it is unknown, the start as received."""
     return rfc3339(starts_unix_ns) if starts_unix_ns > 0 else alert.starts_at
 
 
 class Forwarding:
-    """Puts alerts into the outbox, for the targets that its routes say; ``targets`` maps names to alerts in one message."""
+    """Forwarder of alerts to the outbox by its routes. ``targets`` maps names to the maximum number of alerts per message."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Forwarding:
         self._woken = woken
 
     def put(self, alerts: Sequence[Forwarded]) -> int:
-        """Take alerts, all or none; they are on the disk when this returns. Returns how many messages were made of them.
+        """Store messages about ``alerts``, all or none, and return once they are on disk. Returns the number of messages.
 
         Raises ``StoreError``.
         """
@@ -93,7 +93,7 @@ class Forwarding:
         return len(made)
 
     def targets_of(self, labels: dict[str, str]) -> list[str]:
-        """Targets of the first route that matches; all, where none does."""
+        """Return the targets of the first matching route; all targets if none matches."""
         route = next((route for route in self._routes if route.matches(labels)), None)
         return list(self._targets) if route is None else list(dict.fromkeys(route.targets))
 

@@ -14,13 +14,13 @@ MAX_KEPT: Final = 200
 """Processed deliveries whose bodies are kept for ``GET /deliveries``, as far as they fit ``MAX_KEPT_BYTES``."""
 MAX_KEPT_BYTES: Final = 16 * 2**20
 KEPT_S: Final = 24 * 3600.0
-"""The ids of this time's deliveries are kept, so that a repeated delivery is recognised."""
+"""Ids of deliveries are kept for this long, to recognise repeated deliveries."""
 MAX_KNOWN: Final = 100_000
-"""Ids that are kept at most."""
+"""Maximum number of kept ids."""
 EPISODE_KEPT_S: Final = 30 * 24 * 3600.0
-"""Episodes are kept this long after their last notification: senders repeat alerts that fire."""
+"""Episodes are kept this long after they last changed or were forwarded: senders repeat alerts that fire."""
 MAX_EPISODES: Final = 100_000
-"""Episodes that are kept at most; alerts of deleted ones are passed on anew where they still fire."""
+"""Maximum number of kept episodes. Alerts of deleted episodes are forwarded again if they still fire."""
 MAX_WAITING: Final = 1_000
 MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
 
@@ -40,22 +40,22 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to do because of an alert, at most once in each of its episodes."""
+    """Something to do because of an alert, at most once per episode."""
 
     number: int = 0
     kind: Literal["capture", "dump", "verdict"]
-    """What is asked of the run; ``verdict``: nothing, it is looked at."""
+    """Request to the run; ``verdict``: no request, the run is analysed."""
     fingerprint: str
     starts_unix_ns: int
     run_id: str
     state: ActionState = "wanted"
-    """``wanted``; ``asked``: a request id is settled, and may be in the run; ``recorded``: it is over, and ``result`` says how;
-    ``done``: that was passed on.
+    """``asked``: a request id is stored, and the request may be in the run; ``recorded``: ``result`` is stored; ``done``: the
+    result was forwarded.
     """
     created_unix_ns: int
     steps: int
     alert: bytes
-    """The alert as it arrived, ``Arrived`` as JSON; empty when it is ``done``."""
+    """The alert as received, ``Arrived`` as JSON; empty if the action is ``done``."""
     request_id: str | None = None
     result: bytes | None = None
 
@@ -67,9 +67,9 @@ class Inbox:
         self.store = store
 
     def accept(self, body: bytes, *, key: str | None, now_unix_ns: int, also: Callable[[], object] = lambda: None) -> bool:
-        """Store a delivery; ``False``: it was stored before. Where ``also`` fails, nothing is stored.
+        """Store a delivery; returns ``False`` if it was stored before. If ``also`` fails, nothing is stored.
 
-        Raises ``BusyError`` as well, and whatever ``also`` raises.
+        Raises ``BusyError``, and the errors of ``also``.
         """
         with self.store.transaction() as db:
             if key is not None and db.execute("SELECT 1 FROM deliveries WHERE key = ?", (key,)).fetchone():
@@ -84,7 +84,7 @@ class Inbox:
         return True
 
     def waiting(self, most: int, *, after: int = 0) -> list[Delivery]:
-        """The oldest unprocessed deliveries with a number greater than ``after``."""
+        """Return the oldest unprocessed deliveries with a number greater than ``after``."""
         rows = self.store.query(
             "SELECT number, received_unix_ns, body FROM deliveries WHERE done_unix_ns IS NULL AND number > ? "
             "ORDER BY number LIMIT ?",
@@ -93,12 +93,12 @@ class Inbox:
         return [Delivery(number=number, received_unix_ns=received, body=body) for number, received, body in rows]
 
     def waiting_count(self) -> tuple[int, int | None]:
-        """Number of unprocessed deliveries, and when the oldest was accepted."""
+        """Return the number of unprocessed deliveries, and when the oldest was accepted."""
         [[count, oldest]] = self.store.query("SELECT count(*), min(received_unix_ns) FROM deliveries WHERE done_unix_ns IS NULL")
         return count, oldest
 
     def kept(self) -> tuple[int, list[Delivery]]:
-        """Number of all deliveries so far, and the last of them, oldest first, as far as they fit ``MAX_KEPT_BYTES``."""
+        """Return the number of all deliveries, and the last ones within the limits for kept bodies, oldest first."""
         [[total]] = self.store.query("SELECT coalesce(max(number), 0) FROM deliveries")
         rows = self.store.query(
             "SELECT number, received_unix_ns, body FROM "
@@ -148,7 +148,7 @@ class Inbox:
     # Episodes
 
     def episode(self, fingerprint: str) -> Episode | None:
-        """The last episode of an alert."""
+        """Return the last episode of an alert."""
         for row in self.store.query("SELECT * FROM episodes WHERE fingerprint = ?", (fingerprint,)):
             return Episode(**dict(zip(Episode.__struct_fields__, row, strict=True)))
         return None
@@ -156,16 +156,16 @@ class Inbox:
     # Actions
 
     def actions(self, *states: ActionState) -> list[Action]:
-        """Captures and dumps in one of ``states``, oldest first."""
+        """Return captures and dumps in one of ``states``, oldest first."""
         marks = ", ".join("?" * len(states))
         return self._actions(f"kind != 'verdict' AND state IN ({marks})", states)
 
     def verdicts_owed(self) -> list[Action]:
-        """Verdicts that are still to be passed on, oldest first."""
+        """Return verdicts that are still to be forwarded, oldest first."""
         return self._actions("kind = 'verdict'", ())
 
     def verdicts_owed_count(self) -> int:
-        """Number of verdicts that are still to be passed on."""
+        """Count verdicts that are still to be forwarded."""
         [[count]] = self.store.query("SELECT count(*) FROM actions WHERE kind = 'verdict'")
         return int(count)
 
@@ -175,16 +175,16 @@ class Inbox:
         return [Action(**dict(zip(Action.__struct_fields__, row, strict=True))) for row in rows]
 
     def acted(self, kind: str, fingerprint: str, starts_unix_ns: int) -> bool:
-        """Whether this episode has had such an action."""
+        """Check whether this episode has had an action of this kind."""
         found = self.store.query(
             "SELECT 1 FROM actions WHERE kind = ? AND fingerprint = ? AND starts_unix_ns = ?", (kind, fingerprint, starts_unix_ns)
         )
         return bool(found)
 
     def acted_lately(self, kind: str, within_s: float, run_id: str | None = None, *, now_unix_ns: int) -> int:
-        """Number of actions within ``within_s`` of now, of one run or of all.
+        """Count actions within ``within_s`` before or after now, of one run or of all.
 
-        Before or after now: a clock that was ahead for a moment must not prevent actions until it catches up.
+        The upper bound matters after a clock was ahead: its actions must not block new ones until the time catches up.
         """
         [[count]] = self.store.query(
             "SELECT count(*) FROM actions WHERE kind = ? AND abs(created_unix_ns - ?) <= ? AND (? IS NULL OR run_id = ?)",
@@ -197,7 +197,7 @@ class Inbox:
         moved = msgspec.structs.replace(
             action, state=state, request_id=request_id or action.request_id, result=action.result if result is None else result
         )
-        if state == "done":  # only that it was is asked for later
+        if state == "done":  # later queries only check that it exists
             moved = msgspec.structs.replace(moved, alert=b"", result=None)
         with self.store.transaction() as db:
             db.execute(

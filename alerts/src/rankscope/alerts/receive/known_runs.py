@@ -15,25 +15,25 @@ from rankscope.runs.paths import rank_dir, run_file
 from rankscope.runs.reader import RunReader, is_visible_run
 
 MAX_RUNS: Final = 10_000
-"""Folders of a root that are looked into."""
+"""Maximum number of folders that are read in a root."""
 QUIET_S: Final = 3600.0
-"""A run of which nothing was written for so long is not live, also when nobody was left to say that it ended."""
+"""A run without writes for this long is not live, even if no rank recorded its end."""
 
 
 class UnknownRunError(RankscopeError):
-    """No run here goes by that name, or more than one does."""
+    """No run here matches, or more than one does."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """What an alert calls its run; an id is asked for by itself, a name alone may be that of several."""
+    """Id and name of a run in an alert. An id suffices; several runs may share a name."""
 
     run_id: str
     name: str
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Id, or else name, for messages."""
         return self.run_id or self.name
 
 
@@ -48,13 +48,13 @@ class KnownRun:
 
 
 def run_named(labels: dict[str, str]) -> RunName | None:
-    """The run that an alert is about, if it says so."""
+    """Return the run that an alert names; ``None`` if it names none."""
     named = RunName(labels.get("run_id", ""), labels.get("run", ""))
     return named if named.text else None
 
 
 def absent(roots: Sequence[Path]) -> dict[Path, str]:
-    """Those of ``roots`` that cannot be looked into now, and why."""
+    """Return those of ``roots`` that cannot be read now, and why."""
     found: dict[Path, str] = {}
     for root in roots:
         try:
@@ -65,14 +65,14 @@ def absent(roots: Sequence[Path]) -> dict[Path, str]:
 
 
 class KnownRuns:
-    """Runs in ``roots``: each is a run, or a folder of runs. Links are followed only to what is inside of the root."""
+    """Runs in ``roots``: each is a run, or a folder of runs. Symbolic links that lead out of a root are ignored."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = roots
         self._read: dict[Path, tuple[tuple[int, int, int], KnownRun]] = {}
 
     def find(self, named: RunName) -> KnownRun:
-        """The run of that id; without an id the only live one of that name. Raises ``UnknownRunError``."""
+        """Find the run with the given id; without an id the only live one with the name. Raises ``UnknownRunError``."""
         runs = list(self._all())
         self._read = {path: read for path, read in self._read.items() if path in {run.path for run in runs}}
         gone = "".join(f"; {root} cannot be looked into: {reason}" for root, reason in absent(self._roots).items())
@@ -81,7 +81,7 @@ class KnownRuns:
             if len(found) > 1:
                 raise UnknownRunError(f"{len(found)} folders under --runs say that they are this run")
         else:
-            # A name is what a script is called as a rule: of several runs, or of one that is over, it would be a guess.
+            # A name is typically the script's: it does not identify one of several runs, or a run that is over.
             of_name = [run for run in runs if run.name == named.name]
             found = [run for run in of_name if _is_live(run.path)]
             if gone or (of_name and len(found) != 1):
@@ -112,7 +112,7 @@ class KnownRuns:
                         if here not in path.parents:
                             continue
                     yield path
-        except (OSError, RuntimeError):  # not there now; or links in a circle
+        except (OSError, RuntimeError):  # missing now, or a symlink loop
             return
 
     def _known(self, path: Path) -> KnownRun | None:
@@ -130,12 +130,12 @@ class KnownRuns:
 
 
 def _is_live(path: Path) -> bool:
-    """Whether a run has begun and some rank of it has not ended. One that cannot be looked into may be."""
+    """Check whether a run has begun and some rank has not ended. A run that cannot be read counts as live."""
     try:
         reader = RunReader(path)
         if not (attempts := reader.attempts()) or not (ranks := reader.ranks(attempts[-1])):
             return False
-        # One rank tells of most runs of the past that they are over: a thousand need not be read.
+        # For most old runs one rank shows that they are over, which avoids reading a thousand ranks.
         with os.scandir(rank_dir(path, attempts[-1], ranks[0])) as files:
             written_s = max((file.stat().st_mtime for file in files), default=0.0)
         return time.time() - written_s < QUIET_S and any(

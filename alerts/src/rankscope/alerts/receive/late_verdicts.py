@@ -1,6 +1,6 @@
 """Verdicts that were not there when their alerts had to go on: what is found later follows under the alert's own identity.
 
-That one is owed is in the inbox, so that it is told after a restart, too.
+Owed verdicts are stored in the inbox, so that they are forwarded even after a restart.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rankscope.alerts.receive.known_runs import run_named
 from rankscope.alerts.receive.notification import Arrived
 
 MOST_OWED: Final = 200
-"""Each holds its alert, and is looked at whenever anything happens; beyond that, alerts stay without."""
+"""Limit, because each stores its alert and is checked at every event. Further alerts get no late verdict."""
 TOO_LATE_S: Final = 1800.0
-"""After that nobody waits for it any more."""
+"""An older verdict is no longer useful."""
 
 
 class LateVerdicts:
-    """The verdicts that are owed. Everything here raises ``StoreError``."""
+    """Verdicts that are owed to alerts. All methods raise ``StoreError``."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class LateVerdicts:
         self._clock = clock
 
     def owed(self, alert: Arrived, episode: Episode, *, besides: int) -> Action | None:
-        """What has to be in the inbox so that the verdict follows; ``besides`` so many of the same delivery."""
+        """Build the inbox entry of an owed verdict; ``None`` at the limit. ``besides``: number of new entries of the delivery."""
         if self._inbox.verdicts_owed_count() + besides >= MOST_OWED:
             return None
         return Action(
@@ -62,13 +62,13 @@ class LateVerdicts:
         )
 
     def run_due(self) -> None:
-        """Tell what is known by now."""
+        """Forward the verdicts that are ready."""
         for action in self._inbox.verdicts_owed():
             if self._settled(action):
                 self._inbox.forget(action)
 
     def _settled(self, action: Action) -> bool:
-        """Whether there is nothing more to wait for: it was told, the alert is over, or there is no verdict to be had."""
+        """Forward a verdict if it is ready. Returns ``False`` if it may still come, ``True`` if the entry can be deleted."""
         if abs(self._clock() - action.created_unix_ns) > TOO_LATE_S * 1e9:
             return True
         episode = self._inbox.episode(action.fingerprint)

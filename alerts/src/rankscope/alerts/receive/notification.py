@@ -11,16 +11,16 @@ from rankscope.alerts.deliver.message import cut
 from rankscope.alerts.payload import NOT_ENDED, PayloadAlert
 
 MAX_ALERTS: Final = 2_000
-"""Alerts of one delivery that are looked at; the rest is counted with those that the sender left out."""
+"""Alerts that are processed per delivery. The rest is counted with those that the sender left out."""
 _Status = Literal["firing", "resolved"]
 
 
 class NotUnderstoodError(ValueError):
-    """A body is no payload that we know; the message says why in one line."""
+    """A body is not a supported payload; the message gives the reason in one line."""
 
 
 class Arrived(msgspec.Struct, frozen=True, kw_only=True):
-    """One alert as it arrived. Its identity is computed here: what a sender says of it is not believed."""
+    """One alert as received. Its fingerprint is computed here, because that of the sender is not trusted."""
 
     status: _Status
     labels: dict[str, str]
@@ -30,7 +30,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     generator_url: str
     fingerprint: str
     starts_unix_ns: int
-    """0 where the sender gives no time."""
+    """0 if the sender gives no time."""
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +41,12 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     group_key: str
     external_url: str
     truncated_alerts: int
-    """Alerts that the sender left out, or we: it is said, for nobody can act on what is not there."""
+    """Alerts that the sender or this receiver left out; reported, so that their absence is noticed."""
     alerts: list[Arrived]
 
 
 class _Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Of either sender: Grafana's has everything of Alertmanager's and a few fields more."""
+    """Alert of either sender: Grafana's has all fields of Alertmanager's, and a few more."""
 
     status: _Status
     labels: dict[str, str]
@@ -71,9 +71,9 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def read_notification(body: bytes) -> Notification:
-    """What a body says. Raises ``NotUnderstoodError``."""
+    """Decode a body. Raises ``NotUnderstoodError``."""
     try:
-        # The whole of it: the decoder does not look at what it skips, and what is kept is shown again.
+        # Check all of it for UTF-8: msgspec does not check skipped fields, and the stored body is shown again.
         read = msgspec.json.decode(body.decode(), type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotUnderstoodError(f"not a webhook payload of Alertmanager (version 4) or Grafana (version 1): {error}") from error
@@ -112,7 +112,7 @@ def _arrived(alert: _Alert) -> Arrived:
 
 
 def payload_alert(alert: Arrived) -> PayloadAlert:
-    """As it goes on."""
+    """Convert a received alert for forwarding."""
     return PayloadAlert(
         status=alert.status,
         labels=alert.labels,

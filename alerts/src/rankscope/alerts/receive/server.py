@@ -14,17 +14,17 @@ from rankscope.base.http import FollowedFiles
 from rankscope.base.http_server import Endpoint, serve_until_signal
 
 STOP_S: Final = 2
-"""Requests that still run after a signal have this long."""
+"""Seconds that open requests get after a signal."""
 _OUT_OF_DATE: Final = {9: "not valid yet", 10: "expired"}
-"""OpenSSL's codes of what is wrong with the dates of a certificate."""
+"""OpenSSL's verification errors about the dates of a certificate."""
 _FLIGHTS: Final = 3
-"""Each side says so often something until the client has verified what it was shown."""
+"""Handshake rounds until the client has verified the certificate."""
 
 
 def out_of_date(server: ssl.SSLContext, file: Path) -> str:
-    """What is wrong with the dates of the certificate in ``file``, which ``server`` shows; empty: nothing.
+    """Return what is wrong with the dates of the certificate in ``file``, which ``server`` presents; empty if nothing.
 
-    The standard library reads no dates of a file, so a client that trusts this certificate alone is made to verify it.
+    The standard library cannot read these dates, so a client that trusts only this certificate verifies it in memory.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -40,7 +40,7 @@ def out_of_date(server: ssl.SSLContext, file: Path) -> str:
                 pass
             except ssl.SSLCertVerificationError as error:
                 return _OUT_OF_DATE.get(error.verify_code, "")
-            except ssl.SSLError:  # they may not agree on how to speak: nothing is known
+            except ssl.SSLError:  # no common protocol: the dates stay unknown
                 return ""
     return ""
 
@@ -53,10 +53,10 @@ def serve(
     report: Callable[[str], object] = lambda _: None,
     begins: Callable[[], object] = lambda: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; with TLS where files of a certificate and its key are given.
+    """Serve until SIGTERM or SIGINT, with TLS if files of a certificate and its key are given.
 
-    A renewed certificate serves the next handshake. ``begins`` is called when the receiver accepts connections; ``report`` takes
-    what is wrong with the certificate. Raises ``InputError`` for files that are no such pair.
+    A renewed certificate is used from the next handshake. ``begins`` is called when the receiver accepts connections; ``report``
+    takes problems with the certificate. Raises ``InputError`` for files that are no certificate and key.
     """
     if certificate is None:
         endpoint = Endpoint(sock, app)
@@ -85,6 +85,6 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(certificate, key, password=lambda: "")  # an encrypted key would make OpenSSL ask on the terminal
-    except OSError as error:  # of ssl's, too
+    except OSError as error:  # includes ssl.SSLError
         raise InputError(f"{certificate}, {key}", f"no certificate with its key: {error.strerror or error}") from error
     return context

@@ -38,27 +38,27 @@ from rankscope.runs.decoders import make_decoders
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9099"
 STOP_S: Final = 10.0
-"""What is being dealt with at the end gets this long; the rest is in the inbox."""
+"""Time for work in progress at the end; the rest stays in the inbox."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that was said about a receiver."""
+    """Settings of a receiver, from its file and the command line."""
 
     config: ReceiverConfig
     config_file: Path | None
     folder: Path
-    """Paths in the file are meant from here."""
+    """Base of relative paths in the file."""
     listen: tuple[str, int]
     runs: tuple[Path, ...]
     dashboard_url: str | None
     state: Path | None
-    """``None``: in memory."""
+    """``None`` keeps the store in memory."""
     out: Path | None
 
     @property
     def certificate(self) -> tuple[Path, Path] | None:
-        """Files of the certificate and its key."""
+        """Files of the certificate and its key; ``None`` without TLS."""
         receive = self.config.receive
         if receive.tls_cert is None or receive.tls_key is None:
             return None
@@ -74,7 +74,7 @@ def settings(
     state: Path | None,
     out: Path | None,
 ) -> Settings:
-    """What the file and the command line say; the latter comes first. Raises ``InputError``, and usage errors of click."""
+    """Combine the file and the command line, which takes precedence. Raises ``InputError``, and usage errors of click."""
     config = ReceiverConfig() if file is None else load_config(file)
     receive = config.receive
     folder = Path() if file is None else file.parent
@@ -84,7 +84,7 @@ def settings(
             os.scandir(root).close()
         except NotADirectoryError as error:
             raise InputError(root, f"cannot look for runs here: {error.strerror}") from error
-        except OSError:  # a file server may come back, and who is on call has to hear of the rest
+        except OSError:  # a file server may come back; other alerts must be delivered meanwhile
             pass
     if config.actions and not folders:
         raise click.UsageError("there are actions, and no runs to ask: name folders of runs with --runs")
@@ -103,7 +103,7 @@ def settings(
 
 
 class Receiving:
-    """A receiver: the application, and the threads that deal with what it accepts."""
+    """A receiver: the application, and the threads that process accepted deliveries."""
 
     def __init__(self, chosen: Settings) -> None:
         self._chosen = chosen
@@ -141,7 +141,7 @@ class Receiving:
             inbox, outbox = Inbox(store), Outbox(store)
             forwarding = self._forwarding(stack, outbox)
             sock = open_listener(host, port)
-            # Threads end before the files are closed.
+            # Exit callbacks run in reverse: threads end before the files are closed.
             woken = self._begin(stack, inbox, forwarding)
             app = ReceiverApp(
                 inbox,
@@ -225,7 +225,7 @@ class Receiving:
         raise InputError(state or "the store", "another receiver or watcher uses this folder; choose another with --state")
 
     def _forwarding(self, stack: ExitStack, outbox: Outbox) -> Forwarding | None:
-        """With a sender of its own; ``None`` without targets."""
+        """Start a sender, and return its forwarding; ``None`` without targets."""
         chosen = self._chosen
         if chosen.config_file is None or not chosen.config.targets:
             return None
@@ -246,7 +246,7 @@ class Receiving:
 
 
 def ways(receive: ReceiveSection, *, folder: Path, report: Callable[[str], object]) -> Ways:
-    """Who may send; files are looked for in ``folder``. Raises ``InputError`` for a secret that is not there, or is none."""
+    """Load the accepted credentials; ``folder`` is the base of their files. Raises ``InputError`` for an unusable secret."""
 
     def known(place: SecretPlace) -> Known:
         secret = place.secret(folder)

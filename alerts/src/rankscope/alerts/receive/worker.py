@@ -1,7 +1,7 @@
 """Processing of accepted deliveries: find what is news, enrich it, pass it on, note what to ask runs for.
 
-The messages of a delivery, the episodes of its alerts and the actions they call for are stored in one transaction. A process that
-is killed before it processes the delivery again.
+The messages of a delivery, the episodes of its alerts and the actions they call for are stored in one transaction. After a crash
+before that transaction the delivery is processed again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rankscope.alerts.store.database import StoreError
 
 LOOK_S: Final = 0.5
 TROUBLE_S: Final = 5.0
-"""Until the next try after something could not be written."""
+"""Pause after a failed write."""
 PRUNE_S: Final = 600.0
 PRUNE_DELIVERIES: Final = 100
 POISON_S: Final = 60.0
-"""Until a delivery that we fail at is tried again."""
+"""Pause before a delivery that caused an internal fault is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How alerts are dealt with."""
+    """Settings for the processing of alerts."""
 
     repeat_after_s: float = 4 * 3600.0
     enrich_within_s: float = 20.0
@@ -48,7 +48,7 @@ class Policy:
 
 @dataclass(slots=True)
 class _News:
-    """Of one delivery: the alerts that somebody has to hear of, and the episodes after it."""
+    """Alerts of one delivery that have to be forwarded, and the episodes after it."""
 
     episodes: dict[str, Episode] = field(default_factory=dict)
     alerts: list[tuple[Arrived, Episode, News]] = field(default_factory=list)
@@ -56,9 +56,9 @@ class _News:
 
 
 class Worker:
-    """Deals with what is in the inbox. Without ``forwarding`` nobody is told; without ``analyst`` nothing is enriched.
+    """Processor of the inbox. Without ``forwarding`` no alert is forwarded; without ``analyst`` none is enriched.
 
-    What is not analysed in time is told by ``late``, if there is that.
+    ``late`` forwards verdicts that were not ready in time.
     """
 
     def __init__(
@@ -85,15 +85,15 @@ class Worker:
         self._clock = clock
         self._began_unix_ns = clock()
         self._waits: dict[int, float] = {}
-        """Deliveries that wait for an analysis, and when they were first looked at, by a clock that nobody sets."""
+        """Deliveries that wait for an analysis, and the monotonic time of the first look."""
         self._pruned = -math.inf
         self._since_pruned = 0
         self._poison: dict[int, float] = {}
-        """Deliveries that we failed at, and when."""
+        """Deliveries that caused an internal fault, and when."""
         self._trouble = ""
 
     def run(self, woken: threading.Event, stopping: threading.Event) -> None:
-        """Until it is to stop; ``woken`` says that there may be something to do."""
+        """Run until ``stopping`` is set; ``woken`` announces work."""
         while not stopping.is_set():
             woken.wait(LOOK_S)
             woken.clear()
@@ -103,7 +103,7 @@ class Worker:
                 self._trouble = ""
             except (StoreError, OSError) as error:
                 self._troubled(str(error), stopping)
-            except Exception as error:  # noqa: BLE001 - a fault of ours costs one try, not all alerts to come
+            except Exception as error:  # noqa: BLE001 - a bug costs one attempt, not all later alerts
                 self._troubled(f"internal fault: {type(error).__name__}: {error}", stopping)
 
     def _troubled(self, what: str, stopping: threading.Event) -> None:
@@ -113,11 +113,11 @@ class Worker:
         stopping.wait(TROUBLE_S)
 
     def run_due(self) -> bool:
-        """Deal with what can be dealt with now; returns whether that was anything. Raises ``StoreError``."""
+        """Process the deliveries that need not wait; returns ``True`` if there were any. Raises ``StoreError``."""
         held: set[str] = set()
         done = 0
         last = 0
-        # One at a time: each may be as large as a body may be.
+        # One at a time to limit memory: each may have the maximum size of a body.
         while batch := self._inbox.waiting(1, after=last):
             done += sum([self._looked_at(delivery, held) for delivery in batch])
             last = batch[-1].number
@@ -130,10 +130,10 @@ class Worker:
         return done > 0
 
     def _looked_at(self, delivery: Delivery, held: set[str]) -> bool:
-        """Deal with a delivery, unless it has to wait; then nothing else about its alerts may overtake it."""
+        """Process a delivery, unless it has to wait. No later delivery about the same alerts may overtake it."""
         try:
             said = read_notification(delivery.body)
-        except NotUnderstoodError as error:  # accepted by another version of ours
+        except NotUnderstoodError as error:  # accepted by another version of rankscope
             self._report(f"delivery {delivery.number} was accepted and is not understood: {error}")
             said = Notification(source="alertmanager", receiver="", group_key="", external_url="", truncated_alerts=0, alerts=[])
         about = {alert.fingerprint for alert in said.alerts}
@@ -144,14 +144,14 @@ class Worker:
         return True
 
     def _tried(self, delivery: Delivery, said: Notification) -> bool:
-        """Deal with it; one that we fail at, which is a fault of ours, stays where it is and does not keep the others."""
+        """Process a delivery. One that causes an internal fault stays in the inbox and does not block the others."""
         if time.monotonic() - self._poison.get(delivery.number, -math.inf) < POISON_S:
             return False
         try:
             done = self._deal_with(delivery, said)
         except (StoreError, OSError):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, alerts of others must go out
+        except Exception as error:  # noqa: BLE001 - a bug must not stop the alerts of other deliveries
             if delivery.number not in self._poison:
                 self._report(f"internal fault: delivery {delivery.number} is left for later: {type(error).__name__}: {error}")
             self._poison[delivery.number] = time.monotonic()
@@ -186,7 +186,7 @@ class Worker:
         return True
 
     def _words(self, alert: Arrived, episode: Episode, known: Facts | None, actions: list[Action]) -> dict[str, str]:
-        """What we say about an alert; what it makes us do is added to ``actions``."""
+        """Return our annotations of an alert; append the actions that it calls for to ``actions``."""
         words: dict[str, str] = {}
         if known is not None:
             words = annotations_of(known, alert.labels, dashboard_url=self._policy.dashboard_url)
@@ -225,13 +225,13 @@ class Worker:
         return news
 
     def _waited_s(self, delivery: Delivery) -> float:
-        """For how long a delivery has waited since it came, or since we are here; no less when the clock is set back."""
+        """Return the seconds since a delivery arrived or this process started. Setting the clock back does not reduce them."""
         since = self._waits.setdefault(delivery.number, time.monotonic())
         came = max(delivery.received_unix_ns, self._began_unix_ns)
         return max(time.monotonic() - since, (self._clock() - came) / 1e9)
 
     def _facts(self, delivery: Delivery, news: _News) -> dict[str, Facts] | None:
-        """What is known, by fingerprint, for the alerts that name a run and fire; ``None``: wait."""
+        """Return facts by fingerprint for firing alerts that name a run; ``None`` while the delivery has to wait."""
         if self._analyst is None:
             return {}
         late = self._waited_s(delivery) >= self._policy.enrich_within_s

@@ -57,7 +57,7 @@ def replay(
     from rankscope.alerts.watch.ledger import Policy
     from rankscope.alerts.watch.life import Patience
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: the copy of the run is removed, too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as for Ctrl-C: the copy of the run is removed
         signal.signal(number, signal.default_int_handler)
     if unknown := [rule for rule in rules if rule not in WATCHER_RULES]:
         raise click.UsageError(f"the watcher has no alert {unknown[0]!r}; it has {', '.join(WATCHER_RULES)}")

@@ -1,7 +1,7 @@
 """A recorded run as it was at a moment: a folder that grows as the run's folder did while it was recorded.
 
-A record counts as written the moment that what it is about was over; in truth the recorder takes up to a second longer, and for
-a profiled step some seconds.
+A record appears in the copy at the time at which its step, window or collective ended. The recorder itself writes up to a second
+later, and some seconds later after a profiled step.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rankscope.runs.segments import MAX_LINE_BYTES, list_segments, open_regular
 from rankscope.runs.writer import JsonLinesWriter, append_whole, create_run, make_folder, write_record
 
 READ_BYTES: Final = 32 * 1024
-"""At once: a thousand ranks have three streams each."""
+"""Bytes of one read, kept small because a thousand ranks have three streams each."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class LinesInTime(Generic[_T]):
-    """Lines of ``segments``, in their order. ``moment`` tells when a record of ``kind`` was there, in unix nanoseconds.
+    """Lines of ``segments`` in order, each with the time at which it was written.
 
-    A line that is no record comes with the one before it: whoever reads it finds the same damage. Segments that cannot be read
-    are added to ``unreadable``.
+    ``moment`` returns that time for a record of ``kind``, in unix nanoseconds. A line that is no record gets the time of the line
+    before it, so that readers see the same damage. Segments that cannot be read are added to ``unreadable``.
     """
 
     def __init__(self, segments: Sequence[Path], kind: type[_T], moment: Callable[[_T], int], *, unreadable: list[Path]) -> None:
@@ -46,20 +46,20 @@ class LinesInTime(Generic[_T]):
 
     @property
     def next_unix_ns(self) -> int | None:
-        """When the next line is there; ``None`` when there is none."""
+        """Time of the next line; ``None`` after the last."""
         while not self._ready and self._segments:
             self._read()
         return self._ready[0][0] if self._ready else None
 
     def until(self, unix_ns: int) -> bytes:
-        """The lines that come by then, each with its newline."""
+        """Take the lines up to that time, each with its newline."""
         taken: list[bytes] = []
         while (moment := self.next_unix_ns) is not None and moment <= unix_ns:
             taken.append(self._ready.popleft()[1])
         return b"".join(taken)
 
     def _read(self) -> None:
-        """Read on in the first segment that is left; drop it when there is no whole line any more."""
+        """Read more of the first remaining segment; drop the segment when it has no further complete line."""
         try:
             with open_regular(self._segments[0]) as file:
                 file.seek(self._at)
@@ -84,7 +84,7 @@ class LinesInTime(Generic[_T]):
 
 
 KEPT_BYTES: Final = 256 * 1024
-"""Of each stream of a rank: who follows a run has read what is older."""
+"""Size of a segment in the copy. The copy keeps only the last two segments of a stream: followers have read the older ones."""
 
 _AT_START: Final[dict[str, Any]] = {
     "end_unix_ns": None,
@@ -97,7 +97,7 @@ _AT_START: Final[dict[str, Any]] = {
     "windows": 0,
     "disabled_reason": None,
 }
-"""What a rank's ``rank.json`` says only when it has ended."""
+"""Initial values of the fields in ``rank.json`` that a rank fills in when it ends."""
 
 
 class _Step(msgspec.Struct):
@@ -120,9 +120,9 @@ class _Sample(msgspec.Struct):
 
 _OF_RANKS: Final[tuple[RankStream, ...]] = ("steps", "windows", "collectives")
 _ALL: Final = 1 << 80
-"""Nanoseconds: later than any record can say."""
+"""Nanoseconds later than the time of any record."""
 _LONGEST_US: Final = 1e18
-"""Of a record; what says more is damaged."""
+"""Longest duration of a record; a larger value is damage."""
 _ROWS_AT_ONCE: Final = 512
 
 
@@ -136,21 +136,22 @@ _KINDS: Final[dict[Stream, tuple[type[Any], Any]]] = {
     "collectives": (_Collective, lambda one: one.end_unix_ns),
     "gpu": (_Sample, lambda one: one.unix_ns),
 }
-"""When a record was there. Kernels, which tell no time, only make for more advice, and are left out."""
+"""Type and end time of a record, by stream. Kernels have no time and only add advice, so they are left out."""
 
 
 class GrowingRun:
-    """``run``, growing in ``folder``, which is empty. Raises ``RankscopeError`` when ``run`` cannot be read, and ``OSError``.
+    """Copy of ``run`` that grows in the empty ``folder``.
 
-    ``latest_unix_ns``: nothing was there later, whatever a damaged record says.
+    ``latest_unix_ns`` limits all times, because a damaged record may have a later one. Raises ``RankscopeError`` when ``run``
+    cannot be read, and ``OSError``.
     """
 
     def __init__(self, run: Path, folder: Path, *, latest_unix_ns: int) -> None:
         reader = RunReader(run)
-        # With a space, so that commands quote it: then they can be told from messages when they are to name the run instead.
+        # The space forces quotes in commands: a replay replaces quoted and plain paths separately.
         self.path = folder / "growing run" / run.resolve().name
         self.unreadable: list[Path] = []
-        """Files and folders of which nothing could be read so far."""
+        """Files and folders that could not be read so far."""
         self.info = reader.info
         self._latest_unix_ns = latest_unix_ns
         self._files: deque[tuple[int, Path, msgspec.Struct]] = deque()
@@ -166,11 +167,11 @@ class GrowingRun:
             self._add(host_dir(run, host), host_dir(self.path, host), "gpu")
         self._files = deque(sorted(self._files, key=lambda one: one[0]))
         self.end_unix_ns = self._files[-1][0] if self._files else self.info.start_unix_ns
-        """When the last rank that said so ended, or began."""
+        """Time of the last recorded start or end of an attempt or a rank."""
 
     @property
     def next_unix_ns(self) -> int | None:
-        """When it grows next; ``None`` when it is as the run is."""
+        """Time at which the copy grows next; ``None`` when it is complete."""
         moments = [copy.lines.next_unix_ns for copy in self._copies]
         if self._files:
             moments.append(self._files[0][0])
@@ -178,7 +179,7 @@ class GrowingRun:
         return min(*known, self._latest_unix_ns) if known else None
 
     def advance(self, unix_ns: int) -> None:
-        """Let it be as it was at a moment. Raises ``OSError``."""
+        """Grow the copy to the state of the run at ``unix_ns``. Raises ``OSError``."""
         until = unix_ns if unix_ns < self._latest_unix_ns else _ALL
         while self._files and self._files[0][0] <= until:
             _, path, record = self._files.popleft()
@@ -216,7 +217,7 @@ class GrowingRun:
 
 @dataclass(slots=True)
 class _Copy:
-    """A stream, and where it goes."""
+    """A stream and its destination."""
 
     lines: LinesInTime[Any]
     folder: Path
@@ -237,7 +238,7 @@ class _Copy:
 
 
 def _unpack(reader: RunReader, attempt: int, folder: Path) -> None:
-    """The records of a compacted attempt as JSON Lines: what grows does so line by line."""
+    """Write the records of a compacted attempt as JSON Lines, which can grow line by line."""
     for rank in reader.ranks(attempt):
         rows = {"steps": reader.steps, "windows": reader.windows, "collectives": reader.collectives}
         for stream in _OF_RANKS:

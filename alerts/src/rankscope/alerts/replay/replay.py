@@ -1,6 +1,6 @@
 """Would it have fired? The watcher over a recorded run, which grows before it as it grew when it was recorded.
 
-The watcher is the real one, with a clock that is put forward; nobody is told anything, and nothing is written into the run.
+The replay runs the real watcher with a simulated clock. It delivers nothing and writes nothing into the run.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from rankscope.analysis.result import Analysis, Evidence, Finding
 from rankscope.base.errors import InputError
 
 INTERVAL_S: Final = 5.0
-"""Between evaluations, as of ``rankscope alerts watch``."""
+"""Time between evaluations, the default of ``rankscope alerts watch``."""
 LEAST_FIRING_S: Final = 60.0
 LOOKED_ON_S: Final = 1200.0
-"""So long a run that does not grow is looked at as often as if it did; what lasts longer than that lasts."""
+"""Time without growth after which evaluations are skipped until the run grows or a timeout of the watcher expires."""
 
 WATCHER_RULES: Final = WATCHER_ALERTS
-"""Names of the alerts that the watcher knows."""
+"""Names of the watcher's alerts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How the watcher watches: as ``rankscope alerts watch`` does unless told otherwise.
+    """Settings of the watcher, with the defaults of ``rankscope alerts watch``.
 
-    ``progress`` gets how much of the run has passed, in percent.
+    ``progress`` receives the replayed share of the run in percent.
     """
 
     interval_s: float = INTERVAL_S
@@ -57,7 +57,7 @@ class How:
 
 
 def replay_run(run: Path, rules: Sequence[str] = (), *, how: How | None = None) -> Replay:
-    """Those of ``WATCHER_RULES`` (all of them when there are none) over a run. Raises ``RankscopeError``."""
+    """Replay the alerts ``rules`` over a run (default: all ``WATCHER_RULES``). Raises ``RankscopeError``."""
     with naming_the_folder(), tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
         growing = GrowingRun(run, Path(folder), latest_unix_ns=time.time_ns())
         replaying = _Replaying(run, growing, how or How())
@@ -67,7 +67,7 @@ def replay_run(run: Path, rules: Sequence[str] = (), *, how: How | None = None) 
 
 @contextmanager
 def naming_the_folder() -> Iterator[None]:
-    """What a full disk says, with where the room is missing. Raises ``InputError`` for ``OSError``."""
+    """Convert ``OSError``, such as a full disk, to ``InputError`` with the path of the copy."""
     try:
         yield
     except OSError as error:
@@ -78,7 +78,7 @@ def naming_the_folder() -> Iterator[None]:
 
 
 class _Replaying:
-    """A watcher, its clock, and what it has said so far."""
+    """A watcher, its simulated clock, and the spells so far."""
 
     def __init__(self, run: Path, growing: GrowingRun, how: How) -> None:
         self._run = run
@@ -88,11 +88,11 @@ class _Replaying:
         self._start_unix_ns = self._now = min(growing.info.start_unix_ns, growing.next_unix_ns or growing.info.start_unix_ns)
         self._evaluations = 0
         self._spells: dict[str, list[Spell]] = {}
-        """Fingerprint to its spells; of these the last may go on."""
+        """Fingerprint to its spells; the last one may not have ended."""
         self._findings: dict[str, Finding] = {}
         self._judged = False
         self._grown_unix_ns = self._now
-        """When it last had grown."""
+        """Time at which the run last grew."""
         self._notes: dict[str, None] = {}
         self._watcher = Watcher(
             growing.path,
@@ -115,7 +115,7 @@ class _Replaying:
         )
 
     def go(self) -> None:
-        """From the run's first record to its last, and as far beyond as the watcher waits for more."""
+        """Replay from the first record to the last, and then for as long as the watcher waits for more."""
         over = False
         while not over or self._growing.next_unix_ns is not None:
             moment = self._next_moment()
@@ -131,7 +131,7 @@ class _Replaying:
             self._how.progress(self._percent())
 
     def result(self, rules: Sequence[str]) -> Replay:
-        """What came of it."""
+        """Return the result for the alerts ``rules``."""
         how = self._how.policy
         least = f" and at least {how.least_firing_s:g} s" if how.least_firing_s else ""
         policy = (
@@ -163,17 +163,17 @@ class _Replaying:
         )
 
     def _percent(self) -> int:
-        """Never all: a watcher waits for more after the last record."""
+        """Replayed share in percent, at most 99: the watcher waits for more after the last record."""
         whole = max(1, self._growing.end_unix_ns - self._start_unix_ns)
         return max(0, min(99, 100 * (self._now - self._start_unix_ns) // whole))
 
     def _next_moment(self) -> int | None:
-        """The next evaluation at which anything can change; ``None`` when none is left."""
+        """Time of the next evaluation that can change anything; ``None`` after the last."""
         grows = self._growing.next_unix_ns
         if grows is not None and grows <= self._now + self._interval_ns:
             return self._now + self._interval_ns
         if self._now - self._grown_unix_ns < LOOKED_ON_S * 1e9 and self._now + self._interval_ns <= time.time_ns():
-            return self._now + self._interval_ns  # that nothing grows is what alerts may be about
+            return self._now + self._interval_ns  # lack of growth can itself raise an alert
         waits = [self._grown_unix_ns + int(seconds * 1e9) for seconds in (RESTART_GRACE_S, FORGET_AFTER_S)]
         moments = [moment for moment in waits if self._now < moment <= time.time_ns()]
         if grows is not None:
@@ -184,11 +184,11 @@ class _Replaying:
         return max(self._now + self._interval_ns, self._start_unix_ns + evaluations * self._interval_ns)
 
     def _analyse(self, paths: Sequence[Path]) -> Analysis:
-        """Of a run that is over, all there is; of an attempt that another one followed, what is kept of it."""
+        """Analyse the original run if the copy is complete, else the copy, as when another attempt follows."""
         if self._growing.next_unix_ns is not None:
             return self._remember(analyze(paths))
         whole = analyze([self._run])
-        # The watcher would look in what grew for the reasons, and what cannot be read is not there.
+        # The watcher would look for unreadable files in the copy, which lacks them.
         self._note_unreadable([self._run / path for path in whole.source.unreadable])
         source = msgspec.structs.replace(whole.source, unreadable=[])
         return self._remember(msgspec.structs.replace(whole, source=source))
@@ -243,20 +243,20 @@ class _Replaying:
         self._notes[self._of_run(line)] = None
 
     def _of_run(self, text: str) -> str:
-        """What grew is gone by now: the commands and messages are about the run."""
+        """Replace the path of the temporary copy by that of the run, in commands and messages."""
         growing, run = str(self._growing.path), str(self._run)
         return text.replace(shlex.quote(growing), shlex.quote(run)).replace(growing, run)
 
 
 class _Seen(Following):
-    """Shows what was found."""
+    """``Following`` that passes every analysis to ``seen``."""
 
     def __init__(self, clock: Callable[[], float], seen: Callable[[Analysis], Analysis]) -> None:
         super().__init__(clock=clock)
         self._seen = seen
 
     def update(self, run: Path) -> Analysis:
-        """As the watcher sees it."""
+        """Analyse the run as the watcher does."""
         return self._seen(super().update(run))
 
 

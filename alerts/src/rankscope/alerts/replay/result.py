@@ -16,18 +16,18 @@ REPLAY_SCHEMA: Final = "rankscope.replay/1"
 
 
 class Spell(msgspec.Struct, frozen=True, kw_only=True):
-    """One time that what an alert is about was there."""
+    """One period in which the condition of an alert held."""
 
     labels: dict[str, str]
     pending_unix_ns: int
-    """When it was first seen."""
+    """When the condition was first seen."""
     fired_unix_ns: int | None = None
     """When the alert would have fired; ``None``: it did not last long enough."""
     ended_unix_ns: int | None = None
-    """When the alert would have been resolved, or what never fired was gone; ``None``: not within what was replayed."""
+    """When the alert would have been resolved, or a pending one dropped; ``None``: not within the replayed time."""
     annotations: dict[str, str] = {}
     values: list[Evidence] = []
-    """Numbers it rested on when it fired."""
+    """Measurements behind the alert when it fired."""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +35,9 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
     rule: str
     policy: str
-    """When it fires and ends, in words."""
+    """Conditions to fire and to end, as text."""
     spells: list[Spell] = []
-    """In order of time."""
+    """Spells in order of time."""
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,23 +48,23 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """The run's folder."""
     run_id: str | None = None
     simulated: bool = False
-    """The GPU readings of the run are made up."""
+    """The GPU readings of the run are simulated."""
     start_unix_ns: int
     end_unix_ns: int
     interval_s: float
-    """Between evaluations."""
+    """Time between evaluations."""
     evaluations: int
     rules: list[Replayed]
     notes: list[str] = []
-    """What is missing or could not be read."""
+    """Missing or unreadable parts of the run."""
 
 
 _SHOWN = 20
-"""Spells of a rule; the JSON has them all."""
+"""Most spells of an alert in the text; the JSON has them all."""
 
 
 def replay_text(replay: Replay) -> str:
-    """Some lines per rule: whether it would have fired, when, and for whom."""
+    """Format some lines per alert: whether it would have fired, when, and for which rank."""
     run = f" (run {replay.run_id})" if replay.run_id else ""
     simulated = "[simulated GPUs] " if replay.simulated else ""
     lines = [

@@ -92,14 +92,14 @@ def show(thresholds: Path | None, dashboard_url: str, runbook_url: str) -> None:
 
 
 def _warn_of_links(dashboard_url: str, runbook_url: str) -> None:
-    """Warn of links in alerts that do not work on another machine."""
+    """Warn about links in alerts that do not work on another machine."""
     for option, url in (("--dashboard-url", dashboard_url), ("--runbook-url", runbook_url)):
         if problem := _unreachable(url):
             click.echo(f"rankscope: warning: alerts link to {url}, {problem}; {option} sets another address", err=True)
 
 
 def _unreachable(url: str) -> str:
-    """Why a link that begins with ``url`` does not work on another machine; empty if it may."""
+    """Return the reason why a link that begins with ``url`` fails on another machine; empty if it may work."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""

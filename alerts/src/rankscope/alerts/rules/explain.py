@@ -21,19 +21,19 @@ _CODE: Final = re.compile(r"(?:xid[ _-]?)?([0-9]{1,9})", re.IGNORECASE | re.ASCI
 
 
 class AlertExplained(msgspec.Struct, frozen=True, kw_only=True, tag="alert", tag_field="kind"):
-    """An alert, with the defaults of what it compares with."""
+    """An alert with its default thresholds."""
 
     name: str
     severity: str
     settings: dict[str, bool | int | float | str]
     xids: list[int]
-    """Codes that it tells of."""
+    """Codes that raise this alert."""
     runbook: str
     """Markdown."""
 
 
 class XidExplained(msgspec.Struct, frozen=True, kw_only=True, tag="xid", tag_field="kind"):
-    """A code. What is ``None`` is not known about it."""
+    """An Xid code with its meaning and its policy. Unknown fields are ``None``."""
 
     code: int
     name: str | None
@@ -43,33 +43,33 @@ class XidExplained(msgspec.Struct, frozen=True, kw_only=True, tag="xid", tag_fie
     source: str | None
     source_url: str | None
     read_on: str | None
-    """When the source was read, year first."""
+    """Date on which the source was read, ISO 8601."""
     alert: str
-    """The alert that tells of it; ``none``: nobody is told of a single one."""
+    """Alert that the code raises; ``none``: a single occurrence raises no alert."""
     severity: str | None
     drain: bool
-    """Whether the node is to be taken out of service."""
+    """The node must be taken out of service."""
     why: str
     """The reason for this policy."""
     runbook: str | None
     """Markdown."""
     also: list[AlertExplained] = []
-    """Alerts that may tell of it instead."""
+    """Alerts that it may raise instead."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order of the questions."""
+    """Answers in the order of the questions."""
 
     schema: str = EXPLAIN_SCHEMA
     explained: list[XidExplained | AlertExplained]
 
 
 class UnknownAlertError(RankscopeError):
-    """There is no alert of this name."""
+    """No alert has this name."""
 
 
 def explain(questions: Sequence[str]) -> Explanation:
-    """Each a code (``79``, ``xid79``) or the name of an alert, in any case. Raises ``UnknownAlertError``."""
+    """Explain Xid codes (``79``, ``xid79``) and alerts by name, in upper or lower case. Raises ``UnknownAlertError``."""
     return Explanation(explained=[_one(question.strip()) for question in questions])
 
 
@@ -108,7 +108,7 @@ def _xid(code: int) -> XidExplained:
 
 def _alert(name: str) -> AlertExplained:
     codes = [code for code in XIDS if name in (policy_of(code).alert, *policy_of(code).also)]
-    # Alerts of the watcher have options of `alerts watch` instead of thresholds.
+    # Options of `alerts watch` configure the watcher's alerts; they have no thresholds here.
     settings = dict(DEFAULTS.get(name, {}))
     [severity] = [alert.severity for alert in ALERTS if alert.alertname == name]
     return AlertExplained(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])
@@ -129,7 +129,7 @@ _ACTIONS: Final = {
 
 
 def explain_text(explanation: Explanation) -> str:
-    """A paragraph about each, and its runbook; a runbook that several share stands behind the last of them."""
+    """Format a paragraph and the runbook of each answer; a shared runbook follows the last answer that needs it."""
     parts: list[str] = []
     later = [_pages(one) for one in explanation.explained]
     for one in explanation.explained:

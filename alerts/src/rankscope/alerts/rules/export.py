@@ -15,7 +15,7 @@ from rankscope.runs.segments import open_regular
 from rankscope.runs.writer import write_atomically
 
 WRITTEN_FILE: Final = ".rankscope-export.json"
-"""Path below the folder to the SHA-256 of what was written there."""
+"""Exported paths, relative to the folder, with the SHA-256 of the contents that were written there."""
 _MOST_BYTES: Final = 1 << 24
 
 
@@ -27,10 +27,10 @@ def export(
     settings: Tables | None = None,
     force: bool = False,
 ) -> list[Path]:
-    """Write the rule file and ``runbooks/*.md`` into ``folder``; returns what was written.
+    """Write the rule file and ``runbooks/*.md`` into ``folder``; return the written paths.
 
-    A file there that is not as an export left it is somebody's work: with one such file nothing is written, unless ``force``.
-    Raises ``InputError``, and ``ValueError`` for a bad address.
+    Without ``force``, one file that was edited after an export, or not written by one, prevents the whole export. Raises
+    ``InputError`` in that case and for a folder that cannot be written, ``ValueError`` for a bad address.
     """
     texts = {RULES_FILE: rules_text(dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)}
     texts |= {f"runbooks/{name}.md": page for name, page in runbooks(settings).items()}
@@ -44,7 +44,7 @@ def export(
         raise InputError(
             folder / changed[0], f"was not written by an export, or changed since{more}; --force replaces what is there"
         )
-    # First what is about to be written: ended in between, an export does not take its own files for somebody's.
+    # Digests first: files of an interrupted export must not count as edited.
     marks = {name: [*dict.fromkeys((_mark(content), *written.get(name, [])[:1]))] for name, content in contents.items()}
     _write(folder / WRITTEN_FILE, msgspec.json.format(msgspec.json.encode(marks)) + b"\n")
     for name, content in contents.items():
@@ -62,7 +62,7 @@ def _mark(content: bytes) -> str:
 
 
 def _written(folder: Path) -> dict[str, list[str]]:
-    """What earlier exports wrote; nothing where that cannot be told."""
+    """Read the digests of earlier exports; empty if there are none or they are damaged."""
     try:
         return msgspec.json.decode(_content(folder / WRITTEN_FILE) or b"{}", type=dict[str, list[str]])
     except msgspec.DecodeError:

@@ -1,7 +1,7 @@
 """The Prometheus rule file and the runbooks that come with it.
 
-The rules are written in several files of ``rules/``, each valid YAML with ``${...}`` where a threshold stands; one file is made
-of them.
+Several files in ``rules/`` hold the rules, each valid YAML with ``${...}`` placeholders for thresholds. They are merged into one
+file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PARTS: Final = (
 )
 DEFAULT_DASHBOARD: Final = "http://127.0.0.1:8050"
 DEFAULT_RUNBOOKS: Final = "runbooks"
-"""Relative to the exported rule file; ``--runbook-url`` says where the pages are served."""
+"""Relative to the exported rule file; ``--runbook-url`` sets the address that serves the pages."""
 
 _SAFE_BASE: Final = re.compile(r"[A-Za-z0-9._~:/\[\]@%+-]+")
 _HEAD: Final = """\
@@ -58,14 +58,14 @@ _SETTING: Final = re.compile(r"\$\{([\w.]+)\}")
 def rules_text(
     *, dashboard_url: str = DEFAULT_DASHBOARD, runbook_url: str = DEFAULT_RUNBOOKS, settings: Tables | None = None
 ) -> str:
-    """The rule file, with the addresses of the dashboard and of the runbooks and the thresholds put in.
+    """Render the rule file with the thresholds and the addresses of the dashboard and the runbooks.
 
-    ``settings`` are the defaults unless given. Raises ``ValueError`` for a bad address, which it does not repeat.
+    ``settings`` are the default thresholds unless given. Raises ``ValueError`` for a bad address, without quoting it.
     """
     for name, base in (("dashboard", dashboard_url), ("runbook", runbook_url)):
         if "@" in (base.partition("//")[2] or base).partition("/")[0]:
             raise ValueError(f"the {name} URL has a user in it, who would stand in every alert: leave out what is before the @")
-        # It is put into YAML and into Prometheus's templates: nothing that either could read as more than text.
+        # The address becomes part of YAML and of Prometheus templates: only characters that are plain text in both.
         if not _SAFE_BASE.fullmatch(base):
             raise ValueError(f"the {name} URL is not a plain address: letters, digits and ._~:/[]@%+- only")
     text = _with_settings(_parts(), thresholds() if settings is None else settings)
@@ -74,7 +74,7 @@ def rules_text(
 
 
 def runbooks(settings: Tables | None = None) -> Mapping[str, str]:
-    """Alert name to its runbook page (Markdown), with the numbers of ``settings``, which are the defaults unless given."""
+    """Runbook (Markdown) of each alert by name, with the numbers of ``settings`` (default: the shipped thresholds)."""
     return _default_runbooks() if settings is None else _filled_runbooks(settings)
 
 
@@ -106,7 +106,10 @@ def _rule_file(name: str) -> str:
 
 
 def _with_settings(text: str, tables: Tables) -> str:
-    """What is left out is gone; ``${name}`` is a setting of the alert or a phrase, ``${table.name}`` a setting that is shared."""
+    """Fill in placeholders and remove disabled alerts.
+
+    ``${name}`` is a setting of the alert or a phrase, ``${table.name}`` a shared setting.
+    """
     phrases = {name: text for name, text in _phrases().items() if name != "runbook"}
     shared = _shared(tables) | phrases | _of_xids() | {"price": _price(tables["price"])}
 
@@ -118,7 +121,7 @@ def _with_settings(text: str, tables: Tables) -> str:
 
 
 def _filled(text: str, values: Mapping[str, Value]) -> str:
-    while _SETTING.search(text):  # phrases are made of phrases
+    while _SETTING.search(text):  # phrases may contain phrases
         text = _SETTING.sub(lambda match: _written(values[match[1]]), text)
     return text
 
@@ -136,7 +139,7 @@ def _shared(tables: Tables) -> dict[str, Value]:
 
 
 def _watcher_defaults() -> dict[str, Value]:
-    """What the alerts of the watcher compare with unless `alerts watch` is told otherwise, as people write it."""
+    """Default thresholds of the watcher's alerts as text for the runbooks."""
     budgets, patience = Budgets(), Patience()
     return {
         **{f"budget.{name}.percent": f"{100 * getattr(budgets, name):.15g} %" for name in BUDGETS},
@@ -146,7 +149,7 @@ def _watcher_defaults() -> dict[str, Value]:
 
 
 def _measured(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Besides every duration how many seconds it is, for arithmetic; durations and shares also as people say them."""
+    """Add derived values to ``settings``: durations in seconds for arithmetic, durations and ratios as text."""
     lengths = {name: duration_seconds(value) for name, value in settings.items() if isinstance(value, str)}
     known = {name: length for name, length in lengths.items() if length is not None}
     told = {name: value for name, value in settings.items() if name.endswith("seconds") and not isinstance(value, str)}
@@ -159,7 +162,7 @@ def _measured(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _of_xids() -> dict[str, Value]:
-    """Per alert the codes it is about, as a regular expression, and as a template what each means."""
+    """Values for the Xids of each alert: a regular expression of the codes, and a template of their meanings."""
     by_alert = {policy.alert: policy.codes for policy in POLICIES}
     codes = {f"xids.{alert}": "|".join(map(str, codes)) for alert, codes in by_alert.items()}
     meanings = {f"meanings.{alert}": _meanings(codes) for alert, codes in by_alert.items()}
@@ -172,7 +175,7 @@ def _meanings(codes: Sequence[int]) -> str:
 
 
 def _price(settings: Mapping[str, Value]) -> str:
-    """An expression without a value where no price is known."""
+    """Expression of the price of a GPU-hour; without a configured price it returns no sample."""
     if "per_gpu_hour" not in settings:
         return "vector(0) > 0"
     return f'label_replace(vector({settings["per_gpu_hour"]}), "currency", "{settings["currency"]}", "", "")'

@@ -9,7 +9,10 @@ import msgspec
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For these ``codes``: which ``alert`` tells of one, which ``also`` may, whether the node is drained, and why."""
+    """Policy of some Xid ``codes``.
+
+    They raise ``alert`` and may raise those in ``also``; ``drain``: the node is taken out of service; ``why``: the reason.
+    """
 
     alert: str
     also: tuple[str, ...] = ()
@@ -29,16 +32,16 @@ POLICIES: Final = msgspec.toml.decode(
 OTHERS: Final = Policy(
     alert="GpuXidRepeated", drain=False, codes=(), why="A single one needs nobody; one that comes again and again does."
 )
-"""For every code that no policy names."""
+"""Policy of every code that no other policy names."""
 
 
 def policy_of(code: int) -> Policy:
-    """What is done about a code."""
+    """Return the policy of a code."""
     return next((policy for policy in POLICIES if code in policy.codes), OTHERS)
 
 
 class ExternalMetric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A series of somebody else's: its name, who publishes it, and those of its ``labels`` that are relied on."""
+    """A metric of another exporter: its name, that exporter, and the ``labels`` that the rules use."""
 
     name: str
     source: str = msgspec.field(name="from")

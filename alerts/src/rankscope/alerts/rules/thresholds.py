@@ -23,10 +23,10 @@ Tables = Mapping[str, Mapping[str, Value]]
 SEVERITIES: Final = ("critical", "warning", "info")
 OF_EVERY_ALERT: Final = ("enabled", "severity", "for", "keep_firing_for")
 SHARED: Final = ("price", "gpu_states")
-"""Tables that are not about one alert."""
+"""Tables of settings that several alerts share."""
 
 _WITHOUT_DEFAULT: Final[dict[str, dict[str, Value]]] = {"price": {"per_gpu_hour": 1.0}}
-"""Settings that the shipped file leaves open, with an example of their kind."""
+"""Settings without a default, each with an example value of its type."""
 _DURATION: Final = re.compile(r"(?=\d)(\d{1,4}w)?(\d{1,4}d)?(\d{1,6}h)?(\d{1,6}m)?(\d{1,6}s)?(\d{1,6}ms)?")
 _MAY_BE_ZERO: Final = ("for", "keep_firing_for")
 _MOST: Final = 1e15
@@ -34,12 +34,12 @@ _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 
 
 def default_text() -> str:
-    """The shipped file, with its comments."""
+    """Return the text of the shipped file, with its comments."""
     return (files("rankscope.alerts") / "rules" / "thresholds.toml").read_text(encoding="utf-8")
 
 
 def thresholds(path: Path | None = None) -> Tables:
-    """Every setting by table and name: the defaults, and over them those of the file ``path``. Raises ``InputError``."""
+    """Return every setting by table and name: the defaults, overridden by the file ``path``. Raises ``InputError``."""
     tables = {name: dict(settings) for name, settings in DEFAULTS.items()}
     if path is not None:
         for name, settings in _read(path).items():
@@ -59,7 +59,7 @@ def thresholds(path: Path | None = None) -> Tables:
 
 
 def duration_seconds(text: str) -> int | float | None:
-    """Seconds of a duration in Prometheus' spelling; ``None`` for anything else."""
+    """Parse a duration in Prometheus' syntax into seconds; return ``None`` for anything else."""
     match = _DURATION.fullmatch(text)
     if match is None:
         return None
@@ -68,7 +68,7 @@ def duration_seconds(text: str) -> int | float | None:
 
 
 def in_words(seconds: float) -> str:
-    """``600`` is ``10 minutes``, ``5400`` is ``1 hour 30 minutes``."""
+    """Format a duration as text: ``600`` is ``10 minutes``, ``5400`` is ``1 hour 30 minutes``."""
     parts = []
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         count, seconds = divmod(seconds, length)
@@ -96,7 +96,7 @@ def _instead(name: str, known: Mapping[str, object]) -> str:
 
 
 def _wrong(key: str, value: object, example: Value) -> str | None:  # noqa: PLR0911  one line for each kind
-    """What ``value`` should have been, or ``None`` when it may be the value of ``key``, whose default is ``example``."""
+    """Return the kind of value that ``key`` needs, or ``None`` if ``value`` is valid. ``example`` is the default value."""
     if isinstance(example, bool):
         return None if isinstance(value, bool) else "true or false"
     if key == "severity":

@@ -10,21 +10,21 @@ from rankscope.base.process import boot_id
 
 @dataclass(frozen=True, slots=True)
 class SteadyClock:
-    """Nanoseconds since about 1970: the machine's clock at one moment, plus the time since then by a clock that is never set.
+    """Nanoseconds since about 1970: the wall clock at one moment, plus the boot-time clock since then.
 
-    Processes of one boot that share ``offset_ns`` agree on it. Without ``since_boot`` it is the machine's clock.
+    Processes of one boot that share ``offset_ns`` agree on the time. Without ``since_boot`` it is the wall clock.
     """
 
     offset_ns: int
     since_boot: bool
 
     def __call__(self) -> int:
-        """The time now."""
+        """Return the current time."""
         return self.offset_ns + (_since_boot_ns() if self.since_boot else time.time_ns())
 
 
 def steady_clock(offset_ns: int | None = None) -> SteadyClock:
-    """A clock with an offset that processes share, or with a new one."""
+    """Create a clock with a shared ``offset_ns``, or with a new offset."""
     if not boot_id():
         return SteadyClock(0, since_boot=False)
     return SteadyClock(time.time_ns() - _since_boot_ns() if offset_ns is None else offset_ns, since_boot=True)

@@ -20,11 +20,11 @@ from rankscope.base.process import boot_id
 from rankscope.runs.segments import open_regular
 
 MAX_FILE_BYTES: Final = 512 * 2**20
-"""New messages must not make the file larger."""
+"""Size of the file above which new messages are rejected."""
 _RESERVE_BYTES: Final = 16 * 2**20
-"""Beyond ``MAX_FILE_BYTES``, for recording results: a full store must be able to become empty."""
+"""Room beyond ``MAX_FILE_BYTES`` for recording results, so that a full store can be drained."""
 LONGEST_WAIT_NS: Final = 3600 * 10**9
-"""After a reboot no attempt is planned later than this, whatever the clock was before."""
+"""Longest wait for an attempt that was planned before a reboot, because the clock may have changed."""
 _PAGE_BYTES: Final = 4096
 _LARGEST_JOURNAL_BYTES: Final = 4 * 2**20
 _BUSY_S: Final = 10.0
@@ -36,10 +36,11 @@ class StoreError(RankscopeError):
 
 
 class Store:
-    """A connection to the store in ``folder``; with ``None`` in memory. Threads share it, and so do processes the file.
+    """Store in ``folder``, or in memory for ``None``. Threads may share the object, and processes may share the file.
 
-    Raises ``InputError`` for a file that is no store or has a newer version, ``StoreError`` for one that cannot be opened. A
-    damaged file is moved to ``….bad`` and reported; without ``repair`` it raises ``InputError``. ``clock``: steady nanoseconds.
+    Raises ``InputError`` for a file that is no store or has another version, ``StoreError`` for one that cannot be opened. A
+    damaged file is moved to ``….bad`` and reported; without ``repair`` it raises ``InputError``. ``clock`` returns nanoseconds
+    that never jump.
     """
 
     def __init__(
@@ -54,13 +55,13 @@ class Store:
         self.path = None if folder is None else folder / STORE_FILE
         self.name = "the store in memory" if self.path is None else str(self.path)
         self.see = "" if folder is None else f", see rankscope alerts outbox list --state {shlex.quote(str(folder.absolute()))}"
-        """End of a line about messages: the command that lists them. Other processes cannot read a store in memory."""
+        """Suffix of messages with the command that lists the outbox; empty for a store in memory, which no command can read."""
         self._mutex = threading.RLock()
         self._depth = 0
         self._writer: int | None = None
         self._held: int | None = None
         self._connection = self._open(report, repair=repair)
-        # In WAL mode readers do not wait for writers: metrics and polls must not wait for the disk.
+        # A WAL reader does not wait for writers, so metrics and polls never wait for the disk.
         self._reading = threading.Lock()
         self._reader = self._connection if self.path is None else self._second_connection()
         self.clock = clock or self._agreed_clock()
@@ -72,7 +73,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close the file and release its lock. Nothing is lost without it."""
+        """Close the file and release its lock. Committed data is safe without this call."""
         with self._mutex:
             with self._reading, suppress(sqlite3.Error):
                 self._reader.close()
@@ -81,9 +82,9 @@ class Store:
             self.release()
 
     def hold(self) -> bool:
-        """Lock the store for this process; ``False``: another process holds it. Held again, nothing changes.
+        """Lock the store for this process; return ``False`` if another process holds it. Repeated calls change nothing.
 
-        The holder sends messages, and is the one watcher or receiver that works with the store. Raises ``StoreError``.
+        Only the holder sends messages and works as watcher or receiver on this store. Raises ``StoreError``.
         """
         with self._mutex:
             if self.path is None or self._held is not None:
@@ -104,7 +105,7 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All changes in it are on the disk afterwards, or none; an inner one is part of the outer. Raises ``StoreError``."""
+        """Commit all changes to disk, or none on an error; an inner transaction joins the outer one. Raises ``StoreError``."""
         with self._mutex, self._translated():
             if self._depth:
                 yield self._connection
@@ -124,20 +125,20 @@ class Store:
                 self._writer = None
 
     def query(self, sql: str, parameters: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-        """All rows that a query finds; within a transaction of this thread those it wrote, too. Raises ``StoreError``."""
+        """Return all rows of a query, including uncommitted ones of this thread's transaction. Raises ``StoreError``."""
         inside = self._writer == threading.get_ident() or self.path is None
         connection, lock = (self._connection, self._mutex) if inside else (self._reader, self._reading)
         with lock, self._translated():
             return connection.execute(sql, parameters).fetchall()
 
     def require_room(self) -> None:
-        """Within a transaction: raise ``StoreError`` when the file holds more than it may."""
+        """Raise ``StoreError`` when the file exceeds its limit. Call it within a transaction."""
         [[pages]], [[free]] = self.query("PRAGMA page_count"), self.query("PRAGMA freelist_count")
         if (pages - free) * _PAGE_BYTES > MAX_FILE_BYTES:
             raise StoreError(f"{self.name}: holds {MAX_FILE_BYTES >> 20} MiB already{self.see}")
 
     def probe(self, room_bytes: int) -> None:
-        """Write to the file, and ``room_bytes`` beside it for a moment. Raises ``StoreError`` where that fails."""
+        """Check that the file is writable and that its disk has ``room_bytes`` left. Raises ``StoreError`` if not."""
         if self.folder is not None:
             room = self.folder / "room"
             try:
@@ -191,7 +192,7 @@ class Store:
             clock = steady_clock()
             values = [("boot", boot), ("offset_ns", str(clock.offset_ns))]
             database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
-            # Times of the clock before the reboot must not lie in the future of the new one.
+            # Times from before the reboot must not lie in the future of the new clock.
             now = clock()
             database.execute(
                 "UPDATE messages SET entered_ns = min(entered_ns, ?), next_attempt_ns = min(next_attempt_ns, ?)"
@@ -203,7 +204,7 @@ class Store:
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[sqlite3.Connection | None]:
-    """A connection that only reads; ``None`` where there is no store. It creates no file and holds up no writer.
+    """Open the store in ``folder`` for reading; yield ``None`` if there is none. Creates no file and blocks no writer.
 
     Raises ``InputError`` for a file that is no store, is damaged or cannot be read.
     """
@@ -212,7 +213,7 @@ def read_only(folder: Path) -> Iterator[sqlite3.Connection | None]:
         if not _begins_as_store(path):
             yield None
             return
-        # Without a journal no process has the file open: it is read as it is, for SQLite would create a journal to lock it.
+        # Without a journal no process has the file open: ``immutable`` keeps SQLite from creating one.
         journal = path.with_name(f"{STORE_FILE}-wal").exists()
         uri = f"{path.absolute().as_uri()}?mode=ro{'' if journal else '&immutable=1'}"
         connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None)
@@ -233,7 +234,7 @@ def read_only(folder: Path) -> Iterator[sqlite3.Connection | None]:
 
 
 def _create(path: Path) -> None:
-    """Create the file, readable by its owner only, where it is missing. Raises ``StoreError``, ``InputError``."""
+    """Create the file with mode 0600 if it is missing. Raises ``StoreError`` and ``InputError``."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):
@@ -246,10 +247,10 @@ def _create(path: Path) -> None:
 
 
 def _begins_as_store(path: Path) -> bool:
-    """Whether a file has content; raises ``InputError`` where that is no database, ``OSError`` where it cannot be read."""
+    """Return whether a file has content. Raises ``InputError`` if that is no database, ``OSError`` if it cannot be read."""
     with open_regular(path) as file:
         beginning = file.read(len(_MAGIC))
-    # A file that lost its beginning in a crash of the machine holds zeros; anything else may belong to another program.
+    # A crash of the machine may leave zeros at the beginning; any other content may belong to another program.
     if beginning != _MAGIC[: len(beginning)] and beginning.strip(b"\0"):
         raise InputError(path, "not a store of alerts; name another folder with --state")
     return bool(beginning)
@@ -259,7 +260,7 @@ def _connected(name: str, path: Path | None = None) -> sqlite3.Connection:
     connection = sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         if path is not None:
-            # Before anything is changed: it may be the database of another program.
+            # Before any change: the file may belong to another program.
             _check(connection, path)
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")

@@ -1,8 +1,8 @@
 """The watcher: follows live runs and raises alerts that only the analysis can raise.
 
-The way of an alert: ``runs`` (which files grew) → ``following`` (analysis of what is new) → ``findings``, ``regressions`` (from
+Data flow of an alert: ``runs`` (which files grew) → ``following`` (analysis of what is new) → ``findings``, ``regressions`` (from
 an analysis), ``signs``, ``life``, ``standstill``, ``dumps`` (from ranks that stopped) → ``candidate`` (labels, annotations, cost)
-→ ``ledger`` (pending, firing, resolved) → ``announcements`` (``findings.jsonl``) and ``delivery`` (which receiver lacks what).
+→ ``ledger`` (pending, firing, resolved) → ``announcements`` (``findings.jsonl``) and ``delivery`` (to receivers).
 ``watcher`` runs these once per interval, ``state`` keeps the ledger in the store, ``page`` serves the watcher's own health,
-``setup`` builds a watcher from the command line, of which ``options`` and ``budgets`` hold the numbers.
+``setup`` builds a watcher from the command line; ``options`` and ``budgets`` hold its thresholds.
 """

@@ -1,6 +1,6 @@
 """Saying that an alert fires or has ended: an event for whoever reads along, and a line in the run's ``findings.jsonl``.
 
-The ledger is saved before, and remembers what has been said: killed in between, the watcher says it when it comes back, once.
+The ledger is saved first and records what was announced. After a crash in between, the restarted watcher announces it once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankscope.runs.segments import open_regular
 
 FINDING_SCHEMA: Final = "rankscope.finding/1"
 TAIL_BYTES: Final = 4 * 2**20
-"""Of a ``findings.jsonl``: more than a watcher writes between two saves of its state."""
+"""End of ``findings.jsonl`` to search: more than a watcher writes between two saves of its state."""
 
 
 class FindingRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,17 +33,17 @@ class FindingRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     labels: dict[str, str]
     annotations: dict[str, str]
     finding: Finding | None = None
-    """With its evidence when it fires; nothing when it is resolved, or where no finding of the analysis is behind it."""
+    """Finding with its evidence when the alert fires; ``None`` when it is resolved or not based on a finding."""
 
 
 def append_finding(run: Path, record: FindingRecord) -> None:
-    """Append one line in one write, so that lines of two watchers never mix. Raises ``OSError``."""
+    """Append one line in a single write, so that lines of two watchers never mix. Raises ``OSError``."""
     line = msgspec.json.encode(record) + b"\n"
-    # Never creates the folder: a run that has been removed stays removed.
+    # Does not create the folder: a removed run stays removed.
     handle = os.open(findings_file(run), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         size = os.fstat(handle).st_size
-        # What a full disk cut short must not take this line with it.
+        # A line that a full disk cut short must not corrupt this one.
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
         os.write(handle, b"\n" + line if torn else line)
     finally:
@@ -51,7 +51,7 @@ def append_finding(run: Path, record: FindingRecord) -> None:
 
 
 def is_logged(run: Path, record: FindingRecord) -> bool:
-    """Whether that line is there, among the last ones. Raises ``OSError``."""
+    """Return whether the end of ``findings.jsonl`` holds this record. Raises ``OSError``."""
     try:
         with open_regular(findings_file(run)) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -63,7 +63,7 @@ def is_logged(run: Path, record: FindingRecord) -> bool:
         try:
             there = msgspec.json.decode(line, type=_Identity)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # the first is mostly a part of one
+            continue  # the first line is usually incomplete
         if (there.fingerprint, there.status, there.time_unix_ns) == wanted:
             return True
     return False
@@ -76,7 +76,10 @@ class _Identity(msgspec.Struct):
 
 
 class Announcer:
-    """``emit`` takes events, ``report`` problems, one line each; ``save`` persists the ledger."""
+    """Announcer of the changes in a ledger.
+
+    ``emit`` takes events, ``report`` takes problems, one line each; ``save`` persists the ledger.
+    """
 
     def __init__(
         self, ledger: Ledger, *, emit: Callable[[Event], None], report: Callable[[str], None], save: Callable[[Ledger], None]
@@ -86,12 +89,12 @@ class Announcer:
         self._report = report
         self._save = save
         self._doubtful = {id(entry) for entry in ledger.unlogged()}
-        """Those that may have been said before a watcher was killed."""
+        """Entries that a previous watcher may have announced before it was killed."""
         self._emitted: set[tuple[str, str, int]] = set()
         self._failed: set[str] = set()
 
     def announce(self) -> None:
-        """Say what has not been said yet."""
+        """Announce every change that has not been announced yet."""
         news = self._ledger.unlogged()
         if not news:
             self._emitted.clear()
@@ -102,7 +105,7 @@ class Announcer:
 
     def _say(self, entry: Entry) -> None:
         status: Status = "resolved" if entry.ends_at_unix_ns is not None else "firing"
-        # Whatever happened to it last; None comes before any of them.
+        # Time of the last change: a pending entry has none.
         moment = entry.ends_at_unix_ns or entry.revised_unix_ns or entry.starts_at_unix_ns
         assert moment is not None
         alert = entry.alert_now()
@@ -123,7 +126,7 @@ class Announcer:
         try:
             append_finding(run, record)
         except FileNotFoundError:
-            pass  # of a run that has been removed nobody expects it
+            pass  # the run has been removed: nothing to log
         except OSError as error:
             if entry.run not in self._failed:
                 self._report(f"{run}: findings.jsonl cannot be written: {error.strerror or error}; alerts are not affected")
@@ -136,7 +139,7 @@ class Announcer:
         self._doubtful.discard(id(entry))
 
     def _emit_once(self, entry: Entry, status: Status, moment: int) -> None:
-        """The file may be written later than the event was emitted, and is tried again meanwhile."""
+        """Emit the event once, also when writing the file fails and is retried."""
         key = (entry.run, f"{status} {entry.fingerprint}", moment)
         if key in self._emitted:
             return

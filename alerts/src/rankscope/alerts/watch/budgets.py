@@ -14,10 +14,10 @@ PARTS: Final[dict[str, tuple[str, Kind]]] = {
     "input": ("input", "input_bound"),
     "host": ("host", "host_bound"),
 }
-"""Name of a budget to the part of the waterfall it is for, and what a step beyond it is bound by."""
+"""Name of a budget to its part of the waterfall, and to the kind of finding when the part exceeds the budget."""
 
 SAYS: Final = {row.figure.removeprefix("share."): row.says for row in LIMITS}
-"""Part to what is said of its share."""
+"""Part of the waterfall to the text about its share."""
 
 
 def _limit(part: str) -> float:
@@ -26,7 +26,7 @@ def _limit(part: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """Shares of the step; of ``slower``, of the run's own past."""
+    """Limits of the parts of a step, as shares of the step; ``slower`` is a share of the run's own past step time."""
 
     communication: float = _limit("exposed_communication")
     input: float = _limit("input")
@@ -35,11 +35,11 @@ class Budgets:
 
 
 BUDGETS: Final = tuple(Budgets.__dataclass_fields__)
-"""Their names."""
+"""Names of the budgets."""
 
 
 def budgets_of(told: Sequence[str]) -> Budgets:
-    """From ``NAME=SHARE``, a share as ``0.3`` or ``30%``. Raises ``ValueError``."""
+    """Parse budgets from ``NAME=SHARE``, with a share such as ``0.3`` or ``30%``. Raises ``ValueError``."""
     shares: dict[str, float] = {}
     for one in told:
         name, _, text = one.partition("=")

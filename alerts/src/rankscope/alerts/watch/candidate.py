@@ -15,18 +15,18 @@ from rankscope.runs.links import overview_url
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """What something costs while it lasts."""
+    """Cost of a condition while it lasts."""
 
     gpu_hours: float
-    """Lost by the time that it was seen."""
+    """GPU-hours lost until the condition was last seen."""
     per_hour: float
-    """GPU-hours that are lost in an hour."""
+    """GPU-hours lost per hour."""
     price: float | None = None
-    """Of a GPU-hour."""
+    """Price of a GPU-hour."""
     currency: str | None = None
 
     def annotations(self, gpu_hours: float) -> dict[str, str]:
-        """In words, when so much has been lost."""
+        """Format annotations for a loss of ``gpu_hours`` so far."""
         texts = {
             "gpu_hours_lost": hours_text(gpu_hours),
             "gpu_hours_lost_per_hour": hours_text(self.per_hour) if self.per_hour > 0 else "",
@@ -39,24 +39,24 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """What deserves an alert, if it lasts."""
+    """A condition that raises an alert if it lasts."""
 
     alert: Alert
     fingerprint: str
     finding: Finding | None = None
-    """What the analysis found; ``None`` where nothing but files that do not grow tells."""
+    """Finding of the analysis; ``None`` when the alert rests on files and endings of ranks, or on the history of steps."""
     loss: Loss | None = None
-    """``None``: not known, or nothing that is paid for."""
+    """``None`` when the loss is unknown or costs no GPU time."""
 
     @property
     def name(self) -> str:
-        """Of the alert."""
+        """Name of the alert."""
         return self.alert.labels["alertname"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The run that alerts are about, and where they link to."""
+    """The run that alerts are about, with the bases of their links."""
 
     run_id: str
     name: str | None = None
@@ -66,7 +66,7 @@ class Subject:
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Name of the run, or else its id."""
         return self.name or self.run_id
 
     def candidate(
@@ -79,7 +79,7 @@ class Subject:
         finding: Finding | None = None,
         loss: Loss | None = None,
     ) -> Candidate:
-        """The alert about this run, or about one of its ranks; empty annotations are left out."""
+        """Build an alert about this run or one of its ranks; empty annotations are left out."""
         assert rule.owner == "watcher", f"{rule.alertname} belongs to the Prometheus rules"
         labels = {
             "alertname": rule.alertname,
@@ -97,7 +97,7 @@ class Subject:
         if self.runbook_url is not None:
             texts["runbook_url"] = f"{self.runbook_url.rstrip('/')}/{rule.alertname}.md"
         else:
-            # Where the runbooks are not served, the command has them.
+            # Without a runbook server, the command prints the runbook.
             texts["next"] = "\n".join(filter(None, (texts.get("next"), f"rankscope alerts explain {rule.alertname}")))
         link = "" if self.dashboard_url is None else overview_url(self.dashboard_url, self.run_id, rank=rank)
         texts["dashboard_url"] = link

@@ -19,16 +19,16 @@ from rankscope.base.http import host_port
 from rankscope.base.options import Duration, ListenAddress, format_option, http_url, link_url
 
 LAST_SCRAPE_S = 120.0
-"""How long a watcher whose run is over stays for a last scrape, when something scrapes it."""
+"""Longest wait for a last scrape after the followed run is over, if a client scrapes the watcher."""
 
 
 class _Stop(BaseException):
-    """SIGTERM or SIGINT. Not an ``Exception``, so that nothing on the way handles it."""
+    """SIGTERM or SIGINT. Not an ``Exception``, so that no handler in between catches it."""
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # one is enough: the clean-up that follows must not be interrupted
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
     raise _Stop
 
 
@@ -156,7 +156,7 @@ def watch(
         watch.sender.start()
         began = time.monotonic()
         while not watch.watcher.evaluate() and not once:
-            # At most half of the time goes into analysing, however large the run has become.
+            # Analysis takes at most half of the time, however large the run becomes.
             time.sleep(max(interval, time.monotonic() - began))
             began = time.monotonic()
         undelivered = watch.finish()

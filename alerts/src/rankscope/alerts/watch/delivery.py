@@ -15,11 +15,11 @@ from rankscope.alerts.owners import CRASHED
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
 
 WAIT_S: Final = 0.5
-"""How long an evaluation waits for the answer of an Alertmanager; a later answer is taken in at the next evaluation."""
+"""Time that an evaluation waits for the response of an Alertmanager; the next evaluation processes a later one."""
 RETRY_S: Final = 5.0
-"""Pause after a post that failed, where the interval is longer."""
+"""Longest pause after a failed post."""
 RESOLVED_FOR_S: Final = 900.0
-"""An alert that has ended is posted for as long, as Prometheus does: an Alertmanager may have missed the first post."""
+"""Time for which a resolved alert is posted, as Prometheus does: an Alertmanager may have missed the first post."""
 
 
 class Manager(Protocol):
@@ -33,7 +33,7 @@ class Manager(Protocol):
 
 
 class Receiver(Protocol):
-    """A receiver of changes."""
+    """A receiver that is sent each change once."""
 
     key: str
     """Stable name for the state file."""
@@ -41,13 +41,13 @@ class Receiver(Protocol):
     """Name for people, free of secrets."""
 
     def send(self, notices: Sequence[Notice]) -> None:
-        """Take over the delivery of notices of any groups. Raises ``DeliveryError``."""
+        """Accept notices of any groups for delivery. Raises ``DeliveryError``."""
 
 
 class Delivery:
-    """Delivers to all receivers; one that fails or is slow delays neither the others nor the next evaluation.
+    """Delivery to all receivers. A slow or failing receiver delays neither the others nor the next evaluation.
 
-    ``managers`` are posted everything every ``interval_s``; ``receivers`` get each change until they have accepted it.
+    ``managers`` are sent all alerts every ``interval_s``; ``receivers`` are sent each change until they accept it.
     ``elapsed``: seconds of a monotonic clock.
     """
 
@@ -64,7 +64,7 @@ class Delivery:
         self._receivers = [(receiver, _Failures(receiver.name, report)) for receiver in receivers]
 
     def deliver(self, ledger: Ledger, *, now_unix_ns: int, wait_s: float = WAIT_S) -> None:
-        """Send what is due, wait for the answers of Alertmanagers, then drop ended alerts that every receiver knows."""
+        """Send what is due, wait for the responses of Alertmanagers, then drop resolved alerts that need no more delivery."""
         for receiver, failures in self._receivers:
             _send_changes(receiver, ledger, failures)
         for posts in self._posts:
@@ -80,14 +80,14 @@ class Delivery:
         return [*lacking, *(receiver.name for receiver, _ in self._receivers if _changes(receiver, ledger))]
 
     def _is_owed(self, entry: Entry, now_unix_ns: int) -> bool:
-        """Whether an alert that has ended is still to be sent."""
+        """Return whether a resolved alert still has to be sent."""
         if self._posts and now_unix_ns - (entry.ends_at_unix_ns or 0) < RESOLVED_FOR_S * 1e9:
             return True
         return any(_is_change(entry, receiver) for receiver, _ in self._receivers)
 
 
 class _Failures:
-    """Reports the first failure of a receiver, and each with another reason, and that it works again."""
+    """Reporter of a receiver's failures: the first one, each with a new reason, and the recovery."""
 
     def __init__(self, name: str, report: Callable[[str], None]) -> None:
         self._name = name
@@ -96,7 +96,7 @@ class _Failures:
         self.count = 0
 
     def add(self, error: Exception) -> None:
-        """A delivery failed."""
+        """Count a failed delivery."""
         reason = str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
         self.count += 1
         if reason != self._reason:
@@ -104,7 +104,7 @@ class _Failures:
             self._report(f"{self._name}: not delivered so far: {reason}")
 
     def end(self) -> None:
-        """A delivery worked."""
+        """Reset after a successful delivery."""
         if self._reason is not None:
             self._report(f"{self._name}: delivered after {self.count} failed attempts")
         self._reason, self.count = None, 0
@@ -114,7 +114,7 @@ _State = tuple[str, Status, str]
 
 
 class _Posts:
-    """The posts to one Alertmanager: one at a time, from a daemon thread, so that none keeps the process from ending."""
+    """Posts to one Alertmanager, one at a time from a daemon thread, so that none prevents the process from exiting."""
 
     def __init__(self, manager: Manager, interval_s: float, failures: _Failures, elapsed: Callable[[], float]) -> None:
         self.name = manager.name
@@ -125,17 +125,17 @@ class _Posts:
         self._running: Future[None] | None = None
         self._sending: frozenset[_State] = frozenset()
         self._accepted: frozenset[_State] = frozenset()
-        """What the last post said that was accepted; nothing after a restart, so that all is posted again."""
+        """Alert states in the last accepted post; empty after a restart, so that everything is posted again."""
         self._began_s = float("-inf")
 
     def begin(self, ledger: Ledger, now_unix_ns: int) -> None:
-        """Post all alerts that fire or ended lately, unless a post is under way or the last one was a moment ago."""
+        """Post all firing and recently resolved alerts, unless a post is in progress or the next one is not yet due."""
         self.finish(0.0)
         entries = _past_pending(ledger)
         now_s = self._elapsed()
         if not entries or self._running is not None or now_s - self._began_s < self._pause_s(ledger):
             return
-        # Made here: the thread must not look at entries that an evaluation changes.
+        # Built here: the thread must not read entries that an evaluation changes.
         notices = [entry.notice() for entry in entries]
         self._sending, self._began_s = frozenset(map(_state, entries)), now_s
         self._running = future = Future[None]()
@@ -151,7 +151,7 @@ class _Posts:
         threading.Thread(target=post, name="rankscope-alertmanager", daemon=True).start()
 
     def finish(self, timeout_s: float) -> None:
-        """Take in the answer to the post under way, if it comes within the time."""
+        """Process the result of the post in progress, if it arrives within the time."""
         if self._running is None:
             return
         try:
@@ -166,7 +166,7 @@ class _Posts:
         self._failures.end()
 
     def lacks(self, ledger: Ledger) -> bool:
-        """Whether an alert is not yet accepted in its present state."""
+        """Return whether the current state of any alert is not yet accepted."""
         return not self._accepted.issuperset(map(_state, _past_pending(ledger)))
 
     def _pause_s(self, ledger: Ledger) -> float:
@@ -207,10 +207,10 @@ def _changes(receiver: Receiver, ledger: Ledger) -> list[Entry]:
 
 
 def _is_change(entry: Entry, receiver: Receiver) -> bool:
-    """Whether the receiver has to learn the state of an alert. The end of one that it never heard of is not sent."""
+    """Return whether the state of an alert must be sent to the receiver. The end of an alert is sent only after its beginning."""
     told = entry.told.get(receiver.key)
     if entry.track.state == "firing":
         return told != "firing" or entry.knows.get(receiver.key, "") != entry.revision
-    # An incident about a run that crashed stays open until a person closes it: nothing has repaired the run.
+    # An incident about a crashed run stays open until a person closes it: a timeout repairs nothing.
     only_forgotten = entry.name == CRASHED.alertname and bool(entry.ended_because)
     return entry.track.state == "resolved" and told == "firing" and not only_forgotten

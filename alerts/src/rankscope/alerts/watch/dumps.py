@@ -16,30 +16,31 @@ from rankscope.runs.control_names import answer_name
 from rankscope.runs.paths import control_dir, flight_dir
 
 WAIT_S: Final = 30.0
-"""For dumps after having asked: ranks have 20 s to answer."""
+"""Time to wait for dumps after a request: ranks have 20 s to answer."""
 AGAIN_S: Final = 600.0
-"""From one request to the next at least."""
+"""Shortest time between two requests to a run."""
 
 _Files = frozenset[tuple[str, int, int]]
 
 
 @dataclass(slots=True)
 class _Standstill:
-    """One run that stands still."""
+    """State of one stalled run."""
 
     request: str | None = None
     asked_s: float = 0.0
     refused: str = ""
-    """Why nobody can be asked."""
+    """Reason why no request could be left in the run."""
     files: _Files = frozenset()
     read: _Files = frozenset()
     report: HangReport | None = None
 
 
 class Dumps:
-    """Collects dumps. ``diagnose`` says who hung a run, from the dumps in it, of which some may be fresh; ``None``: nobody.
+    """Flight Recorder dumps of stalled runs.
 
-    ``ask``: whether to leave requests in runs.
+    ``diagnose(run, fresh)`` finds the culprit in the dumps of a run, or returns ``None``. ``fresh``: no rank has made a
+    step since they were taken. ``ask``: leave requests for dumps in runs.
     """
 
     def __init__(
@@ -56,7 +57,10 @@ class Dumps:
         self._last_asked_s: dict[Path, float] = {}
 
     def look(self, run: Path, attempt: int, ranks: list[int], now_s: float) -> tuple[HangReport | None, str | None]:
-        """Who hung the run as far as is known, and why that is not known: ``None`` while dumps may still come."""
+        """Return the report on the culprit, and why there is none.
+
+        The reason is ``None`` while dumps may still arrive, and empty with a report.
+        """
         standing = self._standing.setdefault(run, _Standstill())
         too_soon = now_s - self._last_asked_s.get(run, -AGAIN_S) < AGAIN_S
         if self._ask and not too_soon and standing.request is None and not standing.refused:
@@ -68,7 +72,7 @@ class Dumps:
             standing.read = files
             standing.report = self._read(run, standing) or standing.report
         asked = standing.request
-        # Of those that are not there yet some would be blamed for it.
+        # Judged too early, ranks whose dumps are still to come would be blamed.
         waiting = asked is not None and now_s - standing.asked_s < WAIT_S and not self._answered(run, asked, ranks)
         if waiting or not settled:
             return None, None
@@ -80,7 +84,7 @@ class Dumps:
         return None, "the ranks were asked for Flight Recorder dumps, and those that came, if any, do not tell who hangs"
 
     def over(self, run: Path) -> None:
-        """The run moves again, or has ended."""
+        """Forget a run that makes progress again or has ended."""
         self._standing.pop(run, None)
 
     def _leave_request(self, run: Path, standing: _Standstill, now_s: float) -> None:
@@ -100,12 +104,12 @@ class Dumps:
             return self._diagnose(run, fresh)
         except RankscopeError as error:
             self._report(f"{run}: the dumps cannot be read: {error}")
-        except Exception as error:  # noqa: BLE001 - a fault of ours about dumps must not cost the alert
+        except Exception as error:  # noqa: BLE001 - a bug in reading dumps must not suppress the alert
             self._report(f"{run}: the dumps cannot be read: {type(error).__name__}: {error}")
         return None
 
     def _answered(self, run: Path, request: str, ranks: list[int]) -> bool:
-        """Whether all ``ranks`` have answered, or somebody for all of them."""
+        """Return whether all ``ranks`` have answered, or one answer covers them all."""
         answers = control_dir(run) / Path(answer_name(request, 0)).parent
         with suppress(OSError):
             if sum(1 for _ in answers.iterdir()) >= len(ranks):

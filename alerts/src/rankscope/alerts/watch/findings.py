@@ -19,7 +19,7 @@ from rankscope.base.text import duration
 _HOUR_US: Final = 3.6e9
 
 _NEITHER: Final = "of the step goes neither into the model's compute nor into waiting for data or other ranks"
-"""Host time, where there is no device that could be idle meanwhile."""
+"""Text for host time of a run without a device that could idle."""
 
 
 def candidates(
@@ -31,10 +31,10 @@ def candidates(
     price: Cost | None = None,
     rare_share: float = 0.0,
 ) -> list[Candidate]:
-    """The alerts an analysis speaks for, at most one per identity, most costly first.
+    """Return the alerts that an analysis supports, at most one per fingerprint, most costly first.
 
-    ``dashboard_url`` and ``runbook_url`` are the bases of the links; ``price`` is that of a GPU-hour. ``rare_share``: of the
-    time of the steps, what a few very long ones took; a mean speaks of these, too, and a budget is about the others.
+    ``dashboard_url`` and ``runbook_url`` are the bases of the links; ``price`` is that of a GPU-hour. ``rare_share`` is the share
+    of time in a few very long steps: budgets ignore those, so it is subtracted from the mean share of a part.
     """
     subject = subject_of(analysis, dashboard_url=dashboard_url, runbook_url=runbook_url)
     found: dict[str, Candidate] = {}
@@ -42,7 +42,7 @@ def candidates(
         rule = ALERT_OF_KIND.get(finding.kind)
         if rule is None:
             continue
-        # Who hangs may become clear later: it must not make another alert of it.
+        # The culprit may become known later, which must not change the alert's identity.
         rank, host = (None, None) if finding.kind == "hang" else (finding.rank, finding.host)
         candidate = subject.candidate(
             rule,
@@ -57,7 +57,7 @@ def candidates(
 
 
 def subject_of(analysis: Analysis, *, dashboard_url: str | None, runbook_url: str | None) -> Subject:
-    """The run that was analysed."""
+    """Return the analysed run as the subject of alerts."""
     source = analysis.source
     return Subject(
         run_id=source.run_id or source.path,
@@ -69,12 +69,12 @@ def subject_of(analysis: Analysis, *, dashboard_url: str | None, runbook_url: st
 
 
 def _of_each_rank(analysis: Analysis) -> Iterator[Finding]:
-    """The findings that speak for themselves; of one about several ranks one each, for which is the worst of them changes."""
+    """Yield the findings that need no budget; one about several ranks once per rank, because the worst rank may change."""
     hosts = {rank.rank: rank.host for rank in analysis.ranks}
     verdict = analysis.verdict
     for finding in analysis.findings:
         if finding.kind in {kind for _, kind in PARTS.values()}:
-            continue  # their budgets decide
+            continue  # decided by their budgets
         yield finding
         if finding.rank is not None and (verdict.kind, verdict.rank) == (finding.kind, finding.rank):
             others = [rank for rank in verdict.ranks if rank != finding.rank]
@@ -82,13 +82,13 @@ def _of_each_rank(analysis: Analysis) -> Iterator[Finding]:
 
 
 def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Iterator[Finding]:
-    """Parts of the step that take more than they may, the largest first; in the analysis' own words where it has any."""
+    """Yield a finding for each part of the step over its budget, largest first; the analysis' own finding if there is one."""
     told = {finding.kind: finding for finding in analysis.findings}
     shares: list[tuple[float, str]] = []
     for name, (part, kind) in PARTS.items():
         share = None if analysis.waterfall is None else analysis.waterfall.share(part)  # type: ignore[arg-type]
         if share is None and kind in told:
-            # Not a part of the waterfall by itself: idle time of a device, say, that nothing explains.
+            # Not a part of the waterfall, such as unexplained idle time of a device.
             share = next((one.value for one in told[kind].evidence if one.name.startswith("share.")), None)
         if share is not None and share - rare_share >= getattr(budgets, name):
             shares.append((share, name))
@@ -101,7 +101,7 @@ def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Ite
         ]
         own = told.get(kind)
         if own is not None:
-            # What decided comes first: of a long list people are shown the beginning.
+            # Decisive evidence first: long lists are shown truncated.
             decisive = [one for one in own.evidence if one.name == f"share.{part}"]
             rest = [one for one in own.evidence if one not in decisive]
             yield msgspec.structs.replace(own, evidence=[*decisive, evidence[1], *rest])
@@ -113,7 +113,7 @@ def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Ite
 
 def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
     verdict = analysis.verdict
-    # What makes one of several wait is known of the worst of them, and of the others no less.
+    # The verdict describes the worst of several ranks, and applies to the others as well.
     about = verdict.kind == finding.kind and (verdict.rank == finding.rank or finding.rank in verdict.ranks)
     return {
         "summary": finding.summary,
@@ -131,7 +131,7 @@ def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
 
 
 def _from_verdict(verdict: Verdict) -> dict[str, str]:
-    """What only the verdict knows, for the finding it is about."""
+    """Annotations that only the verdict provides, for the finding it is about."""
     return {
         "explained_by": verdict.explained_by or "",
         "cost": f"{verdict.cost.amount:.2f} {verdict.cost.currency}" if verdict.cost else "",
@@ -142,13 +142,13 @@ def _from_verdict(verdict: Verdict) -> dict[str, str]:
 
 
 def _advice(analysis: Analysis, finding: Finding) -> list[str]:
-    """What is advised on a part of the step that is not what the verdict is about."""
+    """Actions that the analysis advises for the part of the step that the finding is about."""
     figures = {f"share.{part}" for part, kind in PARTS.values() if kind == finding.kind}
     return [one.action for one in analysis.advice if figures & {evidence.name for evidence in one.evidence}]
 
 
 def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | None:
-    """``None`` where no GPU time is lost, and where it is not known how much."""
+    """Loss of a finding; ``None`` when no GPU time is lost or the amount is unknown."""
     world = analysis.source.world_size or analysis.source.ranks
     amount, currency = (None, None) if price is None else (price.amount, price.currency)
     if finding.slowdown is not None and finding.gpu_hours_lost is not None:
@@ -164,12 +164,12 @@ def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | No
 
 
 def reading(item: Evidence) -> tuple[str, str]:
-    """Name and value of a piece of evidence for people: ``("imposed wait", "77 ms")``, ``("p =", "0.0005")``."""
+    """Format name and value of a piece of evidence: ``("imposed wait", "77 ms")``, ``("p =", "0.0005")``."""
     name = item.name.replace("_", " ").replace(".", " ")
     match item.unit:
         case "us":
             sign = "-" if item.value < 0 else ""
-            # Less than the clocks can tell: no length to speak of.
+            # Below the resolution of the clocks.
             return name, f"{sign}{duration(abs(item.value))}" if abs(item.value) >= 0.5 else "none"
         case "ratio":
             return name, f"{item.value:.1%}" if 0 < abs(item.value) < 0.0995 else f"{item.value:.0%}"
@@ -189,14 +189,17 @@ def _number(value: float | None, unit: str = "") -> str:
 
 
 MOST_RANKS: Final = 32
-"""More ranks of a run with the same alert have one together."""
+"""More ranks than this with the same alert share one alert."""
 FEW_RANKS: Final = 16
-"""Once they have, as few must be left before each has its own again."""
+"""A shared alert is split again when at most this many ranks are left."""
 _SHOWN: Final = 8
 
 
 def collapsed(found: Iterable[Candidate], *, together: Collection[str] = ()) -> list[Candidate]:
-    """``found``, in its order; ``together``: names of alerts that were told together before."""
+    """Merge alerts of the same name about many ranks into one alert.
+
+    ``together``: names of alerts that are merged already, for which ``FEW_RANKS`` applies instead of ``MOST_RANKS``.
+    """
     by_name: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in found:
         by_name[candidate.name].append(candidate)
@@ -213,7 +216,7 @@ def collapsed(found: Iterable[Candidate], *, together: Collection[str] = ()) -> 
 
 
 def _of_all(candidates: list[Candidate]) -> Candidate:
-    """One without a rank, of all: what is said of the first, and what the dearest costs."""
+    """Build one alert without a rank from those of all ranks: the text of the first, and the highest loss."""
     first = candidates[0]
     labels = {name: value for name, value in first.alert.labels.items() if name not in ("rank", "host")}
     ranks = sorted(int(one.alert.labels["rank"]) for one in candidates)
@@ -227,7 +230,7 @@ def _of_all(candidates: list[Candidate]) -> Candidate:
     losses = [one.loss for one in candidates if one.loss is not None]
     loss = None
     if losses:
-        # What one rank costs the others may be the same hours again: the most is what is sure.
+        # Losses by different ranks may be the same hours, so only the highest is certain.
         hours, per_hour = max(one.gpu_hours for one in losses), max(one.per_hour for one in losses)
         loss = msgspec.structs.replace(losses[0], gpu_hours=hours, per_hour=per_hour)
     alert = Alert(labels=labels, annotations=texts, generator_url=first.alert.generator_url.partition("?")[0])

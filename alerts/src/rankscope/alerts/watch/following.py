@@ -15,31 +15,37 @@ from rankscope.analysis.result import Analysis
 
 
 class Following:
-    """One ``OnlineAnalysis`` per run that goes on, and its past. ``clock``: seconds since 1970."""
+    """One ``OnlineAnalysis`` and one ``StepPast`` per active run. ``clock`` returns seconds since 1970."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._runs: dict[Path, tuple[OnlineAnalysis, StepPast]] = {}
 
     def update(self, run: Path) -> Analysis:
-        """The analysis of what there is of a run by now. Raises ``RankscopeError``."""
+        """Analyse the current records of a run. Raises ``RankscopeError``."""
         followed, _ = self._followed(run)
         try:
             return followed.update()
         except BaseException:
-            # What was taken in by then is not known to be whole.
+            # The state may be incomplete after an error.
             self._runs.pop(run, None)
             raise
 
     def past(self, run: Path, *, read: bool = False) -> StepPast | None:
-        """How its steps went so far; ``None`` before the first update. ``read``: from its files then. Raises ``InputError``."""
+        """Return the past steps of a run; before the first update ``None``, or with ``read`` those in its files.
+
+        Raises ``InputError``.
+        """
         followed = self._runs.get(run)
         if followed is not None:
             return followed[1]
         return read_past(run) if read else None
 
     def hang(self, run: Path, fresh: bool) -> HangReport | None:
-        """Who hung it, from the dumps in it; ``fresh``: no rank has made a step since they were taken. Raises as ``update``."""
+        """Diagnose a hang from the dumps in a run. ``fresh``: no rank has made a step since they were taken.
+
+        Raises ``RankscopeError``.
+        """
         followed, _ = self._followed(run)
         try:
             return hung_report(followed.read(), fresh=fresh)
@@ -48,7 +54,7 @@ class Following:
             raise
 
     def keep(self, runs: Collection[Path]) -> None:
-        """Keep nothing of other runs than these."""
+        """Forget all other runs."""
         self._runs = {run: followed for run, followed in self._runs.items() if run in runs}
 
     def _followed(self, run: Path) -> tuple[OnlineAnalysis, StepPast]:
@@ -59,23 +65,23 @@ class Following:
 
 
 SHARE: Final = 0.025
-"""Of the time of one processor, for the analyses of all runs together."""
+"""Share of one CPU for the analyses of all runs together."""
 SHARE_WHILE_PENDING: Final = 0.08
-"""While something is about to fire: then waiting costs more than looking."""
+"""The same for a run with a pending alert, where a delay costs more than CPU time."""
 LONGEST_PAUSE_S: Final = 300.0
 
 
 class Pace:
-    """``share`` and ``while_pending``; 0: as often as anybody likes."""
+    """Rate limit of analyses, as a share of one CPU: ``share``, or ``while_pending`` with a pending alert; 0: no limit."""
 
     def __init__(self, share: float = SHARE, while_pending: float = SHARE_WHILE_PENDING) -> None:
         self._share = share
         self._while_pending = while_pending
         self._last: dict[Path, tuple[float, float | None]] = {}
-        """When a run was analysed last, and the processor time that took; ``None``: it was the first time, which is dearer."""
+        """Time of the last analysis, and its CPU seconds; ``None`` for the first analysis, which costs more than later ones."""
 
     def due(self, run: Path, now_s: float, *, runs: int, pending: bool) -> bool:
-        """Whether one of so many ``runs`` may be analysed again."""
+        """Return whether a run, one of ``runs`` active ones, may be analysed again."""
         last = self._last.get(run)
         share = self._while_pending if pending else self._share
         if last is None or last[1] is None or share <= 0:
@@ -83,9 +89,9 @@ class Pace:
         return now_s - last[0] >= min(LONGEST_PAUSE_S, last[1] * runs / share)
 
     def analysed(self, run: Path, now_s: float, cost_s: float) -> None:
-        """It was, and took so much of a processor."""
+        """Record an analysis that took ``cost_s`` of CPU time."""
         self._last[run] = (now_s, cost_s if run in self._last else None)
 
     def keep(self, runs: Collection[Path]) -> None:
-        """Remember nothing of other runs than these."""
+        """Forget all other runs."""
         self._last = {run: last for run, last in self._last.items() if run in runs}

@@ -23,7 +23,7 @@ class Policy:
     fire_after: int = 3
     resolve_after: int = 3
     least_firing_s: float = 0.0
-    """An alert fires for at least as long: whoever groups alerts must get to see it before it is over."""
+    """Shortest time for which an alert fires, so that receivers that group alerts see it before it ends."""
 
     def __post_init__(self) -> None:
         if min(self.fire_after, self.resolve_after) < 1:
@@ -31,10 +31,9 @@ class Policy:
 
 
 class Track(msgspec.Struct, frozen=True):
-    """Where one finding stands.
+    """State of one finding.
 
-    ``streak`` counts consecutive evaluations that speak for leaving the state: with the finding while pending, without it
-    while firing.
+    ``streak`` counts consecutive evaluations towards the next state: with the finding while pending, without it while firing.
     """
 
     state: Literal["pending", "firing", "resolved"]
@@ -42,10 +41,9 @@ class Track(msgspec.Struct, frozen=True):
 
 
 def advance(track: Track | None, *, present: bool, policy: Policy, firing_s: float = float("inf")) -> Track | None:
-    """The next state after one evaluation that did or did not show the finding; ``None`` when there is nothing to follow.
+    """Return the next state after an evaluation with or without the finding; ``None`` drops the finding.
 
-    An evaluation that could not tell must not be passed on: missing is neither present nor absent. ``firing_s``: for how long it
-    has been firing.
+    Do not call this for an evaluation that could not decide. ``firing_s``: how long the alert has been firing.
     """
     if track is not None and track.state == "firing":
         misses = 0 if present else track.streak + 1
@@ -58,15 +56,15 @@ def advance(track: Track | None, *, present: bool, policy: Policy, firing_s: flo
 
 
 ENDED_BECAUSE: Final = "ended_because"
-"""Annotation of an alert that has ended although nobody saw that it was mended."""
+"""Annotation of an alert that was resolved although no evaluation found its condition gone."""
 _LONGEST_HOURS: Final = 1.0
-"""Between two evaluations: what a clock that is set, or a watcher that was away, adds beyond is not counted as lost."""
+"""Most hours between two evaluations that count as lost, which limits clock changes and pauses of the watcher."""
 
 Status = Literal["firing", "resolved"]
 
 
 class Entry(msgspec.Struct, kw_only=True):
-    """One alert that is followed."""
+    """One alert in the ledger."""
 
     run: str
     """Folder of the run."""
@@ -74,39 +72,39 @@ class Entry(msgspec.Struct, kw_only=True):
     alert: Alert
     track: Track
     starts_at_unix_ns: int | None = None
-    """When it fired; ``None`` while pending."""
+    """When the alert fired; ``None`` while pending."""
     ends_at_unix_ns: int | None = None
     culprit: str = ""
-    """Who is to blame, as far as that was known last."""
+    """Ranks to blame, as last known."""
     revised_unix_ns: int | None = None
-    """When it became known, or another turned out to be it, while the alert fired: worth being told once more."""
+    """When the culprit became known or changed while the alert fired; the alert is then sent again."""
     told: dict[str, Status] = {}
-    """Receiver (its key, not its address) to the last status it accepted."""
+    """Receiver key (not its address) to the last status that it accepted."""
     knows: dict[str, str] = {}
-    """Receiver to the revision that it accepted."""
+    """Receiver key to the last revision that it accepted."""
     logged: Status | None = None
-    """The last status that is in the run's ``findings.jsonl``."""
+    """Last status in the run's ``findings.jsonl``."""
     ended_because: str = ""
-    """Why it is no longer told although nobody saw it mended; empty: it is no longer so."""
+    """Reason for an end without an evaluation that found the condition gone; empty after a regular end."""
     finding: Finding | None = None
-    """What it fired for, until that is there, too."""
+    """Finding that made the alert fire, kept until it is in ``findings.jsonl``."""
     gpu_hours_lost: float = 0.0
-    """Since it was seen first."""
+    """GPU-hours lost since the alert was first seen."""
     seen_unix_ns: int | None = None
-    """When it was found last."""
+    """When the condition was last found."""
 
     @property
     def name(self) -> str:
-        """Of the alert."""
+        """Name of the alert."""
         return self.alert.labels.get("alertname", "")
 
     @property
     def revision(self) -> str:
-        """Tells what is known by now from what was known when it fired."""
+        """Identifier of the current details of the alert; empty until they change after it fired."""
         return "" if self.revised_unix_ns is None else str(self.revised_unix_ns)
 
     def notice(self) -> Notice:
-        """What to send about it; only for an alert that has fired."""
+        """Build the notice to send. The alert must have fired."""
         assert self.starts_at_unix_ns is not None
         return Notice(
             alert=self.alert_now(),
@@ -117,7 +115,7 @@ class Entry(msgspec.Struct, kw_only=True):
         )
 
     def alert_now(self) -> Alert:
-        """What it says, with when more became known, and why it has ended where nobody saw it mended."""
+        """Return the alert with annotations for its last revision and for the reason of its end."""
         more = {}
         if self.revised_unix_ns is not None:
             more[UPDATED_AT] = rfc3339(self.revised_unix_ns)
@@ -126,7 +124,7 @@ class Entry(msgspec.Struct, kw_only=True):
         return msgspec.structs.replace(self.alert, annotations=self.alert.annotations | more)
 
     def found(self, candidate: Candidate, now_unix_ns: int) -> None:
-        """It is there, and this is what is known of it now."""
+        """Update the alert from an evaluation that found its condition."""
         self.alert = candidate.alert
         culprit = self.alert.annotations.get("culprit", "")
         if culprit not in ("", self.culprit):
@@ -146,11 +144,11 @@ class Entry(msgspec.Struct, kw_only=True):
 
 
 class Ledger(msgspec.Struct, kw_only=True):
-    """All alerts that are followed, of all runs."""
+    """All current alerts of all runs."""
 
     entries: list[Entry] = []
     alive: list[str] = []
-    """Folders of runs that were seen to make steps and have not ended: that they no longer do is news after a restart, too."""
+    """Folders of runs that made steps and have not ended; a stall of these is reported after a restart of the watcher, too."""
 
     def update(
         self,
@@ -162,10 +160,10 @@ class Ledger(msgspec.Struct, kw_only=True):
         unknown: Collection[int] = (),
         of: Collection[str] | None = None,
     ) -> None:
-        """Take in one evaluation of a run.
+        """Apply one evaluation of a run.
 
-        ``unknown``: ranks that it could tell nothing of. What is followed of them stays as it is unless it was found. ``of``:
-        names of the alerts that it was about; ``None``: all.
+        ``unknown``: ranks that were not evaluated; their alerts stay unchanged unless found. ``of``: names of the evaluated
+        alerts, all for ``None``.
         """
         silent = {str(rank) for rank in unknown}
         present = {candidate.fingerprint: candidate for candidate in found}
@@ -200,9 +198,9 @@ class Ledger(msgspec.Struct, kw_only=True):
     def resolve(
         self, run: str, *, now_unix_ns: int, because: str, of: Collection[str] | None = None, but: Collection[str] = ()
     ) -> None:
-        """End everything of a run that is over or gone: pending findings are dropped, firing alerts resolved ``because`` of that.
+        """End the alerts of a run: drop pending ones, resolve firing ones with the reason ``because``.
 
-        ``of`` these names (``None``: all), ``but`` not of these.
+        ``of``: names of the alerts to end, all for ``None``; ``but``: names to leave.
         """
         meant = [
             entry for entry in self.entries if entry.run == run and (of is None or entry.name in of) and entry.name not in but
@@ -215,7 +213,7 @@ class Ledger(msgspec.Struct, kw_only=True):
                 entry.ends_at_unix_ns, entry.ended_because = now_unix_ns, because
 
     def restart(self, run: str) -> None:
-        """Another attempt has begun: what was only pending was about ranks that are gone."""
+        """Drop the pending alerts of a run whose next attempt has begun: they were about ranks of the previous one."""
         self.entries = [entry for entry in self.entries if entry.run != run or entry.track.state != "pending"]
 
     def runs(self) -> set[str]:
@@ -223,7 +221,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         return {entry.run for entry in self.entries if entry.track.state != "resolved"}
 
     def names(self, run: str, *, together: bool = False) -> set[str]:
-        """Names of the pending or firing alerts of a run; ``together``: only of those that are about many ranks at once."""
+        """Names of the pending or firing alerts of a run; ``together``: only of those that each cover many ranks."""
         return {
             entry.name
             for entry in self.entries
@@ -231,21 +229,21 @@ class Ledger(msgspec.Struct, kw_only=True):
         }
 
     def has_pending(self, run: str) -> bool:
-        """Whether something of the run is about to fire."""
+        """Return whether an alert of the run is pending."""
         return any(entry.run == run and entry.track.state == "pending" for entry in self.entries)
 
     def unlogged(self) -> list[Entry]:
-        """Those whose last change is not in ``findings.jsonl``."""
+        """Entries whose last change is not in ``findings.jsonl``."""
         return [
             entry for entry in self.entries if entry.track.state in ("firing", "resolved") and entry.logged != entry.track.state
         ]
 
     def forget(self, owed: Callable[[Entry], bool]) -> None:
-        """Drop resolved alerts that are ``owed`` to nobody any more."""
+        """Drop resolved alerts that are no longer ``owed`` to any receiver."""
         self.entries = [entry for entry in self.entries if entry.track.state != "resolved" or owed(entry)]
 
     def _drop_overtaken(self, entry: Entry) -> None:
-        """An end not yet delivered is overtaken when the same alert fires again: for that receiver it never ended."""
+        """Drop undelivered ends of an alert that fires again: for their receivers it never ended."""
         self.entries = [
             other
             for other in self.entries
@@ -254,6 +252,6 @@ class Ledger(msgspec.Struct, kw_only=True):
 
 
 def _ranks_of(entry: Entry) -> set[str]:
-    """The ranks that an alert is about."""
+    """Return the ranks that an alert is about."""
     together = entry.alert.annotations.get("ranks", "")
     return {entry.alert.labels.get("rank", ""), *together.split(",")} - {""}

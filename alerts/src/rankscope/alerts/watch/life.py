@@ -19,20 +19,20 @@ SILENT_AFTER_S: Final = 120.0
 """Longer than the caches of file servers show old sizes, typically a minute."""
 SILENT_STEPS: Final = 10.0
 LARGEST_WORLD: Final = 1_000_000
-"""A larger world size in a file is not believed."""
+"""Largest plausible world size; larger values in a file are capped."""
 _TIMES_LONGEST: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Time without a step after which a rank is silent, or a run stands still: the longest of all these."""
+    """Time without a step after which a rank is silent or a run is stalled: the maximum of several limits."""
 
     silent_after_s: float = SILENT_AFTER_S
     silent_steps: float = SILENT_STEPS
-    """In usual steps. Besides, twice what a checkpoint, an evaluation or another repeated long step has taken so far."""
+    """Limit in median step times. Another limit is twice the longest checkpoint, evaluation or repeated long step so far."""
 
     def seconds(self, past: StepPast | None) -> float | None:
-        """The patience with a run; ``None`` before its first step, as a job may take any time to start."""
+        """Return the patience with a run; ``None`` before its first step, because a job may take any time to start."""
         usual = None if past is None else past.usual_us()
         if past is None or usual is None:
             return None
@@ -41,7 +41,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeReport:
-    """Result of one look at a run that goes on."""
+    """Result of one look at an active run."""
 
     found: list[Candidate]
     of: set[str]
@@ -49,11 +49,11 @@ class LifeReport:
     unknown: Collection[int]
     """Ranks for which nothing was decided."""
     moved: bool
-    """Whether the run has made a step since the watcher started."""
+    """The run has made a step since the watcher started."""
 
 
 class Lives:
-    """The lives of all followed runs. ``elapsed``: a monotonic clock, in seconds."""
+    """Liveness of all followed runs. ``elapsed`` returns seconds of a monotonic clock."""
 
     def __init__(self, *, patience: Patience, interval_s: float, dumps: Dumps, elapsed: Callable[[], float]) -> None:
         self._patience = patience
@@ -93,7 +93,7 @@ class Lives:
         return LifeReport(found=found, of=of, unknown=signs.unknown, moved=life.moved)
 
     def _stalled(self, run: Path, seen: Glance, signs: Signs, standing: Standing) -> Candidate | None:
-        """The alert about a run that stands still; ``None`` while dumps that name the culprit may still arrive."""
+        """Return the alert about a stalled run; ``None`` while dumps that name the culprit may still arrive."""
         report, missing = self._dumps.look(run, seen.attempt, signs.live, self._time.s)
         return None if missing is None else standing.hang(signs, report, missing=missing)
 

@@ -45,18 +45,18 @@ _OPTIONS: Final = (
         help="Of the step: communication=30%, input=25%, host=35%; of the run's own past: slower=10%. Repeatable.",
     ),
 )
-"""Their parameters."""
+"""Options shared by ``watch`` and ``replay``."""
 
 
 def judging_options(command: _Command) -> _Command:
-    """``--least-firing``, ``--silent-after``, ``--silent-steps`` and ``--budget``."""
+    """Add ``--least-firing``, ``--silent-after``, ``--silent-steps`` and ``--budget`` to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def budgets(told: tuple[str, ...]) -> Budgets:
-    """What ``--budget`` says. Raises ``click.BadParameter``."""
+    """Parse the values of ``--budget``. Raises ``click.BadParameter``."""
     from rankscope.alerts.watch.budgets import budgets_of
 
     try:

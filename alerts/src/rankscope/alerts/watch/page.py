@@ -1,6 +1,6 @@
 """The watcher's own health: metrics for Prometheus, and a health check.
 
-A watcher that is gone, or stuck in a file server, is as quiet as one that finds nothing, so something has to watch it.
+A watcher that exited or hangs in a file server is as silent as one that finds nothing, so it needs monitoring itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from rankscope.base.http import Request, Response, open_listener
 
 STUCK_AFTER_S: Final = 300.0
-"""An evaluation of a thousand ranks that is made late takes a minute."""
+"""Age of the last evaluation at which the watcher is unhealthy; a late evaluation of a thousand ranks takes a minute."""
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -25,12 +25,12 @@ class Watched:
     """Result of the last evaluation."""
 
     runs: int
-    """Runs that go on."""
+    """Active runs."""
     firing: int
     troubles: int
     """Runs and folders that could not be read or evaluated."""
     untold: int
-    """Receivers that have not accepted an alert in its present state."""
+    """Receivers that have not accepted the current state of an alert."""
 
 
 _HELP: Final = {
@@ -43,11 +43,11 @@ _HELP: Final = {
 }
 _SENT_AFTER_S: Final = 0.2
 _SCRAPED_WITHIN_S: Final = 300.0
-"""A client that has not scraped for longer is not expected to scrape again."""
+"""Time without a scrape after which a client is not expected to scrape again."""
 
 
 class WatcherPage:
-    """What is served at ``/metrics`` and ``/-/healthy``. ``elapsed``: seconds of a clock that is never set."""
+    """Server of ``/metrics`` and ``/-/healthy``. ``elapsed`` returns seconds of a monotonic clock."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time, elapsed: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -57,21 +57,21 @@ class WatcherPage:
         self._finished = False
         self._scrapes = threading.Condition()
         self._scraped_s: dict[str, float] = {}
-        """Clients that have not scraped since the end, and when they did last."""
+        """Clients that have not scraped the end of the run yet, with the time of their last scrape."""
 
     def evaluated(self, watched: Watched) -> None:
-        """An evaluation is over."""
+        """Record a finished evaluation."""
         self._last = (watched, self._clock(), self._elapsed())
 
     @property
     def healthy(self) -> bool:
-        """Whether the last evaluation, or the start, is not long ago."""
+        """True if the last evaluation, or else the start, is recent."""
         return self._elapsed() - (self._began_s if self._last is None else self._last[2]) < STUCK_AFTER_S
 
     def finish(self, patience_s: float) -> bool:
-        """Report that the followed run is over, and wait until every client that scrapes has been told; returns whether all were.
+        """Publish the end of the followed run, and wait until every known client has scraped it; return whether all did.
 
-        Prometheus cannot tell a watcher that ended from one that was killed, unless its last sample says so.
+        Without this last sample, Prometheus cannot distinguish a watcher that finished from one that was killed.
         """
         now_s = self._elapsed()
         with self._scrapes:
@@ -80,7 +80,7 @@ class WatcherPage:
             return self._scrapes.wait_for(lambda: not self._scraped_s, timeout=patience_s)
 
     def scraped(self, client: str, *, finished: bool) -> None:
-        """Note that a client, by its address, was sent the metrics, with or without the end of the run."""
+        """Record that a client, by its address, was sent the metrics; ``finished``: with the end of the run."""
         with self._scrapes:
             if finished:
                 self._scraped_s.pop(client, None)
@@ -89,7 +89,7 @@ class WatcherPage:
                 self._scraped_s[client] = self._elapsed()
 
     def metrics(self) -> str:
-        """In Prometheus' text format; nothing before the first evaluation is over."""
+        """Render the metrics in Prometheus' text format; empty before the end of the first evaluation."""
         if self._last is None:
             return ""
         watched, at, _ = self._last
@@ -101,7 +101,7 @@ class WatcherPage:
         return "".join(f"{line}\n" for line in lines)
 
     def serve(self, host: str, port: int) -> int:
-        """Serve it from a thread until the process ends; returns the port. Raises ``InputError``."""
+        """Serve from a thread until the process exits; return the port. Raises ``InputError``."""
         from rankscope.base.http_server import Endpoint, application, serve_in_thread
 
         sock = open_listener(host, port)
@@ -115,10 +115,10 @@ class WatcherPage:
             return Response(405, b"only GET and HEAD\n", headers=(("allow", "GET, HEAD"),))
         if request.path == "/metrics":
             if self._finished:
-                # Later: once the last client is noted the process exits, and this response must have been sent by then.
+                # Delayed: the process exits once the last client is recorded, and this response must be sent before.
                 asyncio.get_running_loop().call_later(_SENT_AFTER_S, partial(self.scraped, request.peer, finished=True))
             else:
-                # At once: an end that comes now must wait for this client.
+                # At once: if the run ends now, ``finish`` must wait for this client.
                 self.scraped(request.peer, finished=False)
             return Response(200, self.metrics().encode(), _PROMETHEUS)
         return Response(200, b"ok\n") if self.healthy else Response(503, f"no evaluation for {STUCK_AFTER_S:.0f} s\n".encode())

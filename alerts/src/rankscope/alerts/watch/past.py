@@ -1,6 +1,6 @@
 """The past of a run that goes on: how long its steps took, and how much they got done, by one of its ranks.
 
-Walls are equalised by the collectives, so one rank tells; four bytes a step and measure are kept, of the attempt that goes on.
+Collectives equalise the step times of ranks, so one rank suffices. Only the current attempt is kept, in 30 bytes per step.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rankscope.analysis.workers import LocalEngine
 from rankscope.runs.reader import RunReader
 
 USUAL_STEPS: Final = 200
-"""The last ones, of which the usual step time is the median."""
+"""Number of recent steps whose median is the usual step time."""
 LONG_STEPS: Final = 20_000
-"""As far back it is looked for steps that take long as a rule: checkpoints, evaluations."""
+"""Number of recent steps to search for regularly long steps: checkpoints and evaluations."""
 RARE_TIMES: Final = 10.0
-"""A step that takes so many times as long as usual is no habit: a hang that passed, say."""
+"""Multiple of the median beyond which a step counts as an exception, such as a temporary hang."""
 LONG_TAGS: Final = ("checkpoint", "eval")
 
 _GROWTH: Final = 2
@@ -30,7 +30,7 @@ _START: Final = 1024
 
 
 class _Column:
-    """Numbers that are appended to."""
+    """Growable array."""
 
     def __init__(self, kind: type[np.generic]) -> None:
         self._room = np.empty(_START, kind)
@@ -51,7 +51,7 @@ class _Column:
 
 
 class StepPast:
-    """Steps in the order in which they were recorded; takes what ``OnlineAnalysis`` reads."""
+    """Steps of one rank in the order in which they were recorded, fed by ``OnlineAnalysis``."""
 
     def __init__(self) -> None:
         self._begin()
@@ -66,15 +66,15 @@ class StepPast:
         self._work = {name: _Column(np.float32) for name in ("tokens", "samples")}
 
     def begin(self, attempt: int) -> None:
-        """Ranks and their work may be others than before."""
+        """Start over for a new attempt, whose ranks and work may differ."""
         del attempt
         self._begin()
 
     def has_ranks(self, ranks: Sequence[int]) -> None:
-        """Which of them tells is decided when the first has something to tell."""
+        """Do nothing: the first rank with steps is the one that is kept."""
 
     def add(self, rank: int, columns: RankColumns) -> None:
-        """What a rank has recorded."""
+        """Append the steps of a rank; ranks other than the first with steps are ignored."""
         if self._rank is None and len(columns.step):
             self._rank = rank
         if rank != self._rank:
@@ -97,17 +97,17 @@ class StepPast:
 
     @property
     def steps(self) -> NDArray[np.int64]:
-        """Their numbers."""
+        """Step numbers, [steps]."""
         return self._steps.values.astype(np.int64, copy=False)
 
     def walls_us(self) -> NDArray[np.float64]:
-        """Step times; NaN for those that the profiler, a checkpoint or an evaluation made longer."""
+        """Step times in microseconds, [steps]; NaN for steps with the profiler, a checkpoint or an evaluation."""
         walls = self._walls.values.astype(np.float64)
         walls[~self._usable.values.astype(np.bool_)] = np.nan
         return walls
 
     def us_per_work(self) -> tuple[str, NDArray[np.float64]] | None:
-        """``tokens``, or else ``samples``, and the microseconds that one took at each step; ``None``: neither is recorded."""
+        """Unit of work (``tokens``, or else ``samples``) and microseconds per unit, [steps]; ``None``: neither is recorded."""
         walls = self.walls_us()
         for name, column in self._work.items():
             work = column.values.astype(np.float64)
@@ -117,20 +117,20 @@ class StepPast:
         return None
 
     def usual_us(self) -> float | None:
-        """What a step takes as a rule by now; ``None`` before the first."""
+        """Median time of the last ``USUAL_STEPS`` steps in microseconds; ``None`` before the first."""
         recent = self._walls.values[-USUAL_STEPS:].astype(np.float64)
         recent = recent[np.isfinite(recent)]
         return float(np.median(recent)) if len(recent) else None
 
     def rare_share(self, steps: int) -> float:
-        """Of the time of the last ``steps`` what those took that took very long."""
+        """Share of the time of the last ``steps`` that very long steps took (over ``RARE_TIMES`` medians)."""
         recent = self._walls.values[-steps:].astype(np.float64)
         recent = recent[np.isfinite(recent)]
         whole = float(recent.sum())
         return float(recent[recent > RARE_TIMES * np.median(recent)].sum()) / whole if whole > 0 else 0.0
 
     def longest_us(self) -> float:
-        """The longest that has passed between two steps as it may again: with a tag that says why, or more than once."""
+        """Longest time between two steps that may recur: that of a tagged step, or the second longest of all, in microseconds."""
         starts = self._starts.values[-LONG_STEPS:].astype(np.int64)
         if len(starts) < 2:
             return 0.0
@@ -141,7 +141,7 @@ class StepPast:
 
 
 def read_past(run: Path) -> StepPast:
-    """The past of a run by what is in its files. Raises ``InputError``."""
+    """Read the past of a run's last attempt from its files. Raises ``InputError``."""
     past = StepPast()
     reader = RunReader(run)
     for attempt in reader.attempts()[-1:]:

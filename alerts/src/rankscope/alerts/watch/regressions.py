@@ -19,36 +19,36 @@ from rankscope.analysis.change_points import change_points
 from rankscope.base.text import duration
 
 REMEMBERED_S: Final = 6 * 3600.0
-"""What has been so for longer is how the run is."""
+"""Age at which a slowdown becomes the normal state of the run."""
 LEAST_STEPS: Final = 20
-"""On either side: less is a moment, not a past, and not yet a change of it."""
+"""Fewest steps before and after a change."""
 ENOUGH: Final = 64
-"""Steps: of fewer nothing is said."""
+"""Fewest steps for any result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slower:
-    """From one step on a run takes longer."""
+    """A lasting slowdown that began at ``step``."""
 
     step: int
     before_us: float
     after_us: float
     since_s: float
-    """How long ago that is, by the steps since."""
+    """Seconds since the change, as the sum of the step times."""
 
     @property
     def rise(self) -> float:
-        """As a share of before."""
+        """Increase as a share of the time before."""
         return self.after_us / self.before_us - 1
 
     @property
     def lost(self) -> float:
-        """The share of the time that this costs."""
+        """Share of the current time that the slowdown costs."""
         return 1 - self.before_us / self.after_us
 
 
 def slower(values_us: NDArray[np.floating[Any]], walls_us: NDArray[np.floating[Any]], steps: NDArray[np.int64]) -> Slower | None:
-    """By how much ``values_us`` [steps] are higher now than at their lowest of late, if a lasting change says so."""
+    """Find a lasting rise of ``values_us`` [steps] over their lowest recent level; ``None`` without one."""
     changes = change_points(values_us)
     edges = [0, *(change.at for change in changes), len(values_us)]
     lasting = [last - first >= LEAST_STEPS for first, last in pairwise(edges)]
@@ -70,16 +70,16 @@ def slower(values_us: NDArray[np.floating[Any]], walls_us: NDArray[np.floating[A
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regressions:
-    """Of one run. ``gpus``: what all its GPUs cost in an hour; ``None``: nothing that is paid for."""
+    """Regressions of one run. ``gpus``: hourly cost of all its GPUs; ``None`` for a run without GPUs or a price."""
 
     run: Path
     subject: Subject
     gpus: Loss | None
 
     def found(self, past: StepPast, *, at_least: float) -> list[Candidate] | None:
-        """The alert about its step time, or else about what it gets done, when either is worse by ``at_least`` of what it was.
+        """Return the alert about the step time, or else about the throughput, if that is worse by at least ``at_least``.
 
-        ``None``: too few steps to tell.
+        ``None``: too few steps to decide.
         """
         if len(past) < ENOUGH:
             return None

@@ -14,24 +14,24 @@ from rankscope.runs.records import RankInfo, RunInfo
 from rankscope.runs.segments import list_streams, open_regular
 
 WHOLE_LOOKS: Final = 12
-"""So often at the latest the folder is looked through: clocks of file systems are coarse, and some lie."""
+"""Looks after which a folder is scanned again, because modification times of file systems are coarse or wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSeen:
-    """A rank at a moment, as far as names and sizes of its files and ``rank.json`` tell."""
+    """State of a rank at a moment, from ``rank.json`` and the names and sizes of its files."""
 
     info: RankInfo | None
     steps: tuple[str, int] | None
     """Name and bytes of the last file with steps; ``None`` before the first."""
     size: int
-    """Bytes of all its files, as far as has been looked."""
+    """Bytes of all its files, as last seen."""
     readable: bool = True
-    """Whether its folder could be looked into, just now: of one that cannot, nothing is known."""
+    """The folder can be read now; the state of an unreadable rank is unknown."""
 
 
 class RankLook:
-    """Looks at one rank of an attempt, again and again."""
+    """Repeated look at one rank of an attempt."""
 
     __slots__ = ("_attempt", "_changed_ns", "_due", "_folder", "_rank", "_seen", "_steps")
 
@@ -41,18 +41,18 @@ class RankLook:
         self._rank = rank
         self._changed_ns: int | None = None
         self._due = 0
-        """Looks until the folder is looked through whatever its time says."""
+        """Looks until the folder is scanned regardless of its modification time."""
         self._steps: str | None = None
         self._seen = RankSeen(None, None, 0, readable=False)
 
     def look(self, reader: RunReader) -> RankSeen:
-        """What there is now."""
+        """Return the current state."""
         try:
-            changed_ns = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - of a thousand ranks, paths cost more than the calls
+            changed_ns = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - for a thousand ranks, Path objects cost more than the calls
             self._due -= 1
             if changed_ns != self._changed_ns:
                 self._look_through(reader)
-                # Once more next time: what comes within a tick of the file system's clock after this look does not change it.
+                # Scan again next time: a file added within the same clock tick does not change the modification time.
                 self._due, self._changed_ns = 1, changed_ns
             elif self._due <= 0:
                 self._look_through(reader)
@@ -79,7 +79,7 @@ class RankLook:
             for entry in entries:
                 try:
                     of_it = entry.stat(follow_symlinks=False).st_size
-                except OSError:  # retention removed it meanwhile
+                except OSError:  # removed by retention
                     continue
                 size += of_it
                 if segments and entry.name == segments[-1]:
@@ -90,22 +90,22 @@ class RankLook:
 
 
 RESTART_GRACE_S: Final = 30.0
-"""An elastic job starts its next attempt within this time after ranks died; only then is the run over."""
+"""Time after ranks died in which an elastic job may start its next attempt; without one, the run is over."""
 SHOWN: Final = 5
-"""Of the files of a run that cannot be read; when a file server is away they are thousands."""
+"""Most unreadable files of a run to name: an unavailable file server makes thousands unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """A run at a moment, as far as file sizes and ``rank.json`` tell."""
+    """State of a run at a moment, from file sizes and ``rank.json``."""
 
     run_id: str
     content: tuple[int, int, int]
-    """Changes whenever a record is written: attempts, ranks, bytes of the last attempt."""
+    """Number, ranks and bytes of the last attempt; differs after every written record."""
     ended: bool
     info: RunInfo = field(compare=False)
     ranks: Mapping[int, RankSeen] = field(default_factory=dict, compare=False)
-    """Of the last attempt."""
+    """Ranks of the last attempt."""
 
     @property
     def attempt(self) -> int:
@@ -114,24 +114,24 @@ class Glance:
 
     @property
     def infos(self) -> dict[int, RankInfo]:
-        """Who the ranks are, where that is known."""
+        """``rank.json`` of each rank that has one."""
         return {rank: seen.info for rank, seen in self.ranks.items() if seen.info is not None}
 
 
 class Glances:
-    """Looks at runs, each again and again."""
+    """Repeated looks at runs."""
 
     def __init__(self) -> None:
         self._looks: dict[Path, tuple[int, dict[int, RankLook]]] = {}
         self._died_s: dict[Path, tuple[int, float]] = {}
-        """Of runs whose ranks have all ended, some by dying: their last attempt, and when that was seen first."""
+        """Runs whose ranks have all ended, some by a crash or kill: last attempt, and when this was first seen."""
         self._resting: dict[Path, tuple[int, bool]] = {}
-        """Of runs that are over: when their attempts changed, and whether that has been looked into twice."""
+        """Runs that are over: modification time of their attempts, and whether that was checked twice."""
 
     def glance(self, run: Path, *, now_unix_ns: int, elapsed_s: float) -> Glance:
-        """Look at a run without reading its records. Raises ``InputError`` for what is no readable run.
+        """Look at a run without reading its records. Raises ``InputError`` for a path that is no readable run.
 
-        ``elapsed_s``: of a clock that is never set.
+        ``elapsed_s``: seconds of a monotonic clock.
         """
         reader = RunReader(run)
         attempts = reader.attempts()
@@ -140,7 +140,7 @@ class Glances:
         last = attempts[-1]
         known = self._looks.get(run)
         looks = known[1] if known is not None and known[0] == last else {}
-        # Of a rank that cannot be looked at nothing is known; that is for the analysis to say, of the others as well.
+        # An unreadable rank stays in the result as unknown; the analysis reports why.
         looks = {rank: looks.get(rank) or RankLook(rank_dir(run, last, rank), last, rank) for rank in reader.ranks(last)}
         self._looks[run] = (last, looks)
         seen = {rank: look.look(reader) for rank, look in looks.items()}
@@ -149,26 +149,26 @@ class Glances:
         return Glance(reader.info.run_id, content, ended=ended, info=reader.info, ranks=seen)
 
     def is_resting(self, run: Path, attempt: int) -> bool:
-        """Whether ``attempt`` of a run that is over is its last still. Raises ``InputError`` and ``OSError``.
+        """Return whether ``attempt`` is still the last one of a run that is over. Raises ``InputError`` and ``OSError``.
 
-        Of thousands of runs that are history, most looks ask the system for one thing.
+        For thousands of old runs, most looks cost one ``stat`` each.
         """
         changed_ns = attempt_dir(run, 0).parent.stat().st_mtime_ns
         known = self._resting.get(run)
         if known == (changed_ns, True):
             return True
         attempts = RunReader(run).attempts()
-        # What comes within a tick of the file system's clock after this look does not change the time: looked into once more.
+        # Check once more: an attempt added within the same clock tick does not change the modification time.
         self._resting[run] = (changed_ns, known is not None and known[0] == changed_ns)
         return bool(attempts) and attempts[-1] == attempt
 
     def keep(self, runs: Collection[Path]) -> None:
-        """Remember nothing of other runs than these."""
+        """Forget all other runs."""
         self._looks = {run: looks for run, looks in self._looks.items() if run in runs}
         self._died_s = {run: died for run, died in self._died_s.items() if run in runs}
 
     def _ended(self, run: Path, attempt: int, ranks: list[RankInfo | None], now_unix_ns: int, elapsed_s: float) -> bool:
-        """Whether every rank that reported has ended, and no restart is to be expected."""
+        """Return whether every rank has ended and no restart is expected."""
         ends = [rank.end_unix_ns if rank is not None else None for rank in ranks]
         known = [end for end in ends if end is not None]
         if not known or len(known) < len(ends):
@@ -177,14 +177,14 @@ class Glances:
             return True
         if self._died_s.get(run, (None,))[0] != attempt:
             self._died_s[run] = (attempt, elapsed_s)
-        # The second for hosts whose clocks are ahead, the first for what was over before anybody looked.
+        # The first test covers runs that ended before the first look, the second hosts whose clocks are ahead.
         return now_unix_ns - max(known) >= RESTART_GRACE_S * 1e9 or elapsed_s - self._died_s[run][1] >= RESTART_GRACE_S
 
 
 def discover(path: Path) -> list[Path]:
-    """``path`` if it is a run, else the runs directly inside it, by name. Raises ``OSError`` if ``path`` cannot be looked into.
+    """Return ``path`` if it is a run, else the runs directly inside it, by name. Raises ``OSError`` if ``path`` is unreadable.
 
-    A folder inside it that cannot be looked into is nobody's business here: it does not count as a run.
+    An unreadable folder inside it does not count as a run.
     """
     if is_run(path):
         return [path]
@@ -192,7 +192,7 @@ def discover(path: Path) -> list[Path]:
 
 
 def why_unreadable(path: Path) -> str:
-    """What the system says to whoever opens a file or folder of which nothing could be read."""
+    """Return the reason why a file or folder cannot be read: the error of opening it, or ``damaged``."""
     try:
         if path.suffix:
             open_regular(path).close()
@@ -204,14 +204,14 @@ def why_unreadable(path: Path) -> str:
 
 
 class Unreadable:
-    """Says once of everything in runs that cannot be read what it is, and why; again when it could be read in between."""
+    """Reporter of unreadable files and folders: once each with the reason, and again after they were readable."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._known: dict[Path, frozenset[str]] = {}
 
     def report(self, run: Path, paths: Sequence[str]) -> None:
-        """``paths`` inside of ``run`` cannot be read this time."""
+        """Report ``paths`` inside ``run`` that cannot be read now."""
         known = self._known.get(run, frozenset())
         everything = set(paths)
         new = [path for path in paths if path not in known and everything.isdisjoint(map(str, Path(path).parents))]
@@ -222,12 +222,12 @@ class Unreadable:
         self._known[run] = frozenset(paths)
 
     def keep(self, runs: Collection[Path]) -> None:
-        """These go on; nothing of any other run need be kept."""
+        """Forget all other runs."""
         self._known = {run: known for run, known in self._known.items() if run in runs}
 
 
 def ranks_within(run: Path, attempt: int, paths: Iterable[str]) -> set[int]:
-    """Ranks of ``attempt`` that ``paths`` inside of the run belong to."""
+    """Return the ranks of ``attempt`` that ``paths`` inside the run belong to."""
     folder = rank_dir(run, attempt, 0).parent
     inside = [(run / path).relative_to(folder).parts for path in paths if (run / path).is_relative_to(folder)]
     return {int(parts[0]) for parts in inside if parts and parts[0].isdecimal()}

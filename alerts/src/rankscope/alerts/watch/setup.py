@@ -27,18 +27,18 @@ from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
 
 VALID_INTERVALS: Final = 4
-"""A firing alert that is not posted again ends in Alertmanager after as many intervals, as with Prometheus."""
+"""Intervals after which a firing alert that is not posted again ends in Alertmanager, as with Prometheus."""
 LEAST_INTERVAL_S: Final = 60.0
-"""Shorter intervals count as this: an evaluation of a thousand ranks may take a minute."""
+"""Shortest interval in that calculation: an evaluation of a thousand ranks may take a minute."""
 
 DRAIN_S: Final = 60.0
-"""After a followed run has ended, deliveries that fail are tried again for this long; what is left then stays in the outbox."""
+"""Time for which deliveries are retried after a followed run has ended; the rest stays in the outbox."""
 ONCE_DRAIN_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """Where alerts go and what they link to."""
+    """Destinations and link bases of alerts."""
 
     alertmanagers: tuple[str, ...] = ()
     targets: tuple[Target, ...] = ()
@@ -46,22 +46,22 @@ class Addresses:
     runbooks: str | None = None
 
     def managers(self, *, interval_s: float, once: bool) -> list[Alertmanager]:
-        """The Alertmanagers, each address once."""
-        # Posted once, an alert is not renewed: it ends by Alertmanager's own resolve_timeout.
+        """Return the Alertmanagers, each address once."""
+        # With ``once`` an alert is not posted again: it ends by Alertmanager's own resolve_timeout.
         valid_s = None if once else VALID_INTERVALS * max(LEAST_INTERVAL_S, interval_s)
         return [Alertmanager(url, http_client(url), valid_s=valid_s) for url in dict.fromkeys(self.alertmanagers)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """A watcher, and the sender that brings what it finds to the targets."""
+    """A watcher, and the sender that delivers its alerts to the targets."""
 
     watcher: Watcher
     sender: Sender
     once: bool
 
     def finish(self) -> list[str]:
-        """Deliver what is still outstanding, for a while; returns the names of those who could not be told."""
+        """Deliver outstanding alerts for a limited time; return the names of the receivers without a delivery."""
         patience = time.monotonic() + (ONCE_DRAIN_S if self.once else DRAIN_S)
         while True:
             undelivered = [*self.watcher.flush(), *self.sender.drain(0.2)]
@@ -77,8 +77,8 @@ def prepare(
     state: Path | None,
     json_lines: bool,
 ) -> Watch:
-    """A watcher over ``path`` that prints, delivers and remembers. Raises ``InputError`` for an unusable state folder."""
-    # One name for one folder, wherever the command was started: the state folder and the entries in it are found by it.
+    """Build a watcher of ``path`` with output, delivery and store. Raises ``InputError`` for an unusable state folder."""
+    # The absolute path identifies the state folder and its entries, independent of the current directory.
     path = path.resolve()
     store = _store(state or watcher_state(path), path, once=options.once)
     ledger = load_ledger(store)
@@ -101,9 +101,9 @@ def prepare(
 
 
 def _store(folder: Path, watched: Path, *, once: bool) -> Store:
-    """The store in ``folder``. Where it cannot be opened alerts are delivered all the same, from memory.
+    """Open the store in ``folder``; if that fails, fall back to a store in memory so that alerts are still delivered.
 
-    Raises ``InputError`` where another watcher holds it; one that evaluates ``once`` shares it.
+    Raises ``InputError`` if another watcher holds the store, except with ``once``, which shares it.
     """
     try:
         store = Store(folder, report=_report)
@@ -121,7 +121,10 @@ def _report(line: str) -> None:
 
 
 def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event], None]:
-    """Prints events. Unless printing is ``needed``, because nobody else is told, a failure is mentioned once and no more."""
+    """Return a function that prints events.
+
+    ``needed``: printing is the only output, so a failure raises ``OSError``; otherwise the first failure is reported.
+    """
     failed: list[OSError] = []
 
     def emit(event: Event) -> None:
@@ -138,7 +141,7 @@ def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event
 
 
 def _saver(store: Store) -> Callable[[Ledger], None]:
-    """Stores the ledger when it has changed; reports once when that fails."""
+    """Return a function that stores a changed ledger and reports its first failure."""
     last: list[object] = [None]
     failed: list[str] = []
 

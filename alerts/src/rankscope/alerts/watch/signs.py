@@ -1,6 +1,6 @@
 """Which ranks still record steps, by the growth of their files on the watcher's own clock, never by the times in them.
 
-The clocks of hosts may be hours apart, and a file server may show sizes that are a minute old. Time in which the watcher itself
+Clocks of hosts may be hours apart, and a file server may show sizes that are a minute old. Time during which the watcher itself
 was suspended, as on a laptop or in a virtual machine, does not count.
 """
 
@@ -13,13 +13,13 @@ from typing import Final
 from rankscope.alerts.watch.runs import RESTART_GRACE_S, RankSeen
 
 LONGEST_LOOK_S: Final = 30.0
-"""At most this long, or two intervals, counts as watched between two looks."""
+"""Most watched time between two looks, or two intervals if that is longer."""
 GOING: Final = 0.25
-"""A rank goes on if it has recorded a step within this share of the patience."""
+"""Share of the patience within which an active rank has recorded a step."""
 
 
 class WatchedTime:
-    """Seconds of a monotonic clock during which the watcher looked."""
+    """Seconds of a monotonic clock during which the watcher was running."""
 
     def __init__(self, interval_s: float) -> None:
         self._most_s = max(LONGEST_LOOK_S, 2 * interval_s)
@@ -40,9 +40,9 @@ class Signs:
     stalled: bool | None
     """No rank has finished a step for longer than the patience; ``None``: not known (yet)."""
     standing_s: float
-    """How long all of them have been seen without a step."""
+    """Watched seconds since the last step of any rank."""
     silent: list[int]
-    """Without a step for longer than that, while others go on."""
+    """Ranks without a step for longer than the patience, while others are active."""
     gone: dict[int, str]
     """Ranks that crashed or were killed while others have not ended, and how."""
     unknown: frozenset[int]
@@ -55,7 +55,7 @@ class Signs:
 class _Rank:
     steps: tuple[str, int] | None
     moved_s: float
-    """Watched time when its steps grew last, or when it was seen first."""
+    """Watched time when its steps last grew, or when it was first seen."""
     moved: bool = False
     gone_s: float | None = None
     gone_at_first_look: bool = False
@@ -68,10 +68,10 @@ class Life:
     attempt: int
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     moved: bool = False
-    """Whether any rank has made a step since the first look."""
+    """A rank has made a step since the first look."""
 
     def look(self, seen: Mapping[int, RankSeen], now_s: float) -> None:
-        """Take in what is there at ``now_s`` of the watched time."""
+        """Record the state of the ranks at ``now_s`` of the watched time."""
         for rank, one in seen.items():
             known = self._ranks.get(rank)
             if known is None:
@@ -83,9 +83,9 @@ class Life:
                 known.gone_s = now_s
 
     def judge(self, seen: Mapping[int, RankSeen], patience_s: float, now_s: float, *, news: bool = True) -> Signs:
-        """Which ranks are silent or gone; ``seen`` as last looked at.
+        """Judge which ranks are silent or gone; ``seen`` is that of the last ``look``.
 
-        ``news``: what happened before the first look is reported even if no rank has made a step since.
+        ``news``: report events before the first look even if no rank has made a step since.
         """
         live = [rank for rank, one in seen.items() if _is_live(one)]
         there = [rank for rank in live if seen[rank].readable]
@@ -97,7 +97,7 @@ class Life:
         if any(self._ranks[rank].moved and silence[rank] < patience_s for rank in there):
             stalled = False
         elif live and len(quiet) == len(live):
-            # That none has ever made a step is a job that starts, however long it takes.
+            # A job without any step is still starting, however long that takes.
             stalled = True if any(seen[rank].steps is not None for rank in live) else None
         gone = {
             rank: str(one.info.end_reason)
@@ -117,7 +117,7 @@ class Life:
         )
 
     def _is_gone_for_good(self, rank: int, now_s: float, *, news: bool) -> bool:
-        """Whether a rank died, and an elastic restart has had the time to replace it."""
+        """Return whether a rank died and had the time to be replaced by an elastic restart."""
         known = self._ranks[rank]
         return known.gone_s is not None and now_s - known.gone_s >= RESTART_GRACE_S and (news or not known.gone_at_first_look)
 
@@ -127,6 +127,6 @@ def _is_gone(one: RankSeen) -> bool:
 
 
 def _is_live(one: RankSeen) -> bool:
-    """Neither ended nor without a recorder. One that has left no word yet who it is may be anything."""
+    """Return whether a rank has a ``rank.json``, has not ended, and its recorder is not disabled."""
     info = one.info
     return info is not None and info.end_unix_ns is None and info.end_reason is None and info.disabled_reason is None

@@ -22,25 +22,25 @@ from rankscope.base.text import duration, ranks_text, span
 from rankscope.runs.records import RankInfo
 
 CHAIN: Final = 4
-"""Links of the chain of who waits for whom that are told."""
+"""Most links of the wait chain in an alert."""
 PIDS: Final = 3
-"""Ranks whose stacks it is worth to look at."""
+"""Most ranks for which an alert suggests a stack dump."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A run of which something does not move."""
+    """A run with ranks that stopped or ended."""
 
     run: Path
     subject: Subject
     infos: Mapping[int, RankInfo]
     usual_us: float | None = None
-    """What a step takes as a rule."""
+    """Usual step time in microseconds."""
     gpus: Loss | None = None
-    """What all its GPUs cost in an hour; ``None``: nothing that is paid for."""
+    """Hourly cost of all its GPUs; ``None`` for a run without GPUs or a price."""
 
     def lost(self, signs: Signs) -> list[Candidate]:
-        """One alert for each rank that ended or stopped while others go on."""
+        """Build one alert for each rank that ended or stopped while others are active."""
         return [self._lost_rank(rank, signs.gone.get(rank)) for rank in sorted({*signs.silent, *signs.gone})]
 
     def _lost_rank(self, rank: int, end_reason: str | None) -> Candidate:
@@ -67,7 +67,7 @@ class Standing:
         )
 
     def hang(self, signs: Signs, report: HangReport | None, *, missing: str = "") -> Candidate:
-        """The alert about a run that stands still. ``missing``: why no dumps name the culprit."""
+        """Build the alert about a stalled run. ``missing``: the reason why no dumps name the culprit."""
         usual = "" if self.usual_us is None else f" (usually {duration(self.usual_us)} each)"
         lost = None
         if self.gpus is not None:
@@ -111,7 +111,7 @@ class Standing:
         return shlex.quote(str(self.run))
 
     def crashed(self) -> Candidate | None:
-        """The alert about a run that is over because ranks died; ``None`` where all ended at once, as when it is cancelled."""
+        """Build the alert about a run that ended because ranks died; ``None`` if all ended at once, as in a cancelled job."""
         ended = endings(self.infos)
         if not ended.crashed and ended.first is None:
             return None
@@ -146,7 +146,7 @@ _KERNEL: Final = "dmesg -T | grep -i -E 'oom|killed process|xid'"
 
 
 def stacks(infos: Iterable[RankInfo]) -> list[str]:
-    """Commands that print the Python stacks of the first few of these ranks whose processes have not ended."""
+    """Return commands that print the Python stacks of the first ``PIDS`` ranks whose processes have not ended."""
     there = (info for info in infos if info.end_unix_ns is None and info.end_reason is None)
     return [f"{_STACK}{info.pid}   (rank {info.rank}, on {info.host})" for info in islice(there, PIDS)]
 
@@ -156,11 +156,11 @@ def _stack_of_what_may_be_dead(info: RankInfo) -> str:
 
 
 def is_stack(step: str) -> bool:
-    """Whether a step is one of ``stacks``."""
+    """Return whether a step is a command of ``stacks``."""
     return re.match(f"{_STACK}[0-9]", step) is not None
 
 
 def concrete(steps: list[str]) -> list[str]:
-    """Each step once, and none that asks for a stack without saying of which process, where another does."""
+    """Remove duplicate steps, and stack commands without a process id if there is one with an id."""
     known = any(map(is_stack, steps))
     return [step for step in dict.fromkeys(steps) if not (known and f"{_STACK}PID" in step)]

@@ -13,7 +13,7 @@ from rankscope.base.errors import InputError
 
 
 def load_ledger(store: Store) -> Ledger:
-    """The ledger in ``store``, empty in a new one. Raises ``StoreError``, and ``InputError`` for entries of another version."""
+    """Load the ledger from ``store``, empty for a new one. Raises ``StoreError``, and ``InputError`` for undecodable entries."""
     rows = store.query("SELECT entry FROM followed ORDER BY number")
     alive = store.query("SELECT run FROM alive ORDER BY run")
     return Ledger(entries=_decoded(rows, Path(store.name)), alive=[run for (run,) in alive])
@@ -29,7 +29,7 @@ def save_ledger(store: Store, ledger: Ledger) -> None:
 
 
 def read_entries(folder: Path) -> list[Entry]:
-    """Alerts in the store in ``folder``, for readers beside the watcher; none where there is no store. Raises ``InputError``."""
+    """Read the alerts in the store in ``folder``, next to a running watcher; none without a store. Raises ``InputError``."""
     with read_only(folder) as database:
         rows = [] if database is None else database.execute("SELECT entry FROM followed ORDER BY number").fetchall()
     return _decoded(rows, folder / STORE_FILE)

@@ -1,7 +1,7 @@
 """Follows runs: evaluates them once per interval, turns lasting findings into alerts, and has these delivered.
 
-A failure of one run is reported in one line and affects neither other runs nor the next evaluation. Its alerts stay as they are:
-a run that cannot be read is neither well nor ill.
+A failure of one run is reported in one line and affects neither other runs nor the next evaluation. The alerts of that run stay
+unchanged, because its state is unknown.
 """
 
 from __future__ import annotations
@@ -36,49 +36,49 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import span
 
 FINAL_TRIES: Final = 5
-"""Attempts at the last evaluation of a run that is over, one per interval: a file server may be back soon."""
+"""Attempts at the last evaluation of a run that is over, one per interval: a file server may recover soon."""
 FORGET_AFTER_S: Final = 3600.0
-"""Alerts of a run that has been gone, unreadable or without a new record for so long are ended; nothing else would end them."""
+"""Time after which alerts of a run that is removed, unreadable or without new records end; nothing else would end them."""
 FORGET_LIFE_AFTER_S: Final = 24 * 3600.0
-"""The same for alerts that say that nothing is recorded any more."""
+"""The same for ``LIFE_ALERTS``, which are about a lack of records."""
 CRASH_TOLD_S: Final = 600.0
-"""An alert about a crash fires for so long: one that ends as soon as it fires is seen by no person."""
+"""Time for which an alert about a crash fires, so that a person sees it."""
 
 
 class Analyse(Protocol):
-    """``rankscope.analysis.engine.analyze``, as far as the watcher is concerned. Raises ``RankscopeError``."""
+    """Interface of ``rankscope.analysis.engine.analyze`` that the watcher uses. Raises ``RankscopeError``."""
 
     def __call__(self, paths: Sequence[Path], /) -> Analysis:
         """Analyse one run."""
 
 
 class Follow(Protocol):
-    """``rankscope.alerts.watch.following.Following``: analyses of runs that go on. Raises ``RankscopeError``."""
+    """Interface of ``rankscope.alerts.watch.following.Following``: analyses of active runs. Raises ``RankscopeError``."""
 
     def update(self, run: Path) -> Analysis:
-        """Analyse a run, of which only what is new need be read."""
+        """Analyse a run; only new records need to be read."""
 
     def past(self, run: Path, /, *, read: bool = False) -> StepPast | None:
-        """How its steps went so far; ``None``: nothing is known. ``read``: also of a run that is not followed."""
+        """Return the past steps of a run, ``None`` if unknown. ``read``: also for a run that is not followed."""
 
     def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
-        """Who hung it, from the dumps in it."""
+        """Diagnose a hang from the dumps in a run. ``fresh``: no rank has made a step since they were taken."""
 
     def keep(self, runs: Collection[Path]) -> None:
-        """These go on; nothing of any other run need be kept."""
+        """Forget all other runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to watch. ``dashboard_url`` and ``runbook_url`` are the bases of the links in alerts."""
+    """Settings of a watcher. ``dashboard_url`` and ``runbook_url`` are the bases of the links in alerts."""
 
     policy: Policy = field(default_factory=Policy)
     patience: Patience = field(default_factory=Patience)
     budgets: Budgets = field(default_factory=Budgets)
     interval_s: float = 5.0
-    """From one evaluation to the next, as far as they do not take longer."""
+    """Pause between two evaluations, at least as long as the last evaluation took."""
     ask_for_dumps: bool = True
-    """Whether ranks of a run that stands still are asked for their Flight Recorders."""
+    """Request Flight Recorder dumps from the ranks of a stalled run."""
     pace: Pace = field(default_factory=lambda: Pace(0.0, 0.0))
     once: bool = False
     """Evaluate everything there is, also runs that are over, and end no alert because its run is over."""
@@ -87,11 +87,11 @@ class Options:
 
 
 class Watcher:
-    """Follows ``path``: one run, or a folder of runs that come and go.
+    """Watcher of ``path``: one run, or a folder in which runs appear and disappear.
 
-    Runs that go on are analysed by ``follow``, those that are over as a whole by ``analyse``.
-    ``report`` takes problems, one line each; ``emit`` takes events; ``save`` persists the ledger; ``clock`` tells unix
-    nanoseconds, ``elapsed`` seconds of a clock that is never set.
+    ``follow`` analyses active runs; ``analyse`` analyses runs that are over, as a whole.
+    ``report`` takes problems, one line each; ``emit`` takes events; ``save`` persists the ledger.
+    ``clock`` returns unix nanoseconds, ``elapsed`` seconds of a monotonic clock.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Watcher:
         self._clock = clock
         self._elapsed = elapsed
         self.page = WatcherPage()
-        """What others may see of it."""
+        """Metrics and health of this watcher."""
         self._announcer = Announcer(ledger, emit=emit, report=report, save=save)
         self._glances = Glances()
         dumps = Dumps(follow.hang, ask=options.ask_for_dumps, report=report)
@@ -131,13 +131,13 @@ class Watcher:
         self._final_failures: Counter[Path] = Counter()
         self._trouble: dict[tuple[str, Path], str] = {}
         self._fresh_s: dict[str, float] = {}
-        """When something new was seen of a run, by ``elapsed``."""
+        """Time of the last change seen in a run, by ``elapsed``."""
         self._unreadable = Unreadable(report)
         self._single: Path | None = None
 
     def evaluate(self) -> bool:
-        """One evaluation of everything. Returns whether there is nothing left to follow: a single run that is over."""
-        self._announcer.announce()  # what a watcher that was killed had no time to say
+        """Evaluate all runs once; return whether the watch is complete, which is so when its single run is over."""
+        self._announcer.announce()  # left over from a watcher that was killed
         self._lives.tick()
         runs = self._runs()
         ended = [run for run in runs if self._evaluate_run(run, runs)]
@@ -145,7 +145,7 @@ class Watcher:
         for keeping in (self._follow, self._glances, self._lives, self._options.pace, self._unreadable):
             keeping.keep(going)
         self._forget_lost()
-        # Deliver before ending anything: who is told of an end must have heard of the beginning.
+        # Deliver before ending anything: a receiver must get the beginning before the end.
         self._announcer.announce()
         self._deliver()
         if ended and not self._options.once:
@@ -168,15 +168,15 @@ class Watcher:
 
     @property
     def troubled(self) -> bool:
-        """Whether a run could not be evaluated the last time it was tried."""
+        """True if the last attempt to evaluate a run failed."""
         return bool(self._trouble)
 
     def remember(self) -> None:
-        """Save what is known so far, before an untimely end."""
+        """Save the ledger before an early exit."""
         self._save(self.ledger)
 
     def flush(self) -> list[str]:
-        """Deliver what is still outstanding; returns the names of the receivers that could not be told."""
+        """Deliver outstanding alerts; return the names of the receivers that have not accepted them."""
         self._deliver()
         self._save(self.ledger)
         return self._delivery.undelivered(self.ledger)
@@ -198,14 +198,17 @@ class Watcher:
         return runs
 
     def _evaluate_run(self, run: Path, runs: Sequence[Path]) -> bool:
-        """Evaluate one run; returns whether it is over, and was not before. Never raises for what a run can do wrong."""
+        """Evaluate one run; return whether it has just ended.
+
+        Problems are reported; only those of a single run with ``once`` are raised.
+        """
         seen = self._glance(run)
         if seen is None:
             return False
         known = str(run) in self.ledger.alive or not self.ledger.names(str(run)) <= {CRASHED.alertname}
         followed = run == self._single or str(run) in self._fresh_s or known
         if seen.ended and not followed and not self._options.once:
-            # It was over before anybody watched it: history, not news.
+            # It was over before the watcher started: not reported.
             self._over[run] = seen
             return False
         before = self._seen.get(run)
@@ -226,7 +229,7 @@ class Watcher:
         return seen.ended
 
     def _judged(self, run: Path, seen: Glance) -> bool:
-        """Judge a run; returns whether to go on with it: one that is over is tried again a few times."""
+        """Judge a run; return whether to proceed with it. A run that is over gets ``FINAL_TRIES`` attempts."""
         if self._judge(run, seen):
             self._trouble.pop(("analyse", run), None)
             self._seen[run] = seen
@@ -242,7 +245,7 @@ class Watcher:
     def _glance(self, run: Path) -> Glance | None:
         """Look at a run; ``None`` when it cannot be read, or was over before and still is."""
         try:
-            # One that is over wakes up only by a new attempt; its many files need no second look.
+            # Only a new attempt revives a run that is over, so its files need no further look.
             if run in self._over and self._glances.is_resting(run, self._over[run].attempt):
                 return None
             seen = self._glances.glance(run, now_unix_ns=self._clock(), elapsed_s=self._elapsed())
@@ -255,14 +258,14 @@ class Watcher:
         return seen
 
     def _judge(self, run: Path, seen: Glance) -> bool:
-        """Analyse a run and take in what was found; returns whether that worked."""
+        """Analyse a run and update its alerts; return whether that succeeded."""
         began = time.process_time()
         try:
             analysis = self._analyse([run]) if seen.ended or self._options.once else self._follow.update(run)
         except RankscopeError as error:
             self._complain("analyse", run, str(error), error)
             return False
-        except Exception as error:  # noqa: BLE001 - a fault of ours in one run must not end the watch over the others
+        except Exception as error:  # noqa: BLE001 - a bug triggered by one run must not stop the watch of the others
             self._complain("analyse", run, f"{run}: cannot be analysed: {type(error).__name__}: {error}")
             return False
         self._take_in(run, analysis, seen)
@@ -285,18 +288,18 @@ class Watcher:
             )
         found, told = self._found(run, analysis, seen)
         if not seen.ended and not self._options.once:
-            # While it goes on, that it moves or does not is told by looking at it, which is quicker.
+            # For an active run, ``_look_for_life`` decides these, which is faster.
             found = [one for one in found if one.name not in LIFE_ALERTS]
         policy = self._options.policy
         if seen.ended:
-            # All evidence is in: nothing can become clearer by waiting.
+            # All evidence is available: waiting adds nothing.
             policy = Policy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
         attempt = analysis.ranks[0].attempt if analysis.ranks else 0
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
         self._update(run, found, policy=policy, unknown=unknown, of=told | {one.name for one in found})
 
     def _found(self, run: Path, analysis: Analysis, seen: Glance) -> tuple[list[Candidate], set[str]]:
-        """What the records say deserves an alert, and the names of the alerts of which they say anything."""
+        """Return the alerts that the records support, and the names of all alerts that the records can decide."""
         options, price = self._options, seen.info.price_per_gpu_hour
         subject = self._subject(seen)
         found: list[Candidate] = []
@@ -325,7 +328,7 @@ class Watcher:
     def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
         try:
             told = self._lives.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
-        except Exception as error:  # noqa: BLE001 - as when it is analysed
+        except Exception as error:  # noqa: BLE001 - as in ``_judge``
             self._complain("look", run, f"{run}: cannot be looked at: {type(error).__name__}: {error}")
             return
         self._trouble.pop(("look", run), None)
@@ -356,12 +359,12 @@ class Watcher:
             self.ledger.alive.remove(str(run))
 
     def _deliver(self) -> None:
-        # Saved before anybody is told: killed in between, we must tell of the same alert, not of another that began later.
+        # Save before delivery: after a crash in between, the same alert must be sent, not one with a later start.
         self._save(self.ledger)
         self._delivery.deliver(self.ledger, now_unix_ns=self._clock())
 
     def _complain(self, doing: str, path: Path, reason: str, error: RankscopeError | None = None) -> None:
-        """Report trouble once, and again when it changes; evaluating one run once, trouble is the result."""
+        """Report a problem once, and again when it changes. With ``once`` and a single run, raise ``error`` instead."""
         if error is not None and self._options.once and path == self._path:
             raise error
         if self._trouble.get((doing, path)) != reason:

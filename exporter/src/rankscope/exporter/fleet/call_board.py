@@ -16,16 +16,16 @@ _SIZE: Final = _NAME_AT + _NAME_BYTES
 
 
 class CallBoard:
-    """The memory behind ``fd``, made by ``new_board``. One process writes, another reads."""
+    """Shared memory behind ``fd``, created by ``new_board``. One process writes, another reads."""
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, _SIZE)
-        # One aligned machine word, written by one store: a reader never sees half a time.
+        # One aligned machine word is written by a single store, so a reader never sees a torn timestamp.
         self._began_ns = memoryview(self._memory)[:_NAME_AT].cast("q")
         self._padded: dict[str, bytes] = {}
 
     def mark(self, call: str) -> None:
-        """The calling process enters ``call`` now; an empty name means that it is in none."""
+        """Record that this process enters ``call`` now. An empty name means that it is in no call."""
         if not call:
             self._began_ns[0] = 0
             return
@@ -36,11 +36,14 @@ class CallBoard:
         self._began_ns[0] = time.monotonic_ns()
 
     def began_ns(self) -> int:
-        """When the present call began, on the monotonic clock; 0 when there is none."""
+        """Return the start of the current call in nanoseconds of ``CLOCK_MONOTONIC``; 0 outside any call."""
         return self._began_ns[0]
 
     def call(self) -> str:
-        """The name of the present or last call; for a process that is stuck in it, else it may be a mixture of two."""
+        """Return the name of the current or last call.
+
+        Reliable only while the process is stuck in that call; otherwise a concurrent write may mix two names.
+        """
         return self._memory[_NAME_AT:_SIZE].rstrip(b"\0").decode(errors="replace")
 
     def close(self) -> None:
@@ -50,7 +53,7 @@ class CallBoard:
 
 
 def new_board() -> int:
-    """The descriptor of a fresh memory, which has no name in any folder."""
+    """Create an anonymous shared memory (memfd) for a ``CallBoard`` and return its descriptor."""
     fd = os.memfd_create("rankscope-call", os.MFD_CLOEXEC)
     os.ftruncate(fd, _SIZE)
     return fd

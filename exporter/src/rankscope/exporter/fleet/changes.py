@@ -9,13 +9,13 @@ from rankscope.exporter.source import GpuSample, Reading
 
 
 class Changes:
-    """The sending side."""
+    """Encoder on the sending side."""
 
     def __init__(self) -> None:
         self._sent: tuple[Reading, ...] | None = None
 
     def of(self, sample: GpuSample, took_s: float) -> Sampled:
-        """The message of this sample, to be sent; the first one carries all readings, even if there are none."""
+        """Return the message to send for this sample. The first one carries all readings, even if there are none."""
         before, readings = self._sent, sample.readings
         self._sent = readings
         if before is None or len(before) != len(readings):
@@ -25,7 +25,7 @@ class Changes:
 
 
 def merged(before: tuple[Reading, ...], changed: tuple[Reading, ...], places: list[int] | None) -> tuple[Reading, ...]:
-    """The receiving side: all readings, of which those that did not change are the same objects as before."""
+    """Decode on the receiving side: return all readings. Unchanged readings are the same objects as in ``before``."""
     if places is None:
         return changed
     readings = list(before)

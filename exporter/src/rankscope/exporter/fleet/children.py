@@ -18,7 +18,10 @@ _PIECE_BYTES: Final = 1 << 16
 
 
 class Child:
-    """One process. It ends by itself once its connection is closed, or is killed; ``gone`` is set when the nursery buried it."""
+    """One process that calls the driver.
+
+    It exits when its connection is closed, or is killed. ``gone`` says how it exited, once the nursery has reaped it.
+    """
 
     def __init__(self, number: int, connection: socket.socket, board: CallBoard, now: float) -> None:
         self.number = number
@@ -33,7 +36,7 @@ class Child:
         self._seen_call_ns = -1
 
     def read(self) -> list[FromChild] | None:
-        """What it says; None when it hung up or talks nonsense."""
+        """Return the messages received since the last call; None if the connection is closed or a message is invalid."""
         if self.connection is None:
             return None
         try:
@@ -45,9 +48,9 @@ class Child:
             return None
 
     def trouble(self, now: float, *, deadline_s: float, silence_s: float) -> str | None:
-        """That it has been in one call for longer than ``deadline_s``, or in none and silent for ``silence_s``, for a person.
+        """Describe a hang: one call for longer than ``deadline_s``, or no call and no message for ``silence_s``; else None.
 
-        Only the second look in a row counts: after the whole node, daemon included, was stopped and goes on, no call is overdue.
+        Only the second overdue check in a row counts: after the whole node, daemon included, was stopped, no call is overdue yet.
         """
         began_ns = self.board.began_ns()
         since_s = now - (began_ns / 1e9 if began_ns else self.heard_at)
@@ -63,7 +66,7 @@ class Child:
 
 
 class Children:
-    """All of them, by number. No method waits."""
+    """All processes that call the driver, by number. No method blocks."""
 
     def __init__(self, nursery: Nursery, selector: selectors.BaseSelector) -> None:
         self._nursery = nursery
@@ -75,7 +78,12 @@ class Children:
         return iter(tuple(self._by_number.values()))
 
     def spawn(self, request: Callable[[int], Spawn | SpawnProbe], now: float) -> Child:
-        """Start one; ``request`` gives the message for a child's number. Raises ``NurseryLostError`` and ``OSError``."""
+        """Start a child. ``request`` maps its number to the message that starts it.
+
+        Raises:
+            NurseryLostError: the nursery died.
+            OSError: no process, socket or memory could be created.
+        """
         self._last_number += 1
         board_fd = new_board()
         try:
@@ -96,21 +104,21 @@ class Children:
         return child
 
     def hang_up(self, child: Child, now: float) -> None:
-        """Close its connection: it ends as soon as it looks."""
+        """Close the child's connection; it exits when it next polls it."""
         if child.connection is not None:
             self._selector.unregister(child.connection)
             child.connection.close()
             child.connection, child.hung_up_at = None, now
 
     def kill(self, child: Child, now: float) -> None:
-        """SIGKILL, once. A process stuck in the driver outlives it."""
+        """Send SIGKILL once. A process stuck in the driver survives it."""
         self.hang_up(child, now)
         if child.killed_at is None:
             child.killed_at = now
             self._nursery.request(Kill(child.number))
 
     def hear(self, message: Started | Exited, now: float) -> tuple[Child, list[FromChild]] | None:
-        """The nursery's news of a child; when it is gone, the child and its last words."""
+        """Handle a message of the nursery about a child. If the child exited, return it with its remaining messages."""
         child = self._by_number[message.child]
         if isinstance(message, Started):
             child.pid = message.pid
@@ -125,7 +133,7 @@ class Children:
         return child, words
 
     def abandon(self, now: float) -> None:
-        """Give up all of them: what is left of them ends with the nursery."""
+        """Drop all children without killing them; the kernel kills those left when the nursery exits."""
         for child in self:
             self.hang_up(child, now)
             child.board.close()

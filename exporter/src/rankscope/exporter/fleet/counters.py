@@ -14,7 +14,7 @@ ADDED_UP_BY_PROCESS: Final = frozenset(
         "gpu_tensor_active_seconds_total",
         "gpu_dram_active_seconds_total",
         "gpu_mig_sm_active_seconds_total",
-        # where the driver does not count these itself
+        # accumulated only where the driver has no counter
         "gpu_pcie_transmit_bytes_total",
         "gpu_pcie_receive_bytes_total",
     }
@@ -24,20 +24,20 @@ _Key = tuple[str, str, Labels]
 
 
 class Continuity:
-    """What one GPU's counters have reached, over all its processes."""
+    """Values that one GPU's counters have reached, over all its processes."""
 
     def __init__(self) -> None:
         self._reached: dict[_Key, float] = {}
         self._bases: dict[_Key, float] = {}
 
     def new_process(self) -> None:
-        """From now on readings come from a new process."""
+        """Expect readings of a new process from now on."""
         self._bases.clear()
 
     def carry_on(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
-        """The readings as they are to be published.
+        """Return the readings to publish, each counter raised by the value its earlier processes reached.
 
-        A counter that is not behind what was reached comes from the driver, not from the process, and is left as it is.
+        A counter that starts at or above that value comes from the driver rather than from the process, and is left as it is.
         """
         published = list(readings)
         for place, reading in enumerate(readings):

@@ -23,7 +23,7 @@ _NOBODY_ASKED: Final = ("missing", "not_in_driver", "no_driver", "released")
 
 
 class Down(msgspec.Struct, frozen=True):
-    """Why a GPU is not up, since when, and the NVML function that did not return, if there is one."""
+    """Reason why a GPU is down, since when, and the NVML function that did not return (empty if none)."""
 
     reason: DownReason
     detail: str
@@ -32,7 +32,7 @@ class Down(msgspec.Struct, frozen=True):
 
 
 class GpuSlot:
-    """The place of the GPU at one PCI address. ``absent`` is why it cannot be asked at all, as far as the node's survey knows."""
+    """Slot of the GPU at one PCI address. ``absent`` is the survey's reason why the GPU cannot be queried; None if it can."""
 
     def __init__(
         self,
@@ -71,33 +71,36 @@ class GpuSlot:
 
     @property
     def name(self) -> str:
-        """The GPU's uuid if it is known, else where it is."""
+        """The GPU's uuid if it is known, else its PCI bus id."""
         return self.identity.uuid if self.identity is not None else self.pci_bus_id
 
     @property
     def wedged(self) -> bool:
-        """Calls for this GPU do not return."""
+        """True if driver calls for this GPU do not return."""
         return self.down is not None and self.down.reason in ("hung", "stuck")
 
     @property
     def stuck(self) -> bool:
-        """Its process was killed and did not die."""
+        """True if the GPU's process was killed and does not exit."""
         return self.down is not None and self.down.reason == "stuck"
 
     def fresh(self, now: float) -> bool:
-        """Whether its sample may still be shown: a driver that is slow, but answers, must not make GPUs come and go."""
+        """Return True while the sample may still be shown.
+
+        The limit grows with the duration of a pass, so that GPUs of a slow driver do not flap.
+        """
         if self._sample is None:
             return False
         return now - self._sample.monotonic_s <= max(STALE_AFTER_INTERVALS * self._interval_s, 2 * self._took_s)
 
     def unidentified(self) -> tuple[str, DownReason, str] | None:
-        """Where it is, and why it has not said who it is; None when it has."""
+        """Return PCI bus id, reason and detail of a GPU whose identity was never read; None if it is known."""
         if self.identity is not None or self.down is None:
             return None
         return self.pci_bus_id, self.down.reason, self._detail(self.down)
 
     def state(self, now: float) -> GpuState | None:
-        """What is to be said of it; None as long as it never said who it is."""
+        """Return the state to publish; None while the GPU's identity is unknown."""
         if self.identity is None:
             return None
         age_s = now - self._sample.monotonic_s if self._sample is not None else None
@@ -121,7 +124,7 @@ class GpuSlot:
         )
 
     def step(self, now: float) -> bool:
-        """Do what is due; True when that changed something. Raises ``NurseryLostError``."""
+        """Start, check or end the process as due; return True if the state changed. Raises ``NurseryLostError``."""
         before = (self.down, self.child)
         if self.child is not None:
             self._watch(self.child, now)
@@ -136,18 +139,18 @@ class GpuSlot:
         return before != (self.down, self.child)
 
     def hear(self, message: FromChild, now: float) -> None:
-        """A message of its process."""
+        """Handle a message of the GPU's process."""
         assert self.child is not None
         self.child.heard_at = now
         if isinstance(message, Sampled):
-            # Whatever becomes of the sample: the next one only says what differs from it, and an Xid is told once.
+            # Apply it even if the sample is discarded: the next one carries only differences, and an Xid is sent once.
             readings = self._counters.carry_on(message.sample.readings)
             self._readings = merged(self._readings, readings, message.places)
             self._hand_on_xids(message.sample.identity, message.sample.xids)
         elif isinstance(message, Failed) and self.identity is not None:
             self._hand_on_xids(self.identity, message.xids)
         if self.released_until is not None or self.child.killed_at is not None:
-            return  # said before it knew that it was to end
+            return  # sent before the process noticed that it has to exit
         if isinstance(message, Opened):
             if self.identity is not None and self.identity.uuid != message.identity.uuid:
                 self._counters = Continuity()  # another GPU is in its place
@@ -173,7 +176,7 @@ class GpuSlot:
             self._on_xid(identity, event)
 
     def ended(self, why: str, now: float) -> None:
-        """Its process is gone."""
+        """Handle the exit of the GPU's process."""
         self.child = None
         if not self._end_explained:
             self._fail("died", f"its process {why}", now)
@@ -182,7 +185,7 @@ class GpuSlot:
             self._set_down("hung", "its process was stuck in the driver until now", self.down.call)
 
     def released(self, now: float) -> bool:
-        """Whether it is to be left alone."""
+        """Return True while the GPU is released."""
         return self.released_until is not None and now < self.released_until
 
     def resume(self, now: float) -> None:
@@ -191,14 +194,14 @@ class GpuSlot:
             self.released_until = now
 
     def release(self, until: float) -> None:
-        """Leave the GPU alone until then; ``step`` ends the process."""
+        """Release the GPU until the monotonic time ``until``; the next ``step`` ends its process."""
         self.released_until = until
         self._failures = 0
         if not self.stuck:
             self._set_down("released", "released on request")
 
     def give_up_release(self, now: float) -> None:
-        """The release did not come about: its process does not end, or somebody else is in the driver."""
+        """Cancel a release that failed because this GPU's process or another one does not leave the driver."""
         self.released_until = None
         self.try_again(now)
         if self.down is not None and self.down.reason == "released":
@@ -208,11 +211,11 @@ class GpuSlot:
                 self._set_down("stuck", f"its process (pid {self.child.pid}) was told to end and does not")
 
     def try_again(self, now: float) -> None:
-        """Something changed in the driver: do not wait for the next try."""
+        """Retry now, after a change in the driver."""
         self._failures, self._retry_at = 0, now
 
     def start_afresh(self, now: float) -> None:
-        """The driver is another one now: end a process that holds the old one's library."""
+        """End a process that holds the library of a replaced driver, and retry now."""
         self.try_again(now)
         if self.child is not None:
             if self.down is None:
@@ -221,9 +224,9 @@ class GpuSlot:
             self._children.hang_up(self.child, now)
 
     def abandon(self, why: str) -> None:
-        """Nobody can ask it any more."""
+        """Mark the GPU as down for good, because no process can be started any more."""
         self.child, self._sample = None, None
-        # Said once for all GPUs, not once for each.
+        # Bypass _set_down: the fleet logs this once for all GPUs.
         self.down = Down("died", why, self.down.since_unix_s if self.down is not None else time.time())
 
     def _start(self, now: float) -> None:
@@ -279,7 +282,7 @@ class GpuSlot:
         self._set_down(reason, detail, call)
 
     def _set_down(self, reason: DownReason, detail: str, call: str = "") -> None:
-        """Keep the time since when it is down, and log a reason once."""
+        """Mark the GPU as down, keep the time since when, and log each reason once."""
         before = self.down
         if before is not None and (before.reason, before.detail) == (reason, detail):
             return
@@ -291,6 +294,6 @@ class GpuSlot:
         if reason == "starting" or (before is not None and before.reason == reason):
             return
         self.said_down = True
-        # A release was asked for, and who took the request has logged it.
+        # The handler of the release request has logged it.
         level = logging.DEBUG if reason == "released" else logging.WARNING
         logger.log(level, "GPU %s is down (%s): %s", self.name, reason, detail, extra={"pci_bus_id": self.pci_bus_id})

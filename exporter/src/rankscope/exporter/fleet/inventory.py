@@ -26,7 +26,7 @@ _SAVE_ABSENCE_S: Final = 3600.0
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A GPU. ``absent_s`` is for how long exporters have run without hearing of it: no clock that jumps can age it."""
+    """A GPU and ``absent_s``, the exporter's running time without it. Clock changes and downtime do not count."""
 
     identity: GpuIdentity
     absent_s: float = 0.0
@@ -44,8 +44,8 @@ class _File(msgspec.Struct, frozen=True):
 class Inventory:
     """The GPUs by uuid, and their file ``gpus.json`` in ``folder``; None keeps them in memory only.
 
-    A folder that cannot be read or written is logged once, and costs the memory of the next start only. A disk that hangs stops
-    the reading and writing, nothing else: after the start that is done in a thread of its own. One thread calls the methods.
+    A folder that cannot be read or written is logged once; GPUs that disappear before the next start are then not reported. After
+    the start, a thread of its own reads and writes, so that a hanging disk blocks nothing else. Not thread-safe.
     """
 
     def __init__(self, folder: Path | None, *, forget_after_s: float = FORGET_AFTER_S, retry_s: float = 60.0) -> None:
@@ -69,16 +69,16 @@ class Inventory:
 
     @property
     def durable(self) -> bool | None:
-        """Whether the next start will know what is known now; None without a folder."""
+        """True if the next start will know these GPUs; None without a folder."""
         return None if self._path is None else not (self._foreign or self._problem)
 
     def identities(self) -> tuple[GpuIdentity, ...]:
-        """All GPUs, in the order of their index."""
+        """Return all GPUs in the order of their index."""
         known = [remembered.identity for remembered in self._known.values()]
         return tuple(sorted(known, key=lambda identity: (identity.index, identity.uuid)))
 
     def see(self, identity: GpuIdentity) -> None:
-        """A GPU said who it is. One remembered at the same place was replaced on purpose, and is forgotten."""
+        """Add a GPU that was identified. A different GPU at the same PCI address counts as replaced and is forgotten."""
         for uuid, other in tuple(self._known.items()):
             if other.identity.pci_bus_id == identity.pci_bus_id and uuid != identity.uuid:
                 logger.info("GPU %s at %s has been replaced by %s", uuid, identity.pci_bus_id, identity.uuid)
@@ -86,7 +86,7 @@ class Inventory:
         self._known[identity.uuid] = Remembered(identity)
 
     def pass_time(self, elapsed_s: float, present: frozenset[str]) -> None:
-        """So much time has passed in which only the GPUs ``present`` were heard of; those absent for too long are forgotten."""
+        """Add ``elapsed_s`` to the absence of all GPUs but ``present``, and forget those absent for too long."""
         for uuid, remembered in tuple(self._known.items()):
             absent_s = 0.0 if uuid in present else remembered.absent_s + elapsed_s
             if absent_s > self._forget_after_s:
@@ -96,9 +96,9 @@ class Inventory:
                 self._known[uuid] = Remembered(remembered.identity, absent_s)
 
     def take_over_changes(self, present: frozenset[str]) -> None:
-        """Forget what somebody took out of the file (``forget``), those in ``present`` excepted.
+        """Forget the GPUs that another process removed from the file (``forget``), except those in ``present``.
 
-        Looks for such changes, or, when ``changed``, takes over what was found.
+        Starts to look for such changes in the background; if ``changed``, applies those found.
         """
         if self._path is None or self._foreign or self._busy():
             return
@@ -109,18 +109,18 @@ class Inventory:
         self._known, self._found = self._found | here, None
 
     def changed(self) -> bool:
-        """Somebody changed the file, and nobody has taken that over yet."""
+        """Return True if another process changed the file and the change is not applied yet."""
         return self._found is not None and not self._busy()
 
     def save(self) -> None:
-        """Write the file if something changed that matters; returns at once."""
+        """Write the file in the background if GPUs or their absence (by an hour) changed."""
         if self._path is None or self._foreign or time.monotonic() < self._write_at or self._busy():
             return
         if self._found is None and self._differs():
             self._begin(self._write, self._path, dict(self._known))
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for what is under way."""
+        """Wait up to ``timeout_s`` for reading or writing in progress."""
         if self._writer is not None:
             self._writer.join(timeout_s)
 
@@ -141,14 +141,14 @@ class Inventory:
         )
 
     def _look(self, path: Path) -> bool:
-        """Read the file if somebody changed it."""
+        """Read the file if another process changed it; return True if it was read."""
         if self._stamp == _stamp(path):
             return False
         self._found = self._read(path)
         return self._found is not None
 
     def _read(self, path: Path) -> dict[str, Remembered] | None:
-        """What the file holds; None when it cannot be used."""
+        """Return the GPUs in the file; None if it cannot be used."""
         self._stamp = _stamp(path)
         try:
             known = _load(path)
@@ -169,7 +169,7 @@ class Inventory:
         return dict(known)
 
     def _put_aside(self, path: Path, why: ValueError) -> None:
-        """Keep a damaged file for whoever wants to look at it; what is known is written anew."""
+        """Rename a damaged file to ``gpus.json.bad`` for inspection; the next ``save`` writes a new one."""
         aside = path.with_name(f"{path.name}.bad")
         self._on_disk, self._stamp = {}, None
         try:
@@ -182,7 +182,7 @@ class Inventory:
 
     def _write(self, path: Path, content: dict[str, Remembered]) -> None:
         if self._look(path):
-            return  # what somebody forgot must not come back
+            return  # writing now would restore a GPU that another process removed
         try:
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             _store(path, content)
@@ -202,14 +202,14 @@ class Inventory:
 
 
 class OtherSchemaError(ValueError):
-    """The file is an inventory of another version."""
+    """The file is an inventory with another schema version."""
 
 
 def forget(folder: Path, uuid: str) -> None:
-    """Take a GPU out of the inventory in ``folder``; a running exporter follows within a minute.
+    """Remove a GPU from the inventory in ``folder``; a running exporter follows within a minute.
 
     Raises:
-        KeyError: it is not in there.
+        KeyError: the inventory has no such GPU.
         OSError: the file cannot be read or written.
         ValueError: the file is not an inventory.
     """
@@ -236,7 +236,7 @@ def _store(path: Path, content: dict[str, Remembered]) -> None:
     text = msgspec.json.format(msgspec.json.encode(_File(tuple(content.values()))), indent=2) + b"\n"
     replacement = path.with_suffix(f".{os.getpid()}.new")
     try:
-        replacement.unlink(missing_ok=True)  # of an exporter that was killed while it wrote
+        replacement.unlink(missing_ok=True)  # left by an exporter that was killed while writing
         fd = os.open(replacement, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "wb") as file:  # noqa: PTH123  a descriptor, not a path
             file.write(text)

@@ -24,11 +24,11 @@ _DATAGRAM_BYTES: Final = 65536
 
 
 class NurseryLostError(Exception):
-    """The nursery died: nothing that calls the driver is alive, and nothing can be started."""
+    """The nursery died: no process that calls the driver is alive, and none can be started."""
 
 
 def load_driver() -> tuple[Any, Any]:
-    """The real thing, loaded inside the nursery only: NVML's binding, and a ``Gpu`` that uses it."""
+    """Load NVML's Python binding; return it and a factory of ``Gpu``. Called inside the nursery only."""
     from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
 
     nvml = load_nvml()
@@ -40,7 +40,10 @@ def load_driver() -> tuple[Any, Any]:
 
 
 class Nursery:
-    """Made by ``Nursery.start``. Nothing here waits, ``start`` and ``close`` excepted; one thread uses it."""
+    """Handle on the nursery, created by ``Nursery.start``.
+
+    Only ``start`` and ``close`` block. Not thread-safe: one thread calls the methods.
+    """
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid = pid
@@ -50,11 +53,13 @@ class Nursery:
 
     @classmethod
     def start(cls, load: LoadDriver = load_driver) -> Self:
-        """Fork it. Call this before anything else is imported or any thread is started: what is in memory now is in every child.
+        """Fork the nursery and wait until it is ready.
+
+        Call this before other imports and before any thread starts: every child inherits the memory of this moment.
 
         Raises:
             ExporterMissingError: NVML's binding is not installed, or another package hides it.
-            ExporterInputError: this machine does not let it start.
+            ExporterInputError: the process could not be forked, or did not become ready.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         daemon_pid = os.getpid()
@@ -66,7 +71,7 @@ class Nursery:
         if pid == 0:
             try:
                 run(theirs, load, daemon_pid=daemon_pid)
-            except BaseException:  # noqa: BLE001  a defect of ours; above here is a copy of the daemon that must not go on
+            except BaseException:  # noqa: BLE001  a bug; the caller's frames are a copy of the daemon and must not run
                 traceback.print_exc()
             os._exit(1)
         theirs.close()
@@ -81,17 +86,17 @@ class Nursery:
         raise ExporterInputError("the process that starts all others does not come up")
 
     def fileno(self) -> int:
-        """Readable when there is something to ``receive``."""
+        """Return the descriptor that is readable when ``receive`` has messages."""
         return self._control.fileno()
 
     def request(self, what: Spawn | SpawnProbe | Kill, *fds: int) -> None:
-        """Ask for it; the descriptors are duplicated, so the caller closes its own. Raises ``NurseryLostError``."""
-        # Duplicated now, because the caller closes its own while this may still wait in line.
+        """Send a request with duplicates of ``fds``; the caller closes its own. Raises ``NurseryLostError``."""
+        # Duplicate now: the caller closes its descriptors while the request may still be queued.
         self._unsent.append((encode(what), [os.dup(fd) for fd in fds]))
         self.flush()
 
     def flush(self) -> None:
-        """Send what could not be sent before. Raises ``NurseryLostError``."""
+        """Send queued requests until the socket is full. Raises ``NurseryLostError``."""
         while self._unsent:
             datagram, fds = self._unsent[0]
             try:
@@ -105,7 +110,7 @@ class Nursery:
                 os.close(fd)
 
     def receive(self) -> list[Hello | Started | Exited]:
-        """What it has said since; raises ``NurseryLostError`` when it is gone, after its last words."""
+        """Return the messages received since the last call; raises ``NurseryLostError`` after a dead nursery's last message."""
         messages: list[Hello | Started | Exited] = []
         while True:
             try:
@@ -121,7 +126,7 @@ class Nursery:
             messages.append(decode_from_nursery(datagram))
 
     def close(self) -> None:
-        """End it and with it all its children; those stuck in the driver are left behind."""
+        """End the nursery and all its children; those stuck in the driver are left behind."""
         self._control.close()
         for _, fds in self._unsent:
             for fd in fds:

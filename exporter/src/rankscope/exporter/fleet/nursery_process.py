@@ -1,6 +1,6 @@
 """The nursery's own side: a lean process with one thread that loads NVML's binding, starts a child per request, and buries it.
 
-It never calls NVML, so it never hangs; it is the parent, so it can kill without fear of hitting a stranger with a reused pid.
+It never calls NVML, so it never hangs. As the parent it can kill a child safely: a pid is not reused before the parent reaps it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1,
 
 
 def run(control: socket.socket, load: LoadDriver, *, daemon_pid: int) -> NoReturn:
-    """Serve until the daemon closes ``control``. ``load`` gives the NVML module and how to make a ``Gpu`` with it."""
+    """Serve requests until the daemon closes ``control``. ``load`` returns the NVML module and a factory of ``Gpu``."""
     _become("rankscope-seed", parent=daemon_pid, keep=[control.fileno(), 2])
     try:
         nvml, make_gpu = load()
     except click.ClickException as error:
         _tell(control, Hello(error.message))
         os._exit(1)
-    # What is here now stays shared with all children: the collector would write into every object it visits.
+    # Keep these pages shared with all children: the garbage collector would write into every object it visits.
     leave_what_is_here()
     _tell(control, Hello(None))
     _Nursery(control, nvml, make_gpu).serve()
@@ -62,10 +62,10 @@ def run(control: socket.socket, load: LoadDriver, *, daemon_pid: int) -> NoRetur
 
 
 def leave_what_is_here() -> None:
-    """Keep the garbage collector from looking through everything that exists now, again and again."""
+    """Exclude all existing objects from garbage collection, and collect rarely from now on."""
     gc.collect()
     gc.freeze()
-    # A pass makes as many objects as it drops: only what leaks in cycles needs to be looked for, and that is next to nothing.
+    # A pass frees as many objects as it allocates; only reference cycles need the collector, and there are very few.
     gc.set_threshold(_LEAKED_OBJECTS)
 
 
@@ -100,7 +100,7 @@ class _Nursery:
             self._bury()
 
     def _obey(self) -> bool:
-        """One request; False when the daemon is gone."""
+        """Handle one request; return False if the daemon closed the socket."""
         try:
             datagram, fds, _, _ = socket.recv_fds(self._control, _DATAGRAM_BYTES, 2)
         except ConnectionError:
@@ -110,7 +110,7 @@ class _Nursery:
         request = decode_to_nursery(datagram)
         try:
             if isinstance(request, Kill):
-                # A child that is not buried yet keeps its pid.
+                # A child that is not reaped yet keeps its pid.
                 if request.child in self._pids:
                     os.kill(self._pids[request.child], signal.SIGKILL)
             else:
@@ -168,10 +168,10 @@ class _Nursery:
 
 
 def _become(name: str, *, parent: int, keep: Iterable[int]) -> None:
-    """Be a process of its own: dies with its parent, ignores what is meant for the daemon, holds no descriptor but ``keep``.
+    """Detach this process from the daemon: die with the parent, ignore the daemon's signals, close all descriptors but ``keep``.
 
-    A service manager signals all processes of a service at once; ours end when their socket does, so that the daemon's end stays
-    orderly.
+    A service manager signals all processes of a service at once. Children ignore that and exit when their socket closes, so that
+    the daemon shuts down in order.
     """
     end_with_parent(signal.SIGKILL)
     end_if_orphaned(parent)
@@ -181,15 +181,15 @@ def _become(name: str, *, parent: int, keep: Iterable[int]) -> None:
     kept = set(keep)
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if fd not in kept:
-            with contextlib.suppress(OSError):  # the one that listed the folder
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(fd)
-    # Libraries assume that 0, 1 and 2 are there.
+    # Libraries assume that descriptors 0, 1 and 2 are open.
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(null)
 
 
 def _tell(control: socket.socket, message: FromNursery) -> None:
-    # A daemon that is gone is noticed by the next read.
+    # The next read notices that the daemon exited.
     with contextlib.suppress(ConnectionError):
         control.send(encode(message))

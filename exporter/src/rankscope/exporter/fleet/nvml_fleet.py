@@ -33,18 +33,20 @@ _ABOUT_THE_NODE: Final = ("no_driver", "missing")
 
 
 class NvmlFleet:
-    """A ``source.Fleet`` over real processes.
+    """``source.Fleet`` that queries each GPU through NVML in a process of its own.
+
+    The callbacks run in the fleet's thread and must return quickly.
 
     Args:
-        nursery: started while the daemon was still lean.
-        collectors: names of the catalogue's collectors that are on; the GPUs' processes run those that ask GPUs.
-        interval_s: how often each GPU is asked.
+        nursery: started before the daemon imported or started anything else.
+        collectors: names of the catalogue's enabled collectors; the GPUs' processes run those that query GPUs.
+        interval_s: seconds between two samples of a GPU.
         inventory: the GPUs seen before.
-        expected_gpus: how many the operator says there are.
-        on_xid: called with each Xid, once, from the fleet's thread; has to be quick.
-        on_fatal: called once, from the fleet's thread, with an exit status and a sentence, when only a new exporter can help.
-        on_news: called from the fleet's thread whenever there is something new to show; has to be quick.
-        exit_when_stale: whether a driver that no longer matches the library is such a case.
+        expected_gpus: number of GPUs the operator expects (``--expected-gpus``).
+        on_xid: called once with each Xid.
+        on_fatal: called once with an exit status and a reason, if only a restart of the exporter can help.
+        on_news: called whenever the state changed.
+        exit_when_stale: call ``on_fatal`` when the loaded driver no longer matches its library and no GPU answers.
     """
 
     simulated = False
@@ -93,11 +95,11 @@ class NvmlFleet:
             self._slot(identity.pci_bus_id).identity = identity
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start the fleet's thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End all processes; those stuck in the driver are left behind. Takes a second or two at most."""
+        """End all processes, within two seconds. Those stuck in the driver are left behind."""
         self._stopping = True
         os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
@@ -107,12 +109,12 @@ class NvmlFleet:
         self._inventory.wait(_STOP_S)
 
     def wait_for_first_pass(self, timeout_s: float) -> bool:
-        """Wait until every GPU has answered or failed once; False when it takes longer."""
+        """Wait until every GPU has answered or failed once; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(self._first_pass_done, timeout_s)
 
     def state(self) -> FleetState:
-        """Everything, now."""
+        """Return the state of all GPUs now."""
         now = time.monotonic()
         with self._changed:
             known = [(slot, state) for slot in self._slots.values() if (state := slot.state(now)) is not None]
@@ -132,7 +134,7 @@ class NvmlFleet:
             )
 
     def release(self, gpu: str, *, ttl_s: float) -> None:
-        """See ``source.Fleet``. Waits up to three seconds for the end of the processes."""
+        """See ``source.Fleet``. Waits up to three seconds for the processes to exit."""
         with self._changed:
             slots = self._find(gpu)
             for slot in slots:
@@ -160,7 +162,7 @@ class NvmlFleet:
             os.eventfd_write(self._wake, 1)
 
     def _find(self, gpu: str) -> list[GpuSlot]:
-        # A missing GPU keeps the index it had, which another may have by now: those that answer come first.
+        # A missing GPU keeps its old index, which another GPU may have now: prefer GPUs that are up.
         slots = sorted(self._slots.values(), key=lambda slot: slot.down is not None)
         if gpu == "all":
             return slots
@@ -191,7 +193,7 @@ class NvmlFleet:
         known_but_not_shown = sum(slot.identity is not None and slot.pci_bus_id not in shown for slot in self._slots.values())
         return without_identity + max(0, self._survey.nameless - known_but_not_shown)
 
-    # What follows runs in the thread.
+    # All methods below run in the fleet's thread.
 
     def _run(self) -> None:
         self._selector.register(self._nursery, selectors.EVENT_READ, self._nursery)
@@ -208,13 +210,13 @@ class NvmlFleet:
             while not self._stopping:
                 ready = self._selector.select(max(0.0, self._step_at - time.monotonic()))
                 if any(isinstance(key.data, Child) for key, _ in ready):
-                    # All GPUs are asked at the same moment: what the others have to say is heard with it.
+                    # All GPUs are sampled at the same moment: wait briefly to handle their messages in one batch.
                     time.sleep(_GATHER_S)
                     ready = self._selector.select(0)
                 for key, _ in ready:
                     self._attend(key.data)
                 now = time.monotonic()
-                if now >= self._step_at - (tick_s / 4 if ready else 0):  # awake as it is
+                if now >= self._step_at - (tick_s / 4 if ready else 0):  # saves a wake-up
                     self._step_at = now + tick_s
                     self._step(now)
                 if self._has_news:
@@ -237,7 +239,7 @@ class NvmlFleet:
             self._step_at = now
         elif isinstance(source, Nursery):
             for message in source.receive():
-                assert not isinstance(message, Hello)  # said once, and heard before there was a fleet
+                assert not isinstance(message, Hello)  # sent once; Nursery.start has received it
                 with self._changed:
                     gone = self._children.hear(message, now)
                     if gone is not None:
@@ -300,21 +302,21 @@ class NvmlFleet:
                 self._surveyed = changed = True
             if changed:
                 self._note_change()
-            # A new exporter could open no GPU, and would take those that were released: end only when there are neither.
+            # A new exporter could not open GPUs that still answer here, and would open released ones: end only without both.
             if self._survey.stale_since is None or released or any(slot.fresh(now) for slot in self._slots.values()):
                 self._hopeless_since = None
             elif self._hopeless_since is None:
                 self._hopeless_since = now
             since = self._hopeless_since
         if self._exit_when_stale and since is not None and now - since >= self._patience.stale_driver_s:
-            self._exit_when_stale = False  # once is enough
+            self._exit_when_stale = False
             self._on_fatal(
                 EXIT_STALE_DRIVER,
                 f"{self._survey.problem}, and no GPU answers any more",
             )
 
     def _compare_with_expected(self) -> None:
-        """Say it once when there are not as many GPUs as there should be, and again when that changes."""
+        """Log each change of the number of GPUs against ``expected_gpus``."""
         counts = self._counts()
         found = counts.get("driver", counts.get("pci"))
         if self._expected_gpus is None or not self._survey.done or found is None or found == self._found:
@@ -326,7 +328,7 @@ class NvmlFleet:
             logger.info("the node shows %d GPUs again, as expected", found)
 
     def _tidy(self, now: float, shown: frozenset[str]) -> None:
-        """Follow what is forgotten, by time or by hand; a GPU that the node still shows is not."""
+        """Drop the identity of GPUs that the inventory forgot, by age or by command. GPUs the node still shows are kept."""
         present = frozenset(
             slot.identity.uuid
             for slot in self._slots.values()
@@ -351,7 +353,7 @@ class NvmlFleet:
         self._inventory.see(identity)
         for other in self._slots.values():
             if other is not slot and other.identity is not None and other.identity.uuid == identity.uuid:
-                other.identity = None  # it has been moved
+                other.identity = None  # the GPU was moved to another slot
                 slot.said_down, other.said_down = slot.said_down or other.said_down, False
 
     def _slot(self, pci_bus_id: str) -> GpuSlot:

@@ -6,16 +6,18 @@ import msgspec
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the fleet waits for what, in seconds.
+    """Timeouts and intervals of the fleet, in seconds.
 
-    ``call_s``: one NVML call of a pass. ``open_s``: one call while the driver is started and the GPU opened.
-
-    ``die_s``: the end of a killed process, before it counts as stuck. ``end_s``: the end of a process told to end, before it is
-    killed. ``retry_s``: the pauses before the first, second, … new try.
-
-    ``survey_s``: between two looks at the whole node; ``survey_retry_s``: the first, second, … while the driver does not answer.
-    ``watch_s``: between two looks at the list of PCI devices. ``stale_driver_s``: how long the driver's library may not match the
-    loaded driver before only a restart can help.
+    Attributes:
+        call_s: timeout of one NVML call while sampling.
+        open_s: timeout of one NVML call while the driver is initialized and the GPU opened.
+        die_s: time a killed process has to exit before it counts as stuck.
+        end_s: time a process has to exit by itself before it is killed.
+        retry_s: delays before the first, second, … retry of a GPU that failed.
+        survey_s: interval of the node survey.
+        watch_s: interval of the check of the PCI device list.
+        survey_retry_s: delays before the first, second, … retry of the survey while the driver does not answer.
+        stale_driver_s: time the driver's library may differ from the loaded driver before the exporter exits for a restart.
     """
 
     call_s: float = 5.0

@@ -16,7 +16,7 @@ _ADDRESS: Final = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}:[0-9a-fA-
 
 
 class PciDevice(msgspec.Struct, frozen=True):
-    """A GPU or an NVSwitch. ``driver`` is the kernel module it is bound to (``nvidia``, ``vfio-pci``), None when to none."""
+    """A GPU or an NVSwitch. ``driver`` is the kernel module it is bound to (``nvidia``, ``vfio-pci``); None if unbound."""
 
     bus_id: str
     kind: Literal["gpu", "nvswitch"]
@@ -24,16 +24,16 @@ class PciDevice(msgspec.Struct, frozen=True):
 
 
 def bus_id(address: str) -> str:
-    """A PCI address as NVML and the page write it, in lower case with eight digits of domain, which is 0 where it has none.
+    """Return a PCI address in NVML's form: lower case, eight digits of domain (0 if the address has none).
 
-    Unchanged when it is no address.
+    Text that is no PCI address is only converted to lower case.
     """
     match = _ADDRESS.fullmatch(address)
     return f"{(match[1] or '').lower():0>8}:{match[2].lower()}" if match else address.lower()
 
 
 def scan(root: Path = SYSFS_PCI) -> tuple[PciDevice, ...]:
-    """The NVIDIA GPUs and NVSwitches of this machine, in the order of their addresses; empty where sysfs shows none."""
+    """Return the NVIDIA GPUs and NVSwitches of this machine in the order of their addresses; empty if sysfs shows none."""
     found = []
     for name in _names(root / "devices"):
         folder = root / "devices" / name
@@ -46,7 +46,7 @@ def scan(root: Path = SYSFS_PCI) -> tuple[PciDevice, ...]:
 
 
 def addresses(root: Path = SYSFS_PCI) -> tuple[str, ...]:
-    """The addresses of all devices, and once more those bound to the NVIDIA driver: cheap to ask, to see whether to ``scan``."""
+    """Return the addresses of all devices, then of those bound to the NVIDIA driver. A cheap check before a ``scan``."""
     return (*_names(root / "devices"), *_names(root / "drivers" / "nvidia"))
 
 

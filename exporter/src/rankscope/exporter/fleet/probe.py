@@ -14,7 +14,10 @@ from rankscope.exporter.source import Driver
 
 
 def probe(connection: socket.socket, board: CallBoard, nvml: Any, *, list_unless: int, skip: frozenset[int]) -> None:
-    """Send ``DriverFound``, a ``Listed`` per GPU as they come, and ``Done``; or ``Failed``."""
+    """Send ``DriverFound``, one ``Listed`` per GPU, and ``Done``; or ``Failed``.
+
+    GPUs are listed unless their number is ``list_unless``; indexes in ``skip`` are left out.
+    """
     with contextlib.suppress(ConnectionError):
         try:
             count = _driver(connection, board, nvml)
@@ -54,7 +57,7 @@ def _version(board: CallBoard, nvml: Any, name: str) -> str:
 
 
 def _cuda(number: str) -> str:
-    """``12040`` is how the driver writes 12.4."""
+    """Convert the driver's version number to text: ``12040`` is 12.4."""
     return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if number.isdecimal() else ""
 
 

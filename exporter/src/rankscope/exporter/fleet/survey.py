@@ -23,14 +23,15 @@ _NOT_ASKED: Final = "the driver has not been asked yet"
 
 
 class Survey:
-    """Looks when the PCI bus changes, when told to, after a while anyway, and, with growing pauses, while the driver is silent.
+    """Survey of the node's GPUs, by the PCI bus and by probes of the driver.
 
-    An index at which the driver hangs is left out and the probe goes on behind it, so that one GPU hides no other. ``done`` is
-    True after the first answer of any kind; ``problem`` says why the driver as a whole does not answer.
+    A probe runs when the PCI bus changes, on ``soon``, periodically, and with backoff while the driver does not answer. If the
+    driver hangs at an index, a new probe skips it, so that one GPU hides no other. ``done`` is True after the first answer or
+    failure; ``problem`` says why the driver as a whole does not answer.
     """
 
     def __init__(self, children: Children, *, pci_root: Path, patience: Patience) -> None:
-        self.driver: Driver | None = None  # the last one seen: who does not answer has not become another
+        self.driver: Driver | None = None  # the last one seen, kept while the driver does not answer
         self.answers: bool | None = None
         self.count: int | None = None
         self.problem: str | None = _NOT_ASKED
@@ -56,48 +57,48 @@ class Survey:
 
     @property
     def asking(self) -> bool:
-        """Whether a probe is under way."""
+        """True while a probe runs."""
         return self._child is not None
 
     def stuck(self, now: float) -> int:
-        """Probes that were killed and did not die."""
+        """Return the number of probes that were killed and did not exit."""
         probes = (*self._left_behind, *([self._child] if self._child is not None else []))
         return sum(child.killed_at is not None and now - child.killed_at > self._patience.die_s for child in probes)
 
     @property
     def bus_ids(self) -> frozenset[str]:
-        """All GPUs that the PCI bus or the driver shows."""
+        """PCI bus ids of all GPUs that the PCI bus or the driver shows."""
         listed = {bus_id for bus_id in (self._listed or {}).values() if bus_id}
         return frozenset(listed | {device.bus_id for device in self._gpus()})
 
     @property
     def nameless(self) -> int:
-        """GPUs that the driver counts but does not say where they are."""
+        """Number of GPUs that the driver counts without a known PCI bus id."""
         if self._listed is None:
             return 0
         return len(self._skipped) + sum(not bus_id for bus_id in self._listed.values())
 
     @property
     def pci_count(self) -> int | None:
-        """GPUs on the PCI bus; None where sysfs shows none and nobody else says so, as in a container that hides it."""
+        """Number of GPUs on the PCI bus; None if sysfs shows none and the driver does not confirm that, as in some containers."""
         gpus = len(self._gpus())
         sure = gpus or self.count == 0 or (self.devices and not self.count)
         return gpus if sure else None
 
     @property
     def nvswitches(self) -> int | None:
-        """NVSwitches on the PCI bus; None where sysfs shows nothing of NVIDIA."""
+        """Number of NVSwitches on the PCI bus; None if sysfs shows no NVIDIA device."""
         return sum(device.kind == "nvswitch" for device in self.devices) if self.devices else None
 
     def absent(self, bus_id: str) -> tuple[DownReason, str] | None:  # noqa: PLR0911  one line per case reads best
-        """Why the GPU at this address cannot be asked, as far as the node as a whole knows; None when it is worth trying."""
+        """Return reason and detail why the GPU at this address cannot be queried; None if a process should try."""
         if self._no_driver:
             return "no_driver", self.problem or ""
         device = next((device for device in self._gpus() if device.bus_id == bus_id), None)
         bound = device is not None and device.driver == _DRIVER_MODULE
         if self._listed is not None and bus_id in self._listed.values():
             return None
-        # Before any listing, and when one of the GPUs that it could not place may be this one, the attempt tells.
+        # Try it if there is no listing yet, or if this GPU may be one of those listed without a bus id.
         if bound and (self._listed is None or self.nameless):
             return None
         if bound:
@@ -113,21 +114,21 @@ class Survey:
         return "missing", "neither the driver nor the PCI bus shows it any more"
 
     def soon(self, now: float) -> None:
-        """Look again without waiting for the next time, but never twice within the shortest pause."""
+        """Probe again after the shortest retry delay at the latest."""
         self._probe_at = min(self._probe_at, now + self._patience.survey_retry_s[0])
 
     def step(self, now: float, *, skip: frozenset[int], paused: bool) -> bool:
-        """Do what is due; True when the PCI bus changed. Raises ``NurseryLostError``.
+        """Check the PCI bus and run the probe as due; return True if the PCI bus changed. Raises ``NurseryLostError``.
 
-        ``skip`` are indexes known to hang. While ``paused`` nobody asks the driver: even a short look can spoil a reset, or load
-        a driver that is about to be exchanged.
+        ``skip`` are indexes known to hang. While ``paused``, no probe runs: even a short call can break a GPU reset, or load a
+        driver that is about to be replaced.
         """
         changed = now >= self._watch_at and self._watch_bus(now)
         for child in self._left_behind:
             self._children.kill(child, now)
         if self._child is not None:
             if paused:
-                self._answered, self._probe_at = True, now  # again, afterwards
+                self._answered, self._probe_at = True, now  # probe again after the pause
                 self._children.kill(self._child, now)
             else:
                 self._watch_probe(self._child, now)
@@ -137,7 +138,7 @@ class Survey:
         return changed
 
     def hear(self, child: Child, message: FromChild, now: float) -> DriverNews | None:
-        """A message of a probe; says when the driver is another one than before, or answers again."""
+        """Handle a message of a probe; return ``exchanged`` or ``returned`` if the driver changed or answers again."""
         child.heard_at = now
         if child is not self._child:
             return None
@@ -158,7 +159,7 @@ class Survey:
         return None
 
     def ended(self, child: Child, why: str, now: float) -> None:
-        """A probe is gone."""
+        """Handle the exit of a probe."""
         self._left_behind.pop(child, None)
         if child is not self._child:
             return
@@ -205,7 +206,7 @@ class Survey:
         if index is None:
             self._failed("hung", f"NVML: {trouble}", None, now)
             return
-        # It hangs at one GPU: on to those behind it, with another process.
+        # The driver hangs at one GPU: continue after it with a new process.
         logger.warning("asking the driver for its GPU %d: %s", index, trouble)
         self._child = None
         self._left_behind[child] = index

@@ -1,7 +1,7 @@
 """What the processes of the exporter say to each other, and how: MessagePack over Unix sockets that only they hold.
 
-Between daemon and nursery, one datagram is one message. From a worker or probe to the daemon, frames: four bytes of length, then
-the message.
+Between daemon and nursery, one datagram is one message. A worker or probe sends frames to the daemon: four bytes of length
+(big-endian), then the message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LENGTH_BYTES: Final = 4
 
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
-    """To the nursery, with two descriptors (its socket, its call board): start a child that asks one GPU."""
+    """To the nursery, with two descriptors (the child's socket, its call board): start a child that queries one GPU."""
 
     child: int
     pci_bus_id: str
@@ -27,9 +27,9 @@ class Spawn(msgspec.Struct, tag=True, frozen=True):
 
 
 class SpawnProbe(msgspec.Struct, tag=True, frozen=True):
-    """To the nursery, with two descriptors: start a child that asks for versions and count.
+    """To the nursery, with two descriptors: start a child that reads the driver's versions and GPU count.
 
-    It lists the GPUs unless their count is ``list_unless``, and leaves the indexes ``skip`` alone: asking for them hung.
+    It lists the GPUs unless their count is ``list_unless``, except the indexes ``skip``, at which the driver hung before.
     """
 
     child: int
@@ -38,41 +38,41 @@ class SpawnProbe(msgspec.Struct, tag=True, frozen=True):
 
 
 class Kill(msgspec.Struct, tag=True, frozen=True):
-    """To the nursery: SIGKILL."""
+    """To the nursery: send SIGKILL to a child."""
 
     child: int
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """From the nursery: it is ready; or ``error`` is why it never will be, for a person."""
+    """From the nursery: it is ready, or ``error`` describes why it cannot start."""
 
     error: str | None
 
 
 class Started(msgspec.Struct, tag=True, frozen=True):
-    """From the nursery: a child runs."""
+    """From the nursery: a child was started."""
 
     child: int
     pid: int
 
 
 class Exited(msgspec.Struct, tag=True, frozen=True):
-    """From the nursery: a child is gone. ``why`` is for a person: its exit status, its signal, or why it could not be started."""
+    """From the nursery: a child exited. ``why`` describes its exit status, its signal, or why it could not be started."""
 
     child: int
     why: str
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
-    """From a worker: it has its GPU."""
+    """From a worker: the GPU is open."""
 
     identity: GpuIdentity
 
 
 class Sampled(msgspec.Struct, tag=True, frozen=True):
-    """From a worker: a sample, and how long the pass took.
+    """From a worker: a sample, and the duration of the pass.
 
-    Its readings replace those at ``places`` of the sample before; without places they are all there are.
+    Its readings replace those at the indexes ``places`` of the previous sample. If ``places`` is None, they are complete.
     """
 
     sample: GpuSample
@@ -81,7 +81,10 @@ class Sampled(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """From a worker or probe, its last word. ``code`` is NVML's return code where a probe has one; ``xids`` no sample carried."""
+    """From a worker or probe, as its last message: why it exits.
+
+    ``code`` is NVML's return code, from a probe only. ``xids`` are events that no sample carried.
+    """
 
     reason: DownReason
     text: str
@@ -90,21 +93,21 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 class DriverFound(msgspec.Struct, tag=True, frozen=True):
-    """From a probe: the driver answers, and counts so many GPUs."""
+    """From a probe: the driver answers and counts ``count`` GPUs."""
 
     driver: Driver
     count: int
 
 
 class Listed(msgspec.Struct, tag=True, frozen=True):
-    """From a probe: the GPU at this index; ``pci_bus_id`` is empty when it did not say."""
+    """From a probe: the GPU at this index. ``pci_bus_id`` is empty if NVML returned an error for it."""
 
     index: int
     pci_bus_id: str
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
-    """From a probe: that was all."""
+    """From a probe: it has finished."""
 
 
 ToNursery = Spawn | SpawnProbe | Kill
@@ -118,19 +121,23 @@ _decode_from_child: Final = msgspec.msgpack.Decoder(FromChild).decode
 
 
 def send_frame(connection: socket.socket, message: Any) -> None:
-    """Send all of it, waiting as long as the reader takes."""
+    """Send one frame; blocks until the reader takes it."""
     body = encode(message)
     connection.sendall(len(body).to_bytes(_LENGTH_BYTES, "big") + body)
 
 
 class FrameReader:
-    """Messages out of a stream that arrives in pieces."""
+    """Decoder of frames from a byte stream."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     def feed(self, piece: bytes) -> list[FromChild]:
-        """The messages that are complete now; raises ``ValueError`` for what is none."""
+        """Add received bytes and return the messages that are complete now.
+
+        Raises:
+            ValueError: a frame is longer than ``LONGEST_FRAME``, or (``msgspec.MsgspecError``) a message is invalid.
+        """
         self._pending += piece
         messages: list[FromChild] = []
         while len(self._pending) >= _LENGTH_BYTES:

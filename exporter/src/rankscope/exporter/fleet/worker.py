@@ -14,12 +14,15 @@ from rankscope.exporter.fleet.changes import Changes
 from rankscope.exporter.fleet.wire import Failed, Opened, send_frame
 from rankscope.exporter.source import Gpu, SourceError
 
-_PARTS: Final = 2  # the fewest that can differ; every further one wakes every GPU's process once more
-_SHORTEST_PART_S: Final = 0.1  # what the hardware's counters of activity need between two looks
+_PARTS: Final = 2  # the fewest that give a minimum and a maximum; each further one wakes every GPU's process once more
+_SHORTEST_PART_S: Final = 0.1  # minimum interval between two reads of the hardware's activity counters
 
 
 def work(connection: socket.socket, board: CallBoard, make_gpu: Callable[[], Gpu], *, interval_s: float) -> None:
-    """Open, sample, send, sleep. A GPU that cannot be asked ends it: a fresh process is the surest way to begin anew."""
+    """Open the GPU, then sample and send until the connection closes.
+
+    Returns on any error after sending ``Failed``; the daemon retries with a new process, which resets all driver state.
+    """
     try:
         try:
             _ask(connection, board, make_gpu(), interval_s=interval_s)
@@ -27,8 +30,8 @@ def work(connection: socket.socket, board: CallBoard, make_gpu: Callable[[], Gpu
             board.mark("")
             send_frame(connection, Failed(error.reason, str(error), xids=error.xids))
         except ConnectionError:
-            return  # nobody wants to know any more
-        except Exception as error:  # noqa: BLE001  whatever it is, the daemon says it better than a process without a terminal
+            return  # the daemon closed the connection
+        except Exception as error:  # noqa: BLE001  the daemon logs it
             board.mark("")
             send_frame(connection, Failed("nvml_error", f"{type(error).__name__}: {error}"))
     except ConnectionError:
@@ -43,12 +46,12 @@ def _ask(connection: socket.socket, board: CallBoard, gpu: Gpu, *, interval_s: f
     hung_up = select.poll()
     hung_up.register(connection, select.POLLIN)
     parts = _PARTS if interval_s >= _PARTS * _SHORTEST_PART_S else 1
-    # On the same grid for ever: passes neither drift nor pile up after a slow one. And on one for all GPUs of the node: their
-    # values are of one moment, the ranks of a job are disturbed together and not one after the other, and caches are warm.
+    # A fixed grid: passes neither drift nor pile up after a slow one. It is the same for all GPUs of the node: their values are
+    # of one moment, the ranks of a job are disturbed together rather than in turn, and caches are warm.
     step_s = interval_s / parts
-    tick, passes = round(time.monotonic() / step_s), -1  # so that the next is not too close to the first
+    tick, passes = round(time.monotonic() / step_s), -1  # rounded, so that the second tick is not too close to the first
     while True:
-        # By the interval the tick is in, not by its number: a slow GPU skips ticks, and might never meet that of a pass.
+        # Compare intervals rather than tick numbers: a slow GPU skips ticks and might always miss a pass's own tick.
         if tick // parts == passes:
             gpu.part()
             board.mark("")

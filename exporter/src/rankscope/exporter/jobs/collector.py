@@ -33,14 +33,16 @@ def _source_ok(source: HoldSource, *, ok: bool) -> Series:
 
 
 class JobsCollector:
-    """Who holds and who uses each GPU. ``read`` and ``close`` are for one thread, ``job_at`` for any.
+    """Collector of the jobs, pods, users and ranks on each GPU.
 
-    Without ``slurm_dir`` and ``podresources_socket`` the usual places are looked at, and need not exist. ``ranks`` gives the
-    spool's last fresh sample, or None; it must not wait. ``show_users`` and ``show_pods`` switch these labels off. ``proc`` is
-    where the kernel tells about processes and the driver about its device files.
+    Call ``read`` and ``close`` from one thread; ``job_at`` is thread-safe.
+
+    Without ``slurm_dir`` or ``podresources_socket`` the default path is used, and need not exist. ``ranks`` returns the spool's
+    last fresh sample, or None, without blocking. ``show_users`` and ``show_pods`` set to False hide these labels. ``proc`` is the
+    mount point of procfs, with the kernel's processes and the driver's device files.
 
     Raises:
-        ExporterMissingError: a socket is named, and what is needed to ask it is not installed.
+        ExporterMissingError: ``podresources_socket`` is given, but gRPC is not installed.
     """
 
     def __init__(
@@ -70,11 +72,11 @@ class JobsCollector:
         self._untold: set[tuple[str, Device]] = set()
 
     def read(self, state: FleetState) -> tuple[Series, ...]:
-        """The series of all GPUs as they are now. A source that fails costs what it alone knows."""
+        """Read the series of all GPUs. If a source fails, only what no other source reports is missing."""
         now_s = time.monotonic()
         known = [holds for source in self._sources if (holds := source.read(now_s)) is not None]
         holds = tuple(hold for one in known for hold in one)
-        # A GPU that nobody is seen to hold is free only when all were asked who may give it away.
+        # A GPU without a known holder counts as free only if every scheduler of the node answered.
         complete = bool(known) and all(source.known is not False for source in self._sources)
         uses = self._read_uses(state)
         claims = claims_of(self._ranks())
@@ -95,12 +97,15 @@ class JobsCollector:
         return tuple(series)
 
     def job_at(self, gpu_uuid: str) -> str | None:
-        """The job on a GPU or MIG device in the last pass, ``multiple`` for several; None when not known, or not lately."""
+        """Return the job id on a GPU or MIG device in the last pass, ``multiple`` for several jobs.
+
+        None if the job is unknown, or the last pass is more than 60 s ago.
+        """
         at_s, jobs = self._jobs_at
         return jobs.get(gpu_uuid) if time.monotonic() - at_s <= _FORGET_JOBS_S else None
 
     def close(self) -> None:
-        """Leave the kubelet alone."""
+        """Close the connection to the kubelet."""
         self._kubelet.close()
 
     def _series(self, uuid: str, answer: Answer, allocated: bool | None, in_use: bool | None) -> Iterator[Series]:
@@ -112,12 +117,12 @@ class JobsCollector:
             yield Series("gpu_allocated", float(allocated), of_gpu)
         if in_use is not None:
             yield Series("gpu_in_use", float(in_use), of_gpu)
-        # Nobody is known of: that is none only where nobody has it open.
+        # Without a known party the count is 0 only if no process has the device open; otherwise it is unknown.
         if answer.parties or in_use is False:
             yield Series("gpu_jobs", answer.parties, of_gpu)
 
     def _complain(self, untold: set[tuple[str, Device]]) -> None:
-        """Once for each device of each job: otherwise nobody would know why that job is not on the page."""
+        """Log each device that cannot be identified once per job: the job is missing from the page for this reason."""
         for party, device in sorted(untold - self._untold, key=str):
             which = device.uuid or ("one that has no name" if device.number is None else f"number {device.number}")
             logger.warning("%s holds a GPU that cannot be told: %s", party, which)
@@ -134,20 +139,20 @@ class JobsCollector:
         return self._processes.read(named)
 
     def _devices(self, state: FleetState) -> Devices:
-        """MIG devices of a GPU that does not answer are the last it had: who holds them still does."""
+        """Return the node's devices. A GPU that does not answer keeps its last known MIG devices, which jobs still hold."""
         known = {gpu.identity.uuid: gpu.sample.mig_devices for gpu in state.gpus if gpu.sample is not None}
         present = {gpu.identity.uuid for gpu in state.gpus}
         self._migs = {uuid: migs for uuid, migs in {**self._migs, **known}.items() if uuid in present}
         places = {gpu.identity.pci_bus_id for gpu in state.gpus}
         if not places <= self._numbers.keys():
-            # Asked again each time until the driver has told of all: it may be loading, or not answer at all.
+            # Retried in each pass until the driver lists every GPU: it may be loading, or not answer at all.
             with contextlib.suppress(TimeoutError):
                 self._numbers = self._driver.ask(lambda: device_numbers(self._proc))
         return Devices(state.gpus, self._migs, self._numbers)
 
 
 class _Node:
-    """One pass: what the sources know, sorted by device."""
+    """Data of one pass, grouped by device."""
 
     def __init__(
         self,
@@ -172,7 +177,7 @@ class _Node:
             self.untold |= {(hold.identity.party, device) for device, uuid in uuids.items() if uuid is None}
             for uuid in {uuid for uuid in uuids.values() if uuid is not None}:
                 self._holders.setdefault(uuid, []).append(hold.identity)
-        # Where one cannot be told, one of the others is theirs, nobody knows which.
+        # A held device that cannot be identified may be any device of the node, so no device is known to be free.
         self._complete = complete and not self.untold
 
     def uids(self) -> set[int]:
@@ -183,14 +188,14 @@ class _Node:
         return self._parents.get(uuid, uuid)
 
     def answers(self, names: dict[int, str]) -> Iterator[tuple[str, Answer, bool | None, bool | None]]:
-        """uuid, who, whether it is allocated and in use; each uuid once, also where two GPUs say they are the same."""
+        """Yield uuid, answer, allocated and in use of each device; each uuid once, even if two GPUs report the same."""
         for gpu in {gpu.identity.uuid: gpu for gpu in self._gpus}.values():
             migs = self._migs.get(gpu.identity.uuid, ())
             whole = self._holders.get(gpu.identity.uuid, [])
             if not migs or whole:
                 yield self._answer(gpu, None, whole, names)
             for mig in migs:
-                # Who has the whole has the parts, unless these were given to others.
+                # The holder of the whole GPU holds its MIG devices, unless they are allocated separately.
                 yield self._answer(gpu, mig.uuid, self._holders.get(mig.uuid) or whole, names)
 
     def _answer(
@@ -199,7 +204,7 @@ class _Node:
         processes = gpu.sample.processes if gpu.sample is not None else None
         pids = None if processes is None else {one.pid for one in processes if mig is None or one.uuid == mig}
         uuid = mig or gpu.identity.uuid
-        # Where nobody has the device open, only its holder's ranks can mean it.
+        # Without a holder or a process on the device, a rank that claims it is out of date.
         claims = [] if pids == set() and not holders else self._claims.get(bare(uuid), [])
         answer = join(
             holders,

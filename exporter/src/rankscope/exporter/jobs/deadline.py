@@ -20,14 +20,14 @@ class _Answer:
 
 
 class BusyError(TimeoutError):
-    """Nothing was called: too many earlier calls have not come back yet."""
+    """The call was not made, because too many earlier calls have not returned yet."""
 
 
 class Deadline:
-    """Calls functions in threads of their own and waits ``seconds`` for each.
+    """Runner of function calls, each in a thread of its own and bounded by ``seconds``.
 
-    A call that does not answer is left behind. As long as ``most_stuck`` of them have not come back, nothing more is called.
-    One thread asks.
+    A call that misses its deadline keeps running in its thread. While ``most_stuck`` such calls are running, no further call is
+    made. Not thread-safe.
     """
 
     def __init__(self, seconds: float, *, most_stuck: int = 1) -> None:
@@ -36,12 +36,17 @@ class Deadline:
         self._stuck: list[threading.Thread] = []
 
     def ask(self, call: Callable[[], T]) -> T:
-        """Its result or exception; raises ``TimeoutError`` when there is none in time, ``BusyError`` when it was not called."""
+        """Return the result of ``call``, or raise its exception.
+
+        Raises:
+            TimeoutError: the call did not return in time.
+            BusyError: the call was not made.
+        """
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= self._most_stuck:
             raise BusyError("an earlier call has not come back yet")
         answer = _Answer()
-        # A daemon: a thread stuck in the kernel must not keep the process from ending.
+        # Daemon thread: a call stuck in the kernel must not keep the process from exiting.
         thread = threading.Thread(target=_run, args=(call, answer), name="jobs-deadline", daemon=True)
         thread.start()
         thread.join(self._seconds)
@@ -57,22 +62,22 @@ class Deadline:
 def _run(call: Callable[[], Any], answer: _Answer) -> None:
     try:
         answer.value = call()
-    except BaseException as error:  # noqa: BLE001  it is raised by who asked
+    except BaseException as error:  # noqa: BLE001  raised again by the caller
         answer.error = error
 
 
 logger = logging.getLogger(__name__)
 
 KEEP_S: Final = 30.0
-"""A kubelet restarts within this time. Labels that came and went would be new series each time."""
+"""Retention of the last answer of a failing source: longer than a restart of the kubelet, so that labels do not flap."""
 
 _DEADLINE_S: Final = 2.0
 
 
 class HoldSource:
-    """Asks ``call`` and waits two seconds at most.
+    """Scheduler whose allocations ``call`` lists, with a deadline of two seconds per call.
 
-    ``ok``: it answered; None where there is nothing to ask. ``known``: what it said last may still be believed.
+    ``ok``: the last call succeeded. ``known``: the last answer is still valid. Both are None on a node without this scheduler.
     """
 
     def __init__(self, name: str, call: Callable[[], tuple[Hold, ...] | None]) -> None:
@@ -86,15 +91,15 @@ class HoldSource:
         self._logged: str | None = None
 
     def read(self, now_s: float) -> tuple[Hold, ...] | None:
-        """All that hold something, at most ``KEEP_S`` old; None where that is not known. ``now_s`` is monotonic."""
+        """Return all allocations, at most ``KEEP_S`` old; None if unknown. ``now_s`` is monotonic time."""
         recent = self._last is not None and now_s - self._last_s <= KEEP_S
         try:
             holds = self._deadline.ask(self._call)
-        except Exception as error:  # noqa: BLE001  whatever goes wrong with one source costs that source only
+        except Exception as error:  # noqa: BLE001  a failing source must not affect the others
             self.ok, self.known = False, recent
             self._log(str(error) or type(error).__name__)
             return self._last if recent else None
-        if holds is None and recent:  # as a kubelet that restarts takes its socket away
+        if holds is None and recent:  # a restarting kubelet removes its socket
             self.ok, self.known = False, True
             return self._last
         self._log(None)

@@ -16,7 +16,7 @@ _FOLDER: Final = Path("driver/nvidia/gpus")
 
 
 def device_numbers(proc: Path) -> dict[str, int]:
-    """Number of the device file by PCI bus id, as the driver says; empty where it does not. May wait for the driver."""
+    """Return the driver's device minor numbers by PCI bus id; empty if the driver does not list them. May block in the driver."""
     numbers = {}
     try:
         for folder in (proc / _FOLDER).iterdir():
@@ -30,9 +30,10 @@ def device_numbers(proc: Path) -> dict[str, int]:
 
 
 class Devices:
-    """The GPUs of the node and their MIG devices. ``numbers`` as ``device_numbers`` gives them.
+    """The GPUs of the node and their MIG devices, found by a scheduler's name for them.
 
-    Without these a number is an index: NVML and the driver count in the same order unless a GPU is missing.
+    ``numbers`` is the result of ``device_numbers``. If it has no GPU of this node, a number is taken as an NVML index: NVML and
+    the driver count in the same order unless a GPU is missing.
     """
 
     def __init__(self, gpus: tuple[GpuState, ...], migs: Mapping[str, tuple[MigDevice, ...]], numbers: Mapping[str, int]) -> None:
@@ -44,12 +45,12 @@ class Devices:
         self._by_number = self._known or {identity.index: identity.uuid for identity in places.values()}
 
     def uuid_of(self, device: Device) -> str | None:
-        """The uuid of the GPU or MIG device; None when there is none such, or it cannot be told which."""
+        """Return the uuid of the GPU or MIG device; None if no device matches, or the match is ambiguous."""
         if device.uuid is not None:
             uuid = self._uuids.get(bare(device.uuid))
         elif device.number is not None:
             uuid = self._by_number.get(device.number)
-            # Where a GPU is divided, Slurm counts the parts: after the whole ones, which keep the number of their device file.
+            # With MIG, Slurm numbers the MIG devices after the whole GPUs, and only these keep their minor numbers.
             if device.gpu_instance is None and any(self.migs.values()):
                 return uuid if uuid == self._known.get(device.number) and not self.migs.get(uuid or "") else None
         else:
@@ -63,5 +64,5 @@ class Devices:
 
 
 def bare(uuid: str) -> str:
-    """What is the same in all spellings: torch calls a MIG device GPU-…, some schedulers know lower case only."""
+    """Normalise a uuid: torch names a MIG device ``GPU-…``, and some schedulers use lower case only."""
     return uuid.lower().removeprefix("mig-").removeprefix("gpu-")

@@ -11,8 +11,8 @@ from rankscope.exporter.jobs.party import Ranks
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+\\-]{0,127}")
 
-# Rank, local rank, world size: of the first launcher that set a rank. torchrun's come before those of what started torchrun.
-# A Slurm step says how many tasks it has; a batch script has a SLURM_PROCID, too, which is nobody's rank.
+# Rank, local rank, world size. The first launcher that set them counts; torchrun comes before the launcher that started it.
+# SLURM_STEP_NUM_TASKS marks a Slurm step: a batch script has a SLURM_PROCID, too, but is no rank.
 _LAUNCHERS: Final = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -20,22 +20,22 @@ _LAUNCHERS: Final = (
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
 )
 _RUN_IDS: Final = ("RANKSCOPE_RUN_ID", "TORCHELASTIC_RUN_ID")
-_NO_RUN: Final = "none"  # what torchrun writes when nobody named the run
+_NO_RUN: Final = "none"  # torchrun's default
 
 
 def variables(content: bytes) -> dict[str, str]:
-    """The variables of ``/proc/PID/environ``; the last one is left out where it was cut off."""
+    """Parse the variables of ``/proc/PID/environ``; a truncated last one is left out."""
     whole = content[: content.rfind(b"\0") + 1]
     pairs = (piece.decode("utf-8", "replace").partition("=") for piece in whole.split(b"\0"))
     found: dict[str, str] = {}
     for name, separator, value in pairs:
         if separator:
-            found.setdefault(name, value)  # as getenv has it: the first
+            found.setdefault(name, value)  # like getenv: the first one counts
     return found
 
 
 def ranks_of(environ: Mapping[str, str]) -> Ranks:
-    """Rank and run as launchers tell them; what is not a number, or not a plain word, is not known."""
+    """Return rank and run from the launchers' variables; a value that is not a number, or not a plain word, is None."""
     names = next((names for names in _LAUNCHERS if _all_set(environ, names)), _LAUNCHERS[0])
     rank, local_rank, world_size = (number(environ.get(name)) for name in names)
     runs = (word(environ.get(name)) for name in _RUN_IDS)
@@ -48,12 +48,12 @@ def ranks_of(environ: Mapping[str, str]) -> Ranks:
 
 
 def number(text: str | None) -> str | None:
-    """A number without a sign, as it is usually written; None for anything else."""
+    """Normalise an unsigned number of at most 9 digits; None for anything else."""
     return str(int(text)) if text is not None and _NUMBER.fullmatch(text) else None
 
 
 def word(text: str | None) -> str | None:
-    """A name such as schedulers and directories give, at most 128 characters; None for anything else."""
+    """Return ``text`` if it is a plain name of at most 128 characters; None for anything else."""
     return text if text is not None and _WORD.fullmatch(text) else None
 
 

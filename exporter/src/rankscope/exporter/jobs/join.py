@@ -23,7 +23,7 @@ _LABEL: Final = {"namespace": "namespace_k8s", "pod": "pod_k8s", "container": "c
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A rank's own word, in the spool, that it is on this device; ``uid`` is the owner of its file."""
+    """A rank's own statement, in the spool, that it uses this device; ``uid`` is the owner of its file."""
 
     uid: int
     ranks: Ranks
@@ -31,7 +31,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Who is on a device: labels of what is known, in the catalogue's order, and how many jobs, pods and other users they are."""
+    """Jobs and users on a device: the known labels in the catalogue's order, and the number of jobs, pods and other users."""
 
     labels: Labels
     parties: int
@@ -45,17 +45,19 @@ def join(
     claims: Sequence[Claim],
     names: Mapping[int, str],
 ) -> Answer:
-    """Put together who holds a device and who uses it.
+    """Combine the holders of a device with the processes that use it.
 
-    Who holds it gives job, user, account, partition and pod; who uses it gives the rank, and the rest only where nobody holds it.
-    Parties that differ in a label, or of which only some are known, make it ``multiple``. ``jobs`` are all of the node by their
-    number; ``names`` are those of users. A label that cannot be trusted to be about this device is not there.
+    Holders supply job, user, account, partition and pod. Processes supply the rank, and the other labels only on a device without
+    a holder. A label is ``multiple`` if the parties differ in it, or only some have it. A label that may be about another device
+    is left out.
+
+    ``jobs`` are all jobs of the node by id; ``names`` are user names by uid.
     """
     groups = _grouped(holders, [use for use in uses if not use.service], jobs)
     held: dict[str, list[Identity]] = {}
     for holder in holders:
         held.setdefault(holder.party, []).append(holder)
-    # Somebody's stray process says nothing about the holder's ranks.
+    # A process that is not the holder's says nothing about the holder's ranks.
     own = {party: group for party, group in groups.items() if _is_holders(party, held)}
     told = own or groups
     claimed = {} if groups else _claimed(holders, claims)
@@ -66,7 +68,7 @@ def join(
     )
     ranks = [_ranks(group, claims) for group in told.values()] or list(claimed.values())
     values = {name: _shared([_values(name, members) for members in identities]) for name in (*_IDENTITY, *_POD)}
-    if held and values["job_id"] is None:  # a node of Slurm that runs in a pod
+    if held and values["job_id"] is None:  # a Slurm node that runs in a pod
         values["job_id"] = _shared([{use.job_id for use in group if use.job_id} for group in own.values()])
     values |= {name: _shared([_values(name, members) for members in ranks]) for name in _RANKS}
     pods = {party for party in groups if party.startswith("pod uid ")}
@@ -74,7 +76,7 @@ def join(
     others = (held.keys() | groups.keys()) - pods - set(held_pods)
     ordered = ((name, values[name]) for name in (*_IDENTITY, *_RANKS, *_POD))
     labels = tuple((_LABEL.get(name, name), value) for name, value in ordered if value is not None)
-    # The kubelet names pods, the kernel their uids: which is which is not known, how many there are at least is.
+    # The kubelet reports names of pods and the kernel their uids. They cannot be matched; the larger count is a lower bound.
     known = len(others) + max(len(held_pods), len(pods))
     return Answer(labels, known or len(claimed))
 
@@ -99,7 +101,7 @@ def _party(use: Use, holders: Sequence[Identity], jobs: Mapping[str, Identity]) 
 
 
 def _job_id(use: Use, jobs: Mapping[str, Identity], holders: Sequence[Identity]) -> str | None:
-    """The kernel's word, or the environment's where it is not contradicted."""
+    """Return the job id of the cgroup, else the one of the environment unless the holders or the node's jobs contradict it."""
     if use.job_id is not None or use.claimed_job_id is None:
         return use.job_id
     job = jobs.get(use.claimed_job_id)
@@ -115,7 +117,7 @@ def _is_holders(party: str, held: Mapping[str, list[Identity]]) -> bool:
 
 
 def _identity(use: Use, jobs: Mapping[str, Identity], names: Mapping[int, str]) -> Identity:
-    """Of a process on a device that nobody holds. In a container a uid is not a user of the node."""
+    """Return the identity of a process on a device without a holder. In a container, a uid is not a user of the node."""
     job_id = None if use.pod_uid is not None else _job_id(use, jobs, ())
     if job_id is not None and (job := jobs.get(job_id)) is not None:
         return job
@@ -130,19 +132,25 @@ def _identity(use: Use, jobs: Mapping[str, Identity], names: Mapping[int, str]) 
 
 
 def _ranks(group: list[Use], claims: Sequence[Claim]) -> list[Ranks]:
-    """What a rank says of its own device is exact; a process may have other ranks' devices open as well."""
+    """Return the ranks of a group of processes.
+
+    Claims come first, because they are exact: a process may also have other ranks' devices open.
+    """
     uids = {use.uid for use in group}
     mine = [claim for claim in claims if claim.uid in uids]
     running = [claim.ranks for claim in mine if not claim.silent]
     if running:
         return running
-    # A silent rank may be long gone. It counts only where nothing else can be asked.
+    # A silent rank may have ended. Its claim counts only if no process of the group has a readable environment.
     silent = [claim.ranks for claim in mine if claim.silent] if not any(use.environ_read for use in group) else []
     return silent or [use.ranks for use in group]
 
 
 def _claimed(holders: Sequence[Identity], claims: Sequence[Claim]) -> dict[int, list[Ranks]]:
-    """Ranks by user where processes are not seen: the word of the holders, or the only one there is."""
+    """Return the claimed ranks by uid, for a device on which no process is visible.
+
+    Only claims of the holders' users count, unless there is no holder or a holder's user is unknown.
+    """
     uids = {holder.uid for holder in holders}
     running = [claim for claim in claims if not claim.silent and (not holders or None in uids or claim.uid in uids)]
     by_user: dict[int, list[Ranks]] = {}
@@ -156,7 +164,7 @@ def _values(name: str, members: Iterable[msgspec.Struct]) -> set[str]:
 
 
 def _shared(parties: list[set[str]]) -> str | None:
-    """The value of all parties; ``multiple`` when they differ, or only some of them have one."""
+    """Return the value that all parties share; ``multiple`` if they differ, or only some of them have one."""
     union = set().union(*parties)
     if not union:
         return None
@@ -167,7 +175,7 @@ _METRIC = "rank_info"
 
 
 def claims_of(sample: SpoolSample | None) -> dict[str, list[Claim]]:
-    """The ranks by the uuid they name, without its prefix, each as the word of the user whose files speak of its run."""
+    """Return the ranks' claims by device uuid without its prefix; the uid of a claim is the owner of the run's files."""
     claims: dict[str, list[Claim]] = {}
     if sample is None:
         return claims

@@ -30,7 +30,7 @@ _DRA_DEVICE: Final = re.compile(r"gpu-([0-9]{1,3})")
 
 
 class KubeletError(Exception):
-    """The kubelet cannot be asked; the message says why, ``reason`` is gRPC's word for it, or empty."""
+    """The kubelet cannot be queried; the message says why, and ``reason`` is gRPC's status code in lower case, or empty."""
 
     def __init__(self, text: str, reason: str = "") -> None:
         self.reason = reason
@@ -38,10 +38,10 @@ class KubeletError(Exception):
 
 
 class Kubelet:
-    """Asks the kubelet. A connection is made when one is needed, and again after the kubelet restarted.
+    """Client of the kubelet, which connects on demand and again after the kubelet restarted.
 
     Raises:
-        ExporterMissingError: ``asked_for``, and gRPC is not installed.
+        ExporterMissingError: ``asked_for`` is set, but gRPC is not installed.
     """
 
     def __init__(self, socket: Path = DEFAULT_SOCKET, *, asked_for: bool) -> None:
@@ -54,10 +54,10 @@ class Kubelet:
             raise ExporterMissingError("asking the kubelet needs grpcio and protobuf: pip install 'rankscope[kubernetes]'")
 
     def read(self) -> tuple[Hold, ...] | None:
-        """Each container that has GPUs; None where no kubelet gives GPUs away, or there is nothing to ask it with.
+        """Return each container that has GPUs; None if no kubelet allocates GPUs here, or gRPC is not installed.
 
         Raises:
-            KubeletError: it does not answer, or with nonsense.
+            KubeletError: the kubelet does not answer, or its answer is invalid.
         """
         if not self._installed:
             return None
@@ -75,18 +75,21 @@ class Kubelet:
             holds = tuple(_holds(self._ask("List")))
             return holds if holds or self._gives_gpus() else None
         except Exception:
-            # A connection made anew finds a kubelet that came back at once; the old one would wait longer and longer.
+            # A new connection reaches a restarted kubelet at once; the old channel would back off.
             self.close()
             raise
 
     def close(self) -> None:
-        """End the connection, if there is one."""
+        """Close the connection, if there is one."""
         if self._channel is not None:
             self._channel.close()
             self._channel, self._gives = None, False
 
     def _gives_gpus(self) -> bool:
-        """Whether a device plugin has told it of GPUs; one too old to say so is taken at its word that nobody holds any."""
+        """Return whether a device plugin registered GPUs.
+
+        True for a kubelet too old for ``GetAllocatableResources``: its empty list then means that no pod holds a GPU.
+        """
         if not self._gives:
             try:
                 answer = self._ask("GetAllocatableResources")
@@ -114,7 +117,7 @@ class Kubelet:
         call = self._channel.unary_unary(
             f"{_SERVICE}{method}",
             request_serializer=request.SerializeToString,
-            response_deserializer=bytes,  # gRPC would log a traceback each time
+            response_deserializer=bytes,  # decoded below: gRPC would log a traceback for each invalid answer
         )
         try:
             return response.FromString(call(request(), timeout=_TIMEOUT_S))
@@ -144,7 +147,10 @@ def _holds(response: Any) -> Iterator[Hold]:
 
 
 def _devices_of(resource: Any) -> list[Device]:
-    """Devices of a device plugin; a replica of time slicing or MPS ends in ``::N``. Others' plugins use the same uuids."""
+    """Return the devices of a device plugin, also of other vendors' plugins that use uuids.
+
+    The id of a time-slicing or MPS replica ends in ``::N``.
+    """
     devices = []
     for device_id in resource.device_ids:
         if old := _MIG_OLD.match(device_id):
@@ -158,7 +164,7 @@ def _devices_of(resource: Any) -> list[Device]:
 
 
 def _claimed_devices(container: Any) -> Iterator[Device]:
-    """Devices of dynamic resource allocation: a uuid in one of the names, or the number of the device file."""
+    """Yield the devices of dynamic resource allocation (DRA): by a uuid in one of the names, or by device minor number."""
     for claim in container.dynamic_resources:
         for resource in claim.claim_resources:
             names = [resource.device_name, *(device.name for device in resource.cdi_devices)]
@@ -166,6 +172,6 @@ def _claimed_devices(container: Any) -> Iterator[Device]:
             if uuids:
                 yield from (Device(uuid=uuid) for uuid in uuids)
             elif resource.driver_name == _DRA_DRIVER:
-                # Of a MIG device the name tells where on the GPU it is, which its uuid does not.
+                # The name of a MIG device holds its placement on the GPU, which no uuid can be found by.
                 number = _DRA_DEVICE.fullmatch(resource.device_name)
                 yield Device(number=int(number[1])) if number else Device()

@@ -6,9 +6,9 @@ import msgspec
 
 
 class Device(msgspec.Struct, frozen=True):
-    """A GPU, or a part of one, as a scheduler names it: by ``uuid``, or by ``number``, that of its device file.
+    """A GPU or MIG device as a scheduler names it: by ``uuid``, or by ``number``, its device minor number.
 
-    With instances it is the MIG device with these on that GPU. With neither uuid nor number it is one that cannot be told.
+    With instances, it is the MIG device with these ids on that GPU. With neither uuid nor number, it cannot be identified.
     """
 
     uuid: str | None = None
@@ -18,7 +18,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """A job or a pod's container; None is what is not known. ``uid`` is the user's, where the node itself knows the user."""
+    """A job or a pod's container; unknown fields are None. ``uid`` is set only if it is a user of the node itself."""
 
     job_id: str | None = None
     user: str | None = None
@@ -31,19 +31,19 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def party(self) -> str:
-        """The same for all that belongs together: a Slurm job, or a pod whatever its containers."""
+        """Name of the Slurm job, or of the pod, which all its containers share."""
         return f"job {self.job_id}" if self.job_id is not None else f"pod {self.namespace}/{self.pod}"
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """A scheduler's word: these devices are theirs. Not all of the devices need to be of this node's driver."""
+    """Devices that a scheduler allocated to a job or container. Some may be unknown to this node's driver."""
 
     identity: Identity
     devices: tuple[Device, ...]
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
-    """Place of a process in distributed training; None is what is not known."""
+    """Place of a process in distributed training; unknown fields are None."""
 
     rank: str | None = None
     local_rank: str | None = None
@@ -54,9 +54,9 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 class Use(msgspec.Struct, frozen=True, kw_only=True):
     """A process that has a GPU open.
 
-    ``job_id`` is where its cgroup says so; ``claimed_job_id``, like ``account``, ``partition`` and ``ranks``, comes from its
-    environment, which is the user's to write. ``environ_read`` tells whether that could be read. ``uid`` is the owner's as the
-    node sees it; ``service`` is a process of the driver's own, nobody's job.
+    ``job_id`` comes from its cgroup. ``claimed_job_id``, ``account``, ``partition`` and ``ranks`` come from its environment,
+    which the user controls; ``environ_read`` is False if that was empty or unreadable. ``uid`` is the owner as the node sees it.
+    ``service`` marks a process of the driver, which belongs to no job.
     """
 
     pid: int

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _PACKAGE: Final = "v1"
-# Message → field → number, and what it holds; "*" is a repeated one. Fields that are not named here are skipped when read.
+# Message → field → number and type; "*" marks a repeated field. Fields that are not listed are skipped by the parser.
 _MESSAGES: Final[dict[str, dict[str, tuple[int, str]]]] = {
     "ListPodResourcesRequest": {},
     "ListPodResourcesResponse": {"pod_resources": (1, "*PodResources")},
@@ -39,8 +39,8 @@ _CALLS: Final = {"List": "ListPodResources", "GetAllocatableResources": "Allocat
 
 @functools.cache
 def messages(method: str) -> tuple[type[Message], type[Message]]:
-    """The classes of a method's request and response; the method is ``List`` or ``GetAllocatableResources``."""
-    pool = descriptor_pool.DescriptorPool()  # our own: another library may bring the same names
+    """Return the request and response classes of a method: ``List`` or ``GetAllocatableResources``."""
+    pool = descriptor_pool.DescriptorPool()  # a separate pool: another library may register the same names
     file = descriptor_pb2.FileDescriptorProto(name="rankscope/podresources.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)

@@ -16,7 +16,7 @@ from rankscope.exporter.jobs.environment import number, ranks_of, variables, wor
 from rankscope.exporter.jobs.party import Use
 
 _UUID: Final = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}"
-# Pods of files have a hash for their uid. Some runtimes write "….slice:cri-containerd:ID" as one name.
+# Static pods have a hash as their uid. Some runtimes write "….slice:cri-containerd:ID" as one path component.
 _POD: Final = re.compile(rf"(?:.*-)?pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?(?::[a-z-]+:([0-9a-f]{{64}}))?")
 _CONTAINER: Final = re.compile(r"(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?")
 _SLURM: Final = re.compile(r"slurm(?:_.+)?|(?:.+_)?slurmstepd\.scope|uid_[0-9]+")
@@ -24,7 +24,7 @@ _JOB: Final = re.compile(r"job_([0-9]+)")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a process runs; None where its groups do not say. ``container_id`` is its container's, in a pod or not."""
+    """Job, pod and container of a process, from its cgroups; unknown fields are None. A container need not belong to a pod."""
 
     job_id: str | None = None
     pod_uid: str | None = None
@@ -32,10 +32,10 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def place_of(text: str) -> Place:
-    """Read ``/proc/PID/cgroup``, of version 1 (a line per controller), 2 (one line), or both.
+    """Parse ``/proc/PID/cgroup`` of cgroup version 1 (a line per controller), 2 (one line), or both.
 
-    A path may begin with ``/..``, or in the middle, when the reader has a cgroup namespace of its own: nothing is expected of
-    its beginning.
+    If the reader has a cgroup namespace of its own, a path may begin with ``/..`` or in the middle of the hierarchy, so its
+    beginning is not interpreted.
     """
     job_id = pod_uid = container_id = None
     for line in text.splitlines():
@@ -46,13 +46,14 @@ def place_of(text: str) -> Place:
 
 
 def _place(parts: list[str]) -> Place:
-    """Of jobs and pods the outermost counts: below its own group a process may make whatever it is let.
+    """Find job, pod and container in the components of a cgroup path.
 
-    Of containers it is the innermost: a node may itself be one.
+    The outermost job or pod counts, because a process may create groups of any name below its own. The innermost container
+    counts, because the node may itself be a container.
     """
     job_id = pod_uid = container_id = None
     for above, part in zip(("", *parts), parts, strict=False):
-        if part == "user.slice":  # from here on, groups are the user's own
+        if part == "user.slice":  # the user chooses the names below
             break
         if pod := _POD.fullmatch(part):
             pod_uid = pod_uid or pod[1].replace("_", "-")
@@ -66,15 +67,15 @@ def _place(parts: list[str]) -> Place:
 
 MAX_PROCESSES: Final = 1024
 _MAX_BYTES: Final = 64 * 1024
-_READ_AGAIN_S: Final = 30.0  # an exec, or a launcher that sorts its processes into groups late, changes what was read
+_READ_AGAIN_S: Final = 30.0  # an exec, or a launcher that moves processes between cgroups, changes these values
 _ENVIRON_DEADLINE_S: Final = 0.2
 _MOST_STUCK: Final = 4
 _SLACK_S: Final = 2.0
-# The number the kernel gives to the first PID namespace: there alone the driver's process numbers are ours for certain.
+# Inode of the initial PID namespace. Only there are the driver's pids certain to be valid for this process, too.
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
 _UID: Final = re.compile(r"^Uid:\s+[0-9]+\s+([0-9]+)", re.MULTILINE)
 _NAME: Final = re.compile(r"^Name:\s+(.*)$", re.MULTILINE)
-_SERVICE: Final = "nvidia-cuda-mps"  # its server opens the GPU for the processes that share it
+_SERVICE: Final = "nvidia-cuda-mps"  # the MPS server opens the GPU for its clients
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -86,10 +87,10 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class ProcessTable:
-    """Processes by number, read once and again after a while; a number that another process got is noticed.
+    """Cache of processes by pid, read again after 30 s; a reused pid is detected.
 
-    One thread calls. A process whose environment cannot be read in time (its memory is locked by a thread stuck in the kernel) is
-    known by the rest, and not touched again.
+    Not thread-safe. The environment of a process may not be readable in time, because a thread stuck in the kernel locks its
+    memory. Such a process is known by its other files, and not read again.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -98,16 +99,16 @@ class ProcessTable:
         self._deadline = Deadline(_ENVIRON_DEADLINE_S, most_stuck=_MOST_STUCK)
 
     def sees_all(self) -> bool:
-        """Whether the driver's process numbers are also ours: not in a container without the node's PID namespace."""
+        """Return whether the driver's pids are valid here: False in a container without the node's PID namespace."""
         try:
             return str((self._proc / "self" / "ns" / "pid").readlink()) == _FIRST_PID_NAMESPACE
         except OSError:
             return False
 
     def read(self, named: Mapping[int, float], *, now_s: float | None = None) -> dict[int, Use]:
-        """What is known of each process; those that ended are left out.
+        """Read each process; processes that ended are left out.
 
-        ``named`` is number → when the driver named it, on the monotonic clock, as is ``now_s``.
+        ``named`` maps a pid to the time at which the driver listed it. Times are monotonic.
         """
         now_s = time.monotonic() if now_s is None else now_s
         known: dict[int, _Known] = {}
@@ -120,7 +121,7 @@ class ProcessTable:
         return {pid: one.use for pid, one in known.items()}
 
     def _read(self, pid: int, named_s: float, now_s: float) -> _Known:
-        # By this descriptor it stays the same process, even when another gets its number.
+        # The descriptor refers to this process even if its pid is reused.
         fd = os.open(self._proc / str(pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             start_ticks = _start_ticks(_text("stat", fd))
@@ -140,7 +141,7 @@ class ProcessTable:
             os.close(fd)
 
     def _environ(self, process_fd: int) -> tuple[bytes | None, bool]:
-        own = os.dup(process_fd)  # the call may outlive the caller's
+        own = os.dup(process_fd)  # the call may outlive the caller's descriptor
 
         def read() -> bytes:
             try:
@@ -175,14 +176,14 @@ def _use(pid: int, status: str, cgroup: str, environ: bytes | None) -> Use:
         account=word(values.get("SLURM_JOB_ACCOUNT")),
         partition=word(values.get("SLURM_JOB_PARTITION")),
         ranks=ranks_of(values),
-        # An empty one is that of a process that is ending, or of the kernel.
+        # The environment of an exiting process, or of a kernel thread, is empty.
         environ_read=bool(environ),
         service=name is not None and name[1].startswith(_SERVICE),
     )
 
 
 def _start_ticks(text: str) -> int:
-    """Field 22; the name before it may contain anything."""
+    """Return field 22 of ``/proc/PID/stat``, in ticks; the process name before it may contain any character."""
     fields = text.rpartition(")")[2].split()
     if len(fields) < 20:
         raise ValueError("not a process")
@@ -190,7 +191,7 @@ def _start_ticks(text: str) -> int:
 
 
 def _began_s(start_ticks: int) -> float:
-    """When a process began, on the monotonic clock; the kernel counts from the boot, sleep included."""
+    """Return the monotonic start time of a process; the kernel counts from boot, suspend included."""
     asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
     return start_ticks / _TICKS_PER_S - asleep_s
 

@@ -15,7 +15,7 @@ from rankscope.exporter.jobs.party import Device, Hold, Identity
 
 DEFAULT_FOLDER: Final = Path("/run/rankscope/jobs")
 STAMP: Final = ".slurm"
-"""A file of the folder that says: a job of Slurm would be here."""
+"""Marker file: the prolog runs on this node, so every Slurm job has a file in this folder."""
 
 _JOB_FILE: Final = re.compile(r"job-[0-9]{1,10}")
 _MAX_FILES: Final = 4096
@@ -27,14 +27,14 @@ _RANGE: Final = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 
 class SlurmError(Exception):
-    """The folder cannot be read or not be trusted; the message names it and says why."""
+    """The folder cannot be read or trusted; the message names the folder and the reason."""
 
 
 class SlurmFolder:
-    """The folder of the jobs.
+    """The folder of the job files.
 
-    It has to belong to root or to this user, or to anybody when ``asked_for``, and others must not be able to write to it; only
-    files of its owner or of root count.
+    It must belong to root or to this user (to any user if ``asked_for``), and must not be writable for its group or for others.
+    Only files of its owner or of root count.
     """
 
     def __init__(self, path: Path, *, asked_for: bool, proc: Path = Path("/proc")) -> None:
@@ -43,10 +43,10 @@ class SlurmFolder:
         self._proc = proc
 
     def read(self) -> tuple[Hold, ...] | None:
-        """All jobs, also those without GPUs; None where no prolog has ever run.
+        """Return all jobs, including those without GPUs; None if the prolog has never run.
 
         Raises:
-            SlurmError: the folder cannot be read, or others can write to it.
+            SlurmError: the folder cannot be read, or is not trusted.
         """
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -86,7 +86,7 @@ class SlurmFolder:
 
 
 def parse(text: str, this_boot: str) -> Hold | None:
-    """A job's file: Slurm's variables, a line each. None for a job of another boot than ``this_boot``, or without a number."""
+    """Parse a job's file, one Slurm variable per line; None without a job id, or for a job of another boot than ``this_boot``."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     job_id = number(values.get("SLURM_JOB_ID"))
     if job_id is None or (this_boot and values.get("BOOT_ID", "") not in ("", this_boot)):
@@ -100,13 +100,13 @@ def parse(text: str, this_boot: str) -> Hold | None:
         partition=word(values.get("SLURM_JOB_PARTITION")),
     )
     given = [devices_of(values.get(name, "")) for name in ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")]
-    # A uuid is exact, and the only way to name a MIG device; numbers outside a job's own group of devices are the node's.
+    # Prefer uuids: they are exact, and only they can name a MIG device. Numbers outside a job's device cgroup are the node's.
     exact = [devices for devices in given if all(device.uuid for device in devices) and devices]
     return Hold(identity, next((devices for devices in (*exact, *given) if devices), ()))
 
 
 def devices_of(text: str) -> tuple[Device, ...]:
-    """Devices from a list such as ``0,2-3`` or ``GPU-…,MIG-…``; what is neither is a device that cannot be told."""
+    """Parse a list such as ``0,2-3`` or ``GPU-…,MIG-…``; any other item is a device that cannot be identified."""
     devices: list[Device] = []
     for piece in text.split(","):
         token = piece.strip()
@@ -123,11 +123,11 @@ def devices_of(text: str) -> tuple[Device, ...]:
 
 
 def _content(name: str, folder_fd: int, *, trusted: frozenset[int]) -> str | None:
-    """The text of a regular file of somebody trusted; None for any other."""
+    """Return the text of a regular file of a trusted user; None for any other file."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
     except OSError:
-        return None  # it has ended, or is a link or worse
+        return None  # the job has ended, or the file is a link or a device
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid not in trusted or status.st_size > _MAX_BYTES:

@@ -21,7 +21,10 @@ def _name_of(uid: int) -> str:
 
 
 class UserNames:
-    """Asks for each user once, in a thread of its own; a user without a name is known by the number, and asked for again."""
+    """Cache of user names, filled by a thread of its own.
+
+    A name is looked up once. A user without a name is shown by uid, and looked up again after 10 minutes.
+    """
 
     def __init__(self, look_up: Callable[[int], str] = _name_of, *, wait_s: float = _WAIT_S) -> None:
         self._look_up = look_up
@@ -33,7 +36,7 @@ class UserNames:
         self._thread: threading.Thread | None = None
 
     def names(self, uids: Iterable[int]) -> dict[int, str]:
-        """The names that are known by now; waits a little for new ones, unless earlier ones are still waited for."""
+        """Return the names known so far by uid; wait up to ``wait_s`` for new ones, unless earlier look-ups are pending."""
         wanted = set(uids)
         now_s = time.monotonic()
         with self._answered:
@@ -51,7 +54,7 @@ class UserNames:
 
     def _start(self) -> None:
         if self._thread is None:
-            # A daemon: a directory service that hangs must not keep the process from ending.
+            # Daemon thread: a hanging directory service must not keep the process from exiting.
             self._thread = threading.Thread(target=self._run, name="jobs-users", daemon=True)
             self._thread.start()
 
@@ -59,7 +62,7 @@ class UserNames:
         while True:
             uid = self._asked.get()
             try:
-                # A name is for a label: one with odd characters is not shown.
+                # The name becomes a label value: one with unusual characters is replaced by the uid.
                 answer = (word(self._look_up(uid)) or str(uid), float("inf"))
             except (KeyError, OSError):
                 answer = (str(uid), time.monotonic() + _ASK_AGAIN_S)

@@ -1,9 +1,12 @@
 """One GPU through NVML, in the process of that GPU.
 
-The way of a reading: ``gpu`` (``open``, ``sample``, ``close``) makes a pass every interval → the topics of each enabled collector
-(``one_pass.Topic``): ``rows`` with ``tables`` (a row for a call or field value and its series), ``utilization``, ``gpm``,
-``nvlink``, ``mig``, ``cooling``, ``status``, ``processes``, ``xid_events`` → ``asking``, which announces a call, makes it and
-translates its error → readings and absences of the pass (``one_pass.Pass``) → a ``GpuSample`` for ``fleet/``.
+The path of a reading:
 
-``fields`` asks all field values of a pass in one call.
+1. ``gpu`` (``open``, ``sample``, ``close``) makes a pass every interval.
+2. It runs the topics of each enabled collector (``one_pass.Topic``): ``rows`` with ``tables`` (one row per NVML call or field
+   value), ``utilization``, ``gpm``, ``nvlink``, ``mig``, ``cooling``, ``status``, ``processes``, ``xid_events``.
+3. ``asking`` announces each NVML call, makes it and translates its error.
+4. Readings and absent metrics of the pass (``one_pass.Pass``) become a ``GpuSample`` for ``fleet/``.
+
+``fields`` reads all field values of a pass in one call.
 """

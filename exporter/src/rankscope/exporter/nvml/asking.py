@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rankscope.exporter.source import DownReason, SourceError
 
-# Reasons for having no answer that mean that something is wrong, rather than that there is nothing to say.
+# Return codes that mean a fault, as opposed to a metric that this GPU does not have.
 _TROUBLE: Final = frozenset({
     "unknown", "timeout", "irq_issue", "memory", "operating_system", "in_use", "invalid_state", "insufficient_power",
     "insufficient_resources", "insufficient_size", "corrupted_inforom", "unreadable",
@@ -27,9 +27,9 @@ _DOWN: Final[dict[str, DownReason]] = {
 
 
 class Asking:
-    """Calls of NVML by name; ``mark`` is told the name of each call just before it is made.
+    """NVML calls by name. ``mark`` receives the name of each call just before it is made; ``handle`` is the GPU's NVML handle.
 
-    ``handle`` is the GPU's. Calls raise ``nvml.NVMLError`` for what costs a metric, ``SourceError`` when nothing more can come.
+    A call raises ``nvml.NVMLError`` if only this value is unavailable, ``SourceError`` if the GPU or the driver is lost.
     """
 
     def __init__(self, nvml: Any, mark: Callable[[str], None]) -> None:
@@ -43,7 +43,7 @@ class Asking:
         }
 
     def __call__(self, name: str, *args: Any, **options: Any) -> Any:
-        """The answer of one call."""
+        """Call a function of the Python binding and return its result."""
         self._mark(name)
         try:
             return getattr(self.nvml, name)(*args, **options)
@@ -54,9 +54,9 @@ class Asking:
             raise
 
     def call(self, name: str, *args: Any) -> int:
-        """The return code of the library's own function.
+        """Call a function of the C library directly and return its return code.
 
-        The wrappers of nvidia-ml-py cost several times what they wrap: too much for what is asked every second.
+        The wrappers of nvidia-ml-py take several times as long as the function itself, too long for a call every second.
         """
         self._mark(name)
         try:
@@ -68,25 +68,25 @@ class Asking:
         return code
 
     def reason(self, error: Any) -> str:
-        """An NVML error as a label: its name in lower case."""
+        """Return an NVML error as a label value: its name in lower case."""
         return self.reason_of(error.value)
 
     def reason_of(self, code: int) -> str:
-        """The same of a return code that came inside a value."""
+        """Return an NVML return code as a label value: its name in lower case."""
         return self._names.get(code, f"error_{code}")
 
     def check(self, code: int, where: str) -> None:
-        """Raise ``SourceError`` for a return code inside a value that says that nothing more can be asked."""
+        """Raise ``SourceError`` if a return code means that the GPU or the driver is lost."""
         down = _DOWN.get(self.reason_of(code)) if code else None
         if down is not None:
             raise SourceError(down, f"{where}: {self.reason_of(code)}")
 
 
 def is_lasting(reason: str) -> bool:
-    """Whether a GPU that says this will say it again: this driver, or this board, does not have it."""
+    """Return True if the reason is permanent: this driver or this board lacks the metric."""
     return reason in _LASTING
 
 
 def is_trouble(reason: str) -> bool:
-    """Whether a reason for having no answer is a fault of the driver or the GPU."""
+    """Return True if the reason is a fault of the driver or the GPU."""
     return reason in _TROUBLE or reason.startswith("error_")

@@ -13,7 +13,7 @@ _MARGIN_VERSION: Final = _MARGIN_LAYOUT.size | 1 << 24
 
 
 class Margin(PlainTopic):
-    """The driver's own margin where it has one, else what lies between the temperature and the slowdown threshold."""
+    """Thermal margin as the driver reports it, else the slowdown threshold minus the temperature."""
 
     metrics = ("gpu_temperature_margin_celsius",)
 
@@ -23,7 +23,7 @@ class Margin(PlainTopic):
         self._due_s = float("-inf")
 
     def collect(self, at: Pass) -> None:
-        """One reading; below zero when the limit is passed."""
+        """Emit one reading; negative above the limit."""
         reason = "not_supported"
         if self._due_s <= at.now_s:
             said = self._call.ask(at.ask)
@@ -40,7 +40,7 @@ class Margin(PlainTopic):
 
 
 class Fans(PlainTopic):
-    """Each fan of the board; most boards of servers have none."""
+    """Speed of each fan of the board; most server boards have none."""
 
     metrics = ("gpu_fan_speed_ratio",)
     _AT_MOST: Final = 2
@@ -49,7 +49,7 @@ class Fans(PlainTopic):
         self._count: int | None = None
 
     def collect(self, at: Pass) -> None:
-        """One reading per fan. A speed above 1 is real: the fan is asked for more than its nominal greatest."""
+        """Emit one reading per fan. A ratio above 1 is valid: the fan is driven above its nominal maximum."""
         ask = at.ask
         if self._count is None:
             self._count = ask("nvmlDeviceGetNumFans", ask.handle)

@@ -10,20 +10,20 @@ from rankscope.exporter.nvml.asking import Asking
 from rankscope.exporter.nvml.one_pass import FieldKey
 
 _CALL: Final = "nvmlDeviceGetFieldValues"
-# Of the structure only what is read: its value's type, its return code, and a union of eight bytes.
+# The parts of nvmlFieldValue_t that are read: value type, return code, and a union of eight bytes.
 _VALUE: Final = Struct("@24xII8s")
 _BY_TYPE: Final = tuple(Struct(f"@{letter}") for letter in "dILQqiH")
 _MOST_BATCHES: Final = 8
 
 
 class FieldBatches:
-    """Arrays of field values, kept for the few sets of fields that are asked together."""
+    """Arrays of field values, cached for the few sets of fields that are read together."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[FieldKey, ...], Any] = {}
 
     def read(self, ask: Asking, keys: Sequence[FieldKey]) -> dict[FieldKey, float | str]:
-        """Each field's value, or why it has none: the call succeeds even when a value does not."""
+        """Return each field's value, or the reason why it has none. The call succeeds even if single values fail."""
         wanted = tuple(keys)
         array = self._arrays.get(wanted)
         if array is None:
@@ -42,11 +42,11 @@ class FieldBatches:
                 values[key] = ask.reason_of(code)
             else:
                 value = by_type(kind, union)
-                values[key] = "unknown_value_type" if value != value else value  # noqa: PLR0124  a number that is none
+                values[key] = "unknown_value_type" if value != value else value  # noqa: PLR0124  NaN
         return values
 
 
 def by_type(kind: int, union: bytes) -> float:
-    """The number in NVML's union of eight bytes; not a number for a type that is newer than this table."""
+    """Return the number in NVML's union of eight bytes; NaN for a type that is newer than this table."""
     number: float = _BY_TYPE[kind].unpack_from(union)[0] if kind < len(_BY_TYPE) else float("nan")
     return number

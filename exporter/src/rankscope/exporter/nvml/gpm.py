@@ -16,19 +16,24 @@ from rankscope.exporter.nvml.rows import RARELY
 from rankscope.exporter.source import Labels
 
 _CLOSEST_S: Final = 0.1
-"""GPM has nothing to say about samples that are closer together."""
+"""Minimum distance of two GPM samples in seconds; closer ones give no result."""
 _MOST_SAMPLES: Final = 8
-"""Of one interval. It lasts as long as nothing can be told of it; then its end moves on, and not its memory."""
+"""Maximum samples of one interval. If an interval is longer because no pass succeeds, a new sample replaces its last one."""
 _HOPPER: Final = 9
 _METRICS_GET_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """A GPM metric: its number and the catalogue's name up to ``_ratio``; empty for a rate of which only the integral is wanted.
+    """A GPM metric.
 
-    ``integral`` and ``bounds`` say whether the catalogue has those too. NVML's number divided by ``per`` is in the metric's unit;
-    above ``at_most`` it cannot be.
+    Attributes:
+        number: NVML's number of the metric.
+        metric: the catalogue's name without ``_ratio``; empty if only the integral of a rate is used.
+        integral: the catalogue also has the integral in seconds.
+        bounds: the catalogue also has minimum and maximum within the interval.
+        per: NVML's value divided by this is in the metric's unit.
+        at_most: larger NVML values are implausible.
     """
 
     number: int
@@ -41,7 +46,7 @@ class Activity:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """All metrics of the catalogue that come of it."""
+        """Names of the catalogue's metrics that are derived from it."""
         if not self.metric:
             return ()
         bounds = (f"{self.metric}_min_ratio", f"{self.metric}_max_ratio") if self.bounds else ()
@@ -69,7 +74,7 @@ ACTIVITIES: Final = (
 
 
 class _Question:
-    """The same GPM metrics asked of pair after pair of samples."""
+    """Reusable query of the same GPM metrics for pairs of samples."""
 
     def __init__(self, ask: Asking, activities: Sequence[Activity]) -> None:
         self.activities = activities
@@ -78,13 +83,13 @@ class _Question:
         metrics.numMetrics = len(activities)
         for slot, activity in zip(metrics.metrics, activities, strict=False):
             slot.metricId = activity.number
-        # Unpacking the memory is several times cheaper than going through ctypes' attributes.
+        # Unpacking the memory is several times faster than reading ctypes attributes.
         start, size = type(metrics).metrics.offset, sizeof(ask.nvml.c_nvmlGpmMetric_t)
         self._reference = byref(metrics)
         self._slots = [start + size * index for index in range(len(activities))]
 
     def answers(self, ask: Asking, first: Any, second: Any) -> list[float | str]:
-        """For each metric its value in the unit, or why it has none."""
+        """Return each metric's value between two samples, in its unit, or the reason why it has none."""
         metrics = self._metrics
         metrics.sample1, metrics.sample2 = first, second
         code = ask.call("nvmlGpmMetricsGet", self._reference)
@@ -99,7 +104,7 @@ class _Question:
             elif not 0 <= value <= activity.at_most:
                 answers.append("implausible")
             else:
-                # Rounding in the driver can bring a share a little above 100 %.
+                # The driver's rounding can give a percentage slightly above 100.
                 answers.append(min(value, 100) / 100 if activity.per > 1 else value / activity.per)
         return answers
 
@@ -108,7 +113,7 @@ _SLOT: Final = Struct("Iid")
 
 
 class GpmChain:
-    """Samples of a GPU, or of a GPU instance of it: intervals that join, and parts of the present one."""
+    """GPM samples of a GPU or of one of its GPU instances, over adjacent intervals that are divided into parts."""
 
     def __init__(self, activities: Sequence[Activity], instance: int | None = None) -> None:
         self._activities = activities
@@ -124,7 +129,7 @@ class GpmChain:
         self._part: _Question | None = None
 
     def look(self, ask: Asking) -> None:
-        """Take a sample, unless the last is too fresh; after an error the next look covers what this one would have."""
+        """Take a sample unless the last one is too recent. After an error, the next sample covers the time of this one."""
         if self._samples and time.monotonic() - self._last_s < _CLOSEST_S:
             return
         if not self._spare:
@@ -145,11 +150,11 @@ class GpmChain:
 
     @property
     def empty(self) -> bool:
-        """There is nothing to tell yet."""
+        """True while there is no result yet."""
         return not self._answers and len(self._samples) < 2
 
     def tell(self, at: Pass, uuid: str = "") -> None:
-        """Give the readings of the interval since the last time, or the same again where no part has ended since."""
+        """Emit the readings of the interval since the last call; the previous ones if there is no new sample."""
         if len(self._samples) > 1:
             self._learn(at.ask)
         for activity, answer in zip(self._activities, self._answers, strict=True):
@@ -168,7 +173,7 @@ class GpmChain:
                 at.give(f"{activity.metric}_seconds_total", self._totals[activity.number], activity.labels, uuid)
 
     def total(self, activity: Activity) -> float | None:
-        """The integral of a metric since the beginning; None where it has none."""
+        """Return the integral of a metric since the start; None if it has no value."""
         answer = self._answers[self._activities.index(activity)] if self._answers else ""
         return None if isinstance(answer, str) else self._totals[activity.number]
 
@@ -179,7 +184,7 @@ class GpmChain:
         self._samples, self._spare = [], []
 
     def _learn(self, ask: Asking) -> None:
-        """End the interval: its last sample is the first of the next."""
+        """Evaluate the interval and start the next one with its last sample."""
         samples = self._samples
         self._whole = self._whole or _Question(ask, self._activities)
         self._answers = self._whole.answers(ask, samples[0], samples[-1])
@@ -201,7 +206,7 @@ class GpmChain:
 
 
 def look_at_all(ask: Asking, chains: Sequence[GpmChain]) -> None:
-    """Take a sample of each; at the very first, wait for a second one, so that there is something to tell."""
+    """Take a sample of each chain. The first time, wait 0.1 s for a second one, so that there is a result."""
     for chain in chains:
         chain.look(ask)
     if any(chain.empty for chain in chains):
@@ -211,7 +216,7 @@ def look_at_all(ask: Asking, chains: Sequence[GpmChain]) -> None:
 
 
 def why_unsupported(ask: Asking) -> str | None:
-    """The reason why this GPU has no GPM; None when it has."""
+    """Return the reason why this GPU has no GPM; None if it has."""
     if ask("nvmlGpmQueryDeviceSupport", ask.handle).isSupportedDevice:
         return None
     try:
@@ -222,7 +227,7 @@ def why_unsupported(ask: Asking) -> str | None:
 
 
 class Gpm(PlainTopic):
-    """The GPU's own activity."""
+    """Activity of the whole GPU."""
 
     metrics = tuple(dict.fromkeys(metric for activity in ACTIVITIES for metric in activity.metrics))
     has_parts = True
@@ -233,7 +238,7 @@ class Gpm(PlainTopic):
         self._due_s = float("-inf")
 
     def collect(self, at: Pass) -> None:
-        """Readings of the time since the last pass; waits a tenth of a second at the first."""
+        """Emit the activity since the last pass; the first pass waits 0.1 s."""
         if self._lacking is not None and self._due_s <= at.now_s:
             self._lacking = why_unsupported(at.ask)
             self._due_s = at.now_s + RARELY
@@ -245,7 +250,7 @@ class Gpm(PlainTopic):
         self.chain.tell(at)
 
     def part(self, ask: Asking) -> None:
-        """End a part of the interval."""
+        """Take a sample that ends a part of the interval."""
         if self._lacking is None:
             self.chain.look(ask)
 
@@ -257,7 +262,8 @@ class Gpm(PlainTopic):
 class PcieBytes(PlainTopic):
     """Bytes over PCIe: the driver's counters, else the integral of GPM's rate.
 
-    What it begins with it stays with, so it waits for a sure answer.
+    The source is chosen once, when the driver either returns both counters or reports a permanent reason; until then both metrics
+    are absent.
     """
 
     metrics = ("gpu_pcie_transmit_bytes_total", "gpu_pcie_receive_bytes_total")
@@ -269,12 +275,12 @@ class PcieBytes(PlainTopic):
         self._by_field: bool | None = None
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """The driver's counters."""
+        """Return the fields of the driver's counters."""
         del now_s
         return () if self._by_field is False else [(number, 0) for number, _, _ in self._ROWS]
 
     def collect(self, at: Pass) -> None:
-        """Two counters."""
+        """Emit the two counters."""
         if self._by_field is None:
             reasons = [answer for number, _, _ in self._ROWS if isinstance(answer := at.fields[number, 0], str)]
             if any(not is_lasting(reason) for reason in reasons):

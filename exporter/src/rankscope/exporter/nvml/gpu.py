@@ -1,7 +1,7 @@
 """One GPU through NVML, by the official ``nvidia-ml-py``.
 
-Every call's error is its own: a metric that is not supported costs that metric, a collector that fails costs itself, a lost GPU
-costs that GPU. The process it runs in is the GPU's own, because a call may hang for good and NVML has one lock for a process.
+Errors are isolated: an unsupported metric, a failing collector or a lost GPU affects nothing else. Each GPU has its own process,
+because a call may never return and NVML has one lock per process.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ from rankscope.exporter.source import Absent, CollectorRun, GpuIdentity, GpuSamp
 
 
 def topics_of(collectors: frozenset[str]) -> dict[str, Sequence[Topic]]:
-    """The parts of each enabled collector that asks GPUs, in the order in which they run: MIG devices come before processes."""
+    """Return the topics of each enabled collector that queries GPUs, in the order in which they run.
+
+    MIG devices come before processes, which refer to them.
+    """
     links = Links()
     gpm = Gpm() if "gpm" in collectors else None
     special: dict[str, Sequence[Topic]] = {
-        # The table of processes is asked for jobs as well, whose collector is not one of GPUs.
+        # The jobs collector, which does not query GPUs itself, needs the process table, too.
         "gpu": [] if "process" in collectors or "jobs" not in collectors else [Processes(series=False)],
         "temperature": [Margin()],
         "utilization": [BusySeconds()],
@@ -66,10 +69,10 @@ _NOT_WHEN_DIVIDED: Final = frozenset({"utilization", "encoder"})
 
 
 def load_nvml() -> Any:
-    """The module of the official package.
+    """Import ``pynvml`` of the official package and return it.
 
     Raises:
-        ExporterMissingError: it is not installed, or the unofficial package of the same module name hides it.
+        ExporterMissingError: it is not installed, or the unofficial package with the same module name hides it.
     """
     try:
         module = importlib.import_module("pynvml")
@@ -85,9 +88,9 @@ def load_nvml() -> Any:
 
 
 class NvmlGpu:
-    """A ``source.Gpu`` over NVML: the GPU at ``pci_bus_id``, asked for what the enabled ``collectors`` (names) need.
+    """``source.Gpu`` through NVML: the GPU at ``pci_bus_id``, read for the enabled ``collectors`` (names).
 
-    ``mark`` is called with the name of every NVML call just before it is made.
+    ``mark`` is called with the name of each NVML call just before it is made.
     """
 
     def __init__(self, nvml: Any, pci_bus_id: str, collectors: frozenset[str], mark: Callable[[str], None]) -> None:
@@ -102,7 +105,7 @@ class NvmlGpu:
         self._started = False
 
     def open(self) -> GpuIdentity:
-        """Start NVML and find the GPU by its PCI bus id; raises ``SourceError``."""
+        """Initialize NVML and find the GPU by its PCI bus id; raises ``SourceError``."""
         ask = self._ask
         try:
             ask("nvmlInit")
@@ -119,7 +122,7 @@ class NvmlGpu:
         return self._identity
 
     def sample(self) -> GpuSample:
-        """Ask what the enabled collectors need; raises ``SourceError`` when the GPU itself is gone."""
+        """Read the values of the enabled collectors; raises ``SourceError`` if the GPU itself is lost."""
         assert self._identity is not None, "opened first"
         at = Pass(self._ask, self._identity.uuid, time.monotonic())
         try:
@@ -155,18 +158,18 @@ class NvmlGpu:
         )
 
     def part(self) -> None:
-        """Look at what only adjacent looks can tell."""
+        """Read activity counters between two samples; raises ``SourceError`` if the GPU itself is lost."""
         for topic in self._between:
             try:
                 topic.part(self._ask)
             except self._ask.nvml.NVMLError:
-                pass  # what failed now will fail, or not, in the next pass, where it is told
+                pass  # if it persists, the next pass reports it
             except SourceError as error:
                 error.xids = self._last_xids([])
                 raise
 
     def close(self) -> None:
-        """Free everything and shut NVML down; the library stays loaded."""
+        """Free all NVML objects and shut NVML down; the library stays loaded."""
         errors = (self._ask.nvml.NVMLError, SourceError)
         if self._started:
             self._started = False
@@ -178,7 +181,7 @@ class NvmlGpu:
                 self._ask("nvmlShutdown")
 
     def _last_xids(self, heard: list[XidEvent]) -> tuple[XidEvent, ...]:
-        """Those of a pass that failed, and what still waits: the driver keeps it for a listener even when the GPU is lost."""
+        """Return the Xids of a failed pass and those still queued: the driver keeps them even if the GPU is lost."""
         for part in (part for parts in self._parts.values() for part in parts):
             if isinstance(part.topic, Xids):
                 with contextlib.suppress(self._ask.nvml.NVMLError, SourceError):
@@ -206,7 +209,7 @@ class NvmlGpu:
 
 
 class _Part:
-    """A topic and what befell it: when it fails its metrics are absent; what the GPU does not have is asked again, but rarely."""
+    """A topic and its last error. If it fails, its metrics are absent; an unsupported topic is retried only every minute."""
 
     __slots__ = ("_due_s", "_reason", "topic")
 
@@ -233,7 +236,7 @@ class _Part:
             text = f"{type(error).__name__}: {error}"
         else:
             return
-        # Half of it would look as if it were all of it.
+        # Drop partial results: they would look complete.
         del at.readings[before[0] :], at.absent[before[1] :]
         if is_trouble(self._reason):
             at.trouble = at.trouble or text
@@ -247,7 +250,7 @@ class _Part:
 
 
 def _because_divided(absent: Sequence[Absent]) -> list[Absent]:
-    """The driver calls utilisation unsupported while MIG is on: there it is the mode, and not the board, that has none."""
+    """Replace the reason ``not_supported`` by ``mig_enabled`` for metrics that the driver does not support in MIG mode."""
     return [
         Absent(one.metric, "mig_enabled", one.labels)
         if one.reason == "not_supported" and BY_NAME[one.metric].collector in _NOT_WHEN_DIVIDED
@@ -257,7 +260,7 @@ def _because_divided(absent: Sequence[Absent]) -> list[Absent]:
 
 
 def _fewer(absent: Sequence[Absent], readings: Sequence[Reading]) -> tuple[Absent, ...]:
-    """A metric of which nothing is there, for one reason, is named once and not once for each of its labels."""
+    """Merge the entries of a metric that is completely absent for one reason into one entry without labels."""
     reasons: dict[str, set[str]] = {}
     for one in absent:
         reasons.setdefault(one.metric, set()).add(one.reason)

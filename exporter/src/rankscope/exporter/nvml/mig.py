@@ -27,7 +27,7 @@ _MEMORY_LAYOUT: Final = Struct(f"@{MEMORY_V2_LAYOUT}")
 
 
 class Mig(PlainTopic):
-    """The MIG devices of the GPU as they are in this pass: they can be made and destroyed at any time."""
+    """MIG devices of the GPU, listed in every pass because they can be created and destroyed at any time."""
 
     metrics = ("gpu_mig_enabled", "gpu_mig_instances")
 
@@ -43,10 +43,10 @@ class Mig(PlainTopic):
         self._gpm_due_s = float("-inf")
 
     def collect(self, at: Pass) -> None:
-        """Everything about all devices; a GPU that is not divided costs a call now and then."""
+        """Emit all readings of all devices. Without MIG, only the mode is read, every 10 s."""
         ask = at.ask
         utilised = not any(absent.metric == _WHOLE_GPU_ONLY for absent in at.absent)
-        # A GPU that is divided has no utilisation of its own from that moment on.
+        # A GPU loses its own utilisation when MIG is enabled: read the mode again when that changes.
         if self._enabled_due_s <= at.now_s or utilised != self._utilised:
             self._enabled = ask("nvmlDeviceGetMigMode", ask.handle)[0]
             self._utilised = utilised
@@ -73,12 +73,12 @@ class Mig(PlainTopic):
         for index in range(self._most):
             try:
                 handle = ask("nvmlDeviceGetMigDeviceHandleByIndex", ask.handle, index)
-                # With the name, because a device of another size may get the uuid of one that is gone.
+                # The key includes the name: a new device of another size may get the uuid of a destroyed one.
                 who = ask("nvmlDeviceGetUUID", handle), ask("nvmlDeviceGetName", handle)
                 known[who] = self._known.get(who) or _identify(ask, handle, *who)
                 devices.append((handle, known[who]))
             except (ask.nvml.NVMLError_NotFound, ask.nvml.NVMLError_InvalidArgument):
-                continue  # there are fewer than could be
+                continue  # no device at this index
         self._known = known
         return devices
 
@@ -120,7 +120,7 @@ class Mig(PlainTopic):
             except ask.nvml.NVMLError as error:
                 self._no_gpm = ask.reason(error)
             self._gpm_due_s = at.now_s + RARELY
-        # GPM knows GPU instances, not what the compute instances in one have of it.
+        # GPM measures GPU instances, not the compute instances that share one.
         alone = [device for device in devices if sharers[device.gpu_instance] == 1]
         reason = self._no_gpm or ("shared_gpu_instance" if len(alone) < len(devices) else None)
         if reason is not None:
@@ -149,7 +149,7 @@ def _identify(ask: Asking, handle: Any, uuid: str, name: str) -> MigDevice:
 
 
 def _profile(ask: Asking, handle: Any, name: str) -> str:
-    """Such as ``1g.10gb``: the end of the device's name, else what its attributes say."""
+    """Return the profile, such as ``1g.10gb``: the end of the device's name, else derived from its attributes."""
     _, found, profile = name.partition(" MIG ")
     if found:
         return profile

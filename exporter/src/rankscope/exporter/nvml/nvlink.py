@@ -15,19 +15,19 @@ _MOST_LINKS: Final = 36
 _ALL_LINKS: Final = 0xFFFFFFFF
 _BYTES: Final = (("gpu_nvlink_transmit_bytes_total", (138, _ALL_LINKS)), ("gpu_nvlink_receive_bytes_total", (139, _ALL_LINKS)))
 
-# By kind of error: the field of each link (from Hopper on), and the total of all links (before it).
+# Error label, field of each link (Hopper and newer), field of the total of all links (older GPUs).
 _ERRORS: Final = (("crc_flit", 163, 38), ("crc_data", None, 45), ("replay", 161, 52), ("recovery", 162, 59), ("ecc", None, 160))
 
 
 class Links:
-    """Which links there are and which are up, for all that want to know."""
+    """State of each NVLink, shared by several topics; ``up`` maps link number to state."""
 
     def __init__(self) -> None:
         self.up: dict[int, bool] = {}
         self._states_due_s = self._links_due_s = float("-inf")
 
     def refresh(self, at: Pass) -> None:
-        """Ask, when it is time to; raises the error of the first link when there is none."""
+        """Read the links if due; raises the first link's error if there is no link."""
         if self._links_due_s <= at.now_s:
             self._find(at)
         elif self._states_due_s <= at.now_s:
@@ -51,7 +51,7 @@ class Links:
 
 
 class EachLink(PlainTopic):
-    """The state of every single link."""
+    """State of each link."""
 
     metrics = ("gpu_nvlink_link_up",)
 
@@ -59,14 +59,14 @@ class EachLink(PlainTopic):
         self._links = links
 
     def collect(self, at: Pass) -> None:
-        """A reading per link."""
+        """Emit one reading per link."""
         self._links.refresh(at)
         for link, up in self._links.up.items():
             at.give(self.metrics[0], up, (("link", str(link)),))
 
 
 class NvLinks(PlainTopic):
-    """How many links are up, and bytes and errors of all together; without any link, all of that is absent."""
+    """Number of links by state, and bytes and errors of all links together; all absent without any link."""
 
     metrics = (
         "gpu_nvlink_links",
@@ -81,7 +81,7 @@ class NvLinks(PlainTopic):
         self._errors_due_s = float("-inf")
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """Bytes, and from time to time errors: from the second pass on, when the links are known."""
+        """Return the fields of bytes, and every 10 s those of errors, once the links are known."""
         keys = [key for _, key in _BYTES]
         if self._links.up and self._errors_due_s <= now_s:
             for _, each, total in _ERRORS:
@@ -91,7 +91,7 @@ class NvLinks(PlainTopic):
         return keys
 
     def collect(self, at: Pass) -> None:
-        """Ask for states, tell the fields."""
+        """Read the link states and emit the readings."""
         self._links.refresh(at)
         for state, wanted in (("up", True), ("down", False)):
             at.give("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
@@ -121,7 +121,7 @@ class NvLinks(PlainTopic):
         if each is not None:
             values = [at.fields.get((each, link), "first_sample") for link in self._links.up]
             numbers = [value for value in values if not isinstance(value, str)]
-            # With one link missing the sum would go down and up again: a counter that lies.
+            # A sum without one of the links would decrease, which a counter must not.
             if len(numbers) == len(values):
                 return sum(numbers)
         return at.fields[total, 0]
@@ -129,14 +129,14 @@ class NvLinks(PlainTopic):
 
 _STATES: Final = ("not_supported", "not_started", "in_progress", "completed")
 _FAILED: Final = "failed"
-# Two bits each: 1 is true, 2 is false, 0 is not known here.
+# Two bits each: 1 is true, 2 is false, 0 is not supported.
 _TROUBLE_SHIFTS: Final = (0, 2, 4, 6)
 _MISCONFIGURED_SHIFT: Final = 8
 _MISCONFIGURED_MASK: Final = 0xF
 
 
 class Fabric(PlainTopic):
-    """Registration with the NVSwitch fabric and its health."""
+    """Registration with the NVSwitch fabric, and the fabric's health."""
 
     metrics = ("gpu_fabric_state", "gpu_fabric_healthy")
 
@@ -146,7 +146,7 @@ class Fabric(PlainTopic):
         self._healthy: bool | None = None
 
     def collect(self, at: Pass) -> None:
-        """State, and health where the fabric tells it."""
+        """Emit the state, and the health if the fabric reports it."""
         if self._due_s <= at.now_s:
             self._ask(at)
             self._due_s = at.now_s + SOMETIMES
@@ -182,7 +182,7 @@ _OK: Final = 0
 
 
 class PeerToPeer(PlainTopic):
-    """One series per peer and capability."""
+    """Peer-to-peer access to each other GPU: one series per peer and capability."""
 
     metrics = ("gpu_p2p_status",)
 
@@ -191,7 +191,7 @@ class PeerToPeer(PlainTopic):
         self._reachable: dict[Labels, bool] = {}
 
     def collect(self, at: Pass) -> None:
-        """Topology does not change while the driver runs."""
+        """Emit the status of each peer, read once a minute because the topology does not change while the driver runs."""
         if self._due_s <= at.now_s:
             self._reachable = _ask(at.ask, at.uuid)
             self._due_s = at.now_s + RARELY

@@ -12,11 +12,14 @@ FieldKey = tuple[int, int]
 
 
 class Pass:
-    """One pass: ``ask`` makes the calls, the rest is what came of them.
+    """One pass over a GPU: ``ask`` makes the NVML calls, the other attributes collect the results.
 
-    ``uuid`` is the GPU's, ``now_s`` the monotonic time of its beginning. ``fields`` are the values of the one batch of
-    field values, or the reason why a field has none. ``mig_enabled``: this pass found the GPU divided. ``trouble`` is the first
-    thing that went wrong in the collector at hand.
+    Attributes:
+        uuid: the GPU's uuid.
+        now_s: monotonic time of the start of the pass.
+        fields: values of the batch of field values, or the reason why a field has none.
+        mig_enabled: MIG is enabled.
+        trouble: first fault in the current collector; None if there is none.
     """
 
     def __init__(self, ask: Asking, uuid: str, now_s: float) -> None:
@@ -34,21 +37,20 @@ class Pass:
         self.trouble: str | None = None
 
     def give(self, metric: str, value: float, labels: Labels = (), uuid: str = "") -> None:
-        """A value, in the metric's unit."""
+        """Add a reading; ``value`` is in the metric's unit."""
         self.readings.append(Reading(metric, float(value), labels, uuid))
 
     def lack(self, metric: str, reason: str, labels: Labels = ()) -> None:
-        """No value, and why."""
+        """Mark a metric as absent, with the reason."""
         self.absent.append(Absent(metric, reason, labels))
         if self.trouble is None and is_trouble(reason):
             self.trouble = f"{metric}: {reason}"
 
 
 class Topic(Protocol):
-    """A part of a collector: tells which field values it wants from the batch of this pass, then gives its readings.
+    """Part of a collector: requests field values for the pass's batch (``wants``), then emits its readings (``collect``).
 
-    ``metrics`` are those it is responsible for: absent when it raises. ``has_fields`` and ``has_parts`` say whether ``wants`` and
-    ``part`` are worth a call.
+    If it raises, its ``metrics`` are absent. ``wants`` is called only with ``has_fields``, ``part`` only with ``has_parts``.
     """
 
     has_fields: bool
@@ -56,40 +58,40 @@ class Topic(Protocol):
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Names of the catalogue."""
+        """Names of the catalogue's metrics that it emits."""
         ...
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """Field ids with their scope; asked together with everybody's."""
+        """Return field ids with their scope, to be read in one call with those of all topics."""
         ...
 
     def collect(self, at: Pass) -> None:
-        """Give readings; may raise ``nvml.NVMLError``, or ``SourceError`` when nothing more can be asked."""
+        """Emit readings; raises ``nvml.NVMLError``, or ``SourceError`` if the GPU or the driver is lost."""
         ...
 
     def part(self, ask: Asking) -> None:
-        """Between two passes; may raise as ``collect``."""
+        """Take a measurement between two passes; raises as ``collect``."""
         ...
 
     def close(self, ask: Asking) -> None:
-        """Free what is held."""
+        """Free NVML objects."""
         ...
 
 
 class PlainTopic:
-    """What most topics do not need of the above."""
+    """Base of topics: no field values, no parts, nothing to free."""
 
     metrics: Sequence[str] = ()
     has_fields = False
     has_parts = False
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """No field values."""
+        """Return no field values."""
         del now_s
         return ()
 
     def part(self, ask: Asking) -> None:
-        """Nothing happens between passes."""
+        """Do nothing between passes."""
 
     def close(self, ask: Asking) -> None:
-        """Nothing is held."""
+        """Do nothing; no NVML object is held."""

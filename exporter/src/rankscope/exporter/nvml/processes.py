@@ -20,7 +20,7 @@ _KINDS: Final[tuple[tuple[_Kind, str], ...]] = (
     ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
 )
 JOBS_LOOK_S: Final = 5.0
-"""How often jobs are looked for; they need the table no more often."""
+"""Interval of the jobs collector in seconds; it needs the process table no more often."""
 _NOT_AVAILABLE: Final = 2**64 - 1
 _PROCESS: Final = Struct("@IQII")
 _USUALLY: Final = 64
@@ -28,7 +28,7 @@ _PROC: Final = Path("/proc")
 
 
 class Processes(PlainTopic):
-    """Who has the GPU open, asked of the whole GPU: it names the MIG device of each process."""
+    """Processes that have the GPU open, read from the whole GPU: NVML names the MIG device of each process."""
 
     def __init__(self, *, series: bool) -> None:
         self._series = series
@@ -43,8 +43,8 @@ class Processes(PlainTopic):
         self.metrics = ("gpu_process_memory_used_bytes", "gpu_process_sm_utilization_ratio") if series else ()
 
     def collect(self, at: Pass) -> None:
-        """The table of processes; one that is in several lists at once is named once, by the first."""
-        # Other MIG devices are other uuids for the same processes.
+        """Read the process table. A process in several of NVML's lists is kept once, with the kind of the first."""
+        # If the MIG devices changed, the same processes have other uuids.
         if self._due_s <= at.now_s or at.mig_devices != self._mig_devices:
             self._found, self._found_s, self._mig_devices = self._find(at), at.now_s, at.mig_devices
             self._due_s = at.now_s + (NOW if self._series else JOBS_LOOK_S)
@@ -62,7 +62,7 @@ class Processes(PlainTopic):
         return list(found.values())
 
     def _list(self, ask: Asking, call: str) -> Iterator[tuple[int, int, int, int]]:
-        """Process, bytes, GPU instance and compute instance of each of a kind; none where the GPU does not know this kind."""
+        """Return pid, bytes, GPU instance and compute instance of each process of a kind; none if the kind is not supported."""
         while True:
             self._count.value = len(self._buffer) // _PROCESS.size
             code = ask.call(f"{call}_v3", ask.handle, self._reference, self._buffer)
@@ -90,7 +90,7 @@ class Processes(PlainTopic):
                 at.give("gpu_process_sm_utilization_ratio", percent / 100, labels)
 
     def _utilization(self, ask: Asking) -> dict[int, int]:
-        """The latest sample of each process since the last pass."""
+        """Return the latest SM utilization in percent of each process since the last pass, by pid."""
         try:
             samples = ask("nvmlDeviceGetProcessUtilization", ask.handle, self._since_us)
         except ask.nvml.NVMLError as error:
@@ -113,7 +113,7 @@ def _mig_uuid(devices: list[MigDevice], gpu_instance: int, compute_instance: int
 
 
 def _name(pid: int) -> str:
-    """The short name of a process; empty where it is gone, or in another PID namespace."""
+    """Return the short name (``comm``) of a process; empty if it exited or is in another PID namespace."""
     try:
         return (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
     except OSError:

@@ -13,8 +13,8 @@ from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
 from rankscope.exporter.source import Absent, Labels, Reading
 
 NOW: Final = 0.0
-SOMETIMES: Final = 10.0  # what changes slowly, or is slow to ask
-RARELY: Final = 60.0  # what does not change while a driver runs, and what the GPU said it does not have
+SOMETIMES: Final = 10.0  # values that change slowly or take long to read
+RARELY: Final = 60.0  # values that are constant while a driver runs, and metrics the GPU does not support
 
 
 _Row = TypeVar("_Row", "Call", "Field")
@@ -24,7 +24,7 @@ _Row = TypeVar("_Row", "Call", "Field")
 class Out:
     """One series: NVML's number times ``times``, divided by ``per``, is in the metric's unit.
 
-    A value beyond ``at_least`` and ``at_most`` is the driver's way of saying that it does not know.
+    A value below ``at_least`` or above ``at_most`` is absent as ``implausible``: drivers return such numbers for unknown values.
     """
 
     metric: str
@@ -35,7 +35,7 @@ class Out:
     labels: Labels = ()
 
     def of(self, raw: float) -> Reading | Absent:
-        """The reading that NVML's number is, if it can be."""
+        """Convert NVML's number to a reading, or to ``Absent`` if it is implausible."""
         value = raw * self.times / self.per
         if self.at_least <= value <= self.at_most:
             return Reading(self.metric, value, self.labels)
@@ -48,10 +48,15 @@ def _as_they_are(*numbers: float) -> Sequence[float]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One function of the library about the GPU, and the series that its numbers are, in order.
+    """One NVML function of the GPU, and the series of its results, in order.
 
-    ``args`` follow the GPU's handle, then pointers to what ``formats`` describe as ``struct`` does; ``numbers`` makes a number
-    per series of that. ``initial`` is what is there before the call. ``before`` is the function's name in older drivers.
+    Attributes:
+        args: arguments between the GPU's handle and the output pointers.
+        formats: layout of each output, as in ``struct``.
+        numbers: converts the unpacked outputs to one number per series.
+        every_s: minimum seconds between two calls.
+        before: the function's name in older drivers.
+        initial: content of the output memory before the call, such as a structure's version.
     """
 
     name: str
@@ -64,7 +69,7 @@ class Call:
     initial: bytes = b""
 
     def outcome(self, said: Sequence[float] | str) -> list[Reading | Absent]:
-        """What comes of the numbers in memory after the call, or of the reason why there are none."""
+        """Convert the outputs of the call, or the reason why it failed, to readings and absences."""
         if isinstance(said, str):
             return [Absent(out.metric, said, out.labels) for out in self.outs]
         return [out.of(number) for out, number in zip(self.outs, self.numbers(*said), strict=True)]
@@ -72,7 +77,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field value and its series; ``unless`` is a field above it that makes it superfluous where that one has a value."""
+    """One field value and its series. It is skipped if the earlier field ``unless`` has a value on this GPU."""
 
     number: int
     out: Out
@@ -80,14 +85,14 @@ class Field:
     unless: int = 0
 
     def outcome(self, said: float | str) -> list[Reading | Absent]:
-        """What comes of the value, or of the reason why there is none."""
+        """Convert the value, or the reason why there is none, to a reading or an absence."""
         return [Absent(self.out.metric, said, self.out.labels) if isinstance(said, str) else self.out.of(said)]
 
 
 class _Asked(Generic[_Row]):
-    """A row with what the driver said last and what came of it, kept until it is due again.
+    """A row with its last raw result and the readings made from it, kept until the row is due again.
 
-    Most of what a driver says is what it said before: nothing new is made of that.
+    Most results equal the previous one; their readings are reused.
     """
 
     __slots__ = ("_pause_s", "_said", "absent", "due_s", "readings", "row")
@@ -101,7 +106,7 @@ class _Asked(Generic[_Row]):
         self.absent: Sequence[Absent] = ()
 
     def learn(self, said: Any, now_s: float) -> None:
-        """Keep this until it is due again; what the GPU does not know is asked rarely, what went wrong at once."""
+        """Store a result. An unsupported row is due again after a minute, a faulty one in the next pass."""
         if said != self._said:
             self._said = said
             outcome = self.row.outcome(said)
@@ -116,14 +121,14 @@ class _Asked(Generic[_Row]):
         return NOW if any(is_trouble(one.reason) for one in self.absent) else self.row.every_s
 
     def tell(self, at: Pass) -> None:
-        """Give the outcome, new or kept."""
+        """Add the stored readings and absences to the pass."""
         at.readings += self.readings
         for one in self.absent:
             at.lack(one.metric, one.reason, one.labels)
 
 
 class Rows(PlainTopic):
-    """A ``Topic`` made of rows of the tables."""
+    """``Topic`` of rows of the tables."""
 
     def __init__(self, calls: Sequence[Call] = (), fields: Sequence[Field] = ()) -> None:
         self._calls = [(Prepared(call), _Asked(call)) for call in calls]
@@ -132,11 +137,11 @@ class Rows(PlainTopic):
         self.has_fields = bool(fields)
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """Those of its fields that are due and not superfluous."""
+        """Return the fields that are due and not replaced by another one (``Field.unless``)."""
         return [(one.row.number, 0) for one in self._fields if one.due_s <= now_s and one.row.unless not in self._known]
 
     def collect(self, at: Pass) -> None:
-        """Ask the calls that are due, and tell all outcomes, the kept ones too."""
+        """Make the calls that are due, and emit all results, including stored ones."""
         for prepared, call in self._calls:
             if call.due_s <= at.now_s:
                 call.learn(prepared.ask(at.ask), at.now_s)
@@ -153,7 +158,7 @@ class Rows(PlainTopic):
 
 
 class Prepared:
-    """A call with the memory for its answer, made once."""
+    """A call with preallocated output memory."""
 
     __slots__ = ("_args", "_call", "_memories")
 
@@ -166,7 +171,7 @@ class Prepared:
         self._args = (*call.args, *(memory for _, memory in self._memories))
 
     def ask(self, ask: Asking) -> Sequence[float] | str:
-        """Call it: all numbers that are in memory then, or the reason why there are none; may raise ``SourceError``."""
+        """Make the call; return the unpacked outputs, or the reason why it failed. Raises ``SourceError``."""
         call = self._call
         code = ask.call(call.name, ask.handle, *self._args)
         if code == ask.nvml.NVML_ERROR_FUNCTION_NOT_FOUND and call.before:

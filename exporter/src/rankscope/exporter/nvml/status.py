@@ -22,10 +22,10 @@ _MODES: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 
 
 class RecoveryAction(Field):
-    """The field that says what the driver asks for; an action that is newer than this table is named by its number."""
+    """Field with the recovery action that the driver recommends; an action unknown to this table is ``action_N``."""
 
     def outcome(self, said: float | str) -> list[Reading | Absent]:
-        """The action as a label."""
+        """Convert the value to a series with the action as a label."""
         if isinstance(said, str):
             return super().outcome(said)
         number = int(said)
@@ -37,7 +37,7 @@ RECOVERY_ACTION: Final = RecoveryAction(230, Out("gpu_recovery_action"), every_s
 
 
 class RetiredPages(PlainTopic):
-    """How many pages are retired, by cause; the call lists their addresses."""
+    """Number of retired pages by cause, counted from the list of addresses that NVML returns."""
 
     metrics = ("gpu_retired_pages",)
 
@@ -46,7 +46,7 @@ class RetiredPages(PlainTopic):
         self._pages: dict[str, int] = {}
 
     def collect(self, at: Pass) -> None:
-        """Two readings."""
+        """Emit one reading per cause."""
         if self._due_s <= at.now_s:
             for number, cause in enumerate(("multiple_single_bit", "double_bit")):
                 self._pages[cause] = len(at.ask("nvmlDeviceGetRetiredPages", at.ask.handle, number))
@@ -56,7 +56,7 @@ class RetiredPages(PlainTopic):
 
 
 class Virtualization(PlainTopic):
-    """The mode, and in a guest the licence of its vGPU."""
+    """Virtualization mode, and in a guest the licence of its vGPU."""
 
     metrics = ("gpu_virtualization_mode", "gpu_vgpu_license_status")
 
@@ -66,7 +66,7 @@ class Virtualization(PlainTopic):
         self._licensed: float | str = ""
 
     def collect(self, at: Pass) -> None:
-        """Neither changes while the driver runs, or but rarely."""
+        """Emit mode and licence, read once a minute because they rarely change."""
         ask = at.ask
         if self._due_s <= at.now_s:
             number: int = ask("nvmlDeviceGetVirtualizationMode", ask.handle)

@@ -17,7 +17,7 @@ _MAX_BYTES: Final = 2.0**60
 _NS: Final = 1e9
 MEMORY_V2: Final = 0x02000028.to_bytes(4, byteorder)
 MEMORY_V2_LAYOUT: Final = "8xQQQQ"
-"""After the version: total, reserved, free, used."""
+"""Layout after the version: total, reserved, free, used."""
 
 _THROTTLE_BITS: Final = (
     ("gpu_idle", 0x1),
@@ -74,7 +74,7 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
         ),
     ),
     "memory": (
-        # The call before version 2 counts the driver's reservation as used; a name with two meanings would be worse than none.
+        # No fallback to version 1, which counts the driver's reservation as used: the metric would have two meanings.
         Call(
             "nvmlDeviceGetMemoryInfo_v2",
             tuple(Out(f"gpu_memory_{part}_bytes", at_most=_MAX_BYTES) for part in ("total", "reserved", "free", "used")),
@@ -181,7 +181,7 @@ FIELDS: Final[dict[str, tuple[Field, ...]]] = {
         Field(269, _seconds("sw_thermal")),
         Field(270, _seconds("hw_thermal")),
         Field(271, _seconds("hw_power_brake")),
-        # What drivers without the three above have instead.
+        # Fallback for drivers without the three fields above.
         Field(75, _seconds("thermal"), unless=269),
         Field(77, _seconds("board_limit"), unless=269),
         Field(79, _seconds("reliability"), unless=269),

@@ -14,18 +14,18 @@ _GPU_UTILIZATION_SAMPLES: Final = 1
 _GAUGE: Final = "gpu_utilization_ratio"
 _SAMPLE: Final = Struct("@Q8s")
 _CLOCK_STEP_S: Final = 10
-"""The driver's samples carry wall-clock times; a larger difference from the monotonic clock means that the wall clock was set."""
+"""The driver's samples have wall-clock times; a larger difference from the monotonic clock means that the wall clock was set."""
 _MOST_SAMPLES: Final = 256
-"""More than the driver keeps."""
+"""Buffer size in samples, more than the driver keeps."""
 
 _Samples = list[tuple[int, float]]
 
 
 class BusySeconds(PlainTopic):
-    """Busy time as the integral of the driver's utilisation samples, at any interval between two passes.
+    """Busy time as the integral of the driver's utilisation samples, for any interval between two passes.
 
-    Each sample counts for the time since the sample before it. Time that the driver's buffer no longer covers counts with the
-    mean of the samples that it does cover, and so does the time in which the wall clock was set.
+    Each sample counts for the time since the previous sample. Time that the driver's buffer no longer covers counts with the mean
+    of the covered samples. The same holds for an interval in which the wall clock was set.
     """
 
     metrics = ("gpu_utilization_min_ratio", "gpu_utilization_max_ratio", "gpu_busy_seconds_total")
@@ -40,13 +40,13 @@ class BusySeconds(PlainTopic):
         self._references = (byref(self._kind), byref(self._count), self._buffer)
 
     def collect(self, at: Pass) -> None:
-        """Add the samples since the last pass; without a new sample counter and bounds stay as they are."""
+        """Add the samples since the last pass. Without a new sample, counter and bounds keep their values."""
         samples = self._new_samples(at)
         if samples:
             if self._seen_us:
                 self._seconds += _busy_s(samples, self._seen_us, at.now_s - self._heard_s)
             else:
-                samples = samples[-1:]  # the time before the first pass is not this exporter's to count
+                samples = samples[-1:]  # the counter starts at the first pass
             self._seen_us, self._heard_s = samples[-1][0], at.now_s
             shares = [share for _, share in samples]
             self._bounds = min(shares), max(shares)
@@ -54,14 +54,14 @@ class BusySeconds(PlainTopic):
             for metric in self.metrics:
                 at.lack(metric, "no_data")
             return
-        # The gauge of this pass may be newer than any sample, and must not lie outside its bounds.
+        # The gauge of this pass may be newer than any sample: extend the bounds to include it.
         shares = [*self._bounds, *(reading.value for reading in at.readings if reading.metric == _GAUGE)]
         at.give("gpu_utilization_min_ratio", min(shares))
         at.give("gpu_utilization_max_ratio", max(shares))
         at.give("gpu_busy_seconds_total", self._seconds)
 
     def _new_samples(self, at: Pass) -> _Samples:
-        """Samples that the last pass did not have: (time in microseconds, share), oldest first."""
+        """Return the samples since the last pass as (time in microseconds, share), oldest first."""
         samples = self._samples(at, self._seen_us)
         if samples or not self._seen_us or at.now_s - self._heard_s <= _CLOCK_STEP_S:
             return samples
@@ -83,7 +83,7 @@ class BusySeconds(PlainTopic):
 
 
 def _busy_s(samples: _Samples, seen_us: int, elapsed_s: float) -> float:
-    """Busy seconds from the last sample of the pass before (``seen_us``) to the last of ``samples``.
+    """Return the busy seconds from the last sample of the previous pass (``seen_us``) to the last of ``samples``.
 
     ``elapsed_s`` is the monotonic time between the two passes.
     """

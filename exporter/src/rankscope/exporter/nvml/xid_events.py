@@ -13,13 +13,13 @@ from rankscope.exporter.source import XidEvent
 
 _AT_ONCE: Final = 0
 _EVENT: Final = Struct("@8xQQ8x")
-"""Of the structure what is read: the event's type and its data."""
+"""The parts of the structure that are read: the event's type and its data."""
 _MOST: Final = 256
-"""Events taken in one pass; more wait in the driver for the next."""
+"""Maximum events read in one pass; the driver queues further ones."""
 
 
 class Xids(PlainTopic):
-    """An event set of this GPU, emptied in every pass without ever waiting."""
+    """Event set of this GPU, drained in every pass without blocking."""
 
     def __init__(self) -> None:
         self._events: Any = None
@@ -35,14 +35,14 @@ class Xids(PlainTopic):
                 ask("nvmlDeviceRegisterEvents", ask.handle, kind, events)
             except ask.nvml.NVMLError as error:
                 ask("nvmlEventSetFree", events)
-                # Nobody listening must not look like no errors.
+                # Report it: a failed registration must not look like no errors.
                 at.trouble = f"Xid events cannot be had: {ask.reason(error)}"
                 return
             self._events = events
         self.drain(ask, at.xids)
 
     def drain(self, ask: Asking, xids: list[XidEvent]) -> None:
-        """Add the events that wait to ``xids``; raises as ``collect``."""
+        """Append the queued events to ``xids``; raises as ``collect``."""
         if self._events is None:
             return
         for _ in range(_MOST):

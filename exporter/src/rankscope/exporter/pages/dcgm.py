@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 _SHARE: Final = re.compile(r"^[0-9]+c\.")
 _LAST_XID: Final = "gpu_xid_last_code"
 _NO_LICENCE: Final = ("gpu_vgpu_license_status", "no_vgpu_guest")
-"""What DCGM shows as 0: without a vGPU there is nothing licensed."""
+"""Absent metric and reason that DCGM reports as 0: without a vGPU there is no licence."""
 _POD_LABELS: Final = (("container", "container_k8s"), ("namespace", "namespace_k8s"), ("pod", "pod_k8s"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How a metric of the catalogue becomes one of the page; ``of_mig``: it is one of MIG devices."""
+    """Mapping from a metric of the catalogue to a DCGM metric; ``of_mig``: the catalogue's metric is about MIG devices."""
 
     entry: DcgmName
     name: str
@@ -34,9 +34,9 @@ class _Way:
 
 
 class DcgmPage:
-    """The same data as ``page``, as text 0.0.4 only: counters without ``_total`` are none to OpenMetrics.
+    """The data of ``page`` with DCGM's names, in text format 0.0.4 only: OpenMetrics requires ``_total`` for counters.
 
-    ``hostname_label`` is ``Hostname``, or ``hostname`` as newer releases spell it.
+    ``hostname_label`` is ``Hostname``, or ``hostname`` as in newer releases of dcgm-exporter.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DcgmPage:
             logger.warning("DCGM-compatible page: no %s: %s", name, reason)
 
     def render(self) -> tuple[bytes, str]:
-        """The page, and its content type."""
+        """Render the page; return it with its content type."""
         families = {counter.name: Family(counter.name, counter.type, counter.help) for counter in self._counters.metrics}
         remarks = [f"{name} not available: {reason}" for name, reason in (*self._counters.refused, *self._asleep)]
         if self._page.fleet is not None:
@@ -65,7 +65,7 @@ class DcgmPage:
             xids = {labels["uuid"]: value for labels, value in _fresh(self._page.xid, _LAST_XID)}
             for gpu in state.gpus:
                 self._add_gpu(families, gpu, state, jobs)
-                # Also of a GPU that is down: the code may be the reason.
+                # Also for a GPU that is down: the Xid may be the reason.
                 if gpu.identity.uuid in xids:
                     labels = self._labels(gpu, state, None, jobs.get(gpu.identity.uuid, {}))
                     for way in self._ways[_LAST_XID]:
@@ -88,20 +88,20 @@ class DcgmPage:
             for way in self._ways.get(reading.metric, ()):
                 if reading.uuid in labels and way.entry.labels.items() <= set(reading.labels):
                     key = way.name, reading.uuid
-                    # Several series of ours (two kinds of memory, say) may be one there.
+                    # Several series (two kinds of memory, for example) may be one series of DCGM.
                     values[key] = values.get(key, 0) + round(reading.value * way.entry.times, 6)
                     if way.of_mig:
                         divided.add(way.name)
         if any((absent.metric, absent.reason) == _NO_LICENCE for absent in gpu.sample.absent):
             values |= {(way.name, ""): 0 for way in self._ways[_NO_LICENCE[0]]}
         for (name, of), value in values.items():
-            # Of a divided GPU, DCGM tells this of the parts; with the whole as well, a sum would count it twice.
+            # For a GPU with MIG, DCGM reports this per instance; with the GPU's own series a sum would count it twice.
             if of or name not in divided:
                 families[name].add(labels[of], value)
 
     def _labels(self, gpu: GpuState, state: FleetState, instance: MigDevice | None, job: dict[str, str]) -> Labels:
         identity = gpu.identity
-        # The profile of the GPU instance: a compute instance's begins with its share of it, as in 1c.3g.40gb.
+        # DCGM's label is the GPU instance's profile; a compute instance's profile prefixes its share: 1c.3g.40gb.
         mig = (("GPU_I_PROFILE", _SHARE.sub("", instance.profile)), ("GPU_I_ID", str(instance.gpu_instance))) if instance else ()
         return (
             ("gpu", str(identity.index)),
@@ -116,7 +116,7 @@ class DcgmPage:
         )
 
     def _remarks(self, state: FleetState) -> Iterator[str]:
-        """What this page lacks, and why: what models, or single GPUs, cannot give, and the GPUs that do not answer."""
+        """Yield the reasons for missing series: metrics that models or single GPUs lack, and GPUs that do not answer."""
         lacking: dict[tuple[str, str, str], dict[str, None]] = {}
         up: Counter[str] = Counter()
         for gpu in state.gpus:
@@ -135,7 +135,7 @@ class DcgmPage:
             yield f"{name} not available on {whose}: {reason}"
 
     def _not_collected(self) -> tuple[tuple[str, str], ...]:
-        """Metrics whose collector is switched off."""
+        """Return name and reason of the metrics whose collector is switched off."""
         collector_of: dict[str, str] = {}
         for row in CATALOGUE:
             for way in self._ways[row.name]:
@@ -152,21 +152,21 @@ _SeriesKey = tuple[str, str, Labels]
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Counters of one sample, and its time on the monotonic clock."""
+    """Counters of one sample, and its monotonic time."""
 
     at_s: float
     values: dict[_SeriesKey, float]
 
 
 class _Rates:
-    """The change per second of counters since the sample that an earlier page showed; none on the first page with a GPU."""
+    """Rates per second of counters, between the last two samples that pages showed; none on a GPU's first page."""
 
     def __init__(self, metrics: Collection[str]) -> None:
         self._metrics = metrics
         self._latest: dict[str, tuple[_Counts | None, _Counts]] = {}
 
     def values(self, sample: GpuSample) -> Iterator[Reading]:
-        """The readings of a sample, with the rate in place of each such counter; a counter that was reset has none."""
+        """Yield the readings of a sample, with each counter replaced by its rate; a counter that was reset is left out."""
         rates = self._of(sample)
         for reading in sample.readings:
             if reading.metric not in self._metrics:
@@ -192,7 +192,7 @@ class _Rates:
 
 
 def _fresh(loop: SeriesLoop | None, metric: str) -> Iterator[tuple[dict[str, str], float]]:
-    """Labels and value of the series of a metric, as long as they are fresh."""
+    """Yield labels and value of each series of a metric, unless the loop's last result is stale."""
     known = loop.latest() if loop is not None else None
     if known is not None and known.last is not None and known.fresh:
         for one in known.last:
@@ -201,7 +201,7 @@ def _fresh(loop: SeriesLoop | None, metric: str) -> Iterator[tuple[dict[str, str
 
 
 def _instances(sample: GpuSample) -> Iterable[MigDevice]:
-    """A MIG device of each GPU instance: compute instances share its memory and counters, which is what DCGM shows."""
+    """Return one MIG device per GPU instance: DCGM reports memory and counters that its compute instances share."""
     first: dict[int, MigDevice] = {}
     for device in sample.mig_devices:
         first.setdefault(device.gpu_instance, device)

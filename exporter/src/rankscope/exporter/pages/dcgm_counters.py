@@ -32,7 +32,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the page shall have: metrics, fields that become labels of every series, and what it cannot have, with reasons."""
+    """Requested contents of the page: metrics, fields that become labels of every series, and ``refused`` names with reasons."""
 
     metrics: tuple[Counter, ...]
     labels: tuple[LabelField, ...]
@@ -40,36 +40,36 @@ class Counters:
 
     @property
     def collectors(self) -> frozenset[str]:
-        """The collectors without which the page would miss something."""
+        """The collectors that supply the metrics."""
         names = {counter.name for counter in self.metrics}
         return frozenset(row.collector for row in CATALOGUE for entry in row.dcgm if PREFIX + entry.name in names)
 
 
 def default_counters() -> Counters:
-    """Those that dcgm-exporter publishes without a file of its own."""
+    """Return the counters that dcgm-exporter publishes without a counters file."""
     return Counters(tuple(counter for counter, default_on in _known().values() if default_on), ("DCGM_FI_DRIVER_VERSION",))
 
 
 def counters_of(settings: Settings) -> Counters | None:
-    """Those the settings ask for, None without a compatible page; raises ``ExporterInputError``."""
+    """Return the counters that the settings select; None without a compatible page. Raises ``ExporterInputError``."""
     if not settings.compat_dcgm:
         return None
     return read_counters(settings.compat_counters) if settings.compat_counters is not None else default_counters()
 
 
 def with_collectors(settings: Settings, counters: Counters | None) -> Settings:
-    """Switch on the collectors that the counters need, except those that the user switched off; none without ``gpu``."""
+    """Enable the collectors that the counters need, except those that the user switched off; no change without ``gpu``."""
     if counters is None or "gpu" not in settings.collectors:
         return settings
     return replace(settings, collectors=settings.collectors | (counters.collectors - settings.collectors_off))
 
 
 def read_counters(path: Path) -> Counters:
-    """The metrics of a file with lines ``NAME, type, help``; raises ``ExporterInputError`` that names the line."""
+    """Read a counters file with lines ``NAME, type, help``; raises ``ExporterInputError`` that names the line."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
-        lines = content.decode("utf-8-sig").splitlines()  # some editors put a mark before the first line
+        lines = content.decode("utf-8-sig").splitlines()  # some editors write a byte order mark
     except OSError as error:
         raise ExporterInputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -99,7 +99,7 @@ def _counters(path: Path, lines: Iterable[str]) -> Counters:
         elif name not in known:
             refused[name] = "not among the metrics of this exporter"
         else:
-            # The file decides on the type, as it does there.
+            # As in dcgm-exporter, the file decides on the type.
             metrics[name] = Counter(name, "counter" if kind == "counter" else "gauge", help_text)
     if not metrics:
         raise ExporterInputError(f"{path}: no line names a metric that this exporter has: see the table in docs/exporter.md")
@@ -111,7 +111,7 @@ def _record(where: str, line: str) -> tuple[str, str, str]:
         (fields,) = csv.reader([line], strict=True, skipinitialspace=True)
     except (csv.Error, ValueError) as error:
         raise ExporterInputError(f"{where}: {error}: a line is NAME, type, help") from error
-    # A help text with commas is plain enough without quotes.
+    # Commas in the help text need no quotes.
     name, kind, *rest = [*(field.strip() for field in fields), "", ""][: max(len(fields), 2)]
     if not name.startswith("DCGM_") or not name.replace("_", "").isalnum() or not name.isascii():
         raise ExporterInputError(f"{where}: {name[:80]!r} is not the name of a DCGM field: a line is NAME, type, help")
@@ -121,7 +121,7 @@ def _record(where: str, line: str) -> tuple[str, str, str]:
 
 
 def _known() -> dict[str, tuple[Counter, bool]]:
-    """Every metric the catalogue has a DCGM name for; the first row with a name tells about it."""
+    """Return DCGM name → counter, and whether it is on by default. The catalogue's first row with a name defines it."""
     known: dict[str, tuple[Counter, bool]] = {}
     for row in CATALOGUE:
         for entry in row.dcgm:

@@ -1,7 +1,7 @@
 """Metric families as Prometheus text 0.0.4 and OpenMetrics 1.0.
 
-Our own renderer, because DCGM's counters lack ``_total``, which the client library does not allow, and because a page has a
-thousand series: what a line has before its value is rendered once.
+The renderer of the client library is not used for two reasons. It requires ``_total``, which DCGM's counters lack. And a page has
+a thousand series: here, name and labels of a line are rendered once, and only the value each time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Kind = Literal["gauge", "counter", "histogram"]
 TEXT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-# Beyond this, whole numbers are not exact anyway and shorter with an exponent.
+# Larger whole numbers are shorter with an exponent, and not exact beyond 2**53 anyway.
 _LARGEST_PLAIN: Final = 10**15
 _QUALITY: Final = re.compile(r"[01](?:\.[0-9]{0,3})?")
 
 
 class Point:
-    """One series of a family: labels in their order, and value."""
+    """One series of a family: labels in the order of the page, and value."""
 
     __slots__ = ("beginning", "labels", "name", "value")
 
@@ -35,16 +35,16 @@ class Point:
         self.labels = labels
         self.value = value
         self.name = name
-        """That of the series, where it may differ from the family's: a part of a histogram."""
+        """Name of the series, if it may differ from the family's: for parts of a histogram."""
         self.beginning = ""
-        """The line up to the value, once it was rendered."""
+        """The rendered line up to the value; empty before the first rendering."""
 
 
 @dataclass(slots=True)
 class Family:
-    """One metric: its name as on the text page, base unit or "", and its series, none of them twice.
+    """One metric: its name in the text format, base unit or "", and its series, which must be distinct.
 
-    Those of a histogram stand together: its buckets, the least bound first, sum and count.
+    The series of a histogram are adjacent: its buckets in ascending order of their bounds, then sum and count.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Family:
     points: list[Point] = field(default_factory=list)
 
     def add(self, labels: Labels, value: float) -> None:
-        """One more series."""
+        """Add a series."""
         self.points.append(Point(labels, value))
 
 
 def text(families: Iterable[Family]) -> bytes:
-    """Prometheus text 0.0.4."""
+    """Render the families as Prometheus text 0.0.4."""
     lines: list[str] = []
     for family in families:
         help_text = family.help.replace("\\", r"\\").replace("\n", r"\n")
@@ -69,7 +69,7 @@ def text(families: Iterable[Family]) -> bytes:
 
 
 def openmetrics(families: Iterable[Family]) -> bytes:
-    """OpenMetrics 1.0; of the families, no two may be the same one to it (see ``openmetrics_can_say``)."""
+    """Render the families as OpenMetrics 1.0; their names must be distinct there (see ``openmetrics_can_say``)."""
     lines: list[str] = []
     for family in families:
         name = family.name.removesuffix("_total")
@@ -82,10 +82,10 @@ def openmetrics(families: Iterable[Family]) -> bytes:
 
 
 class PointSource(Generic[V]):
-    """Points of one source of values, which ``point_of`` makes; any thread may ask.
+    """Points of one source of values, converted by ``point_of``. Thread-safe.
 
-    A series keeps its rendered labels from page to page. Without that, the exporter's CPU and the latency of a scrape break their
-    budgets (benchmarks/page_caches.py).
+    A series keeps its rendered labels from page to page. Without that, the exporter exceeds its budgets of CPU and scrape latency
+    (benchmarks/page_caches.py).
     """
 
     def __init__(self, point_of: Callable[[V], Point]) -> None:
@@ -93,7 +93,7 @@ class PointSource(Generic[V]):
         self._last: tuple[Sequence[V], list[Point]] = ((), [])
 
     def points(self, values: Sequence[V]) -> list[Point]:
-        """A point for each value; of a series that is there twice, which would cost the whole page, only the last."""
+        """Return a point for each value; of a duplicate series only the last, because a duplicate makes the scrape fail."""
         points = self._of_same_series(values)
         if points is None:
             made = [(value, self._point_of(value)) for value in values]
@@ -103,7 +103,7 @@ class PointSource(Generic[V]):
         return points
 
     def _of_same_series(self, values: Sequence[V]) -> list[Point] | None:
-        """None when the series are others than on the page before."""
+        """Return the points if the series are the same as on the last page, else None."""
         before, points = self._last
         if len(values) != len(before):
             return None
@@ -120,7 +120,7 @@ class PointSource(Generic[V]):
 
 
 def number(value: float) -> str:
-    """A value as every reader of the formats understands it, whole numbers short, others exact."""
+    """Format a value for both formats: whole numbers without a fraction, other values exactly."""
     if value - value != 0:
         return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"  # noqa: PLR0124  only NaN differs from itself
     whole = int(value)
@@ -128,14 +128,14 @@ def number(value: float) -> str:
 
 
 def openmetrics_can_say(families: Iterable[Family]) -> bool:
-    """Whether the families stay distinct there, where a counter ``x_total`` and a gauge ``x`` have one name."""
+    """Return whether the names are distinct in OpenMetrics, where a counter ``x_total`` and a gauge ``x`` share a name."""
     names = [family.name.removesuffix("_total") for family in families]
     return len(set(names)) == len(names)
 
 
-@lru_cache(16)  # a scraper always says the same
+@lru_cache(16)  # a scraper always sends the same header
 def prefers_openmetrics(accept: str) -> bool:
-    """Whether an Accept header asks for OpenMetrics 1.0 at least as much as for text."""
+    """Return whether an Accept header gives OpenMetrics 1.0 at least the weight of text."""
     openmetrics = text = 0.0
     for item in accept.lower().split(","):
         media_type, *parameters = (part.strip() for part in item.split(";"))
@@ -149,7 +149,7 @@ def prefers_openmetrics(accept: str) -> bool:
 
 
 def _encoded(lines: list[str]) -> bytes:
-    # Half a character (a file name, say, that is not UTF-8) must not cost the page.
+    # A lone surrogate (from a file name that is not UTF-8, for example) must not make the page fail.
     return "".join(lines).encode("utf-8", "replace")
 
 

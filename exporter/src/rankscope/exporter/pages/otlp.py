@@ -29,21 +29,21 @@ _EXPORTERS: Final = {
 
 
 class OtlpPush:
-    """Exports the page's data every ``OTEL_METRIC_EXPORT_INTERVAL`` milliseconds (60,000), from a thread of its own.
+    """Export of the page's data every ``OTEL_METRIC_EXPORT_INTERVAL`` milliseconds (60,000), from a thread of its own.
 
-    ``OTEL_EXPORTER_OTLP_PROTOCOL`` is ``http/protobuf`` or ``grpc``; endpoint, headers, timeout, certificates and compression are
-    read by the SDK's exporter, service name and resource attributes by the SDK. A collector that does not accept the data is
-    logged once, and once more when it accepts again.
+    ``OTEL_EXPORTER_OTLP_PROTOCOL`` is ``http/protobuf`` or ``grpc``. The SDK's exporter reads the variables for endpoint,
+    headers, timeout, certificates and compression; the SDK reads service name and resource attributes. A failing export is logged
+    once, and once more when exports succeed again.
 
     Raises:
         ExporterMissingError: the extra is not installed.
-        ExporterInputError: a variable has a value that cannot be used.
+        ExporterInputError: a variable has an invalid value.
     """
 
     def __init__(self, page: Page) -> None:
         self._interval_s = _interval_s()
         self._exporter = _exporter()
-        # Not before the exporter, whose absence is what the user has to be told of.
+        # Imported after the exporter, so that the error about a missing package names the exporter's extra.
         from rankscope.exporter.pages.otlp_pipeline import OtlpPipelines
 
         self._pipelines = OtlpPipelines(page, _resource(page), self._exporter)
@@ -52,17 +52,17 @@ class OtlpPush:
         self._accepted: bool | None = None
 
     def start(self) -> None:
-        """Begin to export, unless ``OTEL_SDK_DISABLED``; to be called after all forks, because it starts a thread."""
+        """Start exporting, unless ``OTEL_SDK_DISABLED`` is true. Call it after all forks, because it starts a thread."""
         if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             logger.info("OTLP: nothing is exported, because OTEL_SDK_DISABLED is true")
             return
         sdk = logging.getLogger("opentelemetry")
         sdk.addHandler(_SILENT)
-        sdk.propagate = False  # it repeats itself with every attempt
+        sdk.propagate = False  # the SDK logs every failed attempt
         self._thread.start()
 
     def stop(self) -> None:
-        """Export once more, if that does not take long, and end."""
+        """Stop after a last export, which may take about a second."""
         self._ended.set()
         started = self._thread.is_alive()
         if started:
@@ -84,7 +84,7 @@ class OtlpPush:
     def _export(self) -> None:
         try:
             failure = self._pipelines.export(_EXPORT_S)
-        except Exception as error:  # noqa: BLE001  no fault may end this thread
+        except Exception as error:  # noqa: BLE001  no error may end this thread
             failure = str(error) or type(error).__name__
         if failure is not None and self._ended.is_set():
             return
@@ -107,7 +107,7 @@ def _interval_s() -> float:
 
 
 def _exporter() -> MetricExporter:
-    """The SDK's exporter for the protocol of the variables."""
+    """Create the SDK's exporter for the protocol that the variables select."""
     variables = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     asked = next(((name, os.environ[name].strip()) for name in variables if os.environ.get(name, "").strip()), None)
     protocol = asked[1] if asked is not None else "http/protobuf"
@@ -124,7 +124,7 @@ def _exporter() -> MetricExporter:
 
 
 def _resource(page: Page) -> Resource:
-    """This node's exporter, unless ``OTEL_RESOURCE_ATTRIBUTES`` or ``OTEL_SERVICE_NAME`` differ."""
+    """Return the resource of this exporter; ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_SERVICE_NAME`` take precedence."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
     attributes = {

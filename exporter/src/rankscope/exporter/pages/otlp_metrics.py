@@ -25,14 +25,14 @@ _UNITS: Final = {
     "seconds": "s",
 }
 _STATES: Final = ("ok", "degraded", "failed", "predicted_failure")
-# The state of a GPU that is down for one of these reasons is unknown.
+# Reasons for ``gpu_up`` 0 that leave the state of the GPU unknown.
 _UNKNOWN: Final = frozenset({"starting", "released"})
 
 _Rank = tuple[str, str, str]
 
 
 class Instrument(NamedTuple):
-    """Identity of an instrument: two metrics that differ in kind or unit are two instruments, also under one name."""
+    """Identity of an instrument: two metrics that differ in kind or unit are two instruments, even with the same name."""
 
     name: str
     kind: InstrumentKind
@@ -42,8 +42,8 @@ class Instrument(NamedTuple):
 class Measurement(NamedTuple):
     """One value of an instrument, in its unit.
 
-    ``owner`` is what the series belongs to: a run (its id), the MIG devices of a GPU (their uuids), or the node (empty). The
-    series of an owner begin and end with it.
+    ``owner`` identifies what the series belongs to: a run (by id), the MIG devices of a GPU (by uuids), or the node (empty). A
+    series has the lifetime of its owner.
     """
 
     owner: str
@@ -58,7 +58,7 @@ _MEMORY_UTILIZATION: Final = Instrument("hw.gpu.memory.utilization", "gauge", "1
 
 
 def measurements(page: Page) -> Iterator[Measurement]:
-    """Everything on the page that has a name in OpenTelemetry.
+    """Yield a measurement for every series of the page that has a name in OpenTelemetry.
 
     Infinities and NaN are left out, because the SDK's instruments accept neither.
     """
@@ -83,10 +83,10 @@ def measurements(page: Page) -> Iterator[Measurement]:
 
 
 def _instrument(otel: OtelName, family: Family, point: Point) -> tuple[Instrument, dict[str, str]]:
-    """The instrument of a point and its attributes besides identity.
+    """Return the instrument of a point, and its attributes besides identity.
 
-    The SDK has no observable histogram: the parts of one are counters, ``….bucket`` with the attribute ``le``, ``….sum`` and
-    ``….count``, as Prometheus has them. To record observations in an SDK histogram would invent their values.
+    The SDK has no observable histogram, so a histogram becomes counters as in Prometheus: ``….bucket`` with the attribute ``le``,
+    ``….sum`` and ``….count``. Recording observations in an SDK histogram would need values that are not known.
     """
     if otel.kind != "histogram":
         return Instrument(otel.name, otel.kind, otel.unit), attributes(otel, point.labels)
@@ -110,7 +110,7 @@ def _memory_utilization(families: Iterable[Family], identities: _Identities) -> 
 
 
 class _Identities:
-    """Attributes that identify the hardware or the rank of a series, because nothing can be joined behind a collector."""
+    """Attributes that identify the hardware or rank of a series; each series carries them, because OTLP has no joins."""
 
     def __init__(self, state: FleetState | None, families: Iterable[Family]) -> None:
         self.hardware: dict[str, dict[str, str]] = {}
@@ -121,7 +121,7 @@ class _Identities:
         self._ranks = {_rank(info): info for info in infos}
 
     def of(self, labels: Labels) -> tuple[str, dict[str, str]]:
-        """Owner and attributes of a series; a rank has those of the GPU it uses, too."""
+        """Return owner and attributes of a series; a rank's include those of its GPU."""
         if labels and labels[0][0] == "uuid":
             uuid = labels[0][1]
             return self._owners.get(uuid, ""), self.hardware.get(uuid, {})
@@ -150,7 +150,7 @@ def _gpu_identity(gpu: GpuState, driver: Driver | None) -> dict[str, str]:
     identity = gpu.identity
     given = {
         "hw.id": identity.uuid,
-        # Not the index, which may change.
+        # The index may change, the bus id does not.
         "hw.name": f"GPU {identity.pci_bus_id}",
         "hw.model": identity.model,
         "hw.vendor": "NVIDIA",
@@ -177,9 +177,9 @@ def _status(gpu: GpuState) -> str | None:
 
 @lru_cache(maxsize=1024)
 def otel_name(name: str, kind: Kind) -> OtelName | None:
-    """The OpenTelemetry name of a metric of the catalogue or of a rank; None where there is none.
+    """Return the OpenTelemetry name of a metric of the catalogue or of a rank; None if it is not exported.
 
-    Identity (``…_info``) becomes attributes, and the exporter's metrics about itself stay on its page.
+    Not exported are ``…_info`` metrics, which become attributes, and the exporter's metrics about itself.
     """
     row = BY_NAME.get(name)
     if row is not None and row.otel is not None:
@@ -190,7 +190,7 @@ def otel_name(name: str, kind: Kind) -> OtelName | None:
 
 
 def attributes(otel: OtelName, labels: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Attributes besides identity: those of the catalogue, or each label as ``rankscope.label``."""
+    """Return the attributes besides identity: those of the catalogue, or each label as ``rankscope.label``."""
     if otel.attributes:
         given = dict(labels)
         return {key: value.format_map(given) for key, value in otel.attributes.items()}
@@ -198,14 +198,14 @@ def attributes(otel: OtelName, labels: Sequence[tuple[str, str]]) -> dict[str, s
 
 
 def _extension(name: str, kind: Kind) -> OtelName:
-    """``gpu_sm_active_seconds_total`` is ``rankscope.gpu.sm_active_time`` in ``s``: units have a field of their own."""
+    """Convert ``gpu_sm_active_seconds_total`` to ``rankscope.gpu.sm_active_time`` with unit ``s``."""
     words = name.removesuffix("_total")
     unit = "1"
     for ours, theirs in _UNITS.items():
         if words.endswith(f"_{ours}_per_second"):
             words, unit = words.removesuffix(f"_{ours}_per_second") + "_rate", f"{theirs}/s"
         elif words.endswith(f"_{ours}"):
-            # A counter of seconds has a sibling that is the ratio.
+            # The suffix distinguishes a counter of seconds from the ratio of the same name.
             words = words.removesuffix(f"_{ours}") + ("_time" if ours == "seconds" and kind == "counter" else "")
             unit = theirs
     area, _, rest = words.partition("_")

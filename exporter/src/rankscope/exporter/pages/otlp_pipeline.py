@@ -1,7 +1,7 @@
 """Measurements through the OpenTelemetry SDK: observable instruments, a reader and a meter provider for each owner of series.
 
-The SDK keeps every set of attributes that an instrument ever had, while ranks and MIG devices come and go as long as a node
-lives. So each owner has a pipeline of its own, which ends with it. The series of the node are never restarted for that.
+The SDK keeps every set of attributes that an instrument ever had, while the ranks and MIG devices of a node change. So each owner
+has a pipeline of its own, which is closed when the owner disappears. The node's own series are not affected.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rankscope.exporter.pages.otlp_metrics import Instrument, Measurement, measu
 from rankscope.exporter.pages.page import Page
 
 _MOST_SERIES: Final = 16_384
-"""Of one instrument; the spool accepts 12,800 of a user. Beyond its limit the SDK adds values up."""
+"""Series per instrument. The spool accepts 12,800 per user; beyond this limit the SDK sums series up."""
 
 _Series = tuple[Instrument, tuple[tuple[str, str], ...]]
 
 
 class OtlpPipelines:
-    """Exports the measurements of ``page`` each time it is called. One thread calls the methods."""
+    """Pipelines that export the measurements of ``page``, one per owner. Not thread-safe."""
 
     def __init__(self, page: Page, resource: Resource, exporter: MetricExporter) -> None:
         self._page = page
@@ -43,7 +43,7 @@ class OtlpPipelines:
         self._pipelines: dict[str, _Pipeline] = {}
 
     def export(self, limit_s: float) -> str | None:
-        """Export all measurements; the reason when one export failed. Begins no export after ``limit_s``.
+        """Export all measurements; return the reason if an export failed. No export starts after ``limit_s`` seconds.
 
         Raises what the page raises.
         """
@@ -64,13 +64,13 @@ class OtlpPipelines:
         return (complaint.text or "no reason given") if self._results.failed else None
 
     def close(self) -> None:
-        """Forget all series."""
+        """Close all pipelines and drop their series."""
         while self._pipelines:
             self._pipelines.popitem()[1].close()
 
 
 class _ExportResults(MetricExporter):
-    """Remembers whether an export failed, which the SDK's reader does not; outlives the readers that share ``exporter``."""
+    """Wrapper that records whether an export failed, which the SDK's reader does not report; shared by all readers."""
 
     def __init__(self, exporter: MetricExporter) -> None:
         temporality = exporter._preferred_temporality or {}  # noqa: SLF001  as the SDK's readers do
@@ -80,7 +80,7 @@ class _ExportResults(MetricExporter):
         self._exporter = exporter
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
-        """Export, with the exporter's own time-out and retries."""
+        """Export with the wrapped exporter's time-out and retries."""
         result = MetricExportResult.FAILURE
         try:
             result = self._exporter.export(metrics_data, timeout_millis=timeout_millis, **kwargs)
@@ -89,15 +89,15 @@ class _ExportResults(MetricExporter):
         return result
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:  # noqa: ARG002
-        """Nothing is buffered."""
+        """Do nothing: there is no buffer."""
         return True
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
-        """Do nothing: other readers go on with the exporter."""
+        """Do nothing: other readers still use the exporter."""
 
 
 class _FirstComplaint(logging.Handler):
-    """Keeps the first warning of the SDK; later ones only say that it gave up."""
+    """Log handler that keeps the SDK's first warning, which names the cause; later ones only report that it gave up."""
 
     text = ""
 
@@ -114,20 +114,20 @@ class _FirstComplaint(logging.Handler):
 
 
 class _Pipeline:
-    """Meter provider, reader and instruments of one owner. Instruments are made when their first measurement comes."""
+    """Meter provider, reader and instruments of one owner. An instrument is created with its first measurement."""
 
     def __init__(self, resource: Resource, exporter: _ExportResults) -> None:
         limits: dict[Any, int] = dict.fromkeys((ObservableCounter, ObservableGauge, ObservableUpDownCounter), _MOST_SERIES)
-        # Never by itself: all pipelines export the same view of the page.
+        # No periodic export: all pipelines export the same state of the page.
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf, cardinality_limits=limits)
         self._provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         self._meter = self._provider.get_meter("rankscope.exporter", version("rankscope"))
         self._deltas = exporter.counters_are_deltas
         self._observations: dict[Instrument, list[Observation]] = {}
-        self._counters: dict[_Series, tuple[float, float]] = {}  # the value when it was last read, and what is added to it
+        self._counters: dict[_Series, tuple[float, float]] = {}  # last value, and offset added to it
 
     def export(self, measured: Iterable[Measurement]) -> None:
-        """Observe the measurements and nothing else, and export."""
+        """Export the given measurements, and no earlier ones."""
         for observations in self._observations.values():
             observations.clear()
         for one in measured:
@@ -136,7 +136,7 @@ class _Pipeline:
         self._provider.force_flush()
 
     def close(self) -> None:
-        """Let the SDK forget the series."""
+        """Shut down the provider, so that the SDK drops the series."""
         self._provider.shutdown()
 
     def _of(self, instrument: Instrument, text: str) -> list[Observation]:
@@ -151,9 +151,9 @@ class _Pipeline:
         return self._observations[instrument]
 
     def _counted(self, one: Measurement) -> float:
-        """The value of a counter, which never decreases: the SDK cannot report that a counter was reset.
+        """Return a counter's value, offset so that it never decreases: the SDK cannot report that a counter was reset.
 
-        Deltas count from the first value on, since nothing says when what was there before was added.
+        With delta temporality, counting starts at the first value, because the period of the earlier increase is unknown.
         """
         series = one.instrument, tuple(sorted(one.attributes.items()))
         before, offset = self._counters.get(series, (one.value, -one.value if self._deltas else 0.0))

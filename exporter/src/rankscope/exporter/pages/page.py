@@ -36,9 +36,9 @@ SeriesLoop = CollectorLoop[tuple[Series, ...]]
 
 
 class Page:
-    """The page of one exporter: who knows what on this node, and which ``collectors`` are switched on. Any thread may ask.
+    """The page of one exporter: its data sources, and the ``collectors`` that are switched on. Thread-safe.
 
-    ``fleet`` is None when no GPU is asked; the loops are None when they are switched off.
+    ``fleet`` is None if no collector reads GPUs. A loop is None if its collector is switched off.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Page:
 
     @property
     def simulated(self) -> bool:
-        """Whether the GPUs are invented."""
+        """True if the GPUs are simulated."""
         return self.fleet is not None and self.fleet.simulated
 
     def families(self, collectors: frozenset[str] | None = None) -> list[Family]:
-        """All families that have series, each name once, in the catalogue's order, then the ranks' own.
+        """Return all families that have series: first the catalogue's in its order, then the ranks'. Names are unique.
 
-        With ``collectors``, only what these bring, and what the exporter says about itself.
+        With ``collectors``, return only their families and those about the exporter itself.
         """
         wanted = self.collectors if collectors is None else self.collectors & collectors
         families = _Families(wanted)
@@ -83,7 +83,7 @@ class Page:
             state = self.fleet.state()
             self._mig_devices = {
                 gpu.identity.uuid: self._mig_devices.get(gpu.identity.uuid, frozenset())
-                if gpu.sample is None  # while it hangs, its jobs are still where they were
+                if gpu.sample is None  # its jobs keep their MIG devices while the GPU hangs
                 else frozenset(device.uuid for device in gpu.sample.mig_devices)
                 for gpu in state.gpus
             }
@@ -112,7 +112,7 @@ class Page:
         return [*families.in_order(), *relayed]
 
     def problems(self) -> list[tuple[str, str]]:
-        """What gives no fresh data at present (a collector, or a GPU), each with the reason."""
+        """Return name and reason of each collector and GPU that has no fresh data at present."""
         found: list[tuple[str, str]] = []
         if self.fleet is not None:
             state = self.fleet.state()
@@ -130,9 +130,9 @@ class Page:
         return found
 
     def render(self, accept: str = "", collectors: frozenset[str] | None = None) -> tuple[bytes, str]:
-        """The page in the format that an Accept header prefers, and its content type."""
+        """Render the page in the format that an Accept header prefers; return it with its content type."""
         families = self.families(collectors)
-        # OpenMetrics has no comments; there the label and the metric have to say that GPUs are invented.
+        # OpenMetrics has no comments; there, only a label and a metric mark the GPUs as simulated.
         if prefers_openmetrics(accept) and openmetrics_can_say(families):
             return openmetrics(families), OPENMETRICS_TYPE
         body = text(families)
@@ -142,9 +142,9 @@ class Page:
         return (loop for loop in (self.spool, self.jobs, self.xid) if loop is not None)
 
     def _of_present_devices(self, series: Iterable[Series]) -> Iterator[Series]:
-        """Without what has changed since: jobs are looked at less often than GPUs.
+        """Yield the series of jobs that still apply: jobs are read less often than GPUs.
 
-        MIG devices may have been destroyed, and whether somebody has a GPU open that is down nobody knows any more.
+        Left out are MIG devices that no longer exist, and ``gpu_in_use`` of a GPU that is down, where it is unknown.
         """
         present = frozenset().union(*self._mig_devices.values())
         for one in series:
@@ -171,7 +171,7 @@ class Page:
             families.add("rankscope_exporter_driver_info", 1, tuple(pair for pair in versions if pair[1]))
 
     def _add_gpu(self, families: _Families, gpu: GpuState, state: FleetState) -> None:
-        """Identity and ``gpu_up`` outlive a sample: who a GPU is does not age, and that nothing is heard of it is the news."""
+        """Add the series of a GPU. Identity and ``gpu_up`` are also shown without a sample, when the GPU is down."""
         identity = gpu.identity
         uuid: Labels = (("uuid", identity.uuid),)
         info = (
@@ -200,8 +200,8 @@ class Page:
         if identity.uuid not in self._gpu_sources:
             self._gpu_sources[identity.uuid] = _source_of_gpu(identity.uuid)
         families.take(self._gpu_sources[identity.uuid].points(gpu.sample.readings))
-        for absent in dict.fromkeys(gpu.sample.absent):  # the same of several MIG devices is said once
-            # One clock, say, may be absent while the others are there.
+        for absent in dict.fromkeys(gpu.sample.absent):  # several MIG devices may lack the same metric
+            # A single series may be absent: one of the clocks, for example.
             series: Labels = (("series", ",".join(f"{name}={value}" for name, value in absent.labels)),) if absent.labels else ()
             families.add_absent(absent.metric, (*uuid, ("metric", absent.metric), *series, ("reason", absent.reason)))
 
@@ -215,19 +215,19 @@ def _source_of_gpu(uuid: str) -> PointSource[Reading]:
 
 
 class _RankSource:
-    """The families of what the spool relays."""
+    """The families that the spool relays."""
 
     def __init__(self) -> None:
         self._sources: dict[str, PointSource[SpoolSeries]] = {}
 
     def families(self, sample: SpoolSample) -> Iterator[Family]:
-        """One for each metric of the ranks that has series."""
+        """Yield a family for each metric of the ranks that has series."""
         before, self._sources = self._sources, {}
         for family in sample.families:
             source = self._sources[family.name] = before.get(family.name) or PointSource(_point_of_rank)
             points = source.points(family.series)
             if family.type == "counter":
-                # OpenMetrics forbids both below zero and NaN for counters, and no clock or count is either.
+                # OpenMetrics forbids negative values and NaN for counters.
                 points = [point for point in points if point.value >= 0]
             if points:
                 yield Family(family.name, family.type, family.help, points=points)
@@ -238,7 +238,7 @@ def _point_of_rank(series: SpoolSeries) -> Point:
 
 
 class _Families:
-    """Families of the catalogue, filled series by series; those of collectors that are not ``wanted`` are left out."""
+    """Families of the catalogue, filled series by series; those of collectors outside ``wanted`` are left out."""
 
     _unknown: Final[set[str]] = set()
 
@@ -252,7 +252,7 @@ class _Families:
             family.add(labels, value)
 
     def take(self, points: Iterable[Point]) -> None:
-        """The points of one source."""
+        """Add the points of one source."""
         families = self._families
         for point in points:
             family = families[point.name] if point.name in families else self._family(point.name)  # a call costs twice as much
@@ -260,7 +260,7 @@ class _Families:
                 family.points.append(point)
 
     def add_absent(self, metric: str, labels: Labels) -> None:
-        # A collector's absent metrics are its own news.
+        # An absent metric is reported only if its collector is wanted.
         if self._brings(BY_NAME.get(metric)):
             family = self._families.get(_ABSENT.name)
             if family is None:
@@ -278,7 +278,7 @@ class _Families:
     def _begin(self, name: str) -> Family | None:
         row = BY_NAME.get(name)
         if row is None and name not in self._unknown:
-            # One collector's slip must not cost the page of all.
+            # A bug in one collector must not make the page fail.
             self._unknown.add(name)
             logger.error("%s is not in the catalogue: it is left out", name)
         return Family(row.name, row.type, row.help, row.unit) if row is not None and self._brings(row) else None
@@ -291,7 +291,7 @@ _ABSENT: Final = BY_NAME["gpu_metric_absent_info"]
 
 
 class _Health:
-    """How each collector does, put together from all who take part in it: every GPU's process, a loop of its own, or both."""
+    """Success, duration and age of each collector, merged from its parts: the GPUs' processes, a loop of its own, or both."""
 
     def __init__(self) -> None:
         self._ok: dict[str, bool] = {}
@@ -299,7 +299,11 @@ class _Health:
         self._age_s: dict[str, float] = {}
 
     def add_fleet(self, state: FleetState, enabled: frozenset[str]) -> None:
-        """A collector fails when no GPU answers; a single GPU that does not is reported by ``gpu_up``, one released is none."""
+        """Add the collectors that read GPUs.
+
+        They fail if one of their runs failed, if the fleet reports a problem, or if no GPU answers, not counting released ones. A
+        single GPU that does not answer is reported by ``gpu_up``.
+        """
         samples = [gpu.sample for gpu in state.gpus if gpu.sample is not None]
         expected = [gpu for gpu in state.gpus if gpu.reason != "released"]
         hopeless = state.problem is not None or bool(expected and not samples)
@@ -340,7 +344,10 @@ def _problems(gpu: GpuState) -> Iterator[tuple[str, str]]:
 
 
 def _unidentified(state: FleetState) -> Iterator[tuple[str, str]]:
-    """GPUs that never said who they are; not those that are somebody else's (a virtual machine's), and not each for the node."""
+    """Yield the GPUs that have not been identified.
+
+    GPUs of another driver (a virtual machine's, for example) are left out, and so are all GPUs if no driver is loaded.
+    """
     for pci_bus_id, reason, detail in state.unidentified_gpus:
         if reason not in _NOT_OF_ONE_GPU:
             yield f"gpu {pci_bus_id}", f"{_told(reason, detail)}; it has not said yet who it is"

@@ -1,7 +1,8 @@
 """Text files that the ranks of this node leave for the exporter.
 
-The way of a series: a rank replaces its file in the ``folder`` (or in its pod's, found by ``process_folders``) → ``file`` reads
-it without trusting its writer, parses and checks it (``histogram``); ``again`` reads only the values when nothing else changed →
-``reading`` decides whose files count, how old they are, and merges them; ``slots`` keeps two runs apart → a ``SpoolSample`` for
-``pages/``, ``jobs/`` and OTLP. ``series`` has the records.
+Data flow: ``folder`` and ``process_folders`` (folders of pods) have the ranks' files → ``file`` reads and checks them as
+untrusted input → ``reading`` merges them into a ``SpoolSample`` for ``pages/``, ``jobs/`` and OTLP.
+
+``histogram`` checks histograms. ``again`` reads only the values of a file if nothing else changed. ``slots`` separates runs that
+claim the same series. ``nccl_inspector`` reads files of NCCL Inspector. ``series`` has the records.
 """

@@ -1,6 +1,6 @@
 """A file that is as it was but for its values, as a rank's is nearly every second: only the values are read.
 
-To parse it as if it were new takes more than ten times as long, and a node has eight ranks and more.
+Parsing the whole file takes more than ten times as long, and a node has eight or more ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _VALUE: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?
 
 
 class Template:
-    """The lines of a file that was accepted: comments as a whole, and of the others what comes before the value."""
+    """Lines of an accepted file: comments as a whole, and series up to the value."""
 
     __slots__ = ("_lines",)
 
@@ -24,7 +24,7 @@ class Template:
 
     @classmethod
     def of(cls, content: bytes, file: SpoolFile) -> Template | None:
-        """From a file and what it was found to be; None for one that is written otherwise than ranks write."""
+        """Create a template from a file's content and its parsed form; None if the file is not formatted as by a rank."""
         lines: list[tuple[str, bool]] = []
         series = (one for family in file.families for one in family.series)
         for line in content.decode("utf-8").split("\n"):
@@ -41,9 +41,9 @@ class Template:
         return cls(tuple(lines)) if next(series, None) is None else None
 
     def read(self, content: bytes, before: SpoolFile) -> SpoolFile | None:
-        """The file with the values of ``content``; what has not changed in ``before`` is the same object again.
+        """Return ``before`` with the values of ``content``; unchanged families and series are the same objects.
 
-        None when more than values has changed. Raises ``RejectedError`` for values that cannot be.
+        None if more than values changed. Raises ``RejectedError`` for invalid values.
         """
         try:
             lines = content.decode("utf-8").split("\n")

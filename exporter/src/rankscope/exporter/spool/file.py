@@ -15,7 +15,7 @@ from rankscope.exporter.spool.series import Kind, Labels, RankKey, RejectedError
 
 MAX_BYTES: Final = 64 * 1024
 MAX_SERIES: Final = 200
-_MAX_LINES: Final = 4 * MAX_SERIES  # each metric has three lines; what has more costs too much to read
+_MAX_LINES: Final = 4 * MAX_SERIES  # a metric with one series has three lines; more would cost too much to parse
 _MAX_LINE: Final = 4096
 _MAX_LABELS: Final = 16
 _MAX_LABEL_VALUE: Final = 512
@@ -35,14 +35,14 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 def read_regular(name: str, folder_fd: int, max_bytes: int = MAX_BYTES) -> tuple[bytes, os.stat_result]:
     """Read a file of the folder.
 
-    Follows no link, waits for no FIFO or device, and reads no more than ``max_bytes``.
+    It follows no link, does not block on a FIFO or device, and reads at most ``max_bytes``.
 
     Raises:
         RejectedError: not a regular file, unreadable, or too large.
-        FileNotFoundError: it was removed meanwhile, as a rank that ends does.
+        FileNotFoundError: the file was removed, for example because the rank ended.
     """
     try:
-        # Before opening: opening a device may have effects.
+        # Checked before opening, because opening a device may have side effects.
         if not stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
             raise RejectedError("not_regular")
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
@@ -71,7 +71,7 @@ def parse(content: bytes) -> SpoolFile:
     if sum(len(family.samples) for family in parsed) > MAX_SERIES:
         raise RejectedError("too_many_series")
     families = tuple(_family(family) for family in parsed)
-    # OpenMetrics knows a counter by its name without _total: a gauge of that name would be the same metric.
+    # OpenMetrics names a counter without _total: a gauge of that name would be the same metric.
     names = {family.name for family in families}
     if len({name.removesuffix("_total") for name in names}) != len(names):
         raise RejectedError("wrong_type")
@@ -85,7 +85,7 @@ def parse(content: bytes) -> SpoolFile:
 
 
 def checked(key: RankKey, families: tuple[SpoolFamily, ...]) -> SpoolFile:
-    """Check what depends on the values, and that the file says which run it is about; raises ``RejectedError``."""
+    """Check what depends on values, and that the file names its run; raises ``RejectedError``."""
     infos: tuple[SpoolSeries, ...] = ()
     disabled = False
     for family in families:
@@ -95,31 +95,31 @@ def checked(key: RankKey, families: tuple[SpoolFamily, ...]) -> SpoolFile:
             infos = family.series
         elif family.name == _DISABLED:
             disabled = any(one.value > 0 for one in family.series)
-    # With two of them, whoever joins by them would get an error instead of an answer.
+    # With two of them, PromQL joins on rank_info would fail.
     if len(infos) != 1 or not (run_id := dict(infos[0].labels).get("run_id")):
         raise RejectedError("no_identity")
     return SpoolFile(key, run_id, disabled, families)
 
 
 def parsed_text(content: bytes, max_lines: int) -> list[Metric]:
-    """Parse Prometheus text within bounds of size; raises ``RejectedError``."""
+    """Parse Prometheus text of limited size; raises ``RejectedError``."""
     if content.count(b"\n") > max_lines:
         raise RejectedError("too_many_series")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RejectedError("not_utf8") from error
-    # Long lines are also what makes the parser slow.
+    # The parser is slow on long lines.
     if _CONTROL.search(text) or any(len(line) > _MAX_LINE for line in text.split("\n")):
         raise RejectedError("not_prometheus_text")
     try:
         return list(text_string_to_metric_families(text))
-    except Exception as error:  # the parser's errors on hostile text are not only ValueError
+    except Exception as error:  # on hostile text the parser raises more than ValueError
         raise RejectedError("not_prometheus_text") from error
 
 
 def _family(metric: Metric) -> SpoolFamily:
-    # The parser takes _total from a counter's name, and adds it to its samples where it is missing.
+    # The parser strips _total from a counter's name, and adds it to samples that lack it.
     histogram = metric.type == "histogram"
     name = metric.name if histogram else metric.samples[0].name
     if not _METRIC_NAME.fullmatch(name) or name.removesuffix("_total") in _RESERVED:
@@ -127,7 +127,7 @@ def _family(metric: Metric) -> SpoolFamily:
     if any(sample.timestamp is not None for sample in metric.samples):
         raise RejectedError("timestamp")
     try:
-        # The parser keeps whole numbers of any length.
+        # The parser returns integers of any length.
         series = tuple(SpoolSeries(one.name, tuple(sorted(one.labels.items())), float(one.value)) for one in metric.samples)
     except OverflowError as error:
         raise RejectedError("not_prometheus_text") from error
@@ -137,7 +137,7 @@ def _family(metric: Metric) -> SpoolFamily:
 
 
 def _kind(name: str) -> Kind | None:
-    """The type is in the name: so no rank can give a metric of all ranks another type, nor a series the name of a histogram's."""
+    """Return the type that a name stands for, so that all ranks agree on a metric's type; None for names of histogram parts."""
     base = name.removesuffix("_total")
     if base.endswith(HISTOGRAM_PARTS):
         return None
@@ -147,7 +147,7 @@ def _kind(name: str) -> Kind | None:
 
 
 def check_labels(labels: Labels) -> None:
-    """Check names, lengths and number of a series' labels; raises ``RejectedError``."""
+    """Check names, lengths and number of a series's labels; raises ``RejectedError``."""
     if len(labels) > _MAX_LABELS or not all(_LABEL_NAME.fullmatch(name) for name, _ in labels):
         raise RejectedError("wrong_labels")
     if any(len(text) > _MAX_LABEL_VALUE for _, text in labels):

@@ -12,23 +12,23 @@ from typing import Final
 SYSTEM_SPOOL: Final = Path("/run/rankscope/spool")
 
 SHARED_MODE: Final = 0o1777
-"""Like /tmp: every user's ranks may leave files, nobody may remove another's."""
+"""Like /tmp: every user may create files, and only remove their own."""
 
 PRIVATE_MODE: Final = 0o700
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolFolder:
-    """The folder, and whether it has to be this user's alone: one that was not chosen by anybody must not be trusted blindly."""
+    """Path of the spool; ``private``: it must belong to this user alone, because the user did not choose it."""
 
     path: Path
     private: bool = False
 
 
 def default_spool(environ: Mapping[str, str] = os.environ, *, make: bool = True) -> SpoolFolder:
-    """``/run/rankscope/spool`` where it exists or, if ``make``, can be made, else a folder of this user alone.
+    """Return ``/run/rankscope/spool`` if it is readable (with ``make``: if it exists or can be made), else a private folder.
 
-    The latter is ``$XDG_RUNTIME_DIR/rankscope/spool``, or ``/tmp/rankscope-UID/spool`` without that variable.
+    The private folder is ``$XDG_RUNTIME_DIR/rankscope/spool``, or ``/tmp/rankscope-UID/spool`` without that variable.
     """
     if make_spool(SpoolFolder(SYSTEM_SPOOL), mode=SHARED_MODE) if make else os.access(SYSTEM_SPOOL, os.R_OK | os.X_OK):
         return SpoolFolder(SYSTEM_SPOOL)
@@ -38,14 +38,14 @@ def default_spool(environ: Mapping[str, str] = os.environ, *, make: bool = True)
 
 
 def make_spool(folder: SpoolFolder, *, mode: int) -> bool:
-    """Make the folder if it is missing, with ``mode``, or for this user alone; False when that is not possible."""
+    """Make the folder if it is missing, with ``mode``, or 0700 if it is private; return False if that fails."""
     path = folder.path
     try:
         if path.is_dir():
             return True
         if folder.private:
             path.parent.mkdir(mode=PRIVATE_MODE, parents=True, exist_ok=True)
-            # Somebody else may have been there first: then nothing is put there.
+            # Another user may have made the parent first; it is not used then.
             if foreign_hand(path.parent) is not None:
                 return False
         else:
@@ -58,13 +58,13 @@ def make_spool(folder: SpoolFolder, *, mode: int) -> bool:
 
 
 def foreign_hand(*folders: Path) -> str | None:
-    """Why others than this user could put files into one of the folders, or exchange it; None when they cannot.
+    """Return why another user could put files into one of the folders, or replace it; None if no other user can.
 
-    In /tmp, and wherever else a variable points, another user may have made the folder first and would speak for our ranks.
-    Raises ``OSError`` for a folder that is missing or cannot be asked.
+    In /tmp, or where ``XDG_RUNTIME_DIR`` points, another user may have made the folder first, and could forge files of ranks.
+    Raises ``OSError`` for a folder that is missing or cannot be accessed.
     """
     for folder in folders:
-        status = folder.lstat()  # a link would lead to where its owner wants
+        status = folder.lstat()  # the owner of a link chooses its target
         if not stat.S_ISDIR(status.st_mode):
             return f"{folder}: a link or a file where a folder of this user should be"
         if status.st_uid != os.getuid():

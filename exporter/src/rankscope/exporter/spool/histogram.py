@@ -15,7 +15,7 @@ _EXACT: Final = 2.0**53
 
 
 def check_histogram(family: SpoolFamily) -> None:
-    """Raise ``RejectedError`` unless each label set has buckets up to +Inf that never decrease, a sum, and their count."""
+    """Check that each label set has non-decreasing buckets up to +Inf, a sum, and their count; raises ``RejectedError``."""
     seen: set[Labels] = set()
     for labels, series in itertools.groupby(family.series, _without_bound):
         if labels in seen or not _is_histogram(family.name, [*series]):
@@ -32,7 +32,7 @@ def _is_histogram(name: str, series: list[SpoolSeries]) -> bool:
         return False
     *buckets, first, second = series
     total, count = (first.value, second.value) if first.name.endswith("_sum") else (second.value, first.value)
-    # Durations: below zero, a sum would not be a counter.
+    # The values are durations, so their sum is a counter and cannot be negative.
     if not 0 <= total < math.inf or any(dict(one.labels).get("le") for one in (first, second)):
         return False
     before, bound = 0.0, -math.inf

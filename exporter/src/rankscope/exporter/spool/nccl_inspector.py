@@ -26,14 +26,14 @@ from rankscope.exporter.spool.series import InspectorFile, Labels, RejectedError
 MAX_BYTES: Final = 512 * 1024
 MAX_SERIES: Final = 1000
 SETTLED_S: Final = 1.0
-"""A file that was written more recently may be half-written: the plugin writes a few kilobytes in place, in milliseconds."""
+"""Age in seconds below which a file may be incomplete: the plugin writes a few kilobytes in place, in milliseconds."""
 MAX_FOLDERS: Final = 256
 MAX_FOLDERS_OF_USER: Final = 16
 
 _FILE_NAME: Final = re.compile(r"nccl_inspector_metrics_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.prom")
 _FOLDER_NAME: Final = re.compile(r"nccl-inspector-(?!.*\.prom$).+")
 _METRIC_NAME: Final = re.compile(r"nccl_[a-zA-Z0-9_]+")
-# The format of NCCL 2.29 has these: a new series for each collective.
+# Labels of NCCL 2.29's format, which creates a new series for each collective.
 _PER_OPERATION: Final = frozenset({"coll_sn", "p2p_sn", "timestamp"})
 _HELP: Final = {
     "nccl_bus_bandwidth_gbs": "Bus bandwidth of collectives in GB/s: geometric mean since the last dump (NCCL Inspector).",
@@ -48,13 +48,13 @@ _HELP: Final = {
 
 
 def gpu_of(file_name: str) -> str | None:
-    """Return the uuid of the GPU that a file is about; None when the file is not one of NCCL Inspector."""
+    """Return the uuid of the GPU that a file is about; None if it is not a file of NCCL Inspector."""
     match = _FILE_NAME.fullmatch(file_name)
     return f"GPU-{match[1]}" if match is not None else None
 
 
 def is_complete(content: bytes) -> bool:
-    """Whether the content ends with a line; the plugin truncates the file before it writes."""
+    """Return whether the content ends with a newline; the plugin truncates the file before it writes."""
     return content.endswith(b"\n")
 
 
@@ -95,9 +95,9 @@ def parse_inspector(content: bytes, uuid: str) -> InspectorFile:
 
 @contextlib.contextmanager
 def inspector_folders(spool_fd: int, *, max_names: int) -> Iterator[Opened]:
-    """Open the folders ``nccl-inspector-…`` in the spool; only files of a folder's owner count in it.
+    """Open the folders ``nccl-inspector-…`` in the spool; only files of the folder's owner count in it.
 
-    A user may have ``MAX_FOLDERS_OF_USER`` of them, the last modified first.
+    At most ``MAX_FOLDERS_OF_USER`` per user are opened, the most recently modified ones.
     """
     with contextlib.ExitStack() as stack:
         result = Opened()
@@ -128,7 +128,7 @@ def inspector_folders(spool_fd: int, *, max_names: int) -> Iterator[Opened]:
 
 
 def _folder_names(spool_fd: int, max_names: int) -> tuple[list[str], frozenset[str]]:
-    """Names that may be folders of NCCL Inspector, and which of them are mount points: a user's own file system can hang."""
+    """Return the names of possible Inspector folders, and which of them are mount points: a user's file system can hang."""
     with os.scandir(spool_fd) as entries:
         names = [one.name for one in itertools.islice(entries, max_names) if _FOLDER_NAME.fullmatch(one.name)]
     if not names:
@@ -152,6 +152,6 @@ def _labels(found: dict[str, str], uuid: str) -> Labels:
 
 def _number(value: float) -> float:
     try:
-        return float(value)  # the parser keeps whole numbers of any length
+        return float(value)  # the parser returns integers of any length
     except OverflowError as error:
         raise RejectedError("not_prometheus_text") from error

@@ -1,7 +1,7 @@
 """The spool as a process sees it, for pods that cannot share a folder with the exporter: ``/proc/PID/root/…``.
 
-Whoever runs the process made what is there. So nothing is followed out of it, nothing that could hang is touched, and only files
-of the user the process runs as are taken.
+The owner of the process controls these folders. So no link is followed, no file system that could hang is accessed, and only
+files of the user that the process runs as count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankscope.exporter.source import FleetState
 
 MAX_PROCESSES: Final = 256
 _MAX_MOUNTS_BYTES: Final = 1024 * 1024
-# Reading from others (a network, a program) can hang for as long as its owner likes.
+# Other file systems (network, FUSE) can block a read for as long as their owner likes.
 _LOCAL_FILESYSTEMS: Final = frozenset(
     {"btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "rootfs", "squashfs", "tmpfs", "xfs", "zfs"}
 )
@@ -30,7 +30,7 @@ _FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class ProcessFolder:
-    """An open folder, and the uids whose files count there; None for everybody's."""
+    """An open folder, and the uids whose files count there; None for all users."""
 
     fd: int
     owners: frozenset[int] | None
@@ -38,7 +38,7 @@ class ProcessFolder:
 
 @dataclass(slots=True)
 class Opened:
-    """Folders of processes, and how many processes' were refused, by reason."""
+    """Opened folders, and the number of refused ones by reason."""
 
     folders: list[ProcessFolder] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
@@ -46,14 +46,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFolders:
-    """The folders of the processes that ``pids`` names each time, by the pids that this process sees."""
+    """The folders of the processes that ``pids`` returns, as pids of this process's PID namespace."""
 
     pids: Callable[[], Iterable[int]]
     proc: Path = Path("/proc")
 
     @contextlib.contextmanager
     def opened(self, path: Path, *, besides: int) -> Iterator[Opened]:
-        """Open the folder at ``path`` of each process that has one of its own; none twice, nor the one open as ``besides``."""
+        """Open each distinct folder that a process has at ``path``, except the one already open as ``besides``."""
         with contextlib.ExitStack() as stack:
             result, path = Opened(), path.absolute()
             shared = _identity(besides)
@@ -62,7 +62,7 @@ class ProcessFolders:
                 try:
                     fd, uid = self._open(pid, path)
                 except (FileNotFoundError, ProcessLookupError):
-                    continue  # it has ended, or has no spool
+                    continue  # the process has ended, or has no spool
                 except _RefusedError as error:
                     result.refused[error.reason] += 1
                     continue
@@ -78,7 +78,7 @@ class ProcessFolders:
     def _open(self, pid: int, path: Path) -> tuple[int, int]:
         process_fd = os.open(self.proc / str(pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # By this descriptor it stays the same process, even when another gets its number.
+            # The descriptor refers to this process even if its pid is reused.
             uid = _uid(_text("status", process_fd))
             if not _is_local(path, _text("mountinfo", process_fd)):
                 raise _RefusedError("process_not_local")
@@ -95,7 +95,7 @@ class _RefusedError(Exception):
 
 
 def users_of_gpu(state: FleetState, uuid: str, proc: Path = Path("/proc")) -> frozenset[int]:
-    """The uids of the processes that have this GPU open; empty when the driver or the kernel does not show any."""
+    """Return the uids of the processes that have this GPU open; empty if the driver or the kernel shows none."""
     uids = set()
     for gpu in state.gpus:
         if gpu.identity.uuid == uuid and gpu.sample is not None:
@@ -106,19 +106,19 @@ def users_of_gpu(state: FleetState, uuid: str, proc: Path = Path("/proc")) -> fr
 
 
 def mount_points(mountinfo: str) -> frozenset[str]:
-    """The mount points in the text of ``/proc/PID/mountinfo``."""
+    """Return the mount points in the text of ``/proc/PID/mountinfo``."""
     fields = (line.split(" ") for line in mountinfo.splitlines())
     return frozenset(_unescaped(one[4]) for one in fields if len(one) > 4)
 
 
 def pids_on_gpus(state: FleetState) -> frozenset[int]:
-    """The processes that have a GPU open, where the driver says so."""
+    """Return the pids of the processes that have a GPU open, according to the driver."""
     samples = (gpu.sample for gpu in state.gpus if gpu.sample is not None)
     return frozenset(process.pid for sample in samples for process in sample.processes or ())
 
 
 def _open_below(root_fd: int, path: Path) -> int:
-    """Open a folder below ``root_fd``, which is closed, step by step and following no link: a link may lead out."""
+    """Open a folder below ``root_fd``, and close ``root_fd``. No link is followed, because it may lead outside."""
     fd = root_fd
     try:
         for part in path.parts[1:]:
@@ -130,7 +130,7 @@ def _open_below(root_fd: int, path: Path) -> int:
 
 
 def _is_local(path: Path, mountinfo: str) -> bool:
-    """Whether no file system on the way to ``path`` can make its reader wait."""
+    """Return whether all file systems on the way to ``path`` are local, so that reading cannot block."""
     above = {str(path), *map(str, path.parents)}
     for line in mountinfo.splitlines():
         before, separator, after = line.partition(" - ")

@@ -23,16 +23,16 @@ from rankscope.exporter.spool.slots import Slots
 MAX_FILES: Final = 1024
 MAX_FILES_OF_USER: Final = 512
 MAX_SERIES_OF_USER: Final = 12_800
-"""A rank has up to 100, and a node of 16 GPUs cut into seven MIG devices each has 112 ranks."""
+"""A rank has up to 100 series, and a node of 16 GPUs with seven MIG devices each has 112 ranks."""
 MAX_BYTES_OF_USER: Final = 4 * 2**20
 MAX_CANDIDATES_OF_USER: Final = 4 * MAX_FILES_OF_USER
-# Of a folder: names of any kind, which cost next to nothing, and those that may be a rank's, which are asked whose they are.
+# Limits per folder: directory entries of any name, which cost little, and candidates (*.prom), which need a stat each.
 MAX_NAMES: Final = 2**18
 MAX_CANDIDATES: Final = 2**16
 _MAX_NAMES_OF_PROCESS: Final = 2**12
 _MAX_CANDIDATES_OF_PROCESS: Final = 256
 _MAX_FUTURE_S: Final = 60.0
-# What stays true of a silent rank: who and where it is, and when it was last heard of. An alert needs both.
+# Still valid for a silent rank: its identity, and the time of its last step. Alerts need both.
 _KEPT_OF_SILENT: Final = frozenset({"rank_info", "rank_last_step_timestamp_seconds"})
 _SUFFIX: Final = ".prom"
 
@@ -40,16 +40,16 @@ State = Literal["running", "disabled", "silent"]
 
 
 class SpoolError(Exception):
-    """The folder itself cannot be read or trusted; the message names it and says why."""
+    """The folder itself cannot be read or trusted; the message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolSample:
-    """What the ranks of this node published.
+    """Series of all ranks of this node, and statistics of their files.
 
-    ``states``: how each rank is: its file is fresh (running), fresh and says that the recorder switched itself off (disabled), or
-    old (silent). ``rejected``: reason → files. ``duplicates``: series left out because a fresher file is about the same rank.
-    ``owners``: run id → uid of the user whose files speak of it.
+    ``states``: by rank, ``running`` (fresh file), ``disabled`` (fresh file, recorder switched itself off) or ``silent`` (stale
+    file). ``rejected``: number of files by reason. ``duplicates``: number of series left out because a fresher file is about the
+    same rank or GPU. ``owners``: uid of the owner of a run's files, by run id.
     """
 
     families: tuple[SpoolFamily, ...]
@@ -62,16 +62,16 @@ class SpoolSample:
 
 
 def empty_sample() -> SpoolSample:
-    """What a folder without files holds."""
+    """Return the sample of a folder without files."""
     return SpoolSample(families=(), states={}, ok_files=0, stale_files=0, rejected={}, duplicates=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
-    """A file's content is parsed once: (inode, size, mtime) tells whether it is still the same.
+    """Parsed content of a file, valid while ``key`` (inode, size, mtime) is unchanged.
 
-    ``age_s`` is how old it was when it was first seen like that, at ``seen_s`` on the monotonic clock. A file that is not
-    ``settled`` may have been read while it was written, and is read again.
+    ``age_s`` is the file's age when this version was first seen, at monotonic time ``seen_s``. A file that is not ``settled`` may
+    have been read while it was written, and is read again.
     """
 
     key: tuple[int, int, int]
@@ -85,7 +85,7 @@ class _Cached:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file that may be one of a rank: ``place`` is its folder and name, for the cache."""
+    """Candidate for a rank's file; ``place`` (device and inode of the folder, name) is its cache key."""
 
     place: tuple[int, int, str]
     name: str
@@ -96,7 +96,7 @@ class _Found:
 
 @dataclass(slots=True)
 class _Seen:
-    """What one reading of the folder has met so far: parsed files by name, users' series, run ids' users."""
+    """State of one reading: parsed files by place, usage per user, and the owner of each run id."""
 
     cache: dict[tuple[int, int, str], _Cached] = field(default_factory=dict)
     files_of_user: Counter[int] = field(default_factory=Counter)
@@ -112,34 +112,36 @@ class _Merge:
     families: dict[str, tuple[SpoolFamily, list[SpoolSeries]]] = field(default_factory=dict)
 
     def add(self, family: SpoolFamily) -> None:
-        """Add the series; the help text is the first file's."""
+        """Add the series; the help text of the first file counts."""
         _, series = self.families.setdefault(family.name, (family, []))
         series += family.series
 
     def result(self) -> tuple[SpoolFamily, ...]:
-        """All families, by name."""
+        """Return all families, sorted by name."""
         return tuple(
             SpoolFamily(name, first.type, first.help, tuple(series)) for name, (first, series) in sorted(self.families.items())
         )
 
 
 class Spool:
-    """Reads ``*.prom`` files of ``folder`` each time it is asked; ``now`` returns unix seconds.
+    """Reader of the ``*.prom`` files in ``folder``. ``now`` returns unix seconds.
 
-    A file older than ``stale_s`` says that its rank is silent: of its series only identity and time of the last step are kept.
-    After ``forget_s`` the file is ignored. Of two files for the same rank the fresher one counts, and a run belongs to the user
-    whose file mentioned it first. Of two runs that claim the same series, as they may in folders of their own, the second gets
-    another slot. Freshest first, each user's files are read until they are too many, and
-    everybody's in turns. In a folder with more names
-    than can be looked at, files known before are still found. A private folder is read only as long as nobody else can put files
-    into it. ``processes`` adds the folders of that name as those processes see them.
+    Ages: a rank is silent if its file is older than ``stale_s``; only its identity and the time of its last step are kept. A file
+    older than ``forget_s`` is ignored. A file's age comes from the wall clock when the file is first seen, and then advances with
+    the monotonic clock, so that setting the wall clock changes no rank's state.
 
-    A file of NCCL Inspector is about a GPU instead of a rank, and may also lie in a folder ``nccl-inspector-…`` of the spool. It
-    counts until it is older than ``stale_s``. Of two files about one GPU the fresher one counts. Where ``users_of_gpu`` knows the
-    users whose processes are on the GPU, only their files count.
+    Conflicts: the fresher of two files for the same rank counts. A run belongs to the user whose file named it first. If two runs
+    claim the same series, which is possible in separate folders, the second gets another slot.
 
-    A file's age comes from the wall clock when it is first seen, and goes on by the monotonic one: setting the clock makes nobody
-    silent, and nobody fresh.
+    Limits: files are read freshest first, in turns among users, up to a limit per user. Files known from earlier readings are
+    found even in a folder with too many names.
+
+    Folders: a private folder is read only as long as no other user can put files into it. ``processes`` adds the folders at the
+    same path in the mount namespaces of these processes.
+
+    NCCL Inspector: such a file is about a GPU instead of a rank, and may also be in a folder ``nccl-inspector-…`` of the spool.
+    It counts until it is older than ``stale_s``; the fresher of two files for the same GPU counts. If ``users_of_gpu`` returns
+    users with processes on the GPU, only their files count.
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class Spool:
         self._slots = Slots()
 
     def read(self) -> SpoolSample:
-        """All files as they are now; raises ``SpoolError`` when the folder cannot be read, or not be trusted."""
+        """Read all files; raises ``SpoolError`` if the folder cannot be read or trusted."""
         path = self._folder.path
         try:
             if self._folder.private and (reason := foreign_hand(path.parent, path)) is not None:
@@ -208,7 +210,7 @@ class Spool:
                 of_gpus.append((one.age_s, accepted))
             else:
                 files.append((one.age_s, accepted))
-        # A run whose files are all gone may be anybody's again.
+        # Owners of runs without files are dropped, so that another user may use the run id.
         self._cache, self._owners, self._read_s = seen.cache, seen.owners, now_s
         return self._merge(files, of_gpus, rejected)
 
@@ -238,7 +240,7 @@ class Spool:
         return outcome
 
     def _files(self, folder: ProcessFolder, now: float, now_s: float, rejected: Counter[str]) -> Iterator[_Found]:
-        """The candidates of a folder."""
+        """Yield the candidates of a folder."""
         of_folder = os.fstat(folder.fd)
         device, inode = of_folder.st_dev, of_folder.st_ino
         try:
@@ -248,9 +250,9 @@ class Spool:
                 raise SpoolError(f"{self._folder.path}: {error.strerror}") from error
             rejected["process_unreadable"] += 1
             return
-        # Whose the rest is nobody knows; that some are not even looked at must be seen.
+        # Unlisted names count as one rejected file: their number and owners are unknown, but the loss must be visible.
         rejected["too_many_files"] += not complete
-        # Known ones first: no crowd of names, whoever made it, may hide them.
+        # Known files come first, so that no mass of other names can displace them.
         known = [name for *place, name in self._cache if place == [device, inode]]
         candidates_of_user: Counter[int] = Counter()
         for name in dict.fromkeys((*known, *names)):
@@ -277,7 +279,7 @@ class Spool:
             return now - status.st_mtime
         if known.key == _key(status):
             return known.age_s + now_s - known.seen_s
-        # Written since the last reading, whatever the wall clock says; only its writer may have set an older time by hand.
+        # The file was written since the last reading, even if the wall clock was set. Its writer may have set an older mtime.
         set_back_s = max(0.0, status.st_ctime - status.st_mtime)
         return set_back_s + min(max(0.0, now - status.st_ctime), now_s - self._read_s)
 
@@ -286,7 +288,7 @@ class Spool:
         if cached is not None and cached.settled and cached.key == _key(file.status):
             return cached
         if (uuid := gpu_of(file.name)) is not None:
-            if file.age_s > self._stale_s:  # left by a job that was killed, perhaps while it wrote
+            if file.age_s > self._stale_s:  # of a job that was killed, perhaps while writing
                 return _Cached(_key(file.status), file.status.st_uid, InspectorFile(uuid, ()), None, file.age_s, now_s)
             return _load_inspector(file, uuid, cached, now_s)
         content, status = read_regular(file.name, file.folder_fd)
@@ -333,7 +335,7 @@ class Spool:
 
 
 def _load_inspector(file: _Found, uuid: str, cached: _Cached | None, now_s: float) -> _Cached:
-    """Read a file of NCCL Inspector; what was read before counts while the file is being written."""
+    """Read a file of NCCL Inspector; while it is being written, the content read before counts."""
     content, status = read_regular(file.name, file.folder_fd, MAX_INSPECTOR_BYTES)
     settled = file.age_s >= SETTLED_S and is_complete(content)
     outcome: SpoolFile | InspectorFile | str
@@ -348,7 +350,7 @@ def _load_inspector(file: _Found, uuid: str, cached: _Cached | None, now_s: floa
 
 
 def _in_turns(found: list[_Found], rejected: Counter[str]) -> list[_Found]:
-    """As many as are read, in the same order, a user's next only after one of everybody: no two users push out a third."""
+    """Select at most ``MAX_FILES`` files round-robin by user, in the given order, so that no user displaces another's."""
     turns: Counter[int] = Counter()
     taken = []
     for place, one in enumerate(found):
@@ -360,7 +362,7 @@ def _in_turns(found: list[_Found], rejected: Counter[str]) -> list[_Found]:
 
 
 def _listed(folder: ProcessFolder) -> tuple[list[str], bool]:
-    """Names that may be a rank's file, and whether these are all."""
+    """Return the names that may be ranks' files, and whether the list is complete."""
     most_names, most = MAX_NAMES, MAX_CANDIDATES
     if folder.owners is not None:
         most_names, most = _MAX_NAMES_OF_PROCESS, _MAX_CANDIDATES_OF_PROCESS

@@ -11,7 +11,7 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 
 class RejectedError(Exception):
-    """The file is not relayed. ``reason`` is one of a few fixed words: content of the file never reaches a label or the log."""
+    """The file is not relayed. ``reason`` is one of a few fixed words: no content of the file may reach a label or the log."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -29,7 +29,7 @@ class SpoolSeries(msgspec.Struct, frozen=True):
 class SpoolFamily(msgspec.Struct, frozen=True):
     """One metric: its name on the page (with ``_total`` for counters), type, help text and series.
 
-    Those of a histogram are its buckets, with the least bound first, and then sum and count, as they stand in the file.
+    The series of a histogram are its buckets in ascending order of their bounds, then sum and count in the order of the file.
     """
 
     name: str
@@ -39,7 +39,7 @@ class SpoolFamily(msgspec.Struct, frozen=True):
 
 
 class RankKey(NamedTuple):
-    """Whose series they are: no two ranks of a node have the same."""
+    """Identity of a rank's series, unique on a node."""
 
     run: str
     rank: str
@@ -47,7 +47,7 @@ class RankKey(NamedTuple):
 
 
 class SpoolFile(msgspec.Struct, frozen=True):
-    """What one rank published, and who that is: all series of a file belong to one rank of one run."""
+    """The content of one rank's file. All its series belong to one rank of one run."""
 
     key: RankKey
     run_id: str
@@ -56,7 +56,7 @@ class SpoolFile(msgspec.Struct, frozen=True):
 
 
 class InspectorFile(msgspec.Struct, frozen=True):
-    """Series of one GPU, from a file of NCCL Inspector; ``uuid`` is the GPU's, from the name of the file."""
+    """Series of one GPU, from a file of NCCL Inspector; ``uuid`` is the GPU's, from the file name."""
 
     uuid: str
     families: tuple[SpoolFamily, ...]

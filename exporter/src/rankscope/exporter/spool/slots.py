@@ -1,7 +1,7 @@
 """No two runs of a node have the same series.
 
-In one folder the ranks themselves see to that: the slot is in the name of the file. Ranks in pods with folders of their own do
-not know of each other, and who wants to disturb does not keep to it.
+In one folder, the ranks ensure that by the slot in the file name. Ranks in pods with folders of their own do not see each other's
+files, and a malicious process may ignore the convention.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Collection, Sequence
 from rankscope.exporter.spool.series import Labels, RankKey, SpoolFamily, SpoolFile, SpoolSeries
 
 _Claimant = tuple[str, str]
-"""Run id, and the slot that the file names: a run may have a rank twice."""
+"""Run id, and the slot in the file: a run may have a rank twice."""
 
 
 class Slots:
-    """Who has which slot, from one reading to the next."""
+    """Assignment of slots to runs, kept from one reading to the next."""
 
     def __init__(self) -> None:
         self._given: dict[tuple[str, str], dict[_Claimant, str]] = {}
 
     def given(self, files: Sequence[SpoolFile]) -> list[SpoolFile]:
-        """The files in their order, with the slots that they have: who had one keeps it, who is new may have to take another."""
+        """Return the files in their order, with unique slots: known files keep their slot, a new file may get another one."""
         before, now = self._given, dict[tuple[str, str], dict[_Claimant, str]]()
         for file in files:
             rank, claimant = (file.key.run, file.key.rank), (file.run_id, file.key.slot)

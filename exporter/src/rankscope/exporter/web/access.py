@@ -33,10 +33,10 @@ _TOO_MANY: Final = Response(429, b"too many failed log-ins\n", headers=(("retry-
 
 
 class WebAccess:
-    """The web configuration of ``path`` (None: plain HTTP without users), checked for changes at most once a second.
+    """The web configuration at ``path`` (None: plain HTTP without users), checked for changes at most once a second.
 
-    A version that cannot be used is logged and the last good one stays in force. Raises what ``load_web_config`` raises when the
-    first one cannot be used.
+    If a changed configuration is invalid, the reason is logged and the last valid one stays in force. If the first one is
+    invalid, this raises what ``load_web_config`` raises.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -51,21 +51,21 @@ class WebAccess:
         return self._config.get()
 
     def follow(self, path: Path | None) -> None:
-        """Use another file from now on, or the same one again; logs why it cannot be used."""
+        """Read ``path``, or the same file again, and use it from now on; if it is invalid, log why and keep the last one."""
         before, self._path = self._path, path
         if (before, path) != (None, None) and not self._config.read_again():
             self._path = before
 
     def tls(self) -> ssl.SSLContext | None:
-        """TLS for the next handshake; None when connections are plain."""
+        """Return the TLS context for the next handshake; None for plain connections."""
         return self.web.tls
 
     def admits(self, transport: Any) -> bool:
-        """Whether the client's certificate, if the configuration asks for one, is allowed."""
+        """Return whether the client's certificate is allowed; True if the configuration does not restrict certificates."""
         return self.web.admits(transport)
 
     async def refusal(self, request: Request) -> Response | None:
-        """None for a user with the right password, and for every client when there are no users."""
+        """Return None for a user with the right password, or if no users are configured; else the error response."""
         users = self.web.users
         return None if users is None else await self._passwords.refusal(request, users)
 
@@ -86,10 +86,10 @@ class WebAccess:
 
 
 class Passwords:
-    """Basic authentication with bcrypt that neither guesses nor scrapers can make expensive.
+    """Basic authentication with bcrypt, at a bounded cost for frequent scrapes and for password guessing.
 
-    A pair of name and password is hashed once, in a thread of its own, and remembered by a keyed digest. An address with too many
-    failures has to wait; other addresses, and pairs that are known to be right, do not.
+    A pair of name and password is hashed once, in a thread of its own, and cached by a keyed digest. An address with too many
+    failures is refused for a while; other addresses, and pairs cached as right, are not affected.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Passwords:
         self._thread = ThreadPoolExecutor(1, "bcrypt")
 
     async def refusal(self, request: Request, users: dict[str, bytes]) -> Response | None:
-        """None when the request names one of the users and the right password."""
+        """Return None if the request has the name and password of a user, else the error response."""
         pair = basic_credentials(request.headers.get("authorization", "").encode("latin-1", "replace"))
         if pair is None:
             return _UNAUTHORIZED
@@ -140,12 +140,12 @@ def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _check(name: bytes, password: bytes, users: dict[str, bytes]) -> bool:
-    """The same work whether there is such a user or not."""
+    """Check a password; an unknown user costs the same work, so that timing does not reveal names."""
     import bcrypt
 
     hashed = users.get(name.decode("utf-8", "replace"))
     try:
-        # Longer passwords are refused by newer versions of the library and cut off by older ones: to us they are wrong.
+        # Longer passwords count as wrong: newer versions of the library refuse them, older ones truncate them.
         fits = bcrypt.checkpw(password[:72], hashed or next(iter(users.values())))
     except ValueError:
         return False

@@ -30,18 +30,18 @@ Query = Mapping[str, list[str]]
 
 
 class CompatiblePage(Protocol):
-    """A page in the words of another exporter."""
+    """A page with the metric names of another exporter."""
 
     def render(self) -> tuple[bytes, str]:
-        """The page and its content type."""
+        """Render the page; return it with its content type."""
         ...
 
 
 class App:
-    """Answers requests: ``/metrics``, ``/-/healthy``, ``/-/ready``, the landing page, releases. No page waits for a GPU.
+    """Routes of the exporter: ``/metrics``, ``/-/healthy``, ``/-/ready``, landing page, release. No page waits for a GPU.
 
-    ``web`` answers on the web addresses, ``local`` on the control socket, ``compatible_only`` on an address which
-    has the compatible page at ``/metrics``.
+    ``web`` serves the web addresses, ``local`` the control socket, and ``compatible_only`` an address that has the compatible
+    page at ``/metrics``.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class App:
             self._routes[DCGM_PATH] = self._compatible_metrics
 
     async def web(self, request: Request) -> Response:
-        """Over the network: users and tokens are asked for. Being alive is no secret, and probes have no password."""
+        """Answer a request over the network, which needs a password or token; ``/-/healthy`` is public, for probes."""
         if request.path in CONTROL_PATHS:
             refused = await self.control.refusal(request)
         else:
@@ -78,11 +78,11 @@ class App:
         return self._with_headers(refused or await self._answer(request))
 
     async def local(self, request: Request) -> Response:
-        """Over the Unix socket, whose mode says who may."""
+        """Answer a request over the Unix socket, whose file mode restricts access."""
         return await self._answer(request)
 
     async def compatible_only(self, request: Request) -> Response:
-        """Over an address of its own: the compatible page where its scrapers look for it."""
+        """Answer a request on an address of its own, with the compatible page at ``/metrics``, where its scrapers expect it."""
         refused = None if request.path == _HEALTHY else await self._access.refusal(request)
         if refused is None:
             routes = {
@@ -150,7 +150,7 @@ class App:
         return Response(200, body, content_type, headers)
 
     async def _healthy(self, _request: Request, _query: Query) -> Response:
-        """Answering at all is the whole check: a wedged driver must not get the exporter killed."""
+        """Answer without checking anything: a liveness probe must not restart the exporter because a driver hangs."""
         return Response(200, b"healthy\n")
 
     async def _ready(self, _request: Request, _query: Query) -> Response:
@@ -180,16 +180,16 @@ class App:
 
 
 def _query_of(request: Request) -> Query | None:
-    """None when there is too much of it."""
+    """Parse the query; None if it has too many fields."""
     try:
         return parse_qs(request.query, keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
     except ValueError:
         return None
 
 
-@lru_cache(16)  # a scraper always says the same
+@lru_cache(16)  # a scraper always sends the same header
 def accepts_gzip(header: str) -> bool:
-    """Whether an Accept-Encoding header names gzip and does not weigh it with nothing."""
+    """Return whether an Accept-Encoding header accepts gzip, with a weight above 0."""
     for part in header.split(","):
         coding, _, weight = part.partition(";")
         if coding.strip().lower() in ("gzip", "*"):
@@ -210,5 +210,5 @@ def _unknown_collectors(unknown: list[str], enabled: frozenset[str]) -> str:
 
 
 def _line(text: str) -> str:
-    """Somebody else's text on one line."""
+    """Return untrusted text as one printable line of at most 500 characters."""
     return "".join(character if character.isprintable() else " " for character in text)[:500]

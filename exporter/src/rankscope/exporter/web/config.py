@@ -1,6 +1,6 @@
 """``--web.config.file``: TLS, users and headers, in the format of the Prometheus exporter-toolkit.
 
-What Python cannot do of that format is refused by name: nobody should believe in a protection that is not there.
+A setting that cannot be implemented in Python is an error that names it: no configured protection is silently missing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TlsServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HttpServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``http_server_config``. ``http2`` changes nothing: the exporter speaks HTTP/1.1, which every client can fall back to."""
+    """``http_server_config``. ``http2`` has no effect: the exporter only speaks HTTP/1.1, to which every client falls back."""
 
     http2: bool = True
     headers: dict[str, str] = {}
@@ -79,7 +79,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WebConfig:
     """One version of the file, ready to serve.
 
-    ``users`` maps names to bcrypt hashes, None when anybody may ask. ``files`` are all it was read from.
+    ``users`` maps names to bcrypt hashes; None if no password is required. ``files`` are all files it was read from.
     """
 
     def __init__(self, users: dict[str, bytes] | None = None, headers: tuple[tuple[str, str], ...] = ()) -> None:
@@ -90,7 +90,7 @@ class WebConfig:
         self.files: tuple[Path, ...] = ()
 
     def admits(self, transport: Any) -> bool:
-        """Whether the client's certificate names somebody who is allowed."""
+        """Return whether the client's certificate has one of ``allowed_sans``; True if there are none."""
         if self.allowed_sans is None:
             return True
         certificate = transport.get_extra_info("peercert") or {}
@@ -101,7 +101,7 @@ def load_web_config(path: Path) -> WebConfig:
     """Read the file and everything it names.
 
     Raises:
-        ExporterInputError: one of the files cannot be read, or says what cannot be done.
+        ExporterInputError: one of the files cannot be read, or has an invalid or unsupported setting.
         ExporterMissingError: PyYAML or bcrypt is not installed.
     """
     parsed = _parse(path)
@@ -150,7 +150,7 @@ def _users(path: Path, users: dict[str, str | None] | None) -> dict[str, bytes] 
     if not users:
         return None
     try:
-        import bcrypt  # noqa: F401  missing it now is better than at the first log-in
+        import bcrypt  # noqa: F401  report a missing package now, not at the first log-in
     except ModuleNotFoundError as error:
         raise ExporterMissingError("basic_auth_users needs bcrypt: pip install 'rankscope[exporter]'") from error
     for name, hashed in users.items():
@@ -222,7 +222,7 @@ def _limit_algorithms(path: Path, tls: TlsServerConfig, context: ssl.SSLContext)
 
 
 def _try(path: Path, what: str, choose: Callable[[], None]) -> None:
-    """OpenSSL may be built, or told by the system's policy, to do less than it knows."""
+    """Apply a choice of algorithms, which OpenSSL's build or the system's crypto policy may not offer."""
     try:
         choose()
     except (ssl.SSLError, ValueError) as error:
@@ -236,7 +236,7 @@ def _cipher(path: Path, name: str) -> str:
 
 
 def _no_password() -> str:
-    """An encrypted key would make OpenSSL ask on the terminal."""
+    """Return an empty password, so that OpenSSL does not prompt for one if the key is encrypted."""
     return ""
 
 
@@ -246,7 +246,7 @@ def _load(load: Callable[[], None], path: Path, folder: Path, tls: TlsServerConf
     except ssl.SSLError as error:
         files = ", ".join(str(folder / name) for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name)
         raise _wrong(path, f"{files}: {(error.reason or 'not usable PEM').lower().replace('_', ' ')}") from error
-    except (OSError, ValueError) as error:  # the latter for a name with a null character, or a key that is none
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name, or no key in the file
         names = [folder / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name]
         bad = next((name for name in names if not _readable(name)), names[0])
         raise _wrong(path, f"{bad}: {(error.strerror if isinstance(error, OSError) else None) or error}") from error
@@ -270,5 +270,5 @@ def _san(kind: str, value: str) -> tuple[str, str]:
 
 
 def _san_of_text(text: str) -> list[tuple[str, str]]:
-    """What a certificate would call this name: a list of names says of no entry which kind it is."""
+    """Return the SANs that ``text`` may stand for: ``client_allowed_sans`` does not give the kind of a name."""
     return [_san(kind, text) for kind in ("DNS", "email", "IP Address", "URI")]

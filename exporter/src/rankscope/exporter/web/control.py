@@ -29,7 +29,7 @@ _CLIENT_TIMEOUT_S: Final = 20.0
 
 
 def read_token(path: Path) -> bytes:
-    """The secret of ``--control.token-file``; raises ``ExporterInputError``."""
+    """Read the token from ``--control.token-file``; raises ``ExporterInputError``."""
     try:
         token = path.read_bytes().strip()
     except OSError as error:
@@ -42,7 +42,7 @@ def read_token(path: Path) -> bytes:
 
 
 class Control:
-    """Answers the two requests. ``changed`` is called after each that did something."""
+    """Handler of release and resume. ``changed`` is called after each attempt."""
 
     def __init__(self, fleet: Fleet | None, changed: Callable[[], None]) -> None:
         self._fleet = fleet
@@ -51,14 +51,14 @@ class Control:
         self._complaint: str | None = None
 
     async def refusal(self, request: Request) -> Response | None:
-        """Why this request over the web may not do that; None when it may."""
+        """Return the error response for a request over the web that is not authorised; None if it is."""
         if self.token_file is None or not request.tls:
             return _error(403, "over the web this needs --control.token-file and TLS; on the node, use the control socket")
         given = bearer_token(request.headers.get("authorization", "").encode("latin-1", "replace"))
         try:
             token = await asyncio.to_thread(read_token, self.token_file)
         except ExporterInputError as error:
-            if error.message != self._complaint:  # whoever asks again and again must not fill the log
+            if error.message != self._complaint:  # repeated requests must not fill the log
                 logger.warning("no token, so no release over the web: %s", error.message)
             self._complaint = error.message
             return _error(403, "the token file cannot be used; see the log of the exporter")
@@ -68,7 +68,11 @@ class Control:
         return None
 
     async def answer(self, request: Request, query: Mapping[str, list[str]]) -> Response:
-        """Do it: 200, 400 for a bad request, 404 for an unknown GPU, 405, 409 when its process is stuck."""
+        """Release or resume a GPU.
+
+        The status is 200, 400 for a bad request, 404 for an unknown GPU, 405 unless the method is POST, or 409 if the GPU's
+        process is stuck.
+        """
         if request.method != "POST":
             return _error(405, "only POST", ("allow", "POST"))
         if self._fleet is None:
@@ -87,7 +91,7 @@ class Control:
         return await self._do(self._fleet, gpus[0], release_for_s, request.peer or "socket")
 
     async def _do(self, fleet: Fleet, gpu: str, release_for_s: float | None, peer: str) -> Response:
-        """Release, or resume when ``release_for_s`` is None. In a thread: it waits for the process to end."""
+        """Release, or resume if ``release_for_s`` is None; in a thread, because it waits for the GPU's process to exit."""
         try:
             if release_for_s is not None:
                 await asyncio.to_thread(fleet.release, gpu, ttl_s=release_for_s)
@@ -115,7 +119,7 @@ def _error(status: int, text: str, *headers: tuple[str, str]) -> Response:
 
 
 def ask(path: Path, action: str, **parameters: str) -> dict[str, Any]:
-    """Ask the exporter behind a control socket to ``release`` or ``resume`` a GPU.
+    """Request ``release`` or ``resume`` of a GPU from the exporter behind a control socket.
 
     Raises:
         ExporterInputError: there is no such socket or GPU, or the parameters are wrong.

@@ -15,7 +15,7 @@ _STYLE: Final = (
     "table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6rem .3rem 0;border-bottom:1px solid #8886;"
     "vertical-align:top;overflow-wrap:anywhere}.up{color:#0a7d33}.down{color:#c02626;font-weight:600}code{font-size:.85em}"
     "a{display:inline-block;padding:.3rem 0}small{opacity:.75}"
-    # On a phone one below the other: in three columns names and addresses would break in the middle.
+    # One column on a phone: in three columns, names and addresses would break in the middle.
     "@media(max-width:30rem){thead{display:none}tr{display:block;border-bottom:1px solid #8886;padding:.3rem 0}"
     "td{display:block;border:0;padding:.1rem 0}td:first-child::before{content:'GPU '}}"
 )
@@ -30,7 +30,7 @@ def landing_page(
     problems: Sequence[tuple[str, str]],
     links: Iterable[str],
 ) -> str:
-    """HTML without scripts; all text from elsewhere is escaped."""
+    """Return the page as HTML without scripts; all variable text is escaped."""
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -53,7 +53,7 @@ def landing_page(
 
 
 def _expected(counts: Mapping[str, int]) -> str:
-    """A line when there are not as many GPUs as there should be."""
+    """Return a warning if the number of GPUs is not the expected one, else an empty string."""
     expected, found = counts.get("expected"), counts.get("driver", counts.get("pci"))
     if expected is None or found is None or expected == found:
         return ""
@@ -93,7 +93,7 @@ def _versions(version: str, state: FleetState | None) -> str:
 
 
 def _words(text: str) -> str:
-    """``gpu_is_lost`` is for a label; a person reads words."""
+    """Replace the underscores of reasons such as ``gpu_is_lost`` by spaces."""
     return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda found: found[0].replace("_", " "), text)
 
 

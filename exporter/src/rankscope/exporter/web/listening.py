@@ -27,10 +27,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """A listening Unix socket that only this user can use; one that a dead process left behind is replaced.
+    """Return a listening Unix socket with mode 0600; a socket left by a dead process is replaced.
 
     Raises:
-        OSError: the place cannot be written, somebody listens there, or something that is no socket is there.
+        OSError: the path is not writable, another process listens there, or it is no socket.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -43,7 +43,7 @@ def listen_unix(path: Path) -> socket.socket:
             raise OSError(errno.EADDRINUSE, "another exporter listens there", str(path))
         sock.close()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Made under another name, so that nobody can connect before the mode is right.
+        # Created under another name, so that no other user can connect before the mode is set.
         fresh = path.with_name(f".{path.name}.new")
         remove_socket(fresh)
         sock.bind(str(fresh))
@@ -57,7 +57,7 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def remove_socket(path: Path) -> None:
-    """Remove a socket, if one is there; raises ``OSError``, also where something else is, which is left alone."""
+    """Remove a socket if it exists; raises ``OSError``, also if the path is no socket, which is then kept."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

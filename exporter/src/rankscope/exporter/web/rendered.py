@@ -13,24 +13,25 @@ from functools import partial
 from typing import Final
 
 KEEP_S: Final = 0.25
-"""How long a page is given after it was made on demand, and after there was news that it does not have."""
+"""Seconds for which a page is served after it was rendered on demand, or after newer data arrived."""
 
 AHEAD_INTERVALS: Final = 1.25
-"""How long a page is given that was made ahead and has all news, in intervals of sampling, of which none counts for more than a
-second: so much older than it says may everything on it be."""
+"""Sampling intervals (of at most one second each) for which a pre-rendered page is served if no newer data arrives.
 
-_SETTLE_S: Final = 0.1  # the GPUs of a node are asked at the same moment, and some answer later than others
+Values may be this much staler than the page's age metrics say."""
+
+_SETTLE_S: Final = 0.1  # the GPUs of a node are sampled at the same time, but do not all answer at once
 _KEPT_PAGES: Final = 16
-_GZIP_LEVEL: Final = 2  # a page shrinks to a tenth at any level, and higher ones take twice as long for a few percent
+_GZIP_LEVEL: Final = 2  # any level shrinks a page to a tenth; higher ones take twice as long for a few percent
 
 Rendered = tuple[bytes, str]
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A page and how to make it: the last one, good until ``until_s``, and the one that is being made.
+    """Cache entry of a page: ``last``, valid until ``until_s``, and ``making``, the rendering in progress.
 
-    ``asked_s`` is when it was asked for last, ``pause_s`` how long nobody had asked before that.
+    ``asked_s`` is the time of the last request, ``pause_s`` the time between it and the request before. Times are monotonic.
     """
 
     render: Callable[[], Rendered]
@@ -42,16 +43,16 @@ class _Kept:
     making: asyncio.Future[Rendered] | None = None
 
     def expected(self, now_s: float, within_s: float) -> bool:
-        """Whether whoever asked before may be about to ask again."""
+        """Return whether the next request is due within ``within_s``, if requests are periodic."""
         return self.ahead and abs(self.asked_s + self.pause_s - now_s) <= within_s
 
 
 class RenderedPages:
-    """Renders in a thread of its own, one page at a time; who asks meanwhile, or a moment later, gets the same page.
+    """Cache of rendered pages. A thread of its own renders one page at a time.
 
-    A page that is asked for with some regularity is made ahead, from the last ``news`` before the next scrape. There should be
-    news every ``interval_s`` seconds. Pages that differ in anything, compression included, are kept apart, the newest few of
-    them. One thread calls the methods.
+    Requests during a rendering, or up to ``KEEP_S`` after its start, get the same page. A page that is scraped regularly is
+    pre-rendered after the last ``news`` before the next scrape. ``interval_s`` is the expected time between calls of ``news``.
+    The 16 most recently requested pages are kept, and compressed pages count separately. Not thread-safe.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -64,20 +65,20 @@ class RenderedPages:
     async def get(
         self, key: Hashable, render: Callable[[], Rendered], *, compressed: bool = False, ahead: bool = False
     ) -> Rendered:
-        """The page and its content type; ``key`` stands for everything that makes pages differ. Raises what ``render`` raises.
+        """Return the page and its content type. Raises what ``render`` raises.
 
-        ``ahead`` says whether it may be a little behind, so as to be there at once.
+        ``key`` identifies the page. With ``ahead``, the page may be pre-rendered: available at once, but slightly stale.
         """
         if compressed:
             return await self._get((key, "gzip"), lambda: _compressed(render()), ahead)
         return await self._get(key, render, ahead)
 
     def forget(self) -> None:
-        """Something has changed that the next page has to show."""
+        """Drop all pages, because the next one must show a change."""
         self._kept.clear()
 
     def news(self) -> None:
-        """There is something new to show, soon."""
+        """Report that new data has arrived: pages without it expire within ``KEEP_S``, and pages due soon are pre-rendered."""
         now_s = self._news_s = time.monotonic()
         for kept in self._kept.values():
             kept.until_s = min(kept.until_s, now_s + KEEP_S)
@@ -92,12 +93,12 @@ class RenderedPages:
             kept = self._kept[key] = _Kept(render, ahead, now_s)
             if len(self._kept) > _KEPT_PAGES:
                 self._kept.popitem(last=False)
-        elif now_s - kept.asked_s > KEEP_S:  # those who come together ask once
+        elif now_s - kept.asked_s > KEEP_S:  # simultaneous requests count as one
             kept.asked_s, kept.pause_s = now_s, now_s - kept.asked_s
         self._kept.move_to_end(key)
         if kept.until_s > now_s:
             return kept.last
-        # Shielded: one client that goes away must not take the page from the others.
+        # Shielded: a client that disconnects must not cancel the rendering for the others.
         return await asyncio.shield(kept.making or self._make(kept, KEEP_S))
 
     def _make_ahead(self) -> None:
@@ -115,7 +116,7 @@ class RenderedPages:
     def _made(self, kept: _Kept, began_s: float, keep_s: float, making: asyncio.Future[Rendered]) -> None:
         kept.making = None
         if making.cancelled() or making.exception() is not None:
-            return  # who waits for it hears of it; the next who asks tries again
+            return  # the waiting requests raise the error; the next request renders again
         kept.last = making.result()
         kept.until_s = began_s + keep_s if self._news_s <= began_s else min(began_s + keep_s, self._news_s + KEEP_S)
 

@@ -1,6 +1,11 @@
 """Xid errors of GPUs and SXids of NVSwitches, each counted once.
 
-The way of an error: NVML's event (``nvml/xid_events``) or a record of the ``kernel_log`` (read by ``kernel_lines``) →
-``journal``, which recognises the same error from both and adds the job that was there → ``journal_file`` (JSON Lines on disk)
-and ``tallies`` (counts by device and code) → ``collector``, the series of the page. ``entry`` has the records.
+The path of an error:
+
+1. An NVML event (``nvml/xid_events``) or a record of the ``kernel_log`` (parsed by ``kernel_lines``).
+2. ``journal`` matches the same error from both sources and adds the job on the GPU.
+3. ``journal_file`` (JSON Lines on disk) stores it, ``tallies`` counts it by device and code.
+4. ``collector`` gives the series of the page.
+
+``entry`` defines the records.
 """

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class XidCollector:
-    """Gathers errors. ``kernel_log`` is None where it is not to be read."""
+    """Collector of Xids and SXids. ``kernel_log`` is None if the kernel log is not to be read."""
 
     def __init__(self, journal: XidJournal, kernel_log: KernelLog | None) -> None:
         self._journal = journal
@@ -20,11 +20,11 @@ class XidCollector:
         self._logged: str | None = None
 
     def on_xid(self, identity: GpuIdentity, event: XidEvent) -> None:
-        """An event of NVML, each exactly once; any thread may call, and does not wait."""
+        """Record an NVML event. Call it once per event; thread-safe, and does not wait for the disk."""
         self._journal.record(identity.uuid, identity.pci_bus_id, event)
 
     def read(self, state: FleetState) -> tuple[Series, ...]:
-        """Look into the kernel log, write what is new, and give the series."""
+        """Read the kernel log, write new errors to the journal, and return the series."""
         identities = [gpu.identity for gpu in state.gpus]
         own: list[Series] = []
         if self._kernel_log is not None:
@@ -46,7 +46,7 @@ class XidCollector:
         return (*series, *own)
 
     def close(self) -> None:
-        """Write what is not written, and let another exporter go on."""
+        """Write pending errors and release the journal for another exporter."""
         if self._kernel_log is not None:
             self._kernel_log.close()
         self._journal.close()

@@ -10,13 +10,13 @@ SCHEMA = "rankscope.xids/1"
 
 Kind = Literal["xid", "sxid"]
 SeenBy = Literal["nvml", "kernel_log", "kernel_log_fallen"]
-"""``kernel_log_fallen``: a line that says that the GPU has fallen off the bus, and is no Xid itself."""
+"""``kernel_log_fallen``: a line, not an Xid itself, that reports that the GPU has fallen off the bus."""
 
 
 class KernelXid(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as a line of the kernel log tells it.
+    """An error in a line of the kernel log.
 
-    ``boot_s`` is when, on the monotonic clock; ``seq`` the line's number in this boot. ``severity`` is for NVSwitches only.
+    ``boot_s`` is its time on the monotonic clock, ``seq`` the line's number in this boot. ``severity`` is for NVSwitches only.
     """
 
     kind: Kind
@@ -30,11 +30,13 @@ class KernelXid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class XidEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="entry"):
-    """One error, seen once or more: a line with a known ``id`` in the file replaces what was known.
+    """One error, from one or several sources. In the file, a later line with the same ``id`` replaces the earlier one.
 
-    ``uuid`` is empty for an NVSwitch, and for a GPU as long as nobody said who is at that address. ``boot_s`` is when, on the
-    monotonic clock of that boot; ``unix_s`` is the same on the wall clock at the time it was recorded. ``seq``: the last of the
-    kernel's lines about it.
+    Attributes:
+        uuid: uuid of the GPU; empty for an NVSwitch, and for a GPU that is not identified yet.
+        unix_s: time of the error on the wall clock, as of the time it was recorded.
+        boot_s: the same on the monotonic clock of the boot ``boot_id``.
+        seq: number of the last kernel log line about it; None without one.
     """
 
     id: int
@@ -53,12 +55,12 @@ class XidEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 
     @property
     def device(self) -> str:
-        """What the series of it are labelled with: uuid of a GPU, address of an NVSwitch; empty when not known."""
+        """Label value of its series: uuid of a GPU, PCI bus id of an NVSwitch; empty while unknown."""
         return self.pci_bus_id if self.kind == "sxid" else self.uuid
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All errors of one code (or of the codes beyond the cap) on one device, and when the last was."""
+    """Count of errors of one code (or of all codes beyond the cap) on one device, and the time of the last one."""
 
     kind: Kind = "xid"
     device: str
@@ -72,9 +74,9 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="snapshot"):
-    """The first line of the file: everything counted up to entry ``last_id``; entries below that do not count again.
+    """First line of the file: the counts up to entry ``last_id``; entries up to that id are not counted again.
 
-    ``boot_id`` and ``seq``: the kernel's lines of that boot up to that number are in.
+    ``boot_id`` and ``seq``: kernel log lines of that boot up to that number are included.
     """
 
     format: str

@@ -1,7 +1,8 @@
 """The Xid journal: every error of a GPU or NVSwitch, counted once however often it is seen, with the job that was there.
 
-The same error is seen as an NVML event, as a line of the kernel log, and again as that line after a restart. NVML's events and
-the kernel's lines are matched one to one: the same device and code at about the same time are one error, but two lines are two.
+The same error arrives as an NVML event, as a line of the kernel log, and as the same line again after a restart. NVML events and
+kernel log lines are matched one to one: an event and a line of the same device and code at about the same time are one error; two
+lines are two errors.
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ from rankscope.exporter.xids import CRITICAL
 logger = logging.getLogger(__name__)
 
 MAX_ENTRIES: Final = 1024
-"""Single errors kept; older ones are only counted."""
+"""Maximum number of single errors kept; older ones are only counted."""
 
 EARLY_S: Final = 10.0
 LATE_S: Final = 120.0
-"""How much earlier and later than the kernel's line of an error NVML's event of it may seem to be.
+"""Maximum seconds by which an NVML event may be earlier (``EARLY_S``) or later (``LATE_S``) than the kernel log line.
 
-The event has the time at which it was asked for; while the driver is busy with the error, that can be long after.
+The event has the time at which it was read, which can be long after the error while the driver handles it.
 """
 
 _FALLEN_S: Final = 300.0
 _LIVE_S: Final = 10.0
 _MAX_DELAY_S: Final = 120.0
-_TIMED_CODES: Final = 2  # the last one often only says what follows from the one before it
+_TIMED_CODES: Final = 2  # the last code is often a consequence of the one before it
 _MAX_JOB_ID: Final = 128
 
 _Key = tuple[str, str, int, str]
 
 
 class XidJournal:
-    """The journal in ``folder``, or in memory only when that is None; ``job_at(uuid)`` names the job on a GPU now, from memory.
+    """Journal in ``folder``, or in memory only if that is None. ``job_at(uuid)`` returns the job now on a GPU without blocking.
 
-    ``record`` and ``record_line`` only touch memory and may be called by any thread; ``flush`` writes. Without a disk (full,
-    read-only, another exporter's) everything goes on in memory, ``problem`` says why, and what is missing is written later.
+    ``record`` and ``record_line`` change memory only and are thread-safe; ``flush`` writes. If the disk is full, read-only or
+    locked by another exporter, the journal continues in memory, ``problem`` says why, and pending errors are written later.
     """
 
     def __init__(
@@ -80,51 +81,54 @@ class XidJournal:
         self._nothing_saved = False
         self._told: tuple[tuple[GpuIdentity, ...], tuple[Series, ...]] | None = None
         if self._file is not None:
-            with contextlib.suppress(JournalError):  # the counts go on even where this process may not write; flush says why
+            with contextlib.suppress(JournalError):  # counting continues without the file; flush reports why
                 self._start_from(self._file.load())
             self.flush()
 
     @property
     def durable(self) -> bool | None:
-        """Whether everything is on the disk as of the last ``flush``; None where nothing is meant to be."""
+        """True if the last ``flush`` wrote everything to disk; None without a folder."""
         return None if self._file is None else self.problem is None
 
     def record(self, uuid: str, pci_bus_id: str, event: XidEvent) -> None:
-        """An event of NVML; its time is of the wall clock, a moment ago."""
+        """Record an NVML event, whose time is on the wall clock, a moment ago."""
         now, boot_now = self._now(), self._monotonic()
         delay_s = now - event.unix_s
-        # A wall clock that was set in between says nothing about the delay.
+        # If the wall clock was set in between, the difference is not the delay.
         boot_s = boot_now - (delay_s if 0 <= delay_s <= _MAX_DELAY_S else 0.0)
         seen = KernelXid(kind="xid", seen_by="nvml", pci_bus_id=pci_bus_id, code=event.xid, text="", seq=-1, boot_s=boot_s)
         self._observe(seen, uuid)
 
     def record_line(self, line: KernelXid, uuid: str = "") -> None:
-        """A line of the kernel log; ``uuid`` where it is known who is at the line's address. A line known already is left out."""
+        """Record a line of the kernel log, unless it is known already. ``uuid`` is that of the GPU at its address, if known."""
         if line.seq > self.last_seq:
             self._observe(line, uuid)
 
     @property
     def last_seq(self) -> int:
-        """The last of the kernel's lines of this boot that is in; -1 when there is none."""
+        """Number of the last recorded kernel log line of this boot; -1 without one."""
         return self._last_seq
 
     def entries(self) -> list[XidEntry]:
-        """The last errors, in the order in which they were recorded."""
+        """Return the last errors in the order in which they were recorded."""
         with self._memory:
             return list(self._entries.values())
 
     def series(self, identities: Iterable[GpuIdentity]) -> tuple[Series, ...]:
-        """The series of these GPUs and of all NVSwitches: critical codes from zero, others once they occurred."""
+        """Return the series of these GPUs and of all NVSwitches.
+
+        Critical codes of a GPU start at zero; other codes appear when they first occur.
+        """
         known = tuple(identities)
         with self._memory:
             if self._told is None or self._told[0] != known:
                 self._identify({identity.pci_bus_id: identity.uuid for identity in known})
                 series = tuple(one for identity in known for one in self._of_gpu(identity.uuid)) + tuple(self._of_switches())
-                self._told = known, series  # errors are rare: mostly the next page says the same
+                self._told = known, series  # cached: errors are rare, most pages are equal
             return self._told[1]
 
     def flush(self) -> None:
-        """Write what is not on the disk yet; never raises, ``problem`` says why it is not."""
+        """Write pending errors to disk. Never raises; ``problem`` says why it failed."""
         if self._file is None:
             return
         with self._disk:
@@ -144,7 +148,7 @@ class XidJournal:
             self.problem = reason
 
     def close(self) -> None:
-        """Write, and let another exporter have the journal."""
+        """Write pending errors and release the journal for another exporter."""
         self.flush()
         if self._file is not None:
             with self._disk:
@@ -181,11 +185,11 @@ class XidJournal:
         )
 
     def _match(self, seen: KernelXid) -> XidEntry | None:
-        """The first error that this may be another sight of."""
+        """Return the first recorded error that this one may be a duplicate of; None if it is new."""
         for number in self._ids.get(_key(seen), {}):
             entry = self._entries[number]
             later_s = seen.boot_s - entry.boot_s
-            # That a GPU is off the bus is said again and again; that is no second loss.
+            # The driver repeats that a GPU has fallen off the bus; that is the same error.
             if seen.seen_by == "kernel_log_fallen":
                 if abs(later_s) <= _FALLEN_S:
                     return entry
@@ -196,17 +200,17 @@ class XidJournal:
         return None
 
     def _put(self, entry: XidEntry, *, unsaved: bool) -> None:
-        """Add an error, or replace what was known of it; it is counted when its device is known."""
+        """Add an error, or replace the entry with its id. It is counted once its device is known."""
         self._told = None
         before = self._entries.get(entry.id)
         if before is None and entry.id <= self._last_id:
-            return  # counted and forgotten
+            return  # already counted and evicted
         if entry.device and (before is None or not before.device):
             self._tallies.add(entry)
             self._remember_code(entry)
         if unsaved:
             self._unsaved[entry.id] = entry
-            while len(self._unsaved) > 2 * MAX_ENTRIES:  # then everything is written anew, counts included
+            while len(self._unsaved) > 2 * MAX_ENTRIES:  # the next write rewrites the whole file, with all counts
                 del self._unsaved[next(iter(self._unsaved))]
         self._keep(entry)
 
@@ -227,7 +231,7 @@ class XidJournal:
             self._last_codes[entry.uuid] = (entry.boot_s, entry.code)
 
     def _identify(self, uuids: dict[str, str]) -> None:
-        """GPUs whose address was not known when the log spoke of it, in this boot: later another may sit there."""
+        """Add the uuid to entries of GPUs identified after the kernel log line; of this boot only, since GPUs may be moved."""
         for entry in [one for one in self._entries.values() if not one.device and one.boot_id == self._boot_id]:
             if uuid := uuids.get(entry.pci_bus_id):
                 self._put(msgspec.structs.replace(entry, uuid=uuid), unsaved=True)
@@ -238,8 +242,7 @@ class XidJournal:
             labels = (("uuid", uuid), ("xid", code))
             tally = tallies.get(code)
             yield Series("gpu_xid_errors_total", tally.count if tally else 0, labels)
-        # Of the last codes only: a sick GPU has many, and series of it must not become ever more. When the others were, the
-        # counters of the past tell.
+        # Only of the last codes, to bound the series of a faulty GPU. The history of the counters shows the times of the others.
         by_time = sorted(tallies.values(), key=lambda tally: tally.unix_s)
         for tally in by_time[-_TIMED_CODES:]:
             yield Series("gpu_xid_last_timestamp_seconds", tally.unix_s, (("uuid", uuid), ("xid", tally.code)))
@@ -266,13 +269,13 @@ class XidJournal:
         self._last_seq = snapshot.seq if snapshot.boot_id == self._boot_id else -1
         for entry in loaded.entries:
             if entry.id <= snapshot.last_id and entry.id not in self._entries:
-                self._keep(entry)  # the snapshot has counted it
+                self._keep(entry)  # already counted in the snapshot
             else:
                 self._put(entry, unsaved=False)
         self._read_last_id = self._last_id
 
     def _take_over(self, file: JournalFile) -> None:
-        """Become the writer. Another exporter may have been it until now, and may have recorded the same errors."""
+        """Lock the file and merge its content, in which another exporter may have recorded the same errors."""
         file.lock()
         try:
             loaded = file.load()
@@ -322,7 +325,7 @@ def _key(error: KernelXid | XidEntry) -> _Key:
 
 
 def _merged(known: XidEntry, other: XidEntry) -> XidEntry:
-    """What two looks at the same error tell together."""
+    """Merge two entries of the same error; fields of ``known`` take precedence."""
     return msgspec.structs.replace(
         known,
         uuid=known.uuid or other.uuid,

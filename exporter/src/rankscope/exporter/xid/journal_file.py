@@ -24,12 +24,12 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class JournalError(Exception):
-    """The file cannot be written at present; the message says why, for a person."""
+    """The file cannot be read or written now; the message describes why."""
 
 
 @dataclass(slots=True)
 class Loaded:
-    """What the file holds. ``skipped``: lines that were torn or damaged; not ``found``: there is no file."""
+    """Content of the file. ``skipped``: number of damaged lines; ``found``: the file exists."""
 
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(format=SCHEMA))
     entries: list[XidEntry] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Loaded:
 
 
 class JournalFile:
-    """One folder's journal. Whoever holds the lock writes; a second exporter may only read. One thread at a time."""
+    """Journal file of one folder. Only the holder of the lock writes; a second exporter may only read. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,11 +49,11 @@ class JournalFile:
 
     @property
     def locked(self) -> bool:
-        """Whether this process may write."""
+        """True if this process holds the lock and may write."""
         return self._lock_fd is not None
 
     def lock(self) -> None:
-        """Make the folder and become its writer; raises ``JournalError``."""
+        """Create the folder and lock it for writing; raises ``JournalError``."""
         try:
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
             self._lock_fd = lock_file(self.folder / _LOCK)
@@ -63,7 +63,11 @@ class JournalFile:
             raise JournalError(f"{self.folder}: another exporter writes there")
 
     def load(self) -> Loaded:
-        """Everything in the file; damaged lines are left out and counted. Raises ``JournalError`` when it must not be touched."""
+        """Read the file; damaged lines are skipped and counted.
+
+        Raises:
+            JournalError: the file cannot be read, or has another schema version and must not be changed.
+        """
         try:
             content = self._read()
         except FileNotFoundError:
@@ -91,10 +95,10 @@ class JournalFile:
         return loaded
 
     def append(self, entries: Iterable[XidEntry]) -> bool:
-        """Add lines, and have them on the disk when this returns.
+        """Append entries and sync them to disk.
 
-        False when the file is not as this process left it: somebody removed or changed it, and only ``rewrite`` helps. Raises
-        ``JournalError``, and then nothing was added.
+        Returns False if another process removed or changed the file; only ``rewrite`` helps then. If it raises ``JournalError``,
+        nothing was added.
         """
         data = b"".join(_encode(entry) + b"\n" for entry in entries)
         try:
@@ -107,7 +111,7 @@ class JournalFile:
             size = os.fstat(fd).st_size
             if size != self._size or size == 0:
                 return False
-            if os.pread(fd, 1, size - 1) != b"\n":  # torn by a kill: what follows must not be lost with it
+            if os.pread(fd, 1, size - 1) != b"\n":  # a kill left a partial line, which must not corrupt the next one
                 data = b"\n" + data
             _append(fd, data, size)
         except OSError as error:
@@ -119,7 +123,7 @@ class JournalFile:
         return True
 
     def rewrite(self, snapshot: Snapshot, entries: Iterable[XidEntry]) -> None:
-        """Replace everything at once; raises ``JournalError``, and then the old file is as it was."""
+        """Replace the file atomically. If it raises ``JournalError``, the old file is unchanged."""
         lines = [_encode(snapshot), *map(_encode, entries)]
         fresh = self._path.with_name(f"{_NAME}.new")
         try:
@@ -133,18 +137,18 @@ class JournalFile:
         except OSError as error:
             with contextlib.suppress(OSError):
                 fresh.unlink(missing_ok=True)
-            if isinstance(error, FileNotFoundError):  # the folder is gone, and the lock with it
+            if isinstance(error, FileNotFoundError):  # the folder was removed, and with it the lock file
                 self.close()
             raise JournalError(f"{self._path}: {error.strerror}") from error
         self.lines, self._size = len(lines), sum(map(len, lines)) + len(lines)
 
     @property
     def too_large(self) -> bool:
-        """Whether it should be rewritten before anything is added."""
+        """True if the file should be rewritten instead of appended to."""
         return self._size > MAX_BYTES // 2
 
     def close(self) -> None:
-        """Let another exporter write."""
+        """Release the lock, so that another exporter can write."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
@@ -156,10 +160,10 @@ class JournalFile:
 
 
 def _append(fd: int, data: bytes, size: int) -> None:
-    """All or nothing."""
+    """Append all of ``data`` to a file of ``size`` bytes and sync it, or restore the file and raise ``OSError``."""
     try:
-        if os.write(fd, data) != len(data):  # a disk that just got full takes a part
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301  as the next write would
+        if os.write(fd, data) != len(data):  # the disk became full during the write
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301  the error of the next write
         os.fdatasync(fd)
     except OSError:
         with contextlib.suppress(OSError):

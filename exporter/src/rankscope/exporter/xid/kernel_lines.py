@@ -10,12 +10,12 @@ from rankscope.exporter.xid.entry import KernelXid
 from rankscope.exporter.xids import FALLEN_OFF_THE_BUS
 
 _MAX_TEXT: Final = 256
-_KERNEL_PRIORITIES: Final = 8  # facility 0: what programs write into /dev/kmsg never has that
+_KERNEL_PRIORITIES: Final = 8  # facility 0, which programs that write to /dev/kmsg cannot use
 
 _ADDRESS: Final = r"(?:PCI:)?(?P<address>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
-# A MIG instance, or the uuid, may follow the address.
+# A MIG instance or the uuid may follow the address.
 _XID: Final = re.compile(rf"NVRM: Xid \({_ADDRESS}[^)]{{0,64}}\): (?P<code>[0-9]{{1,5}})\b[,:]? ?(?P<text>.*)", re.DOTALL)
-# An NVSwitch has three lines for an error; only this one says how bad it is.
+# The driver logs three lines per error of an NVSwitch; only this one has the severity.
 _SXID: Final = re.compile(
     rf"nvidia-nvswitch[0-9]{{1,3}}: SXid \({_ADDRESS}\): (?P<code>[0-9]{{1,5}}), (?P<severity>Fatal|Non-fatal), ?(?P<text>.*)",
     re.DOTALL,
@@ -24,30 +24,30 @@ _GPU: Final = re.compile(rf"NVRM: (?:The NVIDIA GPU|GPU(?: at)?) {_ADDRESS}")
 _FALLEN: Final = re.compile(r"NVRM:.{0,200}\bfallen off the bus", re.DOTALL)
 _RECORD: Final = re.compile(rb"([0-9]{1,4}),([0-9]{1,20}),([0-9]{1,20}),[^;]{0,200};([^\n]*)")
 _ESCAPE: Final = re.compile(rb"\\x([0-9a-f]{2})")
-# An exception of the graphics engine has a line per unit it happened in, and more; NVML has one event for all.
+# The driver logs a graphics engine exception once per affected unit, and more; NVML sends one event for all of them.
 _WITH_DETAILS: Final = frozenset({13})
 _ONE_MESSAGE_S: Final = 0.1
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 class KernelLines:
-    """Reads records one by one, because the driver may spread one message over several."""
+    """Stateful parser of records: the driver may spread one message over several of them."""
 
     def __init__(self) -> None:
         self._spoken_of: tuple[str, float] | None = None
         self._detailed: tuple[str, int, float] | None = None
 
     def read(self, record: bytes) -> tuple[int, int, KernelXid | None] | None:
-        """Sequence number, microseconds since boot, and the error the record tells of, if any; None when it is no record.
+        """Parse a record to sequence number, microseconds since boot, and its error (or None); None if it is not a record.
 
-        ``boot_s`` of the error is the kernel's stamp as it is.
+        ``boot_s`` of the error is the kernel's timestamp, uncorrected.
         """
         parts = _RECORD.match(record)
         if parts is None:
             return None
         priority, seq, stamp_us = int(parts[1]), int(parts[2]), int(parts[3])
         message = parts[4]
-        # What follows is much work for a record that nearly never matters.
+        # Skip the expensive parsing for nearly all records.
         if priority >= _KERNEL_PRIORITIES or not message.startswith((b"NVRM:", b"nvidia-nvswitch")):
             return seq, stamp_us, None
         text = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), message).decode("utf-8", "replace")
@@ -96,7 +96,7 @@ class KernelLines:
         )
 
     def _is_detail(self, address: str, code: int, boot_s: float) -> bool:
-        """Whether this line only tells more of the error on the line before."""
+        """Return True if this line only adds details to the error of the previous line."""
         before, self._detailed = self._detailed, (address, code, boot_s)
         return (
             code in _WITH_DETAILS
@@ -107,7 +107,7 @@ class KernelLines:
 
 
 def pci_bus_id(address: str) -> str:
-    """``0000:1a:00``, with or without function, as ``GpuIdentity`` writes it."""
+    """Convert ``0000:1a:00``, with or without function, to the form of ``GpuIdentity.pci_bus_id``."""
     return bus_id(f"{address.partition('.')[0]}.0")
 
 

@@ -22,9 +22,9 @@ _MAX_READS: Final = 20_000
 
 
 class KernelLog:
-    """Errors in the kernel log. One thread at a time.
+    """Errors in the kernel log. Not thread-safe.
 
-    ``problem`` says why it cannot be read, None while it can. ``lost`` counts records that the kernel dropped before they were
+    ``problem`` says why it cannot be read; None while it can. ``lost`` counts records that the kernel overwrote before they were
     read.
     """
 
@@ -40,9 +40,9 @@ class KernelLog:
         self._read_until_s = 0.0
 
     def read(self) -> list[KernelXid]:
-        """The errors in what was not read before; a very long log takes several calls.
+        """Return the errors in new records; a very long log takes several calls.
 
-        Never raises, ``problem`` says what is wrong.
+        Never raises; ``problem`` says why the log cannot be read.
         """
         try:
             if self._fd is None:
@@ -56,7 +56,7 @@ class KernelLog:
         return errors
 
     def close(self) -> None:
-        """Let go of the file; the next ``read`` opens it again and sees everything again."""
+        """Close the file. The next ``read`` opens it again and returns all errors again."""
         if self._fd is not None:
             os.close(self._fd)
         self._fd, self._rest, self._next_seq = None, b"", None
@@ -69,10 +69,10 @@ class KernelLog:
                 data = os.read(fd, _MAX_RECORD)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # the kernel overwrote what was to come; the gap in the numbers says how much
+            except BrokenPipeError:  # the kernel overwrote the next records; the gap in the numbers gives the count
                 continue
             except OSError as error:
-                if error.errno == errno.EINVAL:  # a record larger than can be; it is skipped
+                if error.errno == errno.EINVAL:  # the record is larger than the buffer; the kernel skips it
                     self.lost += 1
                     continue
                 raise
@@ -88,7 +88,7 @@ class KernelLog:
 
     def _error(self, record: bytes) -> KernelXid | None:
         read = self._lines.read(record)
-        if read is None:  # an attribute of the record before, or nonsense
+        if read is None:  # an attribute of the previous record, or invalid
             return None
         seq, _, error = read
         if self._next_seq is not None and seq > self._next_seq:
@@ -96,6 +96,6 @@ class KernelLog:
         self._next_seq = seq + 1
         if error is None:
             return None
-        # The kernel's stamps drift from the monotonic clock over weeks; what is new since the last look happened since then.
+        # Kernel timestamps drift from the monotonic clock over weeks: a new record is not older than the last complete read.
         boot_s = min(max(error.boot_s, self._read_until_s), self._monotonic())
         return msgspec.structs.replace(error, boot_s=boot_s)

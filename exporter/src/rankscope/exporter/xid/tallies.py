@@ -10,13 +10,13 @@ from rankscope.exporter.xid.entry import Kind, Tally, XidEntry
 from rankscope.exporter.xids import ACTIONABLE
 
 OTHER: Final = "other"
-"""The code of what is beyond the cap: a storm of new codes must not make ever more series."""
+"""Code of all errors beyond the cap, which bounds the number of series."""
 
 MAX_OTHER_CODES: Final = 4
-"""Codes of one GPU that get series of their own besides the actionable ones."""
+"""Maximum number of codes of one GPU with series of their own, besides the actionable ones."""
 
 MAX_SXID_CODES: Final = 16
-"""Codes of one NVSwitch that get series of their own, of each severity."""
+"""Maximum number of codes of one NVSwitch and severity with series of their own."""
 
 _ALWAYS: Final = frozenset(str(code) for code in ACTIONABLE)
 
@@ -24,7 +24,7 @@ Device = tuple[Kind, str, str]
 
 
 class Tallies:
-    """Counts by device and code; what has a code of its own keeps it."""
+    """Counts by device and code. A code that has a series of its own keeps it."""
 
     def __init__(self, tallies: Iterable[Tally] = ()) -> None:
         self._of: dict[Device, dict[str, Tally]] = {}
@@ -41,7 +41,7 @@ class Tallies:
             cap = MAX_SXID_CODES if entry.kind == "sxid" else MAX_OTHER_CODES
             code = code if self._own_codes[device] < cap else OTHER
         before = known.get(code)
-        # The kernel log is read after the fact: an older error may come later, and is not the last one then.
+        # Kernel log lines may arrive after newer errors: keep the time and job of the newest one.
         if before is not None and before.boot_id == entry.boot_id and before.boot_s > entry.boot_s:
             last_unix_s, last_boot_s, last_job_id = before.unix_s, before.boot_s, before.job_id
         else:
@@ -60,15 +60,15 @@ class Tallies:
         self._put(device, tally)
 
     def of_gpu(self, uuid: str) -> dict[str, Tally]:
-        """A GPU's tallies by code."""
+        """Return a GPU's tallies by code."""
         return self._of.get(("xid", uuid, ""), {})
 
     def of_switches(self) -> list[Tally]:
-        """Those of all NVSwitches."""
+        """Return the tallies of all NVSwitches."""
         return [tally for (kind, _, _), tallies in sorted(self._of.items()) if kind == "sxid" for tally in tallies.values()]
 
     def all(self) -> tuple[Tally, ...]:
-        """Everything, in the order in which codes appeared."""
+        """Return all tallies; those of a device in the order in which its codes appeared."""
         return tuple(tally for tallies in self._of.values() for tally in tallies.values())
 
     def _put(self, device: Device, tally: Tally) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rankscope.alerts.deliver.target import TemplateName
 
 Template = Callable[[bytes, str], bytes]
-"""Payload and routing key to the body of a request. Raises ``msgspec.DecodeError`` for what is no payload."""
+"""Converts payload and routing key to a request body. Raises ``msgspec.DecodeError`` for an invalid payload."""
 
 
 def _generic(payload: bytes, _routing_key: str) -> bytes:
@@ -26,4 +26,4 @@ TEMPLATES: Final[dict[TemplateName, Template]] = {
     "teams": teams,
     "pagerduty": pagerduty,
 }
-"""Those that are sent by HTTP; Apprise speaks for itself."""
+"""Templates for HTTP targets. For Apprise see ``courier.text_message``."""

@@ -17,7 +17,7 @@ from rankscope.base.text import one_line, span
 
 MAX_BODY_BYTES: Final = 20_000
 _CAPS: Final = (1000, 400, 150, 60)
-"""Characters of each text, the first with which everything fits."""
+"""Characters per text: the first value with which the body fits is used."""
 _PLACE: Final = (
     ("run", ("run", "run_id")),
     ("rank", ("rank", "culprit", "verdict_rank", "ranks")),
@@ -25,7 +25,7 @@ _PLACE: Final = (
     ("GPU", ("gpu", "gpu_uuid", "uuid")),
 )
 _SEVERAL: Final = frozenset({"culprit", "culprit_host", "ranks", "hosts"})
-"""Of these there may be many, between commas."""
+"""Names of values that may be lists, separated by commas."""
 _TEXTS: Final = (
     ("verdict", ("verdict",)),
     ("no verdict", ("no_verdict",)),
@@ -50,14 +50,14 @@ _STEPS: Final = 8
 _LONGEST_LINK: Final = 1000
 _LONGEST_WHY: Final = 60
 _SHOWN: Final = 4
-"""Ranks and hosts by name, where there are many."""
+"""Number of ranks or hosts that are listed before "and N more"."""
 _DECIDING: Final = 3
-"""Pieces of evidence that are read in a chat: the first ones decide."""
+"""Pieces of evidence shown in a chat: the first ones decide."""
 _COMMANDS: Final = ("rankscope", "py-spy", "nvidia-smi", "dmesg", "scontrol", "kubectl")
-"""A step that begins with one of these programs is a command; any other is prose, commands in it included."""
+"""A step that begins with one of these programs is a command. Any other step is prose."""
 
 State = Literal["firing", "update", "follow_up", "still_firing", "resolved", "ended"]
-"""``ended``: nobody saw it mended; ``update``: more became known; ``follow_up``: what a capture or a dump showed."""
+"""``ended``: no recovery was observed; ``update``: more became known; ``follow_up``: result of a capture or dump."""
 _WORDS: Final[dict[State, str]] = {
     "firing": "FIRING",
     "update": "UPDATE",
@@ -70,35 +70,35 @@ _WORDS: Final[dict[State, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """One alert in words, none of them longer than was asked for, on one line each except ``description``."""
+    """One alert in words. Every text is truncated to the requested length, and on one line except ``description``."""
 
     state: State
     over: bool
-    """Whether it fires no more."""
+    """The alert no longer fires."""
     why_ended: str
-    """Where nobody saw it mended."""
+    """Reason of an end without an observed recovery."""
     name: str
     severity: str
     simulated: bool
     summary: str
     description: str
     when: str
-    """Since when, or from when to when and how long; empty where the sender does not say."""
+    """Start, or start, end and duration; empty if the sender gives no start."""
     place: tuple[tuple[str, str], ...]
     run_id: str
-    """Where the run's name is another: two runs may have one name."""
+    """Only if the run's name differs from it: two runs may share a name."""
     details: tuple[tuple[str, str], ...]
     evidence: str
     deciding: str
-    """The evidence, as much of it as is read in a chat."""
+    """The evidence, shortened for a chat."""
     next: tuple[str, ...]
-    """What to do, one step each."""
+    """Steps to take."""
     links: tuple[tuple[str, str], ...]
-    """Words and address; only http and https."""
+    """Link text and address; only http and https."""
 
     @property
     def brief(self) -> bool:
-        """Whether it says that something is over, which needs no advice. A follow-up is told for what it says."""
+        """True for a resolved or ended alert, which needs no advice. A follow-up is never brief."""
         return self.state in ("resolved", "ended")
 
     @property
@@ -108,13 +108,13 @@ class Facts:
 
     @property
     def said(self) -> tuple[tuple[str, str], ...]:
-        """Where, when, and unless it is brief all details: what they are, and the words."""
+        """Pairs of label and text: place, time and, unless brief, all details."""
         about = (("where", self.where), ("when", self.when), *(() if self.brief else self.details))
         return tuple((name, text) for name, text in about if text)
 
     @property
     def heading(self) -> str:
-        """``FIRING warning TrainingStraggler: run llama, rank 2, host node1``, marked where GPUs were simulated."""
+        """``FIRING warning TrainingStraggler: run llama, rank 2, host node1``, prefixed if GPUs were simulated."""
         state = _WORDS[self.state] + (f" ({cut(self.why_ended, _LONGEST_WHY)})" if self.why_ended else "")
         words = [state, *([self.severity] if self.severity else []), self.name]
         where = _joined(self.place)
@@ -122,7 +122,7 @@ class Facts:
 
 
 def facts(alert: PayloadAlert, cap: int) -> Facts:
-    """The words for an alert."""
+    """Convert an alert to words of at most ``cap`` characters per text."""
     known = {**alert.annotations, **alert.labels}
     summary, evidence = (alert.annotations.get(name, "") for name in ("summary", "evidence"))
     links = tuple((words, known[name]) for words, name in _LINKS if _is_link(known.get(name, "")))
@@ -147,7 +147,7 @@ def facts(alert: PayloadAlert, cap: int) -> Facts:
 
 
 def command_in(step: str) -> str:
-    """The command that a step of what to do next is, remarks as a comment: ``py-spy dump --pid 7  # rank 2``; empty for prose."""
+    """Return the command in a step, with remarks as a comment: ``py-spy dump --pid 7  # rank 2``; empty for prose."""
     command, _, remark = step.partition("   ")
     if command.split(" ", 1)[0] not in _COMMANDS:
         return ""
@@ -155,7 +155,10 @@ def command_in(step: str) -> str:
 
 
 def fitted(build: Callable[[Payload, int], object], payload: bytes) -> bytes:
-    """What ``build`` makes of a payload and a number of characters, as JSON that no receiver refuses for its size."""
+    """Encode ``build(payload, cap)`` as JSON of at most ``MAX_BODY_BYTES``.
+
+    Texts are shortened first. If that is not enough, alerts are left out and counted as truncated.
+    """
     whole = msgspec.json.decode(payload, type=Payload)
     count = len(whole.alerts)
     while True:
@@ -171,7 +174,7 @@ def fitted(build: Callable[[Payload, int], object], payload: bytes) -> bytes:
 
 
 def headline(payload: Payload, cap: int) -> str:
-    """A whole payload in one line."""
+    """Summarize a payload in one line."""
     first = facts(payload.alerts[0], cap)
     more = len(payload.alerts) + payload.truncated_alerts - 1
     return first.heading + (f" and {more} more" if more else "")

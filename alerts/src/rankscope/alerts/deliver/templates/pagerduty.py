@@ -21,7 +21,7 @@ _MOST_OF_NAME: Final = 255
 
 
 def pagerduty(payload: bytes, routing_key: str) -> bytes:
-    """The event for a payload of one alert."""
+    """Build the event for a payload of one alert."""
     return fitted(lambda part, cap: _event(part, cap, routing_key), payload)
 
 
@@ -50,7 +50,7 @@ def _event(payload: Payload, cap: int, routing_key: str) -> dict[str, Any]:
 
 
 def _summary(told: Facts) -> str:
-    """Name and run first: an incident is known by it. What else its place is has fields of its own."""
+    """Build the summary: name and run first, because they identify an incident. Rank and host have separate fields."""
     run = dict(told.place).get("run", "")
     said = told.heading if told.state != "firing" or not told.summary else f"{told.name}{f', run {run}' if run else ''}"
     simulated = "[simulated] " if told.simulated and "simulated" not in said + told.summary else ""

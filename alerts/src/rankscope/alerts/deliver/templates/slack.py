@@ -1,6 +1,6 @@
 """Slack's incoming webhooks: Block Kit. Text of alerts is plain text, which can neither link, nor mention anybody, nor format.
 
-Only commands and our own links are in Slack's markup: the former as code, in which nothing but a backtick means anything.
+Only commands and our own links use Slack's markup. Commands are code, in which only a backtick has a meaning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SIGN_OF_STATE: Final[dict[State, str]] = {"resolved": "✅", "ended": "⬜"}
 
 
 def slack(payload: bytes, _routing_key: str = "") -> bytes:
-    """A message for the payload."""
+    """Build the message for a payload."""
     return fitted(_message, payload)
 
 
@@ -29,7 +29,7 @@ def _message(payload: Payload, cap: int) -> dict[str, Any]:
         blocks += _blocks(facts(alert, cap))
     if payload.truncated_alerts:
         blocks.append(_section(_plain(f"… and {payload.truncated_alerts} more", _MOST_OF_BLOCK)))
-    # What notifications show: not read as markup, and escaped for whoever reads it as such.
+    # Shown in notifications. Escaped for clients that parse it as markup in spite of ``mrkdwn``.
     text = _escaped(headline(payload, cap))
     return {"text": text, "mrkdwn": False, "blocks": blocks, "unfurl_links": False, "unfurl_media": False}
 
@@ -44,7 +44,7 @@ def _blocks(told: Facts) -> list[dict[str, Any]]:
                 commands.append(f"`{_escaped(command)}`")
             else:
                 lines.append(f"next: {step}")
-        # What may be long comes last: it is the end that is cut.
+        # Long texts come last, because the end is truncated.
         lines += [told.description, told.deciding]
     links = " · ".join(f"<{address.replace('&', '&amp;')}|{words}>" for words, address in told.links)
     texts = (_plain("\n".join(filter(None, lines)), _MOST_OF_BLOCK), _ours(commands, links))
@@ -63,7 +63,7 @@ def _plain(text: str, most: int) -> dict[str, Any]:
 
 
 def _ours(commands: list[str], links: str) -> dict[str, Any]:
-    """As many commands as there is room for, and the links: cut, a line would not be what it is any more."""
+    """Build a section of the links and as many whole commands as fit: a truncated command would be wrong."""
     lines, left = [], _MOST_OF_BLOCK - len(links)
     for command in commands:
         left -= len(command) + 1
@@ -73,5 +73,5 @@ def _ours(commands: list[str], links: str) -> dict[str, Any]:
 
 
 def _escaped(text: str) -> str:
-    """As Slack asks; and no backtick, which would end the code that a command is shown as."""
+    """Escape Slack's control characters, and replace backticks, which would end a code span."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("`", "ˋ")  # noqa: RUF001

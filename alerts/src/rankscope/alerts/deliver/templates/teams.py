@@ -1,6 +1,6 @@
 """Microsoft Teams: an Adaptive Card in the envelope that the webhook of a workflow takes.
 
-Text of alerts is in runs of text, which Teams shows as they are; only text blocks are read as Markdown.
+Texts of alerts are ``TextRun`` elements, which Teams shows literally. Only ``TextBlock`` elements are parsed as Markdown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_ACTIONS: Final = 6
 
 
 def teams(payload: bytes, _routing_key: str = "") -> bytes:
-    """A message for the payload."""
+    """Build the message for a payload."""
     return fitted(_message, payload)
 
 
@@ -59,5 +59,5 @@ def _text(text: str, **how: str) -> dict[str, Any]:
 
 
 def _inert(text: str) -> str:
-    """Without the braces of ``{{DATE(…)}}``, the one thing that is evaluated everywhere in a card."""
+    """Break up the braces of ``{{DATE(…)}}``, the only expression that is evaluated everywhere in a card."""
     return text.replace("{{", "{ {")
