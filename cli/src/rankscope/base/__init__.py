@@ -1,1 +1,1 @@
-"""What several parts need, each under an exact name. Every part may import it; it imports none of them."""
+"""Modules shared by several packages of rankscope. Every package may import this one; it imports none of them."""

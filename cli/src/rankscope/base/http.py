@@ -1,4 +1,4 @@
-"""What every HTTP server shares without loading one: listening sockets, requests, responses, credentials.
+"""Basics of HTTP servers without a server library: listening sockets, requests, responses, credentials.
 
     bind ──> http_server.Endpoint ──> http_server.Server ──> an ASGI application
 

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server that no client can hold up: uvicorn's protocol with a deadline per state and a limit on connections.
+"""An HTTP/1.1 server that slow clients cannot block: uvicorn's protocol with a deadline per state and a limit on connections.
 
 It replaces uvicorn's server, which loads one certificate for its lifetime, refuses new clients at the limit instead of evicting
 the longest-idle one, and wakes ten times a second.

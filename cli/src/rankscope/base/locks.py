@@ -1,4 +1,4 @@
-"""Locks on files: the kernel releases them when their holder ends, however it ends."""
+"""File locks, which the kernel releases when the holding process exits or is killed."""
 
 from __future__ import annotations
 

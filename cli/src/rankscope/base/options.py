@@ -1,4 +1,4 @@
-"""Values of command-line options and configuration files, and options that several commands have."""
+"""Parsers for values of command-line options and configuration files, and options shared by several commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of this machine: ending with their parent, and telling one boot from another."""
+"""Processes of this machine: exit with the parent, and the id of the boot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text for people: escaped, and with durations and rank lists in words."""
+"""Text for people: escaped strings, durations with units, and lists of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting the collectors together: the fleet, the loops, and the page that shows what they know."""
+"""Assembly of the collectors: the fleet, the collector loops, and the page that renders their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running the exporter: the processes that call the driver first, then everything else."""
+"""Start of the exporter: fork the processes that call the driver first, then import and run everything else."""
 
 from __future__ import annotations
 

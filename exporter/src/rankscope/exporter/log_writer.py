@@ -1,4 +1,4 @@
-"""Writing the log without ever waiting for who reads it: a full pipe behind stderr costs lines, not the exporter."""
+"""Non-blocking log output: a full pipe behind stderr drops lines instead of blocking the exporter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log: one line per event on stderr, as logfmt, JSON, or for the eyes of a person.
+"""The log: one line per event on stderr, as logfmt, JSON, or plain text.
 
 A record's fields come from ``logger.info("message", extra={"gpu": uuid})``. Values are escaped: a record is always one line and
 cannot imitate another field or record.

@@ -1,4 +1,4 @@
-"""Collecting in the background, so that a scrape never waits for a driver or a disk."""
+"""Background thread of a collector, so that a scrape never waits for a driver or a disk."""
 
 from __future__ import annotations
 

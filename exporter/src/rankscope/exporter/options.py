@@ -1,4 +1,4 @@
-"""Kinds of command-line values, and options that know their section of the help and their environment variable."""
+"""Types of command-line values, and options with a section in the help and an environment variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of collectors and metrics in the documentation, from the catalogue, and that of the Xids.
+"""Generator of the documentation's tables of collectors, metrics (from the catalogue) and Xids.
 
 ``python -m rankscope.exporter.reference docs/exporter.md`` rewrites the text between the markers of that file.
 """

@@ -1,4 +1,4 @@
-"""The daemon's life after everything is forked: serve, reload, end."""
+"""The daemon after all processes are forked: serve, reload, shut down."""
 
 from __future__ import annotations
 

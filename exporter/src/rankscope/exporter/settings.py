@@ -1,4 +1,4 @@
-"""Settings of the exporter after flags, environment, file and defaults have been put together, and the default places."""
+"""Settings of the exporter, merged from flags, environment, file and defaults, and the default paths."""
 
 from __future__ import annotations
 

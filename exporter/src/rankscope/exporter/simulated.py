@@ -1,4 +1,4 @@
-"""Invented GPUs, for trying things on machines that have none. Everything they publish is labelled as simulated."""
+"""Simulated GPUs, for trials on machines without a GPU. All their metrics are labelled as simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one invented GPU reads: plausible, slowly varying values of every metric that such a board has."""
+"""Readings of one simulated GPU: plausible, slowly varying values of every metric that such a board has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the exporter wants to know about the GPUs of this node, and the seams through which it asks.
+"""Records of GPU state, and the protocols behind which real and simulated GPUs are interchangeable.
 
 ``Gpu`` is one GPU, queried inside its own process; ``Fleet`` is the daemon's view of all GPUs of the node.
 """

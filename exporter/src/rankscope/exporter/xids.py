@@ -1,4 +1,4 @@
-"""The table of Xid and SXid errors, read from ``xids.toml``: what each means and what is usually done about it."""
+"""The table of Xid and SXid errors, read from ``xids.toml``: meaning, cause and usual action of each code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings between a GPU's process and the daemon: all of them in the first message, then only the changed ones."""
+"""Delta encoding of readings between a GPU's process and the daemon: all in the first message, then only the changed ones."""
 
 from __future__ import annotations
 

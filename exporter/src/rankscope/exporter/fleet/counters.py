@@ -1,4 +1,4 @@
-"""Counters that a GPU's process adds up by itself begin at zero with every process; what is published goes on where it was."""
+"""Counters that a GPU's process accumulates itself: they restart at zero in each process but stay monotonic on the page."""
 
 from __future__ import annotations
 

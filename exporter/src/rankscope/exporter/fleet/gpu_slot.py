@@ -1,4 +1,4 @@
-"""One GPU's place: the process that asks it, its last sample, why it is down, and when to try again."""
+"""Slot of one GPU: its process, its last sample, why it is down, and when to retry."""
 
 from __future__ import annotations
 

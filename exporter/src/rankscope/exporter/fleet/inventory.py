@@ -1,4 +1,4 @@
-"""Every GPU this node ever showed, on disk: one that is gone after a reboot is missed, not forgotten."""
+"""Every GPU this node ever showed, on disk: a GPU that disappears over a reboot is reported as missing."""
 
 from __future__ import annotations
 

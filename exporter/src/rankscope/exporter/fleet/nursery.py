@@ -1,4 +1,4 @@
-"""The daemon's handle on the nursery: the process that starts, kills and buries the processes that call the driver."""
+"""The daemon's handle on the nursery: the process that starts, kills and reaps the processes that call the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nursery's own side: a lean process with one thread that loads NVML's binding, starts a child per request, and buries it.
+"""The nursery's own side: a small process with one thread that loads NVML's binding, forks a child per request, and reaps it.
 
 It never calls NVML, so it never hangs. As the parent it can kill a child safely: a pid is not reused before the parent reaps it.
 """

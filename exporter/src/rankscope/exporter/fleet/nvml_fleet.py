@@ -1,4 +1,4 @@
-"""All GPUs of the node: a thread that starts, watches, kills and replaces the processes that ask them."""
+"""All GPUs of the node: a thread that starts, watches, kills and replaces the processes that query them."""
 
 from __future__ import annotations
 

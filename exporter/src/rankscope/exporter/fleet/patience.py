@@ -1,4 +1,4 @@
-"""How long the fleet waits for what."""
+"""Timeouts and intervals of the fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Linux says about NVIDIA devices on the PCI bus; it also says it when the driver is wedged, absent, or has lost a GPU."""
+"""NVIDIA devices on the PCI bus, read from sysfs: works also when the driver hangs, is not loaded, or has lost a GPU."""
 
 from __future__ import annotations
 

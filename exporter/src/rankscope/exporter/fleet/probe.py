@@ -1,4 +1,4 @@
-"""A short-lived process that asks the driver as a whole: its versions, how many GPUs it counts, and, when needed, which."""
+"""A short-lived process that queries the driver as a whole: versions, number of GPUs, and, if needed, their PCI bus ids."""
 
 from __future__ import annotations
 

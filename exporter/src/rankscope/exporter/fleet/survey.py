@@ -1,4 +1,4 @@
-"""Which GPUs this node has: what the PCI bus shows, what the driver counts, and, where the two differ, what the driver lists."""
+"""Survey of the node's GPUs: those on the PCI bus, the driver's count, and, if the two differ, the driver's list."""
 
 from __future__ import annotations
 

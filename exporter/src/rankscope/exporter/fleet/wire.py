@@ -1,4 +1,4 @@
-"""What the processes of the exporter say to each other, and how: MessagePack over Unix sockets that only they hold.
+"""Messages between the processes of the exporter: MessagePack over Unix socket pairs.
 
 Between daemon and nursery, one datagram is one message. A worker or probe sends frames to the daemon: four bytes of length
 (big-endian), then the message.

@@ -1,4 +1,4 @@
-"""The process of one GPU: it asks its GPU by its own clock and sends what it hears, until its socket's other end is closed."""
+"""The process of one GPU: samples its GPU at a fixed interval and sends the samples until the daemon closes the socket."""
 
 from __future__ import annotations
 

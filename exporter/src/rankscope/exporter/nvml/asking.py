@@ -1,4 +1,4 @@
-"""One GPU's NVML: calls are announced before they are made; errors that end everything are told from those that cost a metric."""
+"""NVML calls of one GPU: announces each call before it is made, and separates fatal errors from those of a single metric."""
 
 from __future__ import annotations
 

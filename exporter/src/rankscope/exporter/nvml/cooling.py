@@ -1,4 +1,4 @@
-"""How far a GPU is from slowing down because of heat, and its fans."""
+"""Margin of a GPU to its thermal slowdown, and its fans."""
 
 from __future__ import annotations
 

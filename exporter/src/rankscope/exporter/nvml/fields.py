@@ -1,4 +1,4 @@
-"""All field values of one pass in one call, whose array is built once."""
+"""Field values of one pass, read in one NVML call with a reused array."""
 
 from __future__ import annotations
 

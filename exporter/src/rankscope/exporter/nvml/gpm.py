@@ -1,4 +1,4 @@
-"""Activity by GPM (Hopper and newer): every interval joins the next, so that integrals are exact."""
+"""Activity by GPM (Hopper and newer), measured over adjacent intervals so that integrals are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MIG devices: who they are, their memory, and the activity of their GPU instances."""
+"""MIG devices: identity, memory, and activity of their GPU instances."""
 
 from __future__ import annotations
 

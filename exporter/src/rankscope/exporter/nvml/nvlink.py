@@ -1,4 +1,4 @@
-"""NVLinks (state, bytes, errors), the NVSwitch fabric as a GPU sees it, and the GPUs that a GPU can reach directly."""
+"""NVLinks (state, bytes, errors), a GPU's registration with the NVSwitch fabric, and the GPUs it can reach peer to peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one pass over one GPU gathers, and the parts it consists of."""
+"""Results of one pass over one GPU, and the protocol of the topics that produce them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes on a GPU: for whoever joins GPUs to jobs, and, when asked for, a series each."""
+"""Processes on a GPU: for the attribution of GPUs to jobs and, with the collector ``process``, as series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: which NVML call, or which field value, is which series. One row to add one."""
+"""Table rows that map an NVML call or field value to series. A new series needs one row in ``tables``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver asks for, and under which virtualisation a GPU runs."""
+"""Recovery action that the driver recommends, retired pages, and virtualization of a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of readings, by collector."""
+"""Tables of NVML calls and field values, by collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Utilisation from the driver's own samples: least, greatest and an exact counter, which its gauge cannot give."""
+"""Utilisation from the driver's own samples: minimum, maximum and an exact counter, which the driver's gauge cannot give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Xid errors as the driver reports them: events since the process of this GPU began to listen."""
+"""Xid errors as NVML events, from the moment the GPU's process registers for them."""
 
 from __future__ import annotations
 

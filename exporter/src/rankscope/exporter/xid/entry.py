@@ -1,4 +1,4 @@
-"""What the journal remembers: single errors, and how many there were of each kind."""
+"""Records of the journal: single errors, and counts by device and code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Xid journal: every error of a GPU or NVSwitch, counted once however often it is seen, with the job that was there.
+"""The Xid journal: every error of a GPU or NVSwitch, counted once, with the job on the GPU at that time.
 
 The same error arrives as an NVML event, as a line of the kernel log, and as the same line again after a restart. NVML events and
 kernel log lines are matched one to one: an event and a line of the same device and code at about the same time are one error; two

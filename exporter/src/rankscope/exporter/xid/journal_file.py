@@ -1,4 +1,4 @@
-"""The journal's file: JSON Lines that survive a kill, a full disk and a second exporter."""
+"""The journal's file: JSON Lines, safe against a kill, a full disk and a second exporter."""
 
 from __future__ import annotations
 

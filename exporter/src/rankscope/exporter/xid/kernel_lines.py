@@ -1,4 +1,4 @@
-"""Records of the kernel log that tell of an Xid, an SXid, or a GPU that fell off the bus."""
+"""Parser of kernel log records that report an Xid, an SXid, or a GPU that fell off the bus."""
 
 from __future__ import annotations
 

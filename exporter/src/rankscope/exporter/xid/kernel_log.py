@@ -1,4 +1,4 @@
-"""The kernel log, read without waiting: first what is still in it from before, then what is new."""
+"""Non-blocking reader of the kernel log: first the records still in its buffer, then new ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting errors per device and code, within bounds."""
+"""Counts of errors by device and code, with a bounded number of codes."""
 
 from __future__ import annotations
 
