@@ -84,7 +84,10 @@ def test_a_balanced_step_is_said_to_be_so_with_its_largest_part_besides_compute(
     # and what is in no part is said where it is much
     unknown = waterfall(costs).share("unexplained") or 0.0
     if abs(unknown - 0.1) > 1e-6 and ("ideal" not in parts or "compute" in parts):
-        assert (f"what takes {unknown:.0%} of it is not known" in verdict.summary) is (unknown > 0.1)
+        said_unknown = re.search(r"what takes (\d+)% of it is not known", verdict.summary)
+        assert (said_unknown is not None) is (unknown > 0.1)
+        # Summed in another order, half a percent may round to either side.
+        assert said_unknown is None or abs(int(said_unknown[1]) - 100 * unknown) <= 0.5 + 1e-6
 
 
 @given(inner=st.fixed_dictionaries({name: st.floats(0, 25) for name in ("between_steps", "stalled", "run_queue", "gc")}))
