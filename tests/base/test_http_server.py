@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 import pytest
 
 from rankscope.base import http_server
-from rankscope.base.http import Handler, Request, Response
-from rankscope.base.http_server import Endpoint, Server, application
+from rankscope.base.http import Handler, Request, Response, application
+from rankscope.base.http_server import Endpoint, Server
 
 HEALTHY = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF_A_REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "

@@ -23,7 +23,6 @@ from rankscope.alerts.receive import counters as shown_module
 from rankscope.alerts.receive import inbox as inbox_module
 from rankscope.alerts.receive.app import ReceiverApp
 from rankscope.alerts.receive.inbox import MAX_KEPT, Inbox
-from rankscope.alerts.store.database import Store
 
 PAYLOAD: dict[str, Any] = {
     "version": "4",
@@ -72,12 +71,6 @@ class Client:
 @pytest.fixture
 def shown() -> list[str]:
     return []
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Store(None) as store:
-        yield Inbox(store)
 
 
 @pytest.fixture

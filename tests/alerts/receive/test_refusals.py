@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
@@ -27,12 +27,6 @@ from rankscope.alerts.store.database import Store
 @pytest.fixture
 def reports() -> list[str]:
     return []
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Store(None) as store:
-        yield Inbox(store)
 
 
 @pytest.fixture

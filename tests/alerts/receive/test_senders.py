@@ -6,7 +6,6 @@ import base64
 import hashlib
 import hmac
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from rankscope.alerts.receive.app import ReceiverApp
 from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.setup import ways
-from rankscope.alerts.store.database import Store
 from rankscope.base.errors import InputError
 
 BODY = msgspec.json.encode(PAYLOAD)
@@ -42,12 +40,6 @@ class Asked:
 
     def list(self, headers: dict[str, str]) -> int:
         return self.client.request("GET", "/deliveries", headers=headers).status_code
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Store(None) as store:
-        yield Inbox(store)
 
 
 def bearer(token: str) -> dict[str, str]:

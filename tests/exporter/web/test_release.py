@@ -100,7 +100,8 @@ from pathlib import Path
 from rankscope.exporter.web.app import App
 from rankscope.exporter.web.listening import listen_unix
 from rankscope.exporter.pages.page import Page
-from rankscope.base.http_server import Endpoint, Server, application
+from rankscope.base.http import application
+from rankscope.base.http_server import Endpoint, Server
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.web.access import WebAccess
 

@@ -12,19 +12,24 @@ import binascii
 import errno
 import ipaddress
 import os
+import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from rankscope.base.errors import InputError
 
 TEXT: Final = "text/plain; charset=utf-8"
+MAX_BODY_BYTES: Final = 16 * 1024
+"""Limit on the body of a request to a ``Handler``."""
 LOOK_EVERY_S: Final = 1.0
 """Minimum seconds between two checks of files for changes."""
 _BACKLOG: Final = 512
+_ABSOLUTE: Final = re.compile("https?://[^/?]*", re.IGNORECASE)  # the form for proxies, valid for all servers (RFC 9112)
 _ANY_IPV4: Final = "0.0.0.0"  # noqa: S104  the caller asked for all addresses
 
 
@@ -174,3 +179,51 @@ def _stamp(files: Sequence[Path]) -> list[tuple[int, int, int] | None]:
         except OSError:
             found.append(None)
     return found
+
+
+def application(handler: Handler) -> Callable[..., Any]:
+    """Return an ASGI application that calls ``handler``; request bodies are read and discarded."""
+
+    async def answer(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in scope["headers"]:
+            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+            # Repeated headers are equivalent to one list (RFC 9110).
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        announced = "content-length" in headers or "transfer-encoding" in headers
+        if announced and not await _discard_body(receive):
+            response = Response(413, b"the request is too large\n", headers=(("connection", "close"),))
+        else:
+            path = scope["path"]
+            request = Request(
+                method=scope["method"],
+                path=(path if path.startswith("/") else _ABSOLUTE.sub("", path)) or "/",
+                query=scope["query_string"].decode("latin-1"),
+                headers=headers,
+                peer=scope["client"][0] if scope["client"] else "",
+                tls=scope["scheme"] == "https",
+            )
+            response = await handler(request)
+        raw = _raw_headers(response.content_type, len(response.body), response.headers)
+        await send({"type": "http.response.start", "status": response.status, "headers": raw})
+        await send({"type": "http.response.body", "body": response.body})
+
+    return answer
+
+
+async def _discard_body(receive: Callable[..., Any]) -> bool:
+    """Read the body; return False if it exceeds the limit."""
+    size = 0
+    while True:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > MAX_BODY_BYTES:
+            return False
+        if not message.get("more_body", False):
+            return True
+
+
+@lru_cache(64)  # responses to scrapers mostly have the same headers
+def _raw_headers(content_type: str, body_bytes: int, headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:
+    own = (("content-type", content_type), ("content-length", str(body_bytes)), ("x-content-type-options", "nosniff"))
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*own, *headers)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import re
 import resource
 import signal
 import socket
@@ -18,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 import h11
@@ -26,7 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
-from rankscope.base.http import TEXT, Handler, Request, Response
+from rankscope.base.http import TEXT
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +37,11 @@ KEEP_ALIVE_S: Final = 75
 MAX_CONNECTIONS: Final = 512
 """Maximum number of connections; also limited to half of the file descriptors that the process may open."""
 MAX_HEAD_BYTES: Final = 16 * 1024
-MAX_BODY_BYTES: Final = 16 * 1024
-"""Maximum size of the body of a request to a ``Handler``."""
 GRACE_S: Final = 0.5
 """Seconds to finish active responses when the server stops."""
 
 _ACCEPT_PAUSE_S: Final = 0.1
 _EVICT_PAUSE_S: Final = 0.002
-_ABSOLUTE: Final = re.compile("https?://[^/?]*", re.IGNORECASE)  # absolute-form, which every server must accept (RFC 9112)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,55 +375,8 @@ def serve_in_thread(endpoints: list[Endpoint], name: str) -> None:
     """Serve in a daemon thread until the process exits."""
 
     async def serve() -> None:
-        Server(endpoints).start()
+        server = Server(endpoints)  # kept: the loop itself holds its tasks only weakly
+        server.start()
         await asyncio.Event().wait()
 
     threading.Thread(target=lambda: asyncio.run(serve()), name=name, daemon=True).start()
-
-
-def application(handler: Handler) -> Callable[..., Any]:
-    """Return an ASGI application that calls ``handler``; request bodies are read and discarded."""
-
-    async def answer(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
-        headers: dict[str, str] = {}
-        for raw_name, raw_value in scope["headers"]:
-            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-            # Repeated headers are equivalent to one list (RFC 9110).
-            headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        announced = "content-length" in headers or "transfer-encoding" in headers
-        if announced and not await _discard_body(receive):
-            response = Response(413, b"the request is too large\n", headers=(("connection", "close"),))
-        else:
-            path = scope["path"]
-            request = Request(
-                method=scope["method"],
-                path=(path if path.startswith("/") else _ABSOLUTE.sub("", path)) or "/",
-                query=scope["query_string"].decode("latin-1"),
-                headers=headers,
-                peer=scope["client"][0] if scope["client"] else "",
-                tls=scope["scheme"] == "https",
-            )
-            response = await handler(request)
-        raw = _raw_headers(response.content_type, len(response.body), response.headers)
-        await send({"type": "http.response.start", "status": response.status, "headers": raw})
-        await send({"type": "http.response.body", "body": response.body})
-
-    return answer
-
-
-async def _discard_body(receive: Callable[..., Any]) -> bool:
-    """Read the body; return False if it exceeds the limit."""
-    size = 0
-    while True:
-        message = await receive()
-        size += len(message.get("body", b""))
-        if size > MAX_BODY_BYTES:
-            return False
-        if not message.get("more_body", False):
-            return True
-
-
-@lru_cache(64)  # responses to scrapers mostly have the same headers
-def _raw_headers(content_type: str, body_bytes: int, headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:
-    own = (("content-type", content_type), ("content-length", str(body_bytes)), ("x-content-type-options", "nosniff"))
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*own, *headers)]

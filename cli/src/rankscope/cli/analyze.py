@@ -93,7 +93,7 @@ Examples:
 def analyze(
     *,
     paths: tuple[str, ...],
-    output_format: str,
+    format_: str,
     price_per_gpu_hour: float | None,
     currency: str,
     links: tuple[str, ...],
@@ -120,7 +120,7 @@ def analyze(
         detail=detail,
         engine=_engine(engine, address, workers),
     )
-    if output_format == "json":
+    if format_ == "json":
         print_json(analysis)
     else:
         # Imported for people only: programs that ask for JSON wait less.

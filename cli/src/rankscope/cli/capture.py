@@ -60,7 +60,7 @@ def capture(
     wait: float,
     note: str | None,
     request_id: str | None,
-    output_format: str,
+    format_: str,
 ) -> int:
     """Ask a live run for a profile of some of its next steps, and show what it showed.
 
@@ -79,14 +79,14 @@ def capture(
 
         request = named_request(new_request("dump", ranks=named, note=note), request_id)
         dumps = dump_recorders(live, request, expected, until=until)
-        _print(dumps, dumps.text(), output_format)
+        _print(dumps, dumps.text(), format_)
         return 1 if dumps.missing else 0
     from rankscope.cli.capturing import capture_steps
 
     request = new_request("capture", steps=steps, ranks=named, keep_trace=keep_trace, note=note)
     request = named_request(request, request_id)
     result = capture_steps(live, request, expected, until=until)
-    _print(result, _text(result), output_format)
+    _print(result, _text(result), format_)
     return 0 if result.complete else 1
 
 
@@ -101,8 +101,8 @@ def _text(result: CaptureResult) -> str:
     return "\n\n".join(parts)
 
 
-def _print(result: msgspec.Struct, text: str, output_format: str) -> None:
-    if output_format == "json":
+def _print(result: msgspec.Struct, text: str, format_: str) -> None:
+    if format_ == "json":
         print_json(result)
     elif text:
         click.echo(text, color=True)

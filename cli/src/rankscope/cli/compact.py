@@ -26,14 +26,14 @@ Examples:
 @click.option("--keep-jsonl", is_flag=True, help="Do not remove the JSON Lines; readers use the Parquet files.")
 @click.option("--force", is_flag=True, help="Also a run whose ranks did not say how they ended, a moment ago.")
 @format_option
-def compact(run: Path, keep_jsonl: bool, force: bool, output_format: str) -> None:
+def compact(run: Path, keep_jsonl: bool, force: bool, format_: str) -> None:
     """Turn the records of a finished run into Parquet: a few files, a fraction of the size, read by everything that reads runs.
 
     Every record is read back and compared before its JSON Lines are removed. It may be interrupted at any moment, and repeated.
     """
-    with _progress(run, shown=output_format == "text" and sys.stderr.isatty()) as progress:
+    with _progress(run, shown=format_ == "text" and sys.stderr.isatty()) as progress:
         result = compact_run(run, force=force, keep_jsonl=keep_jsonl, progress=progress)
-    if output_format == "json":
+    if format_ == "json":
         print_json(result)
     else:
         click.echo(_text(result))

@@ -53,7 +53,7 @@ def compare(
     runs: tuple[Path, ...],
     at: int | None,
     min_change: float,
-    output_format: str,
+    format_: str,
     price_per_gpu_hour: float | None,
     currency: str,
     fail_on: tuple[str, ...],
@@ -72,7 +72,7 @@ def compare(
     result = compare_runs(runs, at=at, min_change=min_change, gpu_hour=gpu_hour)
     if fail_on and result.mode == "scaling":
         raise click.UsageError("--fail-on is for runs of one world size; these are of several")
-    if output_format == "json":
+    if format_ == "json":
         print_json(result)
     else:
         click.echo(render_compare(result, width=width(), color=use_color()), color=True)

@@ -157,7 +157,7 @@ def _line(check: Check, style: Callable[[str, str], str]) -> str:
 
 @click.command()
 @format_option
-def doctor(output_format: str) -> int:
+def doctor(format_: str) -> int:
     """Say what works on this machine, what is missing and how to get it.
 
     Exit status 1 when something is missing that rankscope needs to record, analyse, show or alert on this machine. What is
@@ -165,7 +165,7 @@ def doctor(output_format: str) -> int:
     """
     checks = examine()
     needed = [check for check in checks if check.state == "missing"]
-    if output_format == "json":
+    if format_ == "json":
         click.echo(json.dumps({"ok": not needed, "checks": [asdict(check) for check in checks]}, indent=2))
         return 1 if needed else 0
     color = use_color()

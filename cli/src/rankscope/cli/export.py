@@ -97,7 +97,7 @@ def export(
     raw: bool | None,
     no_verdict: bool,
     max_events: int,
-    output_format: str,
+    format_: str,
 ) -> None:
     """All ranks on one corrected clock, for Perfetto: steps, phases, collectives, who waited for whom, the verdict on top.
 
@@ -112,7 +112,7 @@ def export(
         result = export_perfetto(paths, write, selection=selection, raw=raw, verdict=not no_verdict, progress=progress)
     result = msgspec.structs.replace(result, path=target, bytes=size())
     said = sys.stderr if target == "-" else sys.stdout
-    if output_format == "json":
+    if format_ == "json":
         print_json(result, said)
     else:
         click.echo(_text(result), file=said)

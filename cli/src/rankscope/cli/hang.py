@@ -33,7 +33,7 @@ Examples:
     type=click.Choice(list(get_args(HangKind))),
     help="Exit with status 1 when the result is of this kind (hang, no_hang, insufficient_data). May be given several times.",
 )
-def hang(paths: tuple[Path, ...], output_format: str, fail_on: tuple[str, ...]) -> int:
+def hang(paths: tuple[Path, ...], format_: str, fail_on: tuple[str, ...]) -> int:
     """Say who hung the job: which ranks did not come to a collective that the others wait in.
 
     PATH is a run directory (its last attempt with dumps counts; RUN/attempts/000 names another), or Flight Recorder dumps of NCCL
@@ -41,7 +41,7 @@ def hang(paths: tuple[Path, ...], output_format: str, fail_on: tuple[str, ...]) 
     anything that is in them. "No hang seen" and "not enough data" are answers, too, and come with exit status 0.
     """
     report = analyze_hang(paths)
-    if output_format == "json":
+    if format_ == "json":
         print_json(report)
     else:
         click.echo(render_text(report, width=width(), color=use_color()), color=True)

@@ -15,6 +15,7 @@ import msgspec
 
 from rankscope.analysis.json_of import json_of
 from rankscope.analysis.locations import local_path
+from rankscope.base import options
 
 
 class _LocalPath(click.Path):
@@ -31,14 +32,7 @@ INPUT_PATH: Final = _LocalPath(path_type=Path, readable=False)
 INPUT_PLACE: Final = click.Path(readable=False)
 """The same for what may be a URL, too."""
 
-format_option = click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="For people, or for programs.",
-)
+format_option = options.format_option("For people, or for programs.")
 
 
 class Finite(click.FloatRange):

@@ -22,7 +22,7 @@ Examples:
 @format_option
 @price_options("Price the loss in money. Default: the price recorded with the run.")
 @click.option("--per-step", is_flag=True, help="Each step's figures, too (JSON).")
-def whatif(paths: tuple[str, ...], output_format: str, price_per_gpu_hour: float | None, currency: str, per_step: bool) -> None:
+def whatif(paths: tuple[str, ...], format_: str, price_per_gpu_hour: float | None, currency: str, per_step: bool) -> None:
     """How fast a job would be without stragglers: in step time, GPU-hours and money.
 
     Plays the job on the graph of what waits for what: with nobody slower than usual, and with each rank, stage, operation, phase
@@ -33,7 +33,7 @@ def whatif(paths: tuple[str, ...], output_format: str, price_per_gpu_hour: float
     (docs/whatif.md). "Not enough data" is an answer, too, with exit status 0.
     """
     result = ask(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency, per_step=per_step)
-    if output_format == "json":
+    if format_ == "json":
         print_json(result)
     else:
         click.echo(render_text(result, width=width(), color=use_color()), color=True)

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Final
 
 from rankscope.base.errors import InputError
+from rankscope.base.text import one_line
 from rankscope.profiler.masking import masked
 from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, spooled, was_recorded
 from rankscope.profiler.settings import (
@@ -198,7 +199,7 @@ def _check_same_job(run_dir: Path, recorded: RunInfo, command: str, name: str) -
     else:
         theirs, ours = recorded.launcher, as_recorded(command)
     if theirs != ours:
-        shown = textwrap.shorten("".join(letter if letter.isprintable() else " " for letter in theirs), 80, placeholder=" …")
+        shown = textwrap.shorten(one_line(theirs, " "), 80, placeholder=" …")
         reason = (
             f"holds a run of another job ({shown}): take another --run-dir, or set "
             f"{PREFIX}ATTEMPT to the number of this start to add it to that run"

@@ -23,6 +23,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
+from rankscope.base.text import one_line
 from rankscope.runs.control_names import MAX_ENTRIES, REQUEST_ID, answer_name, made_ns, remove_old, request_name
 from rankscope.runs.paths import control_dir
 from rankscope.runs.writer import write_record
@@ -324,4 +325,4 @@ def _read(folder: int, name: str, kind: type[_Record]) -> _Record:
 
 def _why(error: OSError | ValueError) -> str:
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:200])
+    return one_line(text[:200])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from rankscope.base.http import Request, Response, open_listener
+from rankscope.base.http import Request, Response, application, open_listener
 
 STUCK_AFTER_S: Final = 300.0
 """Age of the last evaluation at which the watcher is unhealthy; a late evaluation of a thousand ranks takes a minute."""
@@ -102,7 +102,7 @@ class WatcherPage:
 
     def serve(self, host: str, port: int) -> int:
         """Serve from a thread until the process exits; return the port. Raises ``InputError``."""
-        from rankscope.base.http_server import Endpoint, application, serve_in_thread
+        from rankscope.base.http_server import Endpoint, serve_in_thread
 
         sock = open_listener(host, port)
         serve_in_thread([Endpoint(sock, application(self._answer))], "rankscope-watcher-page")

@@ -42,7 +42,7 @@ Faults:
     help="Folder of the run; must not exist.  [default: rankscope-runs/demo-FAULT-TIME]",
 )
 @format_option
-def demo(*, fault: Fault, once: bool, run_dir: Path | None, output_format: str) -> int:
+def demo(*, fault: Fault, once: bool, run_dir: Path | None, format_: str) -> int:
     """Train for real with one planted straggler and watch every part of rankscope find it.
 
     Four processes train a small transformer with DistributedDataParallel; the exporter, the recorder, the analysis, the page
@@ -63,7 +63,7 @@ def demo(*, fault: Fault, once: bool, run_dir: Path | None, output_format: str) 
         with Services(logs) as services:
             story = Story(run_dir=run_dir, fault=fault, services=services, say=say)
             tell(story)
-            _print_result(story, output_format)
+            _print_result(story, format_)
             ok = all(part.ok for part in story.parts)
             if not once:
                 click.echo("\nLook at it:", err=True)
@@ -112,9 +112,9 @@ def _stay() -> None:
         return
 
 
-def _print_result(story: Story, output_format: str) -> None:
+def _print_result(story: Story, format_: str) -> None:
     ok = all(part.ok for part in story.parts)
-    if output_format == "json":
+    if format_ == "json":
         verdict = story.analysis.verdict if story.analysis else None
         document = {"parts": story.parts, "ok": ok, "verdict": verdict, "urls": story.urls, "run": str(story.run_dir)}
         print_json(document)

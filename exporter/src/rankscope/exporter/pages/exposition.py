@@ -84,7 +84,7 @@ def openmetrics(families: Iterable[Family]) -> bytes:
 class PointSource(Generic[V]):
     """Points of one source of values, converted by ``point_of``. Thread-safe.
 
-    A series keeps its rendered labels from page to page. Without that, the exporter exceeds its budgets of CPU and scrape latency
+    A series keeps its rendered labels from page to page. Without that, the exporter exceeds its CPU budget
     (benchmarks/page_caches.py).
     """
 

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from urllib.parse import parse_qs
 
 from rankscope.base.http import TEXT, Request, Response
+from rankscope.base.text import one_line
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.pages.exposition import prefers_openmetrics
 from rankscope.exporter.pages.page import Page
@@ -211,4 +212,4 @@ def _unknown_collectors(unknown: list[str], enabled: frozenset[str]) -> str:
 
 def _line(text: str) -> str:
     """Return untrusted text as one printable line of at most 500 characters."""
-    return "".join(character if character.isprintable() else " " for character in text)[:500]
+    return one_line(text, " ")[:500]

@@ -1,0 +1,16 @@
+"""What several tests of the receiver need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope.alerts.receive.inbox import Inbox
+from rankscope.alerts.store.database import Store
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    with Store(None) as store:
+        yield Inbox(store)
