@@ -112,7 +112,7 @@ VIEW: Final = View(
     label="Alerts",
     help=Help(
         shows="Alerts about this run, its GPUs and hosts, from the watcher's files and, with --prometheus, from Prometheus.",
-        formula="The watcher fires after three evaluations with a finding, a Prometheus rule after its time. Each alert has one owner.",
+        formula="The watcher fires after three evaluations with a finding, a rule after its time. Each alert has one owner.",
         do="Open the runbook of what fires. With no alert where there should have been one, replay them over the run.",
     ),
     layout=_layout,
