@@ -1,9 +1,9 @@
-"""Writes a synthetic run of any size as the recorder would have: JSON Lines per rank, a profiled window now and then.
+"""Writes a synthetic run of any size as the recorder would have: step records and windows per rank.
 
 All ranks end each step together, as data-parallel ones do; one of them, in the middle, needs longer in forward at every step.
 Numbers are random with a seed per rank, so that ranks can be written side by side and a run can be grown later.
 
-    python benchmarks/make_run.py RUN [--ranks 256] [--steps 2500] [--slow-us 40000] [--compact]
+    python benchmarks/make_run.py RUN [--ranks 256] [--steps 2500] [--slow-us 40000]
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.runs.compact import compact_run
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import (
     AttemptInfo,
@@ -32,7 +31,7 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepRecord,
 )
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import JsonLinesWriter, StepWriter, create_attempt, create_run, write_record
 
 START_NS = 1_790_000_000_000_000_000
 MEANS_US = {"data": 800.0, "forward": 70_000.0, "backward": 120_000.0, "optimizer": 20_000.0, "between_steps": 300.0}
@@ -193,16 +192,17 @@ def write_ranks(run: Path, shape: Shape, steps: range, walls: Floats, ranks: ran
     starts = START_NS + np.concatenate([[0], np.cumsum((walls * 1000).astype(np.int64))])
     for rank in ranks:
         folder = rank_dir(run, 0, rank)
-        writers = {stream: JsonLinesWriter(folder, stream) for stream in ("steps", "windows", "collectives")}
+        steps_writer = StepWriter(folder, rank=rank)
+        writers = {stream: JsonLinesWriter(folder, stream) for stream in ("windows", "collectives")}
         for chunk in range(first // CHUNK, -(-last // CHUNK)):
             within = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
             records = step_records(shape, rank, chunk, walls[within], starts[within])
-            writers["steps"].append(*(row for row in records if first <= row.step < last))
+            steps_writer.append(*(row for row in records if first <= row.step < last))
         for step in (step for step in range(first, last) if is_profiled(shape, step)):
             breakdown, collectives = window(shape, rank, step, int(starts[step]), float(walls[step]))
             writers["windows"].append(breakdown)
             writers["collectives"].append(*collectives)
-        for writer in writers.values():
+        for writer in (steps_writer, *writers.values()):
             writer.close()
 
 
@@ -226,7 +226,6 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=256)
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--slow-us", type=float, default=40_000.0, help="what the planted rank needs longer; 0: nobody is slow")
-    parser.add_argument("--compact", action="store_true", help="compact the run to Parquet afterwards")
     args = parser.parse_args()
     if args.run is None:
         parser.print_help()
@@ -234,8 +233,6 @@ def main() -> None:
     shape = Shape(ranks=args.ranks, steps=args.steps, slow_us=args.slow_us)
     begin_run(args.run, shape)
     grow_run(args.run, shape, 0, args.steps, workers=len(os.sched_getaffinity(0)))
-    if args.compact:
-        compact_run(args.run, force=True)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ VERBS: Final[dict[str, Verb]] = {
     "report": Verb("rankscope.dashboards.commands:report", "A run's pages as one file that opens offline.", "dashboards"),
     "grafana": Verb("rankscope.dashboards.grafana.commands:grafana", "Boards for Grafana: hosts, GPUs, runs, alerts."),
     "alerts": Verb("rankscope.alerts.commands:alerts", "Prometheus rules, the watcher, webhooks.", "alerts"),
-    "compact": Verb("rankscope.cli.compact:compact", "A finished run's records as Parquet: few files, small.", "analysis"),
     "schema": Verb("rankscope.cli.schema:schema", "Print the JSON Schema of a record or a result."),
     "demo": Verb("rankscope.cli.demo.commands:demo", "Everything on this machine, with a planted straggler.", "all"),
     "doctor": Verb("rankscope.cli.doctor:doctor", "What works on this machine, what is missing, how to get it."),

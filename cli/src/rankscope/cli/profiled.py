@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 
 import msgspec
 
 from rankscope.cli.live_run import LiveRun
-from rankscope.cli.standstill import TAIL_BYTES
-from rankscope.runs.follow import StartOverError, StreamFollower
+from rankscope.cli.standstill import TAIL_STEPS
+from rankscope.runs.follow import StartOverError, StepFollower, StreamFollower
 from rankscope.runs.paths import rank_dir
+from rankscope.runs.step_columns import PROFILED
 
 
-class _Row(msgspec.Struct):
+class _Window(msgspec.Struct):
     step: int
-    profiled: bool = False
-    """Of a step's record."""
 
 
 class ProfiledSteps:
@@ -25,17 +24,17 @@ class ProfiledSteps:
     def __init__(self, live: LiveRun, rank: int, steps: range) -> None:
         self._live, self._rank, self._steps = live, rank, steps
         folder = rank_dir(live.path, live.attempt, rank)
-        self._windows, self._made = StreamFollower(folder, "windows", _Row), StreamFollower(folder, "steps", _Row)
+        self._windows, self._made = StreamFollower(folder, "windows", _Window), StepFollower(folder)
         self._profiled: set[int] = set()
         self._passed = False
         with suppress(OSError):
             # The steps asked for are to come, or have just been made.
-            self._made.skip(keep=TAIL_BYTES)
+            self._made.skip(keep=TAIL_STEPS)
 
     def lacking(self) -> list[int]:
         """The steps that have not been profiled, as far as can be seen."""
         try:
-            for row in self._new(self._windows):
+            for row in chain.from_iterable(self._windows.new(self._live.reader)):
                 if row.step in self._steps:
                     self._profiled.add(row.step)
                 # Windows are written one after the other, in the order of their steps.
@@ -52,12 +51,10 @@ class ProfiledSteps:
     def left_out(self) -> bool:
         """Whether what is ``lacking`` will not come: the rank made such a step unprofiled, or has profiled later ones."""
         with suppress(StartOverError):
-            for row in self._new(self._made):
-                self._passed |= row.step in self._steps and not row.profiled
+            for rows in self._made.new(self._live.reader):
+                asked = (rows["step"] >= self._steps.start) & (rows["step"] < self._steps.stop)
+                self._passed |= bool((asked & (rows["flags"] & PROFILED == 0)).any())
         return self._passed
-
-    def _new(self, stream: StreamFollower[_Row]) -> Iterator[_Row]:
-        return (row for rows in stream.new(self._live.reader) for row in rows)
 
     def _rest(self) -> list[int]:
         return [step for step in self._steps if step not in self._profiled]

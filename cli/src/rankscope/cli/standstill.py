@@ -10,16 +10,14 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import msgspec
-
 from rankscope.base.text import ranks_text
 from rankscope.cli.live_run import LiveRun
+from rankscope.runs.follow import StartOverError, StepFollower
 from rankscope.runs.paths import rank_dir
-from rankscope.runs.records import StepRecord
-from rankscope.runs.segments import list_segments, open_regular, read_lines
+from rankscope.runs.segments import list_segments
 
-TAIL_BYTES: Final = 64 * 1024
-"""Of a rank's step records, for the last of them: some fifty."""
+TAIL_STEPS: Final = 50
+"""Last step records of a rank that are looked at."""
 STEPS: Final = 3
 """Who has waited for less than so many steps cannot tell a hang from a long step."""
 
@@ -62,20 +60,14 @@ class Standstill:
     def _last(self, rank: int) -> tuple[int | None, float | None]:
         """The last step that the rank has recorded, and seconds that its last ones took; ``None``: that cannot be read."""
         folder = self._folders([rank])[rank]
-        records: list[StepRecord] = []
-        with suppress(OSError):
-            for path in reversed(list_segments(folder, "steps")):
-                with open_regular(path) as file:
-                    file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-                    for line in read_lines(file):
-                        # The first is mostly a part of one.
-                        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                            records += [] if line is None else [msgspec.json.decode(line, type=StepRecord)]
-                if records:
-                    break
-        if not records:
+        followed, rows = StepFollower(folder), []
+        with suppress(OSError, StartOverError):
+            followed.skip(keep=TAIL_STEPS)
+            rows = [block for block in followed.new(self._live.reader) if len(block)]
+        if not rows:
             return None, None
-        return records[-1].step, median(record.wall_us for record in records) / 1e6
+        walls = [wall for block in rows for wall in block["wall_us"].tolist()]
+        return int(rows[-1]["step"][-1]), median(walls) / 1e6
 
 
 def _written(folder: Path) -> tuple[str, int] | None:

@@ -39,8 +39,7 @@ def analyze(
     warning; one that was named by itself is an error. One that was cut off is used as far as it goes, with a warning and lower
     coverage.
 
-    ``engine`` reads traces of several ranks, and the step records of a large run, side by side: ``LocalEngine(8)`` in so many
-    processes, ``RayEngine()`` on a cluster.
+    ``engine`` reads traces of several ranks side by side: ``LocalEngine(8)`` in so many processes, ``RayEngine()`` on a cluster.
 
     ``links``: what the ranks communicate over, where their GPUs' names do not tell.
 
@@ -70,9 +69,7 @@ def analyze(
         # Imported for runs only: of the time that a trace takes, imports are a good part.
         from rankscope.analysis.run_analysis import analyze_run
 
-        analysis = analyze_run(
-            run.path, run.attempt, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links, engine=engine
-        )
+        analysis = analyze_run(run.path, run.attempt, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
     except OSError as error:
         # A folder that may not be looked into, a disk that fails: readers translate what they expect, this is the rest.
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error

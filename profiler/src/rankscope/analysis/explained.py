@@ -17,6 +17,7 @@ from rankscope.analysis.steps import StepTable
 from rankscope.analysis.verdict import Named
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
+from rankscope.runs.step_columns import MEMORY
 
 _PEERS: Final = 16
 """So many GPUs to compare with are enough, those of the same host first."""
@@ -139,8 +140,10 @@ def _retries(run: Witness, rank: int, peers: Iterable[int]) -> tuple[float, floa
     """Allocator retries over the run, of the rank and of a typical peer; ``None`` where they are not recorded."""
     counts = []
     for one in (rank, *islice(peers, _PEERS_ELSEWHERE)):
-        known = [row.allocator_retries for row in run.reader.steps(run.table.attempt, one) if row.allocator_retries is not None]
-        counts.append(float(known[-1] - known[0]) if known else None)
+        samples = run.table.memory.get(one)
+        retries = np.empty(0) if samples is None else samples[:, 1 + MEMORY.index("allocator_retries")]
+        known = retries[np.isfinite(retries)]
+        counts.append(float(known[-1] - known[0]) if len(known) else None)
     others = [count for count in counts[1:] if count is not None]
     return (counts[0], float(np.median(others))) if counts[0] is not None and others else None
 

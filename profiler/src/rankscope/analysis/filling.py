@@ -32,7 +32,7 @@ class Filling:
     profiled: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
     tags: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     memory: dict[int, NDArray[np.float64]] = field(default_factory=dict)
-    """Rank to [samples, step and ``step_rows.MEMORY``]."""
+    """Rank to [samples, step and ``step_columns.MEMORY``]."""
     damaged: int = 0
     _last_places: tuple[NDArray[np.int64], NDArray[np.intp] | slice] = field(default_factory=lambda: _NOWHERE)
     """Steps that have been looked up last, and their places."""

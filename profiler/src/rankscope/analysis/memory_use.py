@@ -10,8 +10,8 @@ import numpy as np
 from rankscope.analysis.memory_growth import Values, is_leak, slope_of
 from rankscope.analysis.memory_result import Memory, MemoryGrowth, MemoryKind, RankMemory
 from rankscope.analysis.own_time import WARM_UP
-from rankscope.analysis.step_rows import MEMORY
 from rankscope.analysis.steps import Matrix, StepTable
+from rankscope.runs.step_columns import MEMORY
 
 _COLUMN: Final = {name: place for place, name in enumerate(MEMORY, start=1)}
 _GROWING: Final[tuple[tuple[MemoryKind, str], ...]] = (("device", "allocated_bytes"), ("host", "resident_bytes"))

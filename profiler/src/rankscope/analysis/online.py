@@ -20,32 +20,30 @@ from numpy.typing import NDArray
 from rankscope.analysis.filling import Filling
 from rankscope.analysis.matched import Matched, match_windows
 from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.rank_columns import RankColumns
+from rankscope.analysis.rank_columns import RankColumns, tags_of
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
 from rankscope.analysis.run_evidence import Earlier, RunEvidence
 from rankscope.analysis.step_ranges import StepRanges
-from rankscope.analysis.step_rows import StepRow, columns_of
 from rankscope.analysis.steps import StepTable
 from rankscope.base.errors import InputError
-from rankscope.runs.follow import Segments, StartOverError, StreamFollower, is_compacted, segments_of
+from rankscope.runs.follow import Segments, StartOverError, StepFollower, StreamFollower, segments_of
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, RankInfo, StepBreakdown
+from rankscope.runs.step_segments import BLOCK_ROWS, Rows
 
 RECENT_STEPS: Final = 500
 """Minutes of most runs; of a thousand ranks so many are judged in a second."""
 
-_FOLLOWED: Final[tuple[Stream, ...]] = ("steps", "windows", "collectives")
-_ROWS_AT_ONCE: Final = 1024
-"""Of several ranks: so many fit into a processor's cache."""
+_FOLLOWED: Final[tuple[Stream, ...]] = ("steps", "events", "windows", "collectives")
 
 RECENT_WINDOWS: Final = 24
 """Profiled steps: more than a capture that is to decide takes."""
 
 
-class Rows(Protocol):
+class RowReceiver(Protocol):
     """Takes every step record that is read, also those that are soon forgotten."""
 
     def begin(self, attempt: int) -> None:
@@ -68,7 +66,7 @@ class OnlineAnalysis:
         recent_steps: int = RECENT_STEPS,
         recent_windows: int = RECENT_WINDOWS,
         clock: Callable[[], float] = time.time,
-        rows: Rows | None = None,
+        rows: RowReceiver | None = None,
     ) -> None:
         self._path = path
         self._rows = rows
@@ -85,7 +83,7 @@ class OnlineAnalysis:
         """Read what is new. It shares memory with what is kept: to be used before the next call. Raises ``InputError``."""
         reader = RunReader(self._path)
         attempts = reader.attempts()
-        if not attempts or is_compacted(self._path, attempts[-1]):
+        if not attempts:
             self._followed = None
             return read_evidence(self._path)
         try:
@@ -111,7 +109,7 @@ class OnlineAnalysis:
 class _Attempt:
     """What is kept of one attempt."""
 
-    def __init__(self, path: Path, attempt: int, recent_steps: int, recent_windows: int, rows: Rows | None) -> None:
+    def __init__(self, path: Path, attempt: int, recent_steps: int, recent_windows: int, rows: RowReceiver | None) -> None:
         self.attempt = attempt
         self._rows = rows
         self.ranks: dict[int, _Rank] = {}
@@ -136,16 +134,19 @@ class _Attempt:
         if self._rows is not None:
             self._rows.has_ranks(ranks)
         segments = {rank: segments_of(reader, self.ranks[rank].folder, _FOLLOWED) for rank in ranks}
-        waiting: dict[int, list[StepRow]] = {}
+        waiting: dict[int, Rows] = {}
+        count = 0
         for rank in ranks:
-            blocks = self.ranks[rank].steps.new(reader, segments[rank])
-            first, second = next(blocks, []), next(blocks, None)
-            if second is not None:
-                self._take(rank, RankColumns.of(columns_of(rows) for rows in chain((first, second), blocks) if rows))
-            elif first:
-                waiting[rank] = first
-            if sum(map(len, waiting.values())) >= _ROWS_AT_ONCE:
+            blocks = [rows for rows in self.ranks[rank].steps.new(reader, segments[rank]) if len(rows)]
+            self.ranks[rank].read_tags(reader, segments[rank])
+            if len(blocks) > 1:
+                self._take(rank, RankColumns.of(blocks))
+            elif blocks:
+                waiting[rank] = blocks[0]
+                count += len(blocks[0])
+            if count >= BLOCK_ROWS:
                 self._take_rows(waiting)
+                count = 0
         self._take_rows(waiting)
         self._forget_steps()
         news = [rank for rank in ranks if self._read_windows(reader, rank, segments[rank])]
@@ -153,15 +154,16 @@ class _Attempt:
             self._forget_windows()
             self._matched = None
 
-    def _take_rows(self, rows: dict[int, list[StepRow]]) -> None:
+    def _take_rows(self, rows: dict[int, Rows]) -> None:
         """Take in the rows of several ranks, until there are none left: long columns cost less than many short ones."""
         if rows:
-            together = columns_of(list(chain.from_iterable(rows.values())))
+            together = np.concatenate(list(rows.values()))
             for rank, columns in zip(rows, RankColumns.of_each(together, [len(one) for one in rows.values()]), strict=True):
                 self._take(rank, columns)
             rows.clear()
 
     def _take(self, rank: int, columns: RankColumns) -> None:
+        columns = self.ranks[rank].tagged(columns)
         if self._rows is not None:
             self._rows.add(rank, columns)
         if len(columns.step) > self._recent_steps and len(steps := np.unique(columns.step)) > self._recent_steps:
@@ -238,7 +240,9 @@ class _Rank:
 
     def __init__(self, path: Path, attempt: int, rank: int) -> None:
         self.folder = rank_dir(path, attempt, rank)
-        self.steps = StreamFollower(self.folder, "steps", StepRow)
+        self.steps = StepFollower(self.folder)
+        self._tags: dict[str, NDArray[np.int64]] = {}
+        """Tags of steps whose rows have not been seen yet."""
         self.windows = StreamFollower(self.folder, "windows", StepBreakdown)
         self.collectives = StreamFollower(self.folder, "collectives", CollectiveRecord)
         self.reduction = Reduction(breakdowns=[], collectives=[])
@@ -247,6 +251,19 @@ class _Rank:
         self._rank = rank
         self._known: tuple[tuple[int, int, int], RankInfo] | None = None
         """What was read from which file."""
+
+    def read_tags(self, reader: RunReader, segments: Segments) -> None:
+        """Read the new tags, after the rows: a step's event is written before its row. Raises ``StartOverError``."""
+        for tag, steps in tags_of(chain.from_iterable(self.steps.new_events(reader, segments))).items():
+            self._tags[tag] = np.concatenate([self._tags[tag], steps]) if tag in self._tags else steps
+
+    def tagged(self, columns: RankColumns) -> RankColumns:
+        """New entries with their tags. Those of later steps wait for the rows."""
+        if not self._tags or not len(columns.step):
+            return columns
+        found, last = columns.tagged(self._tags), int(columns.step[-1])
+        self._tags = {tag: steps[steps > last] for tag, steps in self._tags.items() if (steps > last).any()}
+        return found
 
     def info(self, reader: RunReader) -> RankInfo | None:
         """Who the rank is; read again when there is another file, for it is replaced as a whole."""

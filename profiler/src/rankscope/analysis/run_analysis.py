@@ -23,6 +23,7 @@ from rankscope.analysis.own_time import Judged, imposed_wait, judged_groups
 from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.pipeline import pipeline_of
 from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
+from rankscope.analysis.rank_files import Report, ignore
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.recorder_cost import recorder_share
 from rankscope.analysis.reduce import Reduction
@@ -38,7 +39,6 @@ from rankscope.analysis.steps import StepTable
 from rankscope.analysis.throughput import throughput_of
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.wording import counted, first_of
-from rankscope.analysis.workers import ALONE, Engine
 from rankscope.base.text import ranks_text
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
@@ -55,10 +55,9 @@ def analyze_run(
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
-    engine: Engine = ALONE,
 ) -> Analysis:
     """Analyse an attempt of a run, the last by default; see ``engine.analyze``."""
-    evidence = read_evidence(path, attempt, engine=engine)
+    evidence = read_evidence(path, attempt)
     return analysis_of(evidence, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
 
 
@@ -126,10 +125,10 @@ def analysis_of(
     return assessed_run(analysis, run, costs(()), throughput)
 
 
-def read_evidence(path: os.PathLike[str], attempt: int | None = None, *, engine: Engine = ALONE) -> RunEvidence:
-    """Read an attempt of a run, the last by default. Raises ``InputError``."""
+def read_evidence(path: os.PathLike[str], attempt: int | None = None, *, report: Report = ignore) -> RunEvidence:
+    """Read an attempt of a run, the last by default; ``report`` hears of its step records. Raises ``InputError``."""
     reader = RunReader(Path(path))
-    table = StepTable.load(reader, attempt, engine=engine)
+    table = StepTable.load(reader, attempt, report=report)
     windows: dict[int, Reduction] = {}
     damaged = table.damaged
     for rank in map(int, table.ranks):

@@ -6,18 +6,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.filling import Filling
-from rankscope.analysis.rank_columns import RankColumns
-from rankscope.analysis.read_columns import read_columns
-from rankscope.analysis.step_rows import StepRow, columns_of, no_memory
-from rankscope.analysis.workers import ALONE, Engine
+from rankscope.analysis.rank_columns import RankColumns, no_memory, tags_of
+from rankscope.analysis.rank_files import Report, ignore, load_ranks
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
+from rankscope.runs.step_columns import event_of, pack_row, row_dtype
 
 Matrix = NDArray[np.float64]
 Stored = NDArray[np.floating[Any]]
@@ -117,14 +115,6 @@ class Matrices(Mapping[str, Matrix]):
         return np.full(len(self._kept), np.nan, np.float32)
 
 
-def _row(record: StepRecord) -> StepRow | None:
-    """``None`` for numbers that are beyond any."""
-    try:
-        return msgspec.convert(record, StepRow, from_attributes=True)
-    except msgspec.ValidationError:
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class StepTable:
     """Step records of one attempt. Matrices are float64 [ranks, steps], NaN where a rank has no record or no signal."""
@@ -147,8 +137,11 @@ class StepTable:
     """Rank to [samples, 1 + len(MEMORY)]: the step, and what ``MEMORY`` names; of every so-and-so-many-th step only."""
 
     @classmethod
-    def load(cls, reader: RunReader, attempt: int | None = None, *, engine: Engine = ALONE) -> Self:
-        """Read one attempt, the last by default. Raises ``InputError`` when there is no such."""
+    def load(cls, reader: RunReader, attempt: int | None = None, *, report: Report = ignore) -> Self:
+        """Read one attempt, the last by default; ``report`` hears how many ranks are read, of how many.
+
+        Raises ``InputError`` when there is no such.
+        """
         attempts = reader.attempts()
         if attempt is None:
             # No attempt yet is an empty table: a run that has just been created.
@@ -158,7 +151,7 @@ class StepTable:
         filling = Filling()
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
-        for rank, columns in read_columns(reader, attempt, ranks, engine):
+        for rank, columns in load_ranks(reader, attempt, ranks, report):
             filling.add(rank, columns)
         return cls.filled(attempt, filling)
 
@@ -168,10 +161,10 @@ class StepTable:
         filling = Filling()
         filling.add_ranks(records)
         for rank, of_rank in records.items():
-            rows = [_row(record) for record in of_rank]
-            possible = [row for row in rows if row is not None]
-            filling.damaged += len(rows) - len(possible)
-            filling.add(rank, RankColumns.of([columns_of(possible)] if possible else []))
+            kept = list(of_rank)
+            rows = np.frombuffer(b"".join(map(pack_row, kept)), row_dtype())
+            tags = tags_of(event for record in kept if (event := event_of(record)) is not None)
+            filling.add(rank, RankColumns.of([rows]).tagged(tags))
         return cls.filled(attempt, filling)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 Of every segment it is remembered how much has been read. A line that has no end yet is left for the next time. Segments that
 retention removes are simply gone. Whatever cannot be told from what was read before (a segment that shrank or is another file
-now, records that moved to Parquet) ends the following: then all is to be read afresh, see ``StartOverError``.
+now) ends the following: then all is to be read afresh, see ``StartOverError``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
 
-from rankscope.runs.paths import RANK_STREAMS, Stream, attempt_dir
+from rankscope.base.errors import InputError
+from rankscope.runs.paths import Stream
 from rankscope.runs.reader import RunReader
+from rankscope.runs.records import StepEvent
 from rankscope.runs.segments import decode_blocks, list_segments, list_streams, open_regular, read_blocks
+from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES
+from rankscope.runs.step_segments import Rows, Segment
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -52,7 +56,7 @@ class _Position:
 
 
 class StreamFollower(Generic[_T]):
-    """One stream in JSON Lines in the ``folder`` of a rank or a host; ``kind`` as in ``RunReader.rank_blocks``."""
+    """One stream in JSON Lines in the ``folder`` of a rank or a host; ``kind`` has some of the fields of its records."""
 
     def __init__(self, folder: Path, stream: Stream, kind: type[_T]) -> None:
         self._folder = folder
@@ -116,10 +120,67 @@ class StreamFollower(Generic[_T]):
                 yield lines
 
 
-def is_compacted(run: Path, attempt: int) -> bool:
-    """Whether records of ranks have moved to Parquet, which is not followed: a run that goes on is compacted by force only."""
-    folder = attempt_dir(run, attempt)
-    try:
-        return any(list_segments(folder, stream, "parquet") for stream in RANK_STREAMS)
-    except OSError:
-        return False  # whoever reads it says so
+@dataclass(slots=True)
+class _RowPosition:
+    inode: int
+    segment: Segment
+    size: int = 0
+    """Of the file when it was read last."""
+    over: bool = False
+    """As in ``_Position``."""
+
+
+class StepFollower:
+    """The rows of step records of a rank in ``folder``, and their events, as ``new_events`` has read them so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._positions: dict[str, _RowPosition] = {}
+        self._events = StreamFollower(folder, "events", StepEvent)
+
+    @property
+    def skipped_lines(self) -> int:
+        """Rows and lines so far that could not be used, and those that have no end."""
+        rows = sum(position.segment.damaged + position.segment.torn for position in self._positions.values())
+        return rows + self._events.skipped_lines
+
+    def skip(self, *, keep: int) -> None:
+        """Take all rows that are there for read but the last ``keep``. Raises ``OSError``."""
+        for path in (segments := list_segments(self._folder, "steps")):
+            status = path.stat()
+            last = path == segments[-1]
+            rows = max(0, status.st_size - HEADER_BYTES) // ROW_BYTES
+            segment = Segment(path, rows_read=max(0, rows - keep) if last else rows)
+            self._positions[path.name] = _RowPosition(status.st_ino, segment, over=not last)
+
+    def new(self, reader: RunReader, segments: Segments | None = None) -> Iterator[Rows]:
+        """The rows since the last time, in blocks. ``reader`` takes note of what cannot be read. Raises ``StartOverError``.
+
+        ``segments``: those that ``segments_of`` has just found, where it has been asked already.
+        """
+        if segments is None:
+            segments = segments_of(reader, self._folder, ["steps"])
+        there = segments["steps"]
+        for name in there:
+            known = self._positions.get(name)
+            if known is None or not known.over:
+                try:
+                    yield from self._read(self._folder / name, later=name != there[-1])
+                except FileNotFoundError:
+                    continue  # retention removed it since
+                except (InputError, OSError):
+                    reader.take_over(0, [self._folder / name])
+
+    def new_events(self, reader: RunReader, segments: Segments | None = None) -> Iterator[list[StepEvent]]:
+        """The events since the last time. Called after ``new``, it has read those of all rows so far, perhaps more."""
+        return self._events.new(reader, segments)
+
+    def _read(self, path: Path, *, later: bool) -> Iterator[Rows]:
+        status = path.stat()
+        position = self._positions.setdefault(path.name, _RowPosition(status.st_ino, Segment(path)))
+        if position.inode != status.st_ino or status.st_size < position.size:
+            raise StartOverError
+        if status.st_size > position.size:
+            yield from position.segment.read()
+            position.size = status.st_size
+        position.over = later

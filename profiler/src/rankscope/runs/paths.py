@@ -8,9 +8,10 @@ from typing import Final, Literal
 SPOOL_DIR: Final = Path("/run/rankscope/spool")
 """Where the ranks of a node leave their metrics (``*.prom``) for the exporter, unless told otherwise."""
 
-RankStream = Literal["steps", "windows", "collectives", "kernels"]
-"""What each rank writes in its own folder."""
-RANK_STREAMS: Final[tuple[RankStream, ...]] = ("steps", "windows", "collectives", "kernels")
+RankStream = Literal["events", "steps", "windows", "collectives", "kernels"]
+"""What each rank writes in its own folder: rows of ``steps``, and JSON Lines."""
+RANK_STREAMS: Final[tuple[RankStream, ...]] = ("events", "steps", "windows", "collectives", "kernels")
+"""In the order in which they are written: a step's event is there when its row is."""
 
 Stream = RankStream | Literal["plan", "gpu"]
 """Also the announced windows of an attempt, and the GPU samples of a host."""
@@ -32,13 +33,13 @@ def rank_dir(run: Path, attempt: int, rank: int) -> Path:
 
 
 def segment(folder: Path, stream: Stream, number: int) -> Path:
-    """Segment file ``number`` of a stream in a rank's folder: ``steps-000000.jsonl``."""
-    return folder / f"{stream}-{number:06d}.jsonl"
+    """Segment file ``number`` of a stream in a rank's folder: ``steps-000000.npy`` or ``events-000000.jsonl``."""
+    return folder / f"{stream}-{number:06d}.{suffix_of(stream)}"
 
 
-def parquet_file(folder: Path, stream: Stream, number: int) -> Path:
-    """Compacted records: ``steps-000000.parquet`` in the folder of an attempt (all its ranks) or host."""
-    return folder / f"{stream}-{number:06d}.parquet"
+def suffix_of(stream: Stream) -> str:
+    """The suffix of a stream's segments."""
+    return "npy" if stream == "steps" else "jsonl"
 
 
 def host_dir(run: Path, host: str) -> Path:

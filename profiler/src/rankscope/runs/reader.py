@@ -3,26 +3,21 @@
 A torn last line, an unknown field or a missing file is normal and counted, not an error; what cannot be read is named and the
 rest is read; only a folder that is no run, or one of a newer major format, raises ``InputError``. A run directory may be
 anybody's, so nothing in it can hang its reader or make it take more memory than there is on disk.
-
-Records are read from JSON Lines and from Parquet (``compact``) alike, each of them once, also while they move from the one to
-the other.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 import msgspec
 
-from rankscope.base.errors import InputError, MissingError
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import Stream, attempt_dir, host_dir, rank_dir, run_file
 from rankscope.runs.records import (
-    RECORD_TYPES,
     RUN_SCHEMA,
     AttemptInfo,
     CollectiveRecord,
@@ -32,21 +27,22 @@ from rankscope.runs.records import (
     RankInfo,
     RunInfo,
     StepBreakdown,
+    StepEvent,
     StepRecord,
 )
 from rankscope.runs.segments import decode_blocks, list_segments, open_regular, read_blocks
 
 if TYPE_CHECKING:
-    from rankscope.runs.parquet import Piece, PieceReader
+    from rankscope.runs.step_segments import Rows
 
 ATTEMPTS: Final = "attempts"
+_BEFORE_RELEASE: Final = "rankscope.run/1"
 MAX_INFO_BYTES: Final = 16 * 2**20
 """Of a ``run.json``, ``attempt.json`` or ``rank.json``, which have a few thousand."""
 MAX_NUMBER: Final = 2**31
 """Attempts and ranks are fewer: a folder with a larger number is damage."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-_B = TypeVar("_B")
 
 
 def is_run(path: Path) -> bool:
@@ -67,19 +63,10 @@ def is_headless_run(path: Path) -> bool:
     return (path / ATTEMPTS).is_dir() and not is_run(path)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts(Generic[_T, _B]):
-    """What to make of a stream's records, many at a time."""
-
-    kind: type[_T]
-    of_rows: Callable[[list[_T]], _B]
-    of_batch: Callable[[Any], _B]
-
-
 class RunReader:
     """One run directory.
 
-    ``skipped_lines`` counts lines that could not be used (torn, malformed, too long) since the reader was made;
+    ``skipped_lines`` counts lines and rows that could not be used (torn, malformed, too long) since the reader was made;
     ``unusable`` names, once each, the files and folders of which nothing could be.
     """
 
@@ -87,7 +74,6 @@ class RunReader:
         self.path = path
         self.skipped_lines = 0
         self.unusable: list[Path] = []
-        self._opened: dict[Path, tuple[tuple[int, int, int], PieceReader]] = {}
         self.info = self._read_info()
 
     def _read_info(self) -> RunInfo:
@@ -113,7 +99,8 @@ class RunReader:
         if schema.partition("/")[0] != RUN_SCHEMA.partition("/")[0]:
             raise InputError(file, f"not a rankscope run: schema is {schema!r}")
         if schema != RUN_SCHEMA:
-            raise InputError(file, f"written in format {schema!r}; this version reads {RUN_SCHEMA!r}: upgrade rankscope")
+            what = "by a version before the first release: record it again" if schema == _BEFORE_RELEASE else "upgrade rankscope"
+            raise InputError(file, f"written in format {schema!r}; this version reads {RUN_SCHEMA!r}: {what}")
         return _decode_file(file, data, RunInfo)
 
     def attempts(self) -> list[int]:
@@ -137,8 +124,32 @@ class RunReader:
         return {rank: info for rank in self.ranks(attempt) if (info := self.rank(attempt, rank)) is not None}
 
     def steps(self, attempt: int, rank: int) -> Iterator[StepRecord]:
-        """Step records of one rank in the order they were written."""
-        return self._rank_rows(attempt, rank, "steps", StepRecord)
+        """Step records of one rank in the order they were written, an object for each; ``step_rows`` is many times as fast."""
+        from rankscope.runs.step_columns import records_of
+
+        # The rows first: a step's event is written before its row.
+        blocks = list(self.step_rows(attempt, rank))
+        events = {event.step: event for event in self.events(attempt, rank)}
+        for rows in blocks:
+            yield from records_of(rows, events)
+
+    def step_rows(self, attempt: int, rank: int) -> Iterator[Rows]:
+        """Step records of one rank as arrays of ``step_columns.row_dtype``, many at a time, in the order they were written."""
+        from rankscope.runs.step_segments import Segment
+
+        for path in self._list(rank_dir(self.path, attempt, rank), "steps"):
+            segment = Segment(path)
+            try:
+                yield from segment.read()
+            except FileNotFoundError:
+                continue  # retention removed it since
+            except (InputError, OSError):
+                self._cannot_use(path)
+            self.skipped_lines += segment.damaged + segment.torn
+
+    def events(self, attempt: int, rank: int) -> Iterator[StepEvent]:
+        """What was rare in the steps of one rank: tags and sections."""
+        return self._rank_rows(attempt, rank, "events", StepEvent)
 
     def windows(self, attempt: int, rank: int) -> Iterator[StepBreakdown]:
         """Breakdowns of the profiled steps of one rank."""
@@ -154,8 +165,7 @@ class RunReader:
 
     def plan(self, attempt: int) -> Iterator[PlannedWindow]:
         """Profiled windows that were announced to the ranks of this attempt."""
-        folder = attempt_dir(self.path, attempt)
-        return self._rows(folder, folder, None, "plan", PlannedWindow)
+        return self._rows(attempt_dir(self.path, attempt), "plan", PlannedWindow)
 
     def hosts(self) -> list[str]:
         """Names of the hosts that left hardware samples."""
@@ -170,52 +180,31 @@ class RunReader:
 
     def hardware(self, host: str) -> Iterator[HardwareSample]:
         """Samples of the GPUs of one host, in the order they were taken."""
-        folder = host_dir(self.path, host)
-        return self._rows(folder, folder, None, "gpu", HardwareSample)
+        return self._rows(host_dir(self.path, host), "gpu", HardwareSample)
 
-    def step_blocks(
-        self, attempt: int, rank: int, kind: type[_T], of_rows: Callable[[list[_T]], _B], of_batch: Callable[[Any], _B]
-    ) -> Iterator[_B]:
-        """What ``of_rows`` and ``of_batch`` make of a rank's step records, many at a time, in the order they were written.
-
-        ``kind`` has some of the fields of ``StepRecord``, perhaps in other types; ``of_batch`` gets the same fields as Arrow
-        columns, those that there are.
-        """
-        folder, compacted = rank_dir(self.path, attempt, rank), attempt_dir(self.path, attempt)
-        return self._blocks(folder, compacted, rank, "steps", _Parts(kind, of_rows, of_batch))
-
-    def take_over(self, skipped_lines: int, unusable: list[Path]) -> None:
+    def take_over(self, skipped_lines: int, unusable: Sequence[Path]) -> None:
         """Count what another reader of this run has met."""
         self.skipped_lines += skipped_lines
         for path in unusable:
             self._cannot_use(path)
 
     def _rank_rows(self, attempt: int, rank: int, stream: Stream, kind: type[_T]) -> Iterator[_T]:
-        return self._rows(rank_dir(self.path, attempt, rank), attempt_dir(self.path, attempt), rank, stream, kind)
+        return self._rows(rank_dir(self.path, attempt, rank), stream, kind)
 
-    def _rows(self, folder: Path, compacted: Path, rank: int | None, stream: Stream, kind: type[_T]) -> Iterator[_T]:
-        """Records of one stream: JSON Lines in ``folder``, and rows of ``rank`` in the Parquet files in ``compacted``."""
+    def _rows(self, folder: Path, stream: Stream, kind: type[_T]) -> Iterator[_T]:
+        """Records of one stream of JSON Lines."""
+        return chain.from_iterable(self._blocks(folder, stream, kind))
 
-        def records(batch: Any) -> list[_T]:
-            from rankscope.runs.columns import from_columns
-
-            return list(from_columns(batch, kind))
-
-        parts: _Parts[_T, list[_T]] = _Parts(kind, lambda rows: rows, records)
-        blocks: Iterator[list[_T]] = self._blocks(folder, compacted, rank, stream, parts)
-        return chain.from_iterable(blocks)
-
-    def _blocks(self, folder: Path, compacted: Path, rank: int | None, stream: Stream, parts: _Parts[_T, _B]) -> Iterator[_B]:
-        # First what may be removed, then what takes its place: the other way round both could be missed.
-        segments = self._list(folder, stream)
-        done: set[Piece] = set()
-        yield from self._compacted(compacted, rank, stream, parts, done)
-        for path in segments:
+    def _blocks(self, folder: Path, stream: Stream, kind: type[_T]) -> Iterator[list[_T]]:
+        decoder = msgspec.json.Decoder(kind)
+        for path in self._list(folder, stream):
             try:
-                yield from self._lines(path, parts, done)
+                with open_regular(path) as file:
+                    for records, damaged in decode_blocks((lines for lines, _ in read_blocks(file)), decoder):
+                        self.skipped_lines += damaged
+                        yield records
             except FileNotFoundError:
-                # Retention removed it since, or it has just been compacted.
-                yield from self._compacted(compacted, rank, stream, parts, done, segment=path.name)
+                continue  # retention removed it since
             except OSError:
                 self._cannot_use(path)
 
@@ -228,66 +217,6 @@ class RunReader:
         except OSError:
             self._cannot_use(folder)
         return []
-
-    def _lines(self, path: Path, parts: _Parts[_T, _B], done: set[Piece]) -> Iterator[_B]:
-        decoder = msgspec.json.Decoder(parts.kind)
-        with open_regular(path) as file:
-            if pieces := [piece for piece in done if piece.file == path.name]:
-                from rankscope.runs.parquet import covered_bytes
-
-                file.seek(covered_bytes(file, pieces))
-            for records, damaged in decode_blocks((lines for lines, _ in read_blocks(file)), decoder):
-                self.skipped_lines += damaged
-                if records:
-                    yield parts.of_rows(records)
-
-    def _compacted(
-        self,
-        folder: Path,
-        rank: int | None,
-        stream: Stream,
-        parts: _Parts[_T, _B],
-        done: set[Piece],
-        *,
-        segment: str | None = None,
-    ) -> Iterator[_B]:
-        """Rows of the Parquet files in ``folder`` that are not ``done`` yet, or of these what was one ``segment``.
-
-        Raises ``MissingError``.
-        """
-        try:
-            files = list_segments(folder, stream, "parquet")
-        except OSError:
-            return  # it has been named, if it is one that should be there
-        for path in files:
-            try:
-                reader = self._parquet(path, stream)
-                pieces = [
-                    piece for piece in reader.pieces if piece.rank == rank and piece not in done and segment in (None, piece.file)
-                ]
-                # Whatever comes of it, nothing of these is to be read twice.
-                done.update(pieces)
-                self.skipped_lines += sum(piece.skipped for piece in pieces)
-                if pieces:
-                    yield from reader.unpacked(pieces, RECORD_TYPES[stream], parts.of_batch, parts.kind.__struct_fields__)
-            except (InputError, OSError):
-                self._cannot_use(path)
-
-    def _parquet(self, path: Path, stream: Stream) -> PieceReader:
-        try:
-            from rankscope.runs.parquet import PieceReader
-        except ModuleNotFoundError as error:
-            if error.name != "pyarrow":
-                raise
-            raise MissingError(
-                f"{path}: reading compacted runs needs the Python package 'pyarrow': pip install 'rankscope[analysis]'"
-            ) from error
-        status = path.stat()
-        identity = (status.st_ino, status.st_size, status.st_mtime_ns)
-        known = self._opened.get(path)
-        if known is None or known[0] != identity:
-            known = self._opened[path] = (identity, PieceReader(path, stream))
-        return known[1]
 
     def _optional(self, path: Path, kind: type[_T]) -> _T | None:
         try:

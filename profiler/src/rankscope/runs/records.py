@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-RUN_SCHEMA: Final = "rankscope.run/1"
+RUN_SCHEMA: Final = "rankscope.run/2"
 
 Phase = Literal["data", "h2d", "forward", "backward", "optimizer", "between_steps"]
 PHASES: Final[tuple[Phase, ...]] = ("data", "h2d", "forward", "backward", "optimizer", "between_steps")
@@ -123,7 +123,7 @@ class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step of one rank (``steps-*.jsonl``), always on.
+    """One step of one rank, always on: a row of ``steps-*.npy`` (see ``step_columns``) and its ``StepEvent``, if there is one.
 
     The phases that are not ``None`` sum to ``wall_us``. Own time = ``wall_us`` - ``blocked_us``: what this rank needed itself,
     comparable between ranks, while walls are equalised by the collectives.
@@ -199,6 +199,18 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if time is None or blocked is None:
             return None
         return time - (blocked.get(phase) or 0.0)
+
+
+class StepEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is rare in a step or of variable length (``events-*.jsonl``): one line for a step that has any of it."""
+
+    step: int
+    end_unix_ns: int
+    """When the step ended."""
+    tags: list[str] = []
+    """As in ``StepRecord``."""
+    sections_us: dict[str, float] = {}
+    """As in ``StepRecord``."""
 
 
 class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -346,6 +358,7 @@ RECORD_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     "attempt": AttemptInfo,
     "rank": RankInfo,
     "steps": StepRecord,
+    "events": StepEvent,
     "windows": StepBreakdown,
     "collectives": CollectiveRecord,
     "kernels": KernelRecord,

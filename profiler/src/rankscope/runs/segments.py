@@ -1,4 +1,4 @@
-"""JSON Lines as they lie on disk: which segments there are, and their lines, whatever else lies there."""
+"""Segments as they lie on disk: which there are of a stream, and the lines of JSON Lines, whatever else lies there."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 import stat
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, TypeVar, cast
+from typing import BinaryIO, Final, TypeVar, cast
 
 import msgspec
 
-from rankscope.runs.paths import Stream
+from rankscope.runs.paths import Stream, suffix_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -50,17 +50,15 @@ def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def list_segments(folder: Path, stream: Stream, kind: Literal["jsonl", "parquet"] = "jsonl") -> list[Path]:
+def list_segments(folder: Path, stream: Stream) -> list[Path]:
     """Segments of a stream in ``folder``, in the order they were written.
 
     Raises ``OSError`` where the folder cannot be listed, which ``glob`` would call empty.
     """
-    return [folder / name for name in list_streams(folder, [stream], kind)[stream]]
+    return [folder / name for name in list_streams(folder, [stream])[stream]]
 
 
-def list_streams(
-    folder: Path, streams: Collection[Stream], kind: Literal["jsonl", "parquet"] = "jsonl"
-) -> dict[Stream, list[str]]:
+def list_streams(folder: Path, streams: Collection[Stream]) -> dict[Stream, list[str]]:
     """Names of the segments of several streams, in the order they were written: the folder is read once.
 
     Raises ``OSError``.
@@ -69,12 +67,15 @@ def list_streams(
     with os.scandir(folder) as entries:
         for entry in entries:
             match = _SEGMENT.fullmatch(entry.name)
-            if match is not None and match[3] == kind and (of_stream := found.get(cast("Stream", match[1]))) is not None:
-                of_stream.append((int(match[2]), entry.name))
+            if match is None:
+                continue
+            stream = cast("Stream", match[1])
+            if stream in found and match[3] == suffix_of(stream):
+                found[stream].append((int(match[2]), entry.name))
     return {stream: [name for _, name in sorted(names)] for stream, names in found.items()}
 
 
-_SEGMENT: Final = re.compile(r"([a-z]+)-(\d{1,9})\.(jsonl|parquet)")
+_SEGMENT: Final = re.compile(r"([a-z]+)-(\d{1,9})\.(jsonl|npy)")
 
 
 def number_of(segment: Path) -> int:

@@ -1,4 +1,4 @@
-"""Writing a run directory: atomic small files, append-only JSON Lines in segments.
+"""Writing a run directory: atomic small files, append-only segments of rows or JSON Lines.
 
 Each rank writes only its own files; nobody locks anything. Nothing here is called on a training thread.
 """
@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,8 +19,9 @@ from typing import BinaryIO, Final
 import msgspec
 
 from rankscope.runs.paths import Stream, attempt_dir, run_file, segment
-from rankscope.runs.records import AttemptInfo, RunInfo
+from rankscope.runs.records import AttemptInfo, RunInfo, StepRecord
 from rankscope.runs.segments import IrregularFileError, list_segments, number_of, open_regular
+from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, event_of, header, pack_row
 
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _FRESH_SECONDS: Final = 10.0
@@ -69,11 +71,6 @@ def _share(file: BinaryIO, folder: Path) -> None:
     """Let read ``file`` whoever may read the folder it is in."""
     with suppress(OSError):
         os.fchmod(file.fileno(), 0o600 | (folder.stat().st_mode & 0o044))
-
-
-def _count_lines(path: Path) -> int:
-    with open_regular(path) as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def write_atomically(path: Path, data: bytes, *, overwrite: bool = True, share: bool = False) -> bool:
@@ -177,8 +174,8 @@ def create_attempt(run: Path, info: AttemptInfo) -> bool:
     return write_record(attempt_dir(run, info.attempt) / "attempt.json", info, overwrite=False)
 
 
-class JsonLinesWriter:
-    """Appends records to ``STREAM-NNNNNN.jsonl`` in ``folder`` and starts a new segment when one is full.
+class SegmentWriter(ABC):
+    """Appends records to ``STREAM-NNNNNN.*`` in ``folder`` and starts a new segment when one is full.
 
     ``retain_bytes``: when the segments have become more than that, the oldest are removed, never the open one. ``None``: none
     ever is.
@@ -203,8 +200,27 @@ class JsonLinesWriter:
         self._records = 0
         self._file: BinaryIO | None = None
 
+    @abstractmethod
+    def encode(self, record: msgspec.Struct) -> bytes:
+        """The bytes of one record, as ``append`` takes them."""
+
+    @abstractmethod
+    def _whole_records(self, written: bytes) -> int:
+        """Records that are in the bytes of a write that was cut short."""
+
+    @abstractmethod
+    def _count(self, file: BinaryIO) -> int:
+        """Records of a closed segment."""
+
+    def _header(self) -> bytes:
+        """What a segment begins with."""
+        return b""
+
+    def _seal(self, file: BinaryIO, records: int) -> None:  # noqa: B027  # most need not
+        """Finish a segment of so many records, before it is closed. Raises ``OSError``."""
+
     def append(self, *records: msgspec.Struct | bytes) -> None:
-        """Append records (structs, or already encoded JSON objects without newline) in one write.
+        """Append records (structs, or bytes as ``encode`` makes them) in one write.
 
         Raises ``OSError``, or whatever else goes wrong; then none of them but the first ``landed`` is in the file, so the others
         may be appended again. There are such only where even taking back what was written fails; the next call then starts a new
@@ -213,7 +229,7 @@ class JsonLinesWriter:
         self.landed = 0
         if not records:
             return
-        data = b"".join((r if isinstance(r, bytes) else _encoder.encode(r)) + b"\n" for r in records)
+        data = b"".join(record if isinstance(record, bytes) else self.encode(record) for record in records)
         if self._file is not None and _is_removed(self._file):
             # What is written into it would be nowhere. Its name is not used again: somebody may remember what it held.
             with suppress(OSError):
@@ -224,6 +240,8 @@ class JsonLinesWriter:
         if self._file is None:
             self._open()
         assert self._file is not None
+        if not self._size:
+            data = self._header() + data
         written = 0
         try:
             while written < len(data):
@@ -244,8 +262,8 @@ class JsonLinesWriter:
         try:
             file.truncate(self._size)
         except (OSError, ValueError):
-            # Whole lines are records, which must not come twice; and the next must not be glued to a part of one.
-            self.landed = written.count(b"\n")
+            # Whole records must not come twice; and the next must not be glued to a part of one.
+            self.landed = self._whole_records(written if self._size else written[len(self._header()) :])
             self._records += self.landed
         else:
             with suppress(OSError):
@@ -275,7 +293,8 @@ class JsonLinesWriter:
         for path, size in zip(closed, sizes, strict=True):
             if total <= limit:
                 return
-            records = _count_lines(path)
+            with open_regular(path) as file:
+                records = self._count(file)
             path.unlink()
             self.expired += records
             total -= size
@@ -294,10 +313,71 @@ class JsonLinesWriter:
         file, self._file = self._file, None
         try:
             with file:
+                self._seal(file, self._records)
                 _confirm(file)
         except (OSError, ValueError):
             self.unconfirmed += self._records
             raise
+
+
+class JsonLinesWriter(SegmentWriter):
+    """Appends records as lines of JSON."""
+
+    def encode(self, record: msgspec.Struct) -> bytes:
+        """The record as JSON, and a newline."""
+        return _encoder.encode(record) + b"\n"
+
+    def _whole_records(self, written: bytes) -> int:
+        return written.count(b"\n")
+
+    def _count(self, file: BinaryIO) -> int:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+class RowWriter(SegmentWriter):
+    """Appends rows of step records in the folder of a rank. Numpy can load a segment once it is closed."""
+
+    def __init__(
+        self, folder: Path, *, rank: int, attempt: int, segment_bytes: int = SEGMENT_BYTES, retain_bytes: int | None = None
+    ) -> None:
+        super().__init__(folder, "steps", segment_bytes=segment_bytes, retain_bytes=retain_bytes)
+        self._rank, self._attempt = rank, attempt
+
+    def encode(self, record: msgspec.Struct) -> bytes:
+        """The row of a ``StepRecord``. Raises ``struct.error`` for numbers beyond its columns."""
+        assert isinstance(record, StepRecord)
+        return pack_row(record)
+
+    def _whole_records(self, written: bytes) -> int:
+        return len(written) // ROW_BYTES
+
+    def _count(self, file: BinaryIO) -> int:
+        return max(0, os.fstat(file.fileno()).st_size - HEADER_BYTES) // ROW_BYTES
+
+    def _header(self) -> bytes:
+        return header(self._rank, self._attempt)
+
+    def _seal(self, file: BinaryIO, records: int) -> None:
+        """Write the number of rows into the header, for ``numpy.load``; rankscope itself goes by the size of the file."""
+        os.pwrite(file.fileno(), header(self._rank, self._attempt, rows=records), 0)
+
+
+class StepWriter:
+    """Appends step records of a rank, each as a row and, where it has sections or tags, an event."""
+
+    def __init__(self, folder: Path, *, rank: int, attempt: int = 0, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._rows = RowWriter(folder, rank=rank, attempt=attempt, segment_bytes=segment_bytes)
+        self._events = JsonLinesWriter(folder, "events", segment_bytes=segment_bytes)
+
+    def append(self, *records: StepRecord) -> None:
+        """Append records. Raises ``OSError``."""
+        self._events.append(*(event for record in records if (event := event_of(record)) is not None))
+        self._rows.append(*records)
+
+    def close(self) -> None:
+        """Close the open segments. Raises ``OSError``."""
+        self._events.close()
+        self._rows.close()
 
 
 def _confirm(file: BinaryIO) -> None:

@@ -7,20 +7,23 @@ later, and some seconds later after a profiled step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from rankscope.runs.follow import is_compacted
+from rankscope.base.errors import InputError
 from rankscope.runs.paths import RankStream, Stream, attempt_dir, host_dir, rank_dir, segment
 from rankscope.runs.reader import RunReader
 from rankscope.runs.segments import MAX_LINE_BYTES, list_segments, open_regular
-from rankscope.runs.writer import JsonLinesWriter, append_whole, create_run, make_folder, write_record
+from rankscope.runs.step_columns import header, row_dtype
+from rankscope.runs.step_segments import Rows, Segment
+from rankscope.runs.writer import append_whole, create_run, make_folder, write_record
 
 READ_BYTES: Final = 32 * 1024
 """Bytes of one read, kept small because a thousand ranks have three streams each."""
@@ -83,6 +86,55 @@ class LinesInTime(Generic[_T]):
         return self._last_unix_ns
 
 
+class RowsInTime:
+    """Intact rows of segments of step records in order, each with the time at which it was written; as ``LinesInTime``."""
+
+    def __init__(self, segments: Sequence[Path], *, unreadable: list[Path]) -> None:
+        self._blocks = _blocks(segments, unreadable)
+        self._rows = np.empty(0, row_dtype())
+        self._ends = np.empty(0, np.int64)
+        self._last_unix_ns = 0
+
+    @property
+    def next_unix_ns(self) -> int | None:
+        """Time of the next row; ``None`` after the last."""
+        while not len(self._rows):
+            rows = next(self._blocks, None)
+            if rows is None:
+                return None
+            self._rows, self._ends = rows, self._ends_of(rows)
+        return int(self._ends[0])
+
+    def until(self, unix_ns: int) -> bytes:
+        """Take the rows up to that time."""
+        taken: list[bytes] = []
+        while (moment := self.next_unix_ns) is not None and moment <= unix_ns:
+            count = int(np.searchsorted(self._ends, min(unix_ns, _LAST_NS), side="right"))
+            taken.append(self._rows[:count].tobytes())
+            self._rows, self._ends = self._rows[count:], self._ends[count:]
+        return b"".join(taken)
+
+    def _ends_of(self, rows: Rows) -> NDArray[np.int64]:
+        """Times of rows, none before that of the row before it."""
+        if not len(rows):
+            return np.empty(0, np.int64)
+        starts = np.clip(rows["start_unix_ns"], 0, _LAST_NS)
+        walls_ns = np.clip(np.nan_to_num(rows["wall_us"]) * 1000, 0, float(_LAST_NS)).astype(np.int64)
+        ends = starts + np.minimum(walls_ns, _LAST_NS - starts)
+        ends[0] = max(int(ends[0]), self._last_unix_ns)
+        ends = np.maximum.accumulate(ends)
+        self._last_unix_ns = int(ends[-1])
+        return ends
+
+
+def _blocks(segments: Sequence[Path], unreadable: list[Path]) -> Iterator[Rows]:
+    for path in segments:
+        try:
+            yield from Segment(path).read()
+        except (InputError, OSError):
+            unreadable.append(path)
+
+
 KEPT_BYTES: Final = 256 * 1024
 """Size of a segment in the copy. The copy keeps only the last two segments of a stream: followers have read the older ones."""
 
@@ -100,9 +152,8 @@ _AT_START: Final[dict[str, Any]] = {
 """Initial values of the fields in ``rank.json`` that a rank fills in when it ends."""
 
 
-class _Step(msgspec.Struct):
-    start_unix_ns: int
-    wall_us: float
+class _Event(msgspec.Struct):
+    end_unix_ns: int
 
 
 class _Window(msgspec.Struct):
@@ -118,12 +169,13 @@ class _Sample(msgspec.Struct):
     unix_ns: int
 
 
-_OF_RANKS: Final[tuple[RankStream, ...]] = ("steps", "windows", "collectives")
+_OF_RANKS: Final[tuple[RankStream, ...]] = ("events", "steps", "windows", "collectives")
 _ALL: Final = 1 << 80
 """Nanoseconds later than the time of any record."""
 _LONGEST_US: Final = 1e18
 """Longest duration of a record; a larger value is damage."""
-_ROWS_AT_ONCE: Final = 512
+_LAST_NS: Final = 2**62
+"""No clock shows a later time, in unix nanoseconds."""
 
 
 def _end_ns(start_unix_ns: int, us: float) -> int:
@@ -131,7 +183,7 @@ def _end_ns(start_unix_ns: int, us: float) -> int:
 
 
 _KINDS: Final[dict[Stream, tuple[type[Any], Any]]] = {
-    "steps": (_Step, lambda one: _end_ns(one.start_unix_ns, one.wall_us)),
+    "events": (_Event, lambda one: one.end_unix_ns),
     "windows": (_Window, lambda one: _end_ns(one.start_unix_ns, one.window_us)),
     "collectives": (_Collective, lambda one: one.end_unix_ns),
     "gpu": (_Sample, lambda one: one.unix_ns),
@@ -158,11 +210,7 @@ class GrowingRun:
         self._copies: list[_Copy] = []
         create_run(self.path, reader.info)
         for attempt in reader.attempts():
-            whole = run
-            if is_compacted(run, attempt):
-                whole = folder / "whole"
-                _unpack(reader, attempt, whole)
-            self._add_attempt(reader, attempt, whole)
+            self._add_attempt(reader, attempt)
         for host in reader.hosts():
             self._add(host_dir(run, host), host_dir(self.path, host), "gpu")
         self._files = deque(sorted(self._files, key=lambda one: one[0]))
@@ -172,7 +220,7 @@ class GrowingRun:
     @property
     def next_unix_ns(self) -> int | None:
         """Time at which the copy grows next; ``None`` when it is complete."""
-        moments = [copy.lines.next_unix_ns for copy in self._copies]
+        moments = [copy.records.next_unix_ns for copy in self._copies]
         if self._files:
             moments.append(self._files[0][0])
         known = [moment for moment in moments if moment is not None]
@@ -187,7 +235,7 @@ class GrowingRun:
         for copy in self._copies:
             copy.advance(until)
 
-    def _add_attempt(self, reader: RunReader, attempt: int, whole: Path) -> None:
+    def _add_attempt(self, reader: RunReader, attempt: int) -> None:
         about = reader.attempt(attempt)
         began = self.info.start_unix_ns if about is None else about.start_unix_ns
         if about is not None:
@@ -201,9 +249,9 @@ class GrowingRun:
                 if info.end_unix_ns is not None:
                     self._files.append((max(info.start_unix_ns, info.end_unix_ns), folder / "rank.json", info))
             for stream in _OF_RANKS:
-                self._add(rank_dir(whole, attempt, rank), folder, stream)
+                self._add(rank_dir(reader.path, attempt, rank), folder, stream, header(rank, attempt))
 
-    def _add(self, source: Path, folder: Path, stream: Stream) -> None:
+    def _add(self, source: Path, folder: Path, stream: Stream, rows_header: bytes = b"") -> None:
         try:
             segments = list_segments(source, stream)
         except FileNotFoundError:
@@ -211,39 +259,34 @@ class GrowingRun:
         except OSError:
             self.unreadable.append(source)
             return
-        lines = LinesInTime(segments, *_KINDS[stream], unreadable=self.unreadable)
-        self._copies.append(_Copy(lines, folder, stream))
+        if stream == "steps":
+            rows = RowsInTime(segments, unreadable=self.unreadable)
+            self._copies.append(_Copy(rows, folder, stream, rows_header))
+        else:
+            lines = LinesInTime(segments, *_KINDS[stream], unreadable=self.unreadable)
+            self._copies.append(_Copy(lines, folder, stream))
 
 
 @dataclass(slots=True)
 class _Copy:
     """A stream and its destination."""
 
-    lines: LinesInTime[Any]
+    records: LinesInTime[Any] | RowsInTime
     folder: Path
     stream: Stream
+    header: bytes = b""
     number: int = 0
     size: int = 0
 
     def advance(self, unix_ns: int) -> None:
-        data = self.lines.until(unix_ns)
+        data = self.records.until(unix_ns)
         if not data:
             return
         if self.size >= KEPT_BYTES:
             segment(self.folder, self.stream, self.number - 1).unlink(missing_ok=True)
             self.number, self.size = self.number + 1, 0
+        if not self.size:
+            data = self.header + data
         make_folder(self.folder)
         append_whole(segment(self.folder, self.stream, self.number), data)
         self.size += len(data)
-
-
-def _unpack(reader: RunReader, attempt: int, folder: Path) -> None:
-    """Write the records of a compacted attempt as JSON Lines, which can grow line by line."""
-    for rank in reader.ranks(attempt):
-        rows = {"steps": reader.steps, "windows": reader.windows, "collectives": reader.collectives}
-        for stream in _OF_RANKS:
-            writer = JsonLinesWriter(rank_dir(folder, attempt, rank), stream)
-            left = rows[stream](attempt, rank)
-            while some := list(islice(left, _ROWS_AT_ONCE)):
-                writer.append(*some)
-            writer.close()

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.rank_columns import RankColumns
-from rankscope.analysis.read_columns import read_columns
-from rankscope.analysis.workers import LocalEngine
+from rankscope.analysis.rank_files import load_ranks
 from rankscope.runs.reader import RunReader
 
 USUAL_STEPS: Final = 200
@@ -148,6 +147,6 @@ def read_past(run: Path) -> StepPast:
         for rank in reader.ranks(attempt):
             if len(past):
                 break
-            for _, columns in read_columns(reader, attempt, [rank], LocalEngine()):
+            for _, columns in load_ranks(reader, attempt, [rank]):
                 past.add(rank, columns)
     return past

@@ -4,19 +4,17 @@ samples of the GPUs and what happened to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
-from rankscope.analysis.locations import Location
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
 from rankscope.analysis.run_evidence import RunEvidence
 from rankscope.analysis.steps import METRICS, Stored
-from rankscope.analysis.workers import Engine, LocalEngine
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.blame import BlameBook, blame_book
 from rankscope.dashboards.data.brief import Brief, brief_of
@@ -46,12 +44,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def derive(run: Path, folder: Path, tell: Tell, *, workers: int) -> None:
+def derive(run: Path, folder: Path, tell: Tell) -> None:
     """Analyse ``run`` into ``folder``.
 
     Raises ``RankscopeError`` for what cannot be read, and ``OSError`` for what cannot be written.
     """
-    evidence = read_evidence(run, engine=_Counted(LocalEngine(workers), tell))
+    evidence = read_evidence(run, report=lambda done, of: tell(Progress("reading the records of all ranks", done, of)))
     tell(Progress("judging"))
     write_analysis(analysis_of(evidence), folder)
     write_blame(evidence, folder)
@@ -166,19 +164,3 @@ class Derived:
 
     def _decoded(self, name: str, kind: type[Result]) -> Result:
         return read_json(self.folder / name, kind, "the cached analysis")
-
-
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    """An engine that tells how many ranks it has read."""
-
-    engine: Engine
-    tell: Tell
-
-    def map(
-        self, function: Callable[[Item], Result], items: Sequence[Item], *, files: Sequence[Location], text_bytes: int
-    ) -> Iterator[Result]:
-        """See ``Engine``."""
-        for done, result in enumerate(self.engine.map(function, items, files=files, text_bytes=text_bytes)):
-            self.tell(Progress("reading the records of all ranks", done, len(items)))
-            yield result

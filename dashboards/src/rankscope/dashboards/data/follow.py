@@ -185,7 +185,7 @@ class _Tiles:
         return {self._hosts[rank]: StepClock(*parts[0]) for rank, parts in self._starts.items()}
 
     def begin(self, attempt: int) -> None:
-        """See ``Rows``."""
+        """See ``RowReceiver``."""
         self._attempt = attempt
         self._hosts, self._starts = {}, {}
         self.writer = TileWriter(self._folder / STEPS)
@@ -193,7 +193,7 @@ class _Tiles:
         self._trend, self._since = None, math.inf
 
     def has_ranks(self, ranks: Sequence[int]) -> None:
-        """See ``Rows``."""
+        """See ``RowReceiver``."""
         assert self.writer is not None
         new = set(ranks) - set(self.writer.ranks)
         self.writer.add_ranks(ranks)
@@ -206,7 +206,7 @@ class _Tiles:
                 self._hosts[rank] = info.host
 
     def add(self, rank: int, columns: RankColumns) -> None:
-        """See ``Rows``."""
+        """See ``RowReceiver``."""
         assert self.writer is not None
         self.writer.add(rank, columns.step, columns.values)
         if len(columns.step):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 import signal
 import subprocess
@@ -68,7 +67,7 @@ Task = Callable[[Sequence[str], Path, Tell], None]
 
 
 def _analyse(run: Path, folder: Path, tell: Tell) -> None:
-    derive(run, folder, tell, workers=len(os.sched_getaffinity(0)))
+    derive(run, folder, tell)
 
 
 def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:

@@ -50,7 +50,6 @@ class MadeHere:
     """The caller waits, and its process has the memory."""
 
     store: Store
-    workers: int = 1
     tell: Tell = _silent
     once: bool = False
     """Look at a run once only: what is written to it later is not seen."""
@@ -62,7 +61,7 @@ class MadeHere:
         del wait  # there is nobody else to do it
         key = key_of(run_id) if self.once else key_of(run_id, revision)
         found = self.store.find(key)
-        return Derived(found or self.store.put(key, lambda folder: derive(run, folder, self.tell, workers=self.workers)))
+        return Derived(found or self.store.put(key, lambda folder: derive(run, folder, self.tell)))
 
     def live(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
         """See ``Making``."""

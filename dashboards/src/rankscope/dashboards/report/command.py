@@ -61,7 +61,6 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
         too_long: dict[str, str] = {}
         making = MadeHere(
             Store(Path(scratch)),
-            len(os.sched_getaffinity(0)),
             tell=lambda progress: tell(progress.sentence),
             once=True,
             too_long=too_long,

@@ -145,7 +145,7 @@ class Helper:
         for record in records:
             self._usual.add(record)
             self._duties.step(record)
-            self._store.add("steps", record)
+            self._store.add_step(record)
 
     def _missed(self, reason: str) -> None:
         if not self._missed_windows:

@@ -15,11 +15,20 @@ import msgspec
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.starts import is_alive, is_earlier, is_same_job
 from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_dir, rank_dir, run_file
-from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, run_is_gone, write_record
+from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
+from rankscope.runs.step_columns import event_of, pack_row
+from rankscope.runs.writer import (
+    JsonLinesWriter,
+    RowWriter,
+    SegmentWriter,
+    create_attempt,
+    create_run,
+    run_is_gone,
+    write_record,
+)
 
 MAX_PENDING: Final = 20_000
-"""Records kept while the folder cannot be written; about 10 MB."""
+"""Records kept while the folder cannot be written; about 6 MB."""
 RETRY_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 2.0
 """From one look whether the run is still there to the next, while only open files are written."""
@@ -31,7 +40,13 @@ _DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
-RETAINED: Final[dict[RankStream, float]] = {"steps": 3 / 4, "windows": 1 / 32, "collectives": 1 / 8, "kernels": 1 / 32}
+RETAINED: Final[dict[RankStream, float]] = {
+    "steps": 5 / 8,
+    "events": 1 / 8,
+    "windows": 1 / 32,
+    "collectives": 1 / 8,
+    "kernels": 1 / 32,
+}
 """Shares of ``retain_bytes``. Steps are the history of a run; of its windows the last are asked for."""
 RETAINED_TRACES: Final = 1 / 16
 """Share of the raw traces that nobody asked for."""
@@ -78,25 +93,35 @@ class RunStore:
         """The rank's attempt; it is certain once ``begun``."""
         self.folder = rank_dir(self._run_dir, attempt, self._hello.rank.rank)
         retain = self._hello.settings.retain_bytes
-        self._writers = {
-            stream: JsonLinesWriter(
-                self.folder, stream, retain_bytes=None if retain is None else round(retain * RETAINED[stream])
-            )
-            for stream in RANK_STREAMS
+        limits = {stream: None if retain is None else round(retain * RETAINED[stream]) for stream in RANK_STREAMS}
+        self._writers: dict[RankStream, SegmentWriter] = {
+            stream: JsonLinesWriter(self.folder, stream, retain_bytes=limits[stream]) for stream in RANK_STREAMS
         }
+        self._writers["steps"] = RowWriter(self.folder, rank=self._hello.rank.rank, attempt=attempt, retain_bytes=limits["steps"])
 
     def add(self, stream: RankStream, *records: msgspec.Struct | bytes) -> None:
-        """Take records (structs or encoded JSON); ``flush`` writes them."""
+        """Take records (structs, or bytes as the stream's writer encodes them); ``flush`` writes them."""
         encoded = []
         for record in records:
             try:
-                encoded.append(record if isinstance(record, bytes) else msgspec.json.encode(record))
+                encoded.append(record if isinstance(record, bytes) else self._writers[stream].encode(record))
             except Exception as error:  # noqa: BLE001  # one record that is odd may not cost the others
                 self.lose(1, error)
         with self._lock:
             if not self.refused:
                 self._pending[stream].extend(encoded)
                 self._keep_bounds(stream)
+
+    def add_step(self, record: StepRecord) -> None:
+        """Take a step record: its row, and before it its event, if there is one."""
+        try:
+            row, event = pack_row(record), event_of(record)
+        except Exception as error:  # noqa: BLE001  # as above
+            self.lose(1, error)
+            return
+        if event is not None:
+            self.add("events", event)
+        self.add("steps", row)
 
     def _keep_bounds(self, stream: RankStream) -> None:
         while sum(map(len, self._pending.values())) > MAX_PENDING:

@@ -1,0 +1,254 @@
+"""The layout of a step record: one row of fixed width, from the helper that writes it to the analysis that reads columns of it.
+
+All numbers are little-endian. Where nothing is known a float is NaN and an integer is -1, never zero. The last column is a
+checksum over the rest of the row, read as 64-bit words: each word times an odd weight of its own, added up modulo 2**64 on top
+of a constant. Every change within one word changes it, a row of zeros does not match it, and numpy verifies many rows at once.
+
+Layouts may grow: a reader takes columns by their names, ignores those that it does not know, and fills in "unknown" for those
+that are missing.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator
+from functools import cache
+from operator import mul
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rankscope.runs.records import PHASES, PhaseTimes, StepEvent, StepRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+STEPS_SCHEMA: Final = "rankscope.steps/1"
+
+
+class Column(NamedTuple):
+    """One column of a step record."""
+
+    name: str
+    """With its unit, where it has one."""
+    format: str
+    """Type as numpy writes it, without the byte order: ``i8``, ``f4`` …"""
+
+
+TIMES: Final = ("phases_us", "blocked_us", "device_us", "device_blocked_us")
+"""Fields of ``StepRecord`` that hold a time per phase, in the order of their columns."""
+_PREFIXES: Final = ("", "blocked_", "device_", "device_blocked_")
+TIME_COLUMNS: Final = tuple(f"{prefix}{phase}_us" for prefix in _PREFIXES for phase in PHASES)
+"""``TIMES`` by phase: ``data_us`` … ``blocked_data_us`` … ``device_data_us`` … ``device_blocked_between_steps_us``."""
+METERS: Final = ("cpu_us", "run_queue_us", "gc_us")
+SWITCHES: Final = ("voluntary_switches", "involuntary_switches")
+COUNTS: Final = ("samples", "tokens", "input_elements")
+MEMORY: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "allocator_retries", "resident_bytes")
+"""Known in every Nth record only."""
+
+COLUMNS: Final = (
+    Column("step", "i8"),
+    Column("start_unix_ns", "i8"),
+    Column("wall_us", "f8"),
+    *(Column(name, "f4") for name in (*TIME_COLUMNS, *METERS)),
+    *(Column(name, "i4") for name in SWITCHES),
+    Column("flags", "u4"),
+    *(Column(name, "i8") for name in COUNTS),
+    Column("flops", "f8"),
+    *(Column(name, "i8") for name in MEMORY),
+    Column("checksum", "u8"),
+)
+"""Every column, in the order of the bytes; each lies at a multiple of its own size."""
+
+PROFILED: Final = 1
+"""Bit of ``flags``: the profiler was on."""
+
+_CODES: Final = {"i8": "q", "f8": "d", "f4": "f", "i4": "i", "u4": "I"}
+_VALUES: Final = struct.Struct("<" + "".join(_CODES[column.format] for column in COLUMNS[:-1]))
+"""A row without its checksum."""
+_WORDS: Final = struct.Struct(f"<{_VALUES.size // 8}Q")
+_CHECKSUM: Final = struct.Struct("<Q")
+ROW_BYTES: Final = _VALUES.size + _CHECKSUM.size
+
+_MASK: Final = 2**64 - 1
+_SEED: Final = 0x9E3779B97F4A7C15
+"""The golden ratio in 64 bits: its odd multiples are spread evenly."""
+
+
+def weights(words: int) -> list[int]:
+    """The weight of each word of a row that has so many before its checksum."""
+    return [_SEED * (2 * at + 3) & _MASK for at in range(words)]
+
+
+_WEIGHTS: Final = weights(_VALUES.size // 8)
+_NAN: Final = math.nan
+_NO_TIMES: Final = (_NAN,) * len(PHASES)
+_LARGEST: Final = 2**31 - 1
+
+
+def pack_row(record: StepRecord) -> bytes:
+    """The row of a record, without its sections and tags, which are an event.
+
+    Raises ``struct.error`` for numbers beyond its columns.
+    """
+    meters = (record.cpu_us, record.run_queue_us, record.gc_us)
+    values = _VALUES.pack(
+        record.step,
+        record.start_unix_ns,
+        record.wall_us,
+        *_of_phases(record.phases_us),
+        *_of_phases(record.blocked_us),
+        *_of_phases(record.device_us),
+        *_of_phases(record.device_blocked_us),
+        *[_NAN if value is None else value for value in meters],
+        -1 if record.voluntary_switches is None else min(record.voluntary_switches, _LARGEST),
+        -1 if record.involuntary_switches is None else min(record.involuntary_switches, _LARGEST),
+        PROFILED * record.profiled,
+        -1 if record.samples is None else record.samples,
+        -1 if record.tokens is None else record.tokens,
+        -1 if record.input_elements is None else record.input_elements,
+        _NAN if record.flops is None else record.flops,
+        -1 if record.allocated_bytes is None else record.allocated_bytes,
+        -1 if record.reserved_bytes is None else record.reserved_bytes,
+        -1 if record.peak_allocated_bytes is None else record.peak_allocated_bytes,
+        -1 if record.allocator_retries is None else record.allocator_retries,
+        -1 if record.resident_bytes is None else record.resident_bytes,
+    )
+    return values + _CHECKSUM.pack(sum(map(mul, _WORDS.unpack(values), _WEIGHTS), _SEED) & _MASK)
+
+
+def _of_phases(times: PhaseTimes | None) -> Iterable[float]:
+    if times is None:
+        return _NO_TIMES
+    values = (times.data, times.h2d, times.forward, times.backward, times.optimizer, times.between_steps)
+    return [_NAN if value is None else value for value in values] if None in values else values  # type: ignore[return-value]
+
+
+def event_of(record: StepRecord) -> StepEvent | None:
+    """What a record says beside its row; ``None``: nothing."""
+    if not record.tags and not record.sections_us:
+        return None
+    return StepEvent(
+        step=record.step,
+        end_unix_ns=record.start_unix_ns + round(record.wall_us * 1000),
+        tags=record.tags,
+        sections_us=record.sections_us,
+    )
+
+
+@cache
+def row_dtype() -> np.dtype[Any]:
+    """The numpy type of a row, a field for each column."""
+    import numpy as np  # the helper writes rows, and has no numpy
+
+    return np.dtype([(column.name, f"<{column.format}") for column in COLUMNS])
+
+
+@cache
+def grouped_dtype() -> np.dtype[Any]:
+    """The same bytes with a field for each group of columns: ``times`` [TIMES, phases], ``meters``, ``counts`` and ``memory``."""
+    import numpy as np
+
+    single, types = ("step", "start_unix_ns", "wall_us", "flags", "flops"), row_dtype()
+    groups = {
+        "times": (TIME_COLUMNS[0], ("<f4", (len(TIMES), len(PHASES)))),
+        "meters": (METERS[0], ("<f4", (len(METERS),))),
+        "counts": (COUNTS[0], ("<i8", (len(COUNTS),))),
+        "memory": (MEMORY[0], ("<i8", (len(MEMORY),))),
+    }
+    fields: dict[str, tuple[Any, int]] = {name: (types.fields[name][0], types.fields[name][1]) for name in single}  # type: ignore[index]
+    fields |= {name: (kind, types.fields[first][1]) for name, (first, kind) in groups.items()}  # type: ignore[index]
+    names = list(fields)
+    return np.dtype(
+        {
+            "names": names,
+            "formats": [fields[name][0] for name in names],
+            "offsets": [fields[name][1] for name in names],
+            "itemsize": ROW_BYTES,
+        }
+    )
+
+
+def intact(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which rows have the right checksum, [rows]; ``words`` [rows, words] are theirs, the checksum last."""
+    found: NDArray[np.bool_] = words[:, :-1] @ _weights(words.shape[1] - 1) + _seed() == words[:, -1]
+    return found
+
+
+@cache
+def _weights(words: int) -> NDArray[np.uint64]:
+    import numpy as np
+
+    return np.array(weights(words), np.uint64)
+
+
+@cache
+def _seed() -> np.uint64:
+    import numpy as np
+
+    return np.uint64(_SEED)
+
+
+def records_of(rows: NDArray[Any], events: dict[int, StepEvent]) -> Iterator[StepRecord]:
+    """The records of rows of ``row_dtype``, with what ``events`` say of their steps."""
+    for row in rows.tolist():
+        step, start, wall, *rest = row
+        of_phases = [_phase_times(rest[at : at + len(PHASES)]) for at in range(0, len(TIME_COLUMNS), len(PHASES))]
+        cpu, queue, gc, voluntary, involuntary, flags, samples, tokens, elements, flops, *memory, _ = rest[len(TIME_COLUMNS) :]
+        event = events.get(step)
+        yield StepRecord(
+            step=step,
+            start_unix_ns=start,
+            wall_us=wall,
+            phases_us=of_phases[0] or PhaseTimes(),
+            blocked_us=of_phases[1],
+            device_us=of_phases[2],
+            device_blocked_us=of_phases[3],
+            cpu_us=_float(cpu),
+            run_queue_us=_float(queue),
+            gc_us=_float(gc),
+            voluntary_switches=_count(voluntary),
+            involuntary_switches=_count(involuntary),
+            samples=_count(samples),
+            tokens=_count(tokens),
+            input_elements=_count(elements),
+            flops=_float(flops),
+            profiled=bool(flags & PROFILED),
+            sections_us={} if event is None else event.sections_us,
+            tags=[] if event is None else event.tags,
+            **{name: _count(value) for name, value in zip(MEMORY, memory, strict=True)},
+        )
+
+
+def _phase_times(values: list[float]) -> PhaseTimes | None:
+    """``None`` where nothing is known of any phase."""
+    if all(map(math.isnan, values)):
+        return None
+    return PhaseTimes(**{phase: value for phase, value in zip(PHASES, values, strict=True) if not math.isnan(value)})
+
+
+def _float(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _count(value: int) -> int | None:
+    return None if value < 0 else value
+
+
+def header(rank: int, attempt: int, *, rows: int = 0) -> bytes:
+    """The beginning of a segment, as ``numpy.save`` writes it: with the number of rows once the segment is closed.
+
+    What a ``.npy`` header has no field for stands in a comment behind it: the schema, the rank and the attempt.
+    """
+    text = f"{DESCRIPTION} 'fortran_order': False, 'shape': ({rows},), }}"
+    about = f" # {STEPS_SCHEMA} rank={rank} attempt={attempt}"
+    text += " " * (_HEADER_TEXT - len(text) - len(about)) + about + "\n"
+    return _NPY_1_0 + struct.pack("<H", len(text)) + text.encode("ascii")
+
+
+DESCRIPTION: Final = "{'descr': [" + ", ".join(f"('{column.name}', '<{column.format}')" for column in COLUMNS) + "],"
+"""How the text of a header begins whose rows are laid out as here."""
+_NPY_1_0: Final = b"\x93NUMPY\x01\x00"
+HEADER_BYTES: Final = 2048
+"""Of every header: a multiple of 64, and room for any number of rows."""
+_HEADER_TEXT: Final = HEADER_BYTES - len(_NPY_1_0) - 2 - 1

@@ -1,0 +1,149 @@
+"""Reading segments of step records: rows of ``step_columns`` behind a header as ``numpy.save`` writes it.
+
+What is torn or damaged is counted and left out, and never changes what is read of the rest. Files are read and not mapped: one
+that another process shortens meanwhile must not end its reader.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from rankscope.base.errors import InputError
+from rankscope.runs.segments import open_regular
+from rankscope.runs.step_columns import COLUMNS, DESCRIPTION, ROW_BYTES, intact, row_dtype
+
+BLOCK_ROWS: Final = 4096
+"""Rows read at a time: under a megabyte, which stays in a processor's cache while its columns are taken out."""
+_MAGIC_BYTES: Final = 10
+_MAX_HEADER_BYTES: Final = 10_000
+"""Numpy refuses longer ones, which its parser could take for ever to read."""
+_MAX_ROW_BYTES: Final = 64 * 1024
+
+Rows = NDArray[Any]
+"""Rows of ``row_dtype``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the rows of a segment are laid out."""
+
+    first: int
+    """Bytes before the first row."""
+    row_bytes: int
+    known: np.dtype[Any] | None = None
+    """The columns that this version knows, where they lie in the row; ``None``: all of them, as this version writes them."""
+
+    def rows(self, data: bytes | bytearray | memoryview) -> tuple[Rows, int]:
+        """The intact ones among whole rows, and the number of the others."""
+        words = np.frombuffer(data, "<u8").reshape(-1, self.row_bytes // 8)
+        good = intact(words)
+        if self.known is None:
+            rows = np.frombuffer(data, row_dtype())
+        else:
+            rows = _unknown(len(good))
+            found = np.frombuffer(data, self.known)
+            for name in found.dtype.names or ():
+                rows[name] = found[name]
+        damaged = len(good) - int(np.count_nonzero(good))
+        return (rows[good] if damaged else rows), damaged
+
+
+def _unknown(count: int) -> Rows:
+    """So many rows of which nothing is known."""
+    rows = np.zeros(count, row_dtype())
+    for column in COLUMNS:
+        if column.format[0] != "u":
+            rows[column.name] = np.nan if column.format[0] == "f" else -1
+    return rows
+
+
+def read_layout(file: BinaryIO, path: Path) -> Layout | None:
+    """The layout of a segment from its beginning; ``None`` while that is not all there. Raises ``InputError`` and ``OSError``."""
+    start = file.read(_MAGIC_BYTES)
+    if not (npy.MAGIC_PREFIX + b"\x01\x00").startswith(start[:8]):
+        raise InputError(path, "not a file of step records: it does not begin as numpy's do")
+    length = int.from_bytes(start[8:], "little")
+    if length > _MAX_HEADER_BYTES:
+        raise InputError(path, "damaged: its header is too long")
+    text = file.read(length)
+    if len(start) < _MAGIC_BYTES or len(text) < length:
+        return None
+    first = _MAGIC_BYTES + length
+    if text.startswith(DESCRIPTION.encode()):
+        return Layout(first, ROW_BYTES)
+    return _foreign(text, first, path)
+
+
+def _foreign(text: bytes, first: int, path: Path) -> Layout:
+    """The layout of rows that another version wrote."""
+    from io import BytesIO
+
+    try:
+        kind = npy.read_array_header_1_0(BytesIO(len(text).to_bytes(2, "little") + text), max_header_size=_MAX_HEADER_BYTES)[2]
+    except Exception as error:  # numpy's parser raises what the text makes it
+        raise InputError(path, "damaged: its header cannot be read") from error
+    fields: Mapping[str, Any] = kind.fields or {}
+    required = {"step", "start_unix_ns", "wall_us", "checksum"} - fields.keys()
+    if required:
+        raise InputError(path, f"not a file of step records: its rows have no {', '.join(sorted(required))}")
+    size = kind.itemsize
+    if size % 8 or size > _MAX_ROW_BYTES or fields["checksum"][:2] != (np.dtype("<u8"), size - 8):
+        raise InputError(path, "not a file of step records: its rows do not end with a checksum")
+    names = [column.name for column in COLUMNS[:-1] if column.name in fields]
+    for name in names:
+        if not np.can_cast(fields[name][0], row_dtype()[name], "same_kind"):
+            raise InputError(path, f"not a file of step records: {name} is of type {fields[name][0]}")
+    known = np.dtype(
+        {
+            "names": names,
+            "formats": [fields[name][0] for name in names],
+            "offsets": [fields[name][1] for name in names],
+            "itemsize": size,
+        }
+    )
+    return Layout(first, size, known)
+
+
+@dataclass(slots=True)
+class Segment:
+    """One file of step records, read from where it was read last."""
+
+    path: Path
+    rows_read: int = 0
+    """Rows before the next one to read."""
+    damaged: int = 0
+    """Rows that were left out so far."""
+    torn: bool = False
+    """Whether the file ends within a row or within its header."""
+    layout: Layout | None = None
+
+    def read(self) -> Iterator[Rows]:
+        """The rows that were added since, in blocks. Raises ``InputError`` and ``OSError``."""
+        with open_regular(self.path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if self.layout is None:
+                self.layout = read_layout(file, self.path)
+                if self.layout is None:
+                    self.torn = size > 0
+                    return
+            layout = self.layout
+            there, rest = divmod(max(0, size - layout.first), layout.row_bytes)
+            self.torn = rest > 0
+            file.seek(layout.first + self.rows_read * layout.row_bytes)
+            while self.rows_read < there:
+                data = file.read(min(BLOCK_ROWS, there - self.rows_read) * layout.row_bytes)
+                count = len(data) // layout.row_bytes
+                if not count:
+                    return  # the file became shorter
+                rows, damaged = layout.rows(memoryview(data)[: count * layout.row_bytes])
+                self.rows_read += count
+                self.damaged += damaged
+                yield rows
