@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.step_files import Rows, add_damaged, append, damage, rows_of, steps_file, tear
 
-from rankscope.analysis import rank_files
 from rankscope.analysis.filling import Filling
 from rankscope.analysis.possible import LAST_STEP, LATEST_NS, MAX_US
 from rankscope.analysis.rank_columns import METER_METRICS, RankColumns, meter_columns, tags_of
@@ -210,7 +209,8 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
     added: list[tuple[int, list[StepRecord]]], ranks_first: bool
 ) -> None:
     # Given records of three ranks that come in any order, steps before others and again among them
-    filling, every = Filling(), {rank: [] for rank in range(3)}  # type: dict[int, list[StepRecord]]
+    filling = Filling()
+    every: dict[int, list[StepRecord]] = {rank: [] for rank in range(3)}
     if ranks_first:
         filling.add_ranks(every)
     for rank, kept in added:
@@ -256,9 +256,10 @@ def test_ranks_come_in_order_whatever_the_threads_do(synthetic: Callable[..., An
     (rank_dir(run, 0, 7) / "steps-000001.npy").mkdir()
     found = []
     for cores in ({0}, {0, 1, 2, 3}):
-        monkeypatch.setattr(rank_files.os, "sched_getaffinity", lambda _, cores=cores: cores)
-        reader, reports = RunReader(run), []  # type: RunReader, list[tuple[int, int]]
-        table = StepTable.load(reader, report=lambda done, of, reports=reports: reports.append((done, of)))
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: cores)
+        reader = RunReader(run)
+        reports: list[tuple[int, int]] = []
+        table = StepTable.load(reader, report=lambda *done: reports.append(done))  # noqa: B023 - used before the next turn
         assert reports == [(done, 9) for done in range(1, 10)]
         found.append((table, reader.skipped_lines, reader.unusable))
     (one, *of_one), (several, *of_several) = found
