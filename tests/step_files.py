@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from numpy.lib import recfunctions
 from numpy.typing import NDArray
 
@@ -107,3 +109,28 @@ def save_foreign(file: Path, rows: Rows, *, without: tuple[str, ...] = (), **add
     recfunctions.assign_fields_by_name(changed, rows[kept], zero_unassigned=False)
     with file.open("wb") as out:
         np.save(out, with_checksums(changed))
+
+
+class CountedReads:
+    """The bytes that readers of runs have read of streams so far."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        for module in ("follow", "step_segments"):
+            monkeypatch.setattr(f"rankscope.runs.{module}.open_regular", self._opened)
+
+    def _opened(self, path: Path) -> Any:
+        reads = self
+
+        class Counted(io.FileIO):
+            def read(self, size: int | None = -1) -> bytes:
+                data: bytes = super().read(-1 if size is None else size)
+                reads.bytes += len(data)
+                return data
+
+            def readinto(self, buffer: Any) -> int:
+                count: int = super().readinto(buffer)
+                reads.bytes += count
+                return count
+
+        return Counted(path)

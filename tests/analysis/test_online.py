@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.step_files import add_damaged, append, keep_rows, load, save, steps_file
+from tests.step_files import CountedReads, add_damaged, append, keep_rows, load, save, steps_file
 
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.run_analysis import analyze_run
@@ -149,33 +148,8 @@ def test_of_a_long_run_the_cuts_do_not_matter_either(copies: Callable[[], Growin
     assert ours.collectives.matched == 2
 
 
-class Reads:
-    """Counts what ``open_regular`` of the readers reads."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.bytes = 0
-        for module in ("follow", "step_segments"):
-            monkeypatch.setattr(f"rankscope.runs.{module}.open_regular", self._opened)
-
-    def _opened(self, path: Path) -> Any:
-        reads = self
-
-        class Counted(io.FileIO):
-            def read(self, size: int | None = -1) -> bytes:
-                data: bytes = super().read(-1 if size is None else size)
-                reads.bytes += len(data)
-                return data
-
-            def readinto(self, buffer: Any) -> int:
-                count: int = super().readinto(buffer)
-                reads.bytes += count
-                return count
-
-        return Counted(path)
-
-
 def test_what_an_update_reads_is_what_is_new(copies: Callable[[], Growing], monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = Reads(monkeypatch)
+    reads = CountedReads(monkeypatch)
     run = copies()
     online = OnlineAnalysis(run.path)
     run.grow(0.9)
