@@ -34,6 +34,8 @@ class Filling:
     memory: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     """Rank to [samples, step and ``step_columns.MEMORY``]."""
     damaged: int = 0
+    postponed: set[str] = field(default_factory=set)
+    """Known metrics that are not in ``values``."""
     _last_places: tuple[NDArray[np.int64], NDArray[np.intp] | slice] = field(default_factory=lambda: _NOWHERE)
     """Steps that have been looked up last, and their places."""
 
@@ -48,6 +50,7 @@ class Filling:
     def add(self, rank: int, columns: RankColumns) -> None:
         """Take records of a rank; a step that it has already counts as it is now."""
         self.damaged += columns.damaged
+        self.postponed |= columns.postponed
         if not len(columns.step):
             return
         row = self.ranks.index(rank)

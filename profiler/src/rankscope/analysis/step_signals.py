@@ -57,7 +57,7 @@ def signals_of(
         return [part for part in found if part is not None]
 
     def of_block(metric: str, steps: slice, function: Callable[[Stored], NDArray[np.float64]]) -> NDArray[np.float64] | None:
-        both = by_step(table.some(metric, steps)[compared])[affected[steps]]
+        both = by_step(table.some(metric, steps, compared))[affected[steps]]
         there = np.isfinite(both).all(axis=1)
         if not there.all():
             both = both[there]

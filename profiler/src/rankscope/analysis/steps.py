@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.filling import Filling
 from rankscope.analysis.rank_columns import RankColumns, no_memory, tags_of
-from rankscope.analysis.rank_files import Report, ignore, load_ranks
+from rankscope.analysis.rank_files import Meters, Report, ignore, load_ranks
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
@@ -60,23 +60,41 @@ class Matrices(Mapping[str, Matrix]):
     """All of ``METRICS`` by name, kept in single precision and only where anything is known; of the steps ``kept``.
 
     Each matrix is made anew when it is asked for: in double precision all of a large run at once would not fit into memory.
+    ``meters`` reads the metrics that are not ``stored``, if there are such.
     """
 
-    def __init__(self, stored: Mapping[str, NDArray[np.float32]], ranks: int, kept: NDArray[np.intp]) -> None:
+    def __init__(
+        self,
+        stored: Mapping[str, NDArray[np.float32]],
+        ranks: NDArray[np.int64],
+        kept: NDArray[np.intp],
+        meters: Meters | None = None,
+    ) -> None:
         self._stored = stored
         self._ranks = ranks
         self._kept = kept
+        self._meters = meters
 
     def __getitem__(self, metric: str) -> Matrix:
         return self.stored(metric).astype(np.float64)
 
     def stored(self, metric: str) -> NDArray[np.float32]:
         """A matrix as it is kept, to be read only; a copy only where some of the steps are left out."""
+        return self.some(metric, slice(None))
+
+    def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
+        """The same of some of the steps, and of the ranks in some ``rows``, only."""
+        columns = self._columns(steps)
         if metric in self._stored:
-            return self._stored[metric][:, self._columns]
+            found: NDArray[np.float32] = self._stored[metric][:, columns]
+            return found if rows is None else found[rows]
         if metric not in METRICS:
             raise KeyError(metric)
-        return np.broadcast_to(np.float32(np.nan), (self._ranks, len(self._kept)))
+        ranks = self._ranks if rows is None else self._ranks[rows]
+        if self._meters is not None and metric in self._meters.known and len(ranks):
+            return self._meters.matrix(metric, ranks.tolist(), columns)
+        unknown: NDArray[np.float32] = np.broadcast_to(np.float32(np.nan), (len(ranks), len(self._kept[steps])))
+        return unknown
 
     def __iter__(self) -> Iterator[str]:
         return iter(METRICS)
@@ -87,32 +105,29 @@ class Matrices(Mapping[str, Matrix]):
     @property
     def recorded(self) -> Collection[str]:
         """Metrics of which anything is known."""
-        return self._stored.keys()
+        return self._stored.keys() | set(() if self._meters is None else self._meters.known)
 
-    @property
-    def _columns(self) -> NDArray[np.intp] | slice:
-        """A slice takes no copy."""
-        count = len(self._kept)
-        first = int(self._kept[0]) if count else 0
-        return slice(first, first + count) if not count or self._kept[-1] == first + count - 1 else self._kept
+    def _columns(self, steps: slice) -> NDArray[np.intp] | slice:
+        """Where some of the steps are kept; a slice takes no copy."""
+        kept = self._kept[steps]
+        count = len(kept)
+        first = int(kept[0]) if count else 0
+        return slice(first, first + count) if not count or kept[-1] == first + count - 1 else kept
 
     def columns(self, keep: NDArray[np.bool_]) -> Matrices:
         """The steps where ``keep`` is true."""
-        return Matrices(self._stored, self._ranks, self._kept[keep])
+        return Matrices(self._stored, self._ranks, self._kept[keep], self._meters)
 
     def rows(self, keep: NDArray[np.intp]) -> Matrices:
         """The ranks in the rows ``keep``."""
-        return Matrices({name: matrix[keep] for name, matrix in self._stored.items()}, len(keep), self._kept)
-
-    def some(self, metric: str, steps: slice) -> NDArray[np.float32]:
-        """The same of some of the steps only."""
-        return Matrices(self._stored, self._ranks, self._kept[steps]).stored(metric)
+        stored = {name: matrix[keep] for name, matrix in self._stored.items()}
+        return Matrices(stored, self._ranks[keep], self._kept, self._meters)
 
     def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
         """One row of a matrix."""
         if metric in self._stored:
-            return self._stored[metric][row, self._columns]
-        return np.full(len(self._kept), np.nan, np.float32)
+            return self._stored[metric][row, self._columns(slice(None))]
+        return self.some(metric, slice(None), np.array([row]))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +166,9 @@ class StepTable:
         filling = Filling()
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
-        for rank, columns in load_ranks(reader, attempt, ranks, report):
+        for rank, columns in load_ranks(reader, attempt, ranks, report, meters=False):
             filling.add(rank, columns)
-        return cls.filled(attempt, filling)
+        return cls.filled(attempt, filling, Meters(reader, attempt, filling.steps, filling.postponed))
 
     @classmethod
     def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:
@@ -168,14 +183,15 @@ class StepTable:
         return cls.filled(attempt, filling)
 
     @classmethod
-    def filled(cls, attempt: int, filling: Filling) -> Self:
-        """What has been filled in so far; not a copy of it."""
+    def filled(cls, attempt: int, filling: Filling, meters: Meters | None = None) -> Self:
+        """What has been filled in so far; not a copy of it. ``meters`` has what has been postponed."""
         count = len(filling.steps)
+        ranks = np.array(filling.ranks, dtype=np.int64)
         return cls(
             attempt=attempt,
-            ranks=np.array(filling.ranks, dtype=np.int64),
+            ranks=ranks,
             steps=filling.steps,
-            values=Matrices(filling.values, len(filling.ranks), np.arange(count)),
+            values=Matrices(filling.values, ranks, np.arange(count), meters),
             start_unix_ns=filling.start[:, :count],
             profiled=filling.profiled[:, :count],
             tags={tag: matrix[:, :count] for tag, matrix in filling.tags.items()},
@@ -195,9 +211,15 @@ class StepTable:
         """Whether anything may be known of a metric."""
         return metric in self.values.recorded if isinstance(self.values, Matrices) else metric in self.values
 
-    def some(self, metric: str, steps: slice) -> Stored:
-        """The same of some of the steps only: a large run's matrices are gone through part by part."""
-        return self.values.some(metric, steps) if isinstance(self.values, Matrices) else self.values[metric][:, steps]
+    def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> Stored:
+        """The same of some of the steps, and of the ranks in some ``rows``, only.
+
+        A large run's matrices are gone through part by part.
+        """
+        if isinstance(self.values, Matrices):
+            return self.values.some(metric, steps, rows)
+        found = self.values[metric][:, steps]
+        return found if rows is None else found[rows]
 
     def of_rank(self, metric: str, row: int) -> Stored:
         """One metric of the rank in a row, [steps], as it is kept."""
