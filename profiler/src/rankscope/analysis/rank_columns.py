@@ -70,6 +70,8 @@ class RankColumns:
     """Records left out because their times or numbers are impossible."""
     postponed: frozenset[str] = frozenset()
     """Known metrics that are not in ``values``: see ``of``."""
+    same: frozenset[str] = frozenset()
+    """Metrics ``own_PHASE_us`` that are not in ``values``, as they are the same as ``PHASE_us``: no rank was waited for in it."""
 
     @classmethod
     def of(cls, blocks: Iterable[Rows], *, meters: bool = True) -> Self:
@@ -91,12 +93,15 @@ class RankColumns:
         offsets = np.cumsum([0, *(len(part.step) for part in parts[:-1])])
         for part, offset in zip(parts, offsets, strict=True):
             part.memory[:, 0] += offset
+        same = frozenset.intersection(*(part.same for part in parts))
+        values = _named((*TIME_METRICS, *WORK_METRICS), [part.values for part in parts])
         return cls(
             step=np.concatenate([part.step for part in parts]),
             start=np.concatenate([part.start for part in parts]),
             profiled=np.concatenate([part.profiled for part in parts]),
-            values=_named((*TIME_METRICS, *WORK_METRICS), [part.values for part in parts])
+            values={name: column for name, column in values.items() if name not in same}
             | _named(METER_METRICS, [part.meters for part in parts]),
+            same=frozenset(name for name in same if name in values),
             memory=np.concatenate([part.memory for part in parts]),
             damaged=sum(int(np.count_nonzero(~part.possible)) for part in parts),
             postponed=frozenset().union(*(part.postponed for part in parts)),
@@ -144,7 +149,7 @@ class RankColumns:
 class _Part:
     """Columns of one block of rows."""
 
-    __slots__ = ("memory", "meters", "possible", "postponed", "profiled", "start", "step", "values")
+    __slots__ = ("memory", "meters", "possible", "postponed", "profiled", "same", "start", "step", "values")
 
     def __init__(self, rows: Rows, *, meters: bool) -> None:
         groups = rows.view(grouped_dtype())
@@ -156,23 +161,25 @@ class _Part:
         self.profiled: NDArray[np.bool_] = groups["flags"] & PROFILED != 0
         # Sums of absurd times overflow, and are then as little known as these.
         with np.errstate(over="ignore", invalid="ignore"):
-            self.values = _values(groups)
+            self.values, self.same = _values(groups)
         self.meters = _meters(groups) if meters else np.empty((0, len(groups)), np.float32)
         self.postponed = frozenset() if meters else _known_meters(groups)
         self.memory = _memory(groups["memory"])
 
 
-def meters_of(blocks: Iterable[Rows]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The steps of all possible rows, and their ``METER_METRICS`` [metrics, rows]."""
-    steps, meters = [np.empty(0, np.int64)], [np.empty((len(METER_METRICS), 0), np.float32)]
+def meters_of(blocks: Iterable[Rows]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """The steps of all possible rows, their starts, and their ``METER_METRICS`` [metrics, rows]."""
+    steps, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    meters = [np.empty((len(METER_METRICS), 0), np.float32)]
     for rows in blocks:
         groups = rows.view(grouped_dtype())
         groups = groups[_possible(groups)]
         steps.append(groups["step"])
+        starts.append(groups["start_unix_ns"])
         meters.append(_meters(groups))
     found = np.concatenate(meters, axis=1)
     found[np.abs(found) >= _MOST_US] = np.nan
-    return np.concatenate(steps), found
+    return np.concatenate(steps), np.concatenate(starts), found
 
 
 def tags_of(events: Iterable[StepEvent]) -> Tags:
@@ -195,14 +202,17 @@ def _possible(groups: Rows) -> NDArray[np.bool_]:
     return possible
 
 
-def _values(groups: Rows) -> NDArray[np.float32]:
-    """``TIME_METRICS`` and ``WORK_METRICS`` [metrics, rows]; see ``StepRecord`` for ``own_us`` and its like."""
+def _values(groups: Rows) -> tuple[NDArray[np.float32], frozenset[str]]:
+    """``TIME_METRICS`` and ``WORK_METRICS`` [metrics, rows], and which are the same as another, see ``RankColumns.same``.
+
+    ``StepRecord`` says what ``own_us`` and its like are.
+    """
     found = np.empty((len(TIME_METRICS) + len(WORK_METRICS), len(groups)), np.float32)
-    _times(groups, found[: len(TIME_METRICS)])
+    same = _times(groups, found[: len(TIME_METRICS)])
     for at, name in enumerate(("samples", "tokens"), start=len(TIME_METRICS)):
         found[at] = _count(groups, name)
     found[-1] = groups["flops"]
-    return found
+    return found, same
 
 
 def _count(groups: Rows, name: str) -> NDArray[np.floating[Any]]:
@@ -210,8 +220,8 @@ def _count(groups: Rows, name: str) -> NDArray[np.floating[Any]]:
     return np.where(counts >= 0, counts, np.nan)
 
 
-def _times(groups: Rows, found: NDArray[np.float32]) -> None:
-    """Fill in ``TIME_METRICS``."""
+def _times(groups: Rows, found: NDArray[np.float32]) -> frozenset[str]:
+    """Fill in ``TIME_METRICS``. Returns those that are the same as another."""
     flags = groups["flags"]
     wall: NDArray[np.float64] = groups["wall_us"].copy()
     has_blocked = flags & HAS_BLOCKED != 0
@@ -232,6 +242,10 @@ def _times(groups: Rows, found: NDArray[np.float32]) -> None:
     found[0], found[1], found[2] = wall, whole - total, total
     found[3 : 3 + len(PHASES)] = phases
     np.subtract(clock, blocked, out=found[3 + len(PHASES) :])
+    if clock is not phases:
+        return frozenset()
+    waited = blocked.any(axis=1)  # NaN counts as something
+    return frozenset(f"own_{phase}_us" for phase, some in zip(PHASES, waited, strict=True) if not some)
 
 
 def _of_phases(groups: Rows, field_name: str) -> NDArray[np.float32]:

@@ -46,7 +46,7 @@ def load_ranks(
 
 
 class Meters:
-    """The ``METER_METRICS`` of the ranks of a table, read when they are asked for and kept.
+    """The ``METER_METRICS`` and starts of the steps of a table's ranks, read when they are asked for and kept.
 
     ``steps``: the columns of the table. ``known``: metrics of which anything is known.
     """
@@ -56,25 +56,34 @@ class Meters:
         self._attempt = attempt
         self._steps = steps
         self.known = known
-        self._of_rank: dict[int, NDArray[np.float32]] = {}
+        self._of_rank: dict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
 
     def matrix(self, metric: str, ranks: Sequence[int], columns: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """One metric [ranks, columns]."""
-        missing = [rank for rank in ranks if rank not in self._of_rank]
-        for rank, values in _side_by_side(copy.copy(self._reader), self._load, missing, ignore):
-            self._of_rank[rank] = values
+        self._read(ranks)
         place = METER_METRICS.index(metric)
-        return np.stack([self._of_rank[rank][place, columns] for rank in ranks])
+        return np.stack([self._of_rank[rank][0][place, columns] for rank in ranks])
 
-    def _load(self, own: RunReader, rank: int) -> NDArray[np.float32]:
-        """``METER_METRICS`` [metrics, steps] of a rank."""
-        steps, values = meters_of(own.step_rows(self._attempt, rank))
+    def starts(self, rank: int, columns: NDArray[np.intp] | slice) -> NDArray[np.int64]:
+        """When the steps of a rank began, unix nanoseconds [columns]; 0 where there is no record."""
+        self._read([rank])
+        return self._of_rank[rank][1][columns]
+
+    def _read(self, ranks: Sequence[int]) -> None:
+        missing = [rank for rank in ranks if rank not in self._of_rank]
+        for rank, found in _side_by_side(copy.copy(self._reader), self._load, missing, ignore):
+            self._of_rank[rank] = found
+
+    def _load(self, own: RunReader, rank: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """``METER_METRICS`` [metrics, steps] of a rank, and starts [steps]."""
+        steps, starts, values = meters_of(own.step_rows(self._attempt, rank))
         found = np.full((len(METER_METRICS), len(self._steps)), np.nan, np.float32)
+        began = np.zeros(len(self._steps), np.int64)
         at = np.searchsorted(self._steps, steps)
         here = at < len(self._steps)  # the run may have gone on
         here[here] = self._steps[at[here]] == steps[here]
-        found[:, at[here]] = values[:, here]
-        return found
+        found[:, at[here]], began[at[here]] = values[:, here], starts[here]
+        return found, began
 
 
 def _side_by_side(

@@ -123,6 +123,11 @@ class Matrices(Mapping[str, Matrix]):
         stored = {name: matrix[keep] for name, matrix in self._stored.items()}
         return Matrices(stored, self._ranks[keep], self._kept, self._meters)
 
+    def starts(self, row: int) -> NDArray[np.int64]:
+        """When the steps of a rank began, unix nanoseconds; 0 where there is no record."""
+        assert self._meters is not None
+        return self._meters.starts(int(self._ranks[row]), self._columns(slice(None)))
+
     def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
         """One row of a matrix."""
         if metric in self._stored:
@@ -140,12 +145,14 @@ class StepTable:
     steps: NDArray[np.int64]
     """Step numbers seen on any rank, ascending."""
     values: Mapping[str, Matrix]
-    start_unix_ns: NDArray[np.int64]
-    """Start of the step, [ranks, steps]; 0 where there is no record."""
+    start_unix_ns: NDArray[np.int64] | None
+    """As ``starts`` [ranks, steps]; ``None``: ``values`` can read them."""
     profiled: NDArray[np.bool_]
     """[ranks, steps]: the profiler was on, so the times include its cost."""
     tags: dict[str, NDArray[np.bool_]]
     """Tag to [ranks, steps]: where it was set."""
+    last_end_unix_ns: float = 0.0
+    """When the last step of any rank ended; 0 without a record."""
     damaged: int = 0
     """Records left out because their times or numbers are impossible."""
     memory: dict[int, Matrix] = field(default_factory=dict)
@@ -163,7 +170,7 @@ class StepTable:
             attempt = attempts[-1] if attempts else 0
         elif attempt not in attempts:
             raise InputError(reader.path, f"no attempt {attempt} in it")
-        filling = Filling()
+        filling = Filling(start=None)
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
         for rank, columns in load_ranks(reader, attempt, ranks, report, meters=False):
@@ -191,8 +198,9 @@ class StepTable:
             attempt=attempt,
             ranks=ranks,
             steps=filling.steps,
-            values=Matrices(filling.values, ranks, np.arange(count), meters),
-            start_unix_ns=filling.start[:, :count],
+            values=Matrices(filling.metrics, ranks, np.arange(count), meters),
+            start_unix_ns=None if filling.start is None else filling.start[:, :count],
+            last_end_unix_ns=filling.last_end_unix_ns,
             profiled=filling.profiled[:, :count],
             tags={tag: matrix[:, :count] for tag, matrix in filling.tags.items()},
             damaged=filling.damaged,
@@ -225,13 +233,12 @@ class StepTable:
         """One metric of the rank in a row, [steps], as it is kept."""
         return self.values.of_rank(metric, row) if isinstance(self.values, Matrices) else self.values[metric][row]
 
-    def last_end_unix_ns(self) -> float:
-        """When the last step of any rank ended; 0 without a record."""
-        last = 0.0
-        for row, starts in enumerate(self.start_unix_ns):
-            ends = starts + self.of_rank("wall_us", row).astype(np.float64) * 1000
-            last = float(np.fmax.reduce(ends, initial=last))
-        return last
+    def starts(self, row: int) -> NDArray[np.int64]:
+        """When the steps of the rank in a row began, unix nanoseconds [steps]; 0 where there is no record."""
+        if self.start_unix_ns is not None:
+            return self.start_unix_ns[row]
+        assert isinstance(self.values, Matrices)
+        return self.values.starts(row)
 
     def tagged(self, tag: str) -> NDArray[np.bool_]:
         """Where a tag was set, [ranks, steps]."""
@@ -247,7 +254,8 @@ class StepTable:
             values=self.values.columns(keep)
             if isinstance(self.values, Matrices)
             else {name: matrix[:, keep] for name, matrix in self.values.items()},
-            start_unix_ns=self.start_unix_ns[:, keep],
+            start_unix_ns=None if self.start_unix_ns is None else self.start_unix_ns[:, keep],
+            last_end_unix_ns=self.last_end_unix_ns,
             profiled=self.profiled[:, keep],
             tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
             damaged=self.damaged,
@@ -262,7 +270,7 @@ class StepTable:
             values=self.values.rows(keep)
             if isinstance(self.values, Matrices)
             else {name: matrix[keep] for name, matrix in self.values.items()},
-            start_unix_ns=self.start_unix_ns[keep],
+            start_unix_ns=None if self.start_unix_ns is None else self.start_unix_ns[keep],
             profiled=self.profiled[keep],
             tags={name: matrix[keep] for name, matrix in self.tags.items()},
             memory={rank: rows for rank, rows in self.memory.items() if rank in self.ranks[keep]},
