@@ -55,6 +55,22 @@ def ordered(values: NDArray[_Value], places: Sequence[int]) -> NDArray[_Value]:
     return np.concatenate(found, axis=1) if found else np.empty((len(places), 0), values.dtype)
 
 
+def leaders(values: NDArray[_Value]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """The row of the largest value at each step, the first of several, and how far it is ahead of the second largest."""
+
+    def of(steps: slice) -> tuple[NDArray[np.intp], NDArray[_Value]]:
+        block = by_step(values[:, steps])
+        rows, at = block.argmax(axis=1), np.arange(len(block))
+        first = block[at, rows].astype(np.float64)
+        block[at, rows] = -np.inf
+        return rows, first - block.max(axis=1)
+
+    found = of_blocks(values.shape, of)
+    if not found:
+        return np.empty(0, dtype=np.intp), np.empty(0)
+    return np.concatenate([rows for rows, _ in found]), np.concatenate([ahead for _, ahead in found])
+
+
 def last_ranks(values: NDArray[_Value]) -> NDArray[np.intp]:
     """The row of the largest value at each step, the first of several."""
     found = of_blocks(values.shape, lambda steps: by_step(values[:, steps]).argmax(axis=1))

@@ -103,6 +103,27 @@ def _foreign(text: bytes, first: int, path: Path) -> Layout:
     return Layout(first, size, known)
 
 
+def read_single_rows(path: Path, steps: NDArray[np.int64]) -> Rows | None:
+    """The rows of some ``steps``, ascending, of a segment that has one row for each step from its first on.
+
+    ``None`` where that is not so, or a row is damaged. Raises ``InputError`` and ``OSError``.
+    """
+    with open_regular(path) as file:
+        layout = read_layout(file, path)
+        if layout is None or not len(steps):
+            return None
+
+        def read(place: int) -> Rows:
+            data = os.pread(file.fileno(), layout.row_bytes, layout.first + place * layout.row_bytes)
+            return layout.rows(data if len(data) == layout.row_bytes else b"")[0]
+
+        first = read(0)
+        if not len(first) or steps[0] < first["step"][0]:
+            return None
+        rows = np.concatenate([read(place) for place in (steps - first["step"][0]).tolist()])
+        return rows if np.array_equal(rows["step"], steps) else None
+
+
 @dataclass(slots=True)
 class Segment:
     """One file of step records, read from where it was read last."""
