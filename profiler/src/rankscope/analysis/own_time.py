@@ -28,7 +28,7 @@ from rankscope.analysis.significance import (
     widest_gap,
 )
 from rankscope.analysis.slow import FIXED, MINIMUM_EFFECT, Slow
-from rankscope.analysis.step_order import by_step, last_ranks, leaders, of_blocks, ordered
+from rankscope.analysis.step_order import Leaders, by_step, last_ranks, leaders, of_blocks, ordered
 from rankscope.analysis.steps import Matrix, StepTable, Stored
 
 MINIMUM_STEPS: Final = 5
@@ -149,19 +149,18 @@ def _median_of_others(block: Stored) -> Matrix:
     return others
 
 
-def saved(own: Stored, rest: Stored) -> NDArray[np.float64]:
+def saved(leading: Leaders, rest: Leaders) -> NDArray[np.float64]:
     """Per step, how much earlier it would end were all ranks no slower than the slowest of the ``rest``, which are not slow."""
-    gap: NDArray[np.float64] = np.maximum(own.max(axis=0).astype(np.float64) - rest.max(axis=0), 0.0)
-    return gap
+    return leading.largest - rest.largest
 
 
 def saved_by_each(own: Stored) -> NDArray[np.float64]:
     """Per rank, the mean over the steps of what it costs that it is last: what noise alone costs, where nobody is slow."""
-    return _saved_by_each(*leaders(own), len(own))
+    return _saved_by_each(leaders(own), len(own))
 
 
-def _saved_by_each(last: NDArray[np.intp], ahead: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
-    each: NDArray[np.float64] = np.bincount(last, weights=ahead, minlength=ranks) / len(last)
+def _saved_by_each(leading: Leaders, ranks: int) -> NDArray[np.float64]:
+    each: NDArray[np.float64] = np.bincount(leading.rows, weights=leading.ahead, minlength=ranks) / len(leading.rows)
     return each
 
 
@@ -212,27 +211,28 @@ def find_slow(judged: Judged) -> Slow | None:
         slow[ahead.rows] = True
     if not named:
         return None
-    rest = own[~slow]
-    gain = saved(own, rest)
-    if gain.mean() - _noise_costs(rest) < limit:
+    others = np.flatnonzero(~slow)
+    leading, rest = leaders(own), leaders(own, others)
+    gain = saved(leading, rest)
+    if gain.mean() - _noise_costs(rest, len(others)) < limit:
         return None
-    last_rows, ahead_of_second = leaders(own)
-    last = slow[last_rows]
-    if last.mean() < HALF and not _sticks_out(gain, rest):
+    last = slow[leading.rows]
+    least, *middle = ordered(own, [0, (len(others) - 1) // 2, len(others) // 2], others)
+    if last.mean() < HALF and not _sticks_out(gain, rest.largest - least):
         return None
-    usual = ordered(rest, [(len(rest) - 1) // 2, len(rest) // 2]).mean(axis=0, dtype=np.float64)
+    usual: NDArray[np.float64] = np.stack(middle).mean(axis=0, dtype=np.float64)
     over_usual = own[named[0]] - usual
     far = _far(over_usual)
     pattern: Pattern = "fixed" if last.mean() >= FIXED and far.mean() >= FAR else "intermittent"
     affected = last if pattern == "fixed" else far
     # Sums of each rank's time over the usual one.
-    sums, others = block_sums(own.T) - block_sums(usual[:, None]), np.flatnonzero(~slow)
+    sums = block_sums(own.T) - block_sums(usual[:, None])
     weakest = sorted(named, key=lambda row: float(sums[:, row].sum()))[:_WEAKEST]
     return Slow(
         ranks=[judged.ranks[row] for row in named],
         pattern=pattern,
         # Healed, it would still be last now and then, as the others are.
-        gain_us=max(0.0, float(gain.mean() - np.median(_saved_by_each(last_rows, ahead_of_second, len(own))[~slow]))),
+        gain_us=max(0.0, float(gain.mean() - np.median(_saved_by_each(leading, len(own))[~slow]))),
         excess_us=float(over_usual[affected].mean()),
         p_value=p,
         stability=min(stability(sums[:, [row, *others]], 0, at_least=limit * own.shape[1]) for row in weakest),
@@ -262,9 +262,9 @@ def period(steps: NDArray[np.int64]) -> int | None:
     return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
 
 
-def _noise_costs(rest: Stored) -> float:
+def _noise_costs(rest: Leaders, ranks: int) -> float:
     """What being last by mere noise costs per step: of a typical rank among those that are not slow."""
-    return float(np.median(saved_by_each(rest))) if len(rest) > 1 else 0.0
+    return float(np.median(_saved_by_each(rest, ranks))) if ranks > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,8 +353,9 @@ def too_short(judged: Judged) -> Suspect | None:
     if ahead is None:
         return None
     slow[ahead.rows] = True
-    rest = own[~slow]
-    if saved(own, rest).mean() - _noise_costs(rest) < limit:
+    others = np.flatnonzero(~slow)
+    rest = leaders(own, others)
+    if saved(leaders(own), rest).mean() - _noise_costs(rest, len(others)) < limit:
         return None
     over = excess(own)
     far = _far(over[ahead.rows[0]])
@@ -366,10 +367,10 @@ def too_short(judged: Judged) -> Suspect | None:
     return Suspect([judged.ranks[row] for row in ahead.rows], int(far.sum()), needed if far.sum() < needed else None)
 
 
-def _sticks_out(gain: NDArray[np.float64], rest: Stored) -> bool:
+def _sticks_out(gain: NDArray[np.float64], apart: NDArray[np.float64]) -> bool:
     """Whether most of what was lost was lost in steps in which the slow ones were farther out than the others are apart.
 
     A rank that is last only now and then is told from noise that lasts for a while (a neighbour's job) by how far out it is then.
     """
-    far = gain >= np.ptp(rest, axis=0)
+    far = gain >= apart
     return bool(gain[far].sum() >= 0.7 * gain.sum())

@@ -141,7 +141,8 @@ class Matrices(Mapping[str, Matrix]):
     def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
         """One row of a matrix."""
         if metric in self._stored:
-            return self._stored[metric][row, self._columns(slice(None))]
+            found: NDArray[np.float32] = self._stored[metric][row, self._columns(slice(None))]
+            return found
         return self.some(metric, slice(None), np.array([row]))[0]
 
 
