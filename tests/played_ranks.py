@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from tests import step_files
 
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, Kind, answer
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, RunInfo, StepBreakdown, StepRecord
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import create_attempt, create_run, write_record
 
 Serve = Callable[[Path, ControlRequest], None]
 KINDS: tuple[Kind, ...] = ("capture", "dump")
@@ -25,9 +26,7 @@ def rank_info(rank: int, **fields: object) -> RankInfo:
 
 
 def append(run: Path, rank: int, stream: str, *rows: msgspec.Struct, attempt: int = 0) -> None:
-    writer = JsonLinesWriter(rank_dir(run, attempt, rank), stream)  # type: ignore[arg-type]
-    writer.append(*rows)
-    writer.close()
+    step_files.append(rank_dir(run, attempt, rank), stream, *rows)  # type: ignore[arg-type]
 
 
 def two_ranks(path: Path, *, run_id: str = "r1", simulated: bool = False) -> Path:

@@ -12,11 +12,12 @@ import msgspec
 import pytest
 from tests.alerts.receive.receiver_process import Target, listening_target
 from tests.local_http import answering, respond
+from tests.step_files import append
 
 from rankscope.analysis.result import Analysis, CollectiveMatching, Cost, Evidence, Finding, RankResult, Source, Verdict
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, EndReason, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import create_attempt, create_run, write_record
 
 START_NS = 1_700_000_000_000_000_000
 
@@ -42,9 +43,9 @@ class RunOnDisk:
 
     def grow(self, steps: int = 60, *, ranks: Iterable[int] = range(4)) -> None:
         for rank in ranks:
-            writer = JsonLinesWriter(rank_dir(self.path, 0, rank), "steps")
-            writer.append(*(self._step(step, rank) for step in range(self.steps, self.steps + steps)))
-            writer.close()
+            append(
+                rank_dir(self.path, 0, rank), "steps", *(self._step(step, rank) for step in range(self.steps, self.steps + steps))
+            )
         self.steps += steps
 
     def _step(self, step: int, rank: int) -> StepRecord:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from tests.step_files import append
 
 from rankscope.runs.paths import host_dir, rank_dir
 from rankscope.runs.records import (
@@ -27,7 +27,7 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepRecord,
 )
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import create_attempt, create_run, write_record
 
 USUAL_US: dict[Phase, float] = {"data": 5_000, "forward": 30_000, "backward": 50_000, "optimizer": 10_000, "between_steps": 5_000}
 """A step of 100 ms."""
@@ -114,7 +114,7 @@ class SyntheticRun:
                 **({"gpu_uuid": f"GPU-{rank}", "gpu_name": "H100"} if self.gpus else {}) | self.rank_fields,
             )
             write_record(folder / "rank.json", info)
-            append(folder, "steps", kept)
+            append(folder, "steps", *kept)
         return self.path
 
     def _records(self, rng: np.random.Generator) -> list[list[StepRecord]]:
@@ -152,20 +152,13 @@ class SyntheticRun:
         return rows
 
 
-def append(folder: Path, stream: Any, records: Iterable[msgspec.Struct]) -> None:
-    """Write records as the helper does."""
-    writer = JsonLinesWriter(folder, stream)
-    writer.append(*records)
-    writer.close()
-
-
 @pytest.fixture
 def add_windows() -> Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]:
     """``add_windows(run, rank, breakdowns, collectives)`` adds profiled steps to a rank of a run."""
 
     def add(run: Path, rank: int, breakdowns: list[StepBreakdown], collectives: list[CollectiveRecord]) -> None:
-        append(rank_dir(run, 0, rank), "windows", breakdowns)
-        append(rank_dir(run, 0, rank), "collectives", collectives)
+        append(rank_dir(run, 0, rank), "windows", *breakdowns)
+        append(rank_dir(run, 0, rank), "collectives", *collectives)
 
     return add
 
@@ -173,7 +166,7 @@ def add_windows() -> Callable[[Path, int, list[StepBreakdown], list[CollectiveRe
 @pytest.fixture
 def add_hardware() -> Callable[[Path, str, list[HardwareSample]], None]:
     """``add_hardware(run, host, samples)`` adds hardware samples of a host to a run."""
-    return lambda run, host, samples: append(host_dir(run, host), "gpu", samples)
+    return lambda run, host, samples: append(host_dir(run, host), "gpu", *samples)
 
 
 @pytest.fixture

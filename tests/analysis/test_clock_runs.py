@@ -8,25 +8,20 @@ import msgspec
 import numpy as np
 import pytest
 from tests.analysis.planted_clocks import START, Job, Planted, windows
+from tests.step_files import append
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.render import render_text
 from rankscope.analysis.result import Analysis
-from rankscope.runs.paths import RankStream, rank_dir
+from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepBreakdown, StepRecord
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import create_attempt, create_run, write_record
 
 SECOND = 1e9
 LATE = 2
 """Comes 30 ms late to every collective."""
-
-
-def rows(folder: Path, stream: RankStream, *records: msgspec.Struct) -> None:
-    writer = JsonLinesWriter(folder, stream)
-    writer.append(*records)
-    writer.close()
 
 
 def make_run(path: Path, clocks: list[Planted]) -> Path:
@@ -71,9 +66,9 @@ def make_run(path: Path, clocks: list[Planted]) -> Path:
                     events=100,
                 )
             )
-        rows(folder, "steps", *records)
-        rows(folder, "windows", *breakdowns)
-        rows(folder, "collectives", *collectives)
+        append(folder, "steps", *records)
+        append(folder, "windows", *breakdowns)
+        append(folder, "collectives", *collectives)
     return path
 
 
@@ -120,7 +115,7 @@ def test_steps_between_two_windows_are_on_one_clock_in_perfetto(tmp_path: Path) 
     for rank, clock in enumerate(DRIFTING):
         ahead = round(clock.ahead(np.array([3.5 * 600 * SECOND]))[0])
         step = StepRecord(step=3500, start_unix_ns=halfway + ahead, wall_us=1e6, phases_us=PhaseTimes(backward=1e6))
-        rows(rank_dir(path, 0, rank), "steps", step)
+        append(rank_dir(path, 0, rank), "steps", step)
     # when that alone is exported
     data = bytearray()
     result = export_perfetto([path], data.extend, selection=Selection(first=3500, past=3501), verdict=False)

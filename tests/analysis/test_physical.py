@@ -7,11 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.step_files import load, save, steps_file
 
 from rankscope.analysis.advice import next_actions
 from rankscope.analysis.engine import analyze
@@ -19,7 +19,6 @@ from rankscope.analysis.hardware import MAX_SAMPLES, REASONS, bare, in_steps, re
 from rankscope.analysis.physical import PHYSICAL
 from rankscope.analysis.result import Analysis
 from rankscope.exporter.nvml.tables import _THROTTLE_BITS
-from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import HardwareSample
 
 Synthetic = Callable[..., Any]
@@ -231,11 +230,11 @@ def test_an_allocator_that_starts_over_and_over_is_short_of_memory(
 ) -> None:
     path = written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, only(2, {}))
     for rank in range(4):
-        file = next(rank_dir(path, 0, rank).glob("steps-*.jsonl"))
-        rows = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
-        for number, row in enumerate(rows[::4]):
-            row["allocator_retries"] = (20 if rank == 2 else peers) * number // 9
-        file.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        file = steps_file(path, rank)
+        rows = load(file)
+        rows["allocated_bytes"][::4] = 2**30
+        rows["allocator_retries"][::4] = (20 if rank == 2 else peers) * np.arange(len(rows[::4])) // 9
+        save(file, rows)
     assert analyze([path]).verdict.explained_by == reason
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.analysis.ray_nodes import NODES, Cluster, started
+from tests.step_files import add_damaged, steps_file
 
 from rankscope.analysis.ray_node import node_task
 
@@ -53,10 +54,9 @@ def test_the_answer_is_that_of_local_processes_to_the_byte(cluster: Cluster, cli
 
 
 def test_so_is_that_of_a_run(cluster: Cluster, cli_process: Cli, synthetic: Any) -> None:
-    # given a recorded run with a slow rank and a damaged line
+    # given a recorded run with a slow rank and a damaged record
     run: Path = synthetic(ranks=5, steps=40, plan=lambda rank, step: {"us": 40_000, "cpu": True} if rank == 3 else None).write()
-    with next(run.glob("attempts/000/ranks/00002/steps-*.jsonl")).open("ab") as file:
-        file.write(b"not JSON\n")
+    add_damaged(steps_file(run, 2))
     # when local processes read it, and one task at a time on the cluster that the environment names
     local = cli_process("analyze", run)
     ray = cli_process(

@@ -9,12 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.step_files import add_damaged, load, save, steps_file
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown
+from rankscope.runs.step_columns import PROFILED
 from rankscope.runs.writer import create_attempt, write_record
 
 Synthetic = Callable[..., Any]
@@ -270,10 +272,12 @@ def test_a_rank_without_any_record_is_named(synthetic: Synthetic) -> None:
     assert analysis.verdict.rank == 2
 
 
-def test_torn_and_damaged_lines_are_counted_and_cost_nothing_else(synthetic: Synthetic) -> None:
+def test_torn_and_damaged_records_are_counted_and_cost_nothing_else(synthetic: Synthetic) -> None:
     path = synthetic(plan=always(2, us=60_000)).write()
-    file = next(rank_dir(path, 0, 1).glob("steps-*.jsonl"))
-    file.write_bytes(b"\x00garbage\n" + file.read_bytes() + b'{"step": 40, "start_un')
+    file = steps_file(path, 1)
+    add_damaged(file)
+    with file.open("ab") as end:
+        end.write(bytes(20))
     analysis = analyze([path])
     assert "2 damaged lines skipped" in analysis.source.warnings
     assert analysis.verdict.rank == 2
@@ -303,12 +307,11 @@ def test_an_earlier_attempt_is_analysed_where_its_folder_is_named(synthetic: Syn
 
 def test_profiled_steps_do_not_count_against_a_rank(synthetic: Synthetic) -> None:
     path = synthetic(noise=0.01).write()
-    file = next(rank_dir(path, 0, 1).glob("steps-*.jsonl"))
-    rows = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
-    for row in rows[10:34]:
-        row["profiled"] = True
-        row["wall_us"] += 500_000
-    file.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    file = steps_file(path, 1)
+    rows = load(file)
+    rows["flags"][10:34] = PROFILED
+    rows["wall_us"][10:34] += 500_000
+    save(file, rows)
     assert analyze([path]).verdict.kind != "straggler"
 
 
@@ -390,7 +393,7 @@ def test_windows_do_not_call_a_run_balanced_whose_steps_are_those_of_one_rank(
     path = synthetic(ranks=2).write()
     for rank in range(2):
         add_windows(path, rank, *profiled(range(20, 26), 0))
-    next(rank_dir(path, 0, 1).glob("steps-*.jsonl")).write_bytes(b"")
+    steps_file(path, 1).write_bytes(b"")
     verdict = analyze([path]).verdict
     assert verdict.kind == "insufficient_data"
     assert "step records of 1 rank only, of a world of 2" in verdict.summary
@@ -399,7 +402,7 @@ def test_windows_do_not_call_a_run_balanced_whose_steps_are_those_of_one_rank(
 def test_nobody_is_nobody_among_those_that_could_be_compared(synthetic: Synthetic) -> None:
     whole = result(synthetic()).verdict
     path = synthetic().path
-    next(rank_dir(path, 0, 1).glob("steps-*.jsonl")).write_bytes(b"")
+    steps_file(path, 1).write_bytes(b"")
     part = analyze([path]).verdict
     assert "among" not in whole.summary
     assert "among the 3 of 4 ranks with records" in part.summary

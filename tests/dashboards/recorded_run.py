@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from tests.step_files import append
 
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import (
@@ -18,7 +19,7 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepRecord,
 )
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import create_attempt, create_run, write_record
 
 START_NS = 1_790_000_000_000_000_000
 SLOW_RANK = 2
@@ -141,13 +142,8 @@ def append_steps(
     folder: Path, rank: int, steps: range, *, slow_rank: int | None, windows: bool, random: np.random.Generator
 ) -> None:
     """Append step records, and windows for the profiled ones, to a rank's folder."""
-    writers = {stream: JsonLinesWriter(folder, stream) for stream in ("steps", "windows", "collectives")}
-    for step in steps:
-        record = step_record(rank, step, slow_rank=slow_rank, noise=float(random.uniform(-1, 1)))
-        writers["steps"].append(record)
-        if windows and step in PROFILED:
-            breakdown, collective = window(rank, record, slow_rank=slow_rank)
-            writers["windows"].append(breakdown)
-            writers["collectives"].append(collective)
-    for writer in writers.values():
-        writer.close()
+    records = [step_record(rank, step, slow_rank=slow_rank, noise=float(random.uniform(-1, 1))) for step in steps]
+    append(folder, "steps", *records)
+    profiled = [window(rank, record, slow_rank=slow_rank) for record in records if windows and record.step in PROFILED]
+    append(folder, "windows", *(breakdown for breakdown, _ in profiled))
+    append(folder, "collectives", *(collective for _, collective in profiled))

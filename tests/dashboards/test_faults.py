@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.step_files import steps_file
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
@@ -32,7 +33,6 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import LEFT_AFTER_S, Store
 from rankscope.dashboards.pages.wording import moment
 from rankscope.dashboards.unforeseen import ANSWER
-from rankscope.runs.paths import rank_dir
 
 WriteRun = Callable[..., Path]
 
@@ -175,7 +175,7 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
 
     with monkeypatch.context() as broken:
         broken.setattr(Following, "update", full)
-        next(rank_dir(run, 0, 0).glob("steps-*.jsonl")).touch()
+        steps_file(run, 0).touch()
         updated(folder, run)
 
         # Then whoever looks is told so, and sees what there was
@@ -188,7 +188,7 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
         assert told in list_says()
 
     # And no longer once it can be read again
-    next(rank_dir(run, 0, 1).glob("steps-*.jsonl")).touch()
+    steps_file(run, 1).touch()
     updated(folder, run)
     said = {"run-away.children": polled["run-away"]["children"]}
     assert call("run.data", page | said, triggered="poll.n_intervals")["run-away"]["children"] == ""

@@ -197,7 +197,7 @@ def test_a_straggler_alert_about_a_real_job_is_followed_by_the_rank_and_the_caus
     try:
         receiver.start()
         for rank in (0, 1):
-            wait_for(rank_dir(run, 0, rank) / "steps-000000.jsonl", training)
+            wait_for(rank_dir(run, 0, rank) / "steps-000000.npy", training)
         # when the alert of Prometheus' rule arrives
         assert receiver.post(straggler("r")).status_code == 200
         (follow_up,) = until(lambda: told(target, capture_outcome=None))

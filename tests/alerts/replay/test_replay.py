@@ -12,7 +12,9 @@ from typing import Any
 
 import jsonschema
 import msgspec
+import numpy as np
 import pytest
+from tests.step_files import damage, load, save, steps_file
 
 from rankscope.alerts.output import progress_line
 from rankscope.alerts.owners import WATCHER_ALERTS
@@ -23,7 +25,6 @@ from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.ledger import Policy
 from rankscope.alerts.watch.life import Patience
 from rankscope.base.errors import InputError
-from rankscope.runs.compact import compact_run
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 
@@ -164,33 +165,19 @@ def test_a_run_that_stood_still_would_have_been_told_after_two_minutes(make_run:
     assert 120 * SECOND <= spell.fired_unix_ns - (START_NS + 60 * SECOND) <= 140 * SECOND
 
 
-def test_a_compacted_run_is_replayed_alike(make_run: Callable[..., Any], tmp_path: Path) -> None:
-    run = make_run(slow=2)
-    run.grow(240)
-    run.end(end_unix_ns=START_NS + 30 * SECOND)
-    shutil.copytree(run.path, tmp_path / "compacted" / "llama")
-    compact_run(tmp_path / "compacted" / "llama", force=True)
-
-    plain, compacted = (replayed(path) for path in (run.path, tmp_path / "compacted" / "llama"))
-
-    times = [
-        [(spell.pending_unix_ns, spell.fired_unix_ns, spell.ended_unix_ns) for spell in rule.spells]
-        for rule in (plain, compacted)
-    ]
-    assert times[0] == times[1]
-    assert times[0] != []
-
-
 def test_damage_costs_only_what_is_damaged(make_run: Callable[..., Any]) -> None:
     # Given records that are torn, and one that says it is of the year 2200
     run = make_run(slow=2)
     run.grow(540)
     run.end(end_unix_ns=START_NS + 60 * SECOND)
-    [first, *_] = sorted(rank_dir(run.path, 0, 1).glob("steps-*.jsonl"))
-    lines = first.read_bytes().splitlines(keepends=True)
-    far = lines[10].replace(str(START_NS + SECOND).encode(), str(7_258_118_400 * SECOND).encode())
-    assert far != lines[10]
-    first.write_bytes(b"".join([b"{\n", *lines, far, b'{"step": 7']))
+    first = steps_file(run.path, 1)
+    rows = load(first)
+    far = rows[10:11].copy()
+    far["start_unix_ns"] = 7_258_118_400 * SECOND
+    save(first, np.concatenate([rows[:1], rows, far]))
+    damage(first, 0)
+    with first.open("ab") as end:
+        end.write(bytes(7))
 
     [spell] = replayed(run.path).spells
 
@@ -216,7 +203,7 @@ def test_a_rank_that_cannot_be_read_costs_only_itself(make_run: Callable[..., An
 def test_too_little_to_judge_by_is_said(make_run: Callable[..., Any]) -> None:
     run = make_run()
     for rank in range(4):
-        for file in rank_dir(run.path, 0, rank).glob("steps-*.jsonl"):
+        for file in rank_dir(run.path, 0, rank).glob("steps-*"):
             file.unlink()
 
     assert replay_run(run.path).notes == ["nothing could be judged: too few steps of too few ranks are recorded"]

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.alerts.watch.watched_world import Told, World
+from tests.step_files import append
 
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE
@@ -20,7 +21,6 @@ from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result import Analysis
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir, segment
-from rankscope.runs.writer import JsonLinesWriter
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_several_ranks_of_a_run_arrive_together(make_run: Any, make_analysis: An
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (InputError("x/steps.jsonl", "Permission denied"), "x/steps.jsonl: Permission denied"),
+        (InputError("x/steps.npy", "Permission denied"), "x/steps.npy: Permission denied"),
         (ZeroDivisionError("oh"), "ZeroDivisionError: oh"),
     ],
 )
@@ -246,7 +246,7 @@ def test_a_final_evaluation_that_fails_is_made_again(make_run: Any, make_analysi
     world = World(run.path, receiver=told, fire_after=100)
     world.evaluate(make_analysis(2), run)
     run.end()
-    assert not world.evaluate(InputError("x/steps.jsonl", "Stale file handle"))
+    assert not world.evaluate(InputError("x/steps.npy", "Stale file handle"))
     assert world.evaluate(make_analysis(2))
     assert told.heard == [("firing", "2"), ("resolved", "2")]
     assert not world.watcher.troubled
@@ -255,7 +255,7 @@ def test_a_final_evaluation_that_fails_is_made_again(make_run: Any, make_analysi
 def test_a_run_whose_evaluations_failed_until_its_end_is_no_history(make_run: Any, make_analysis: Any, told: Told) -> None:
     run = make_run()
     world = World(run.path.parent, receiver=told)
-    world.evaluate(InputError("x/steps.jsonl", "Stale file handle"), run)
+    world.evaluate(InputError("x/steps.npy", "Stale file handle"), run)
     run.end()
     world.evaluate(make_analysis(2))
     assert told.heard == [("firing", "2"), ("resolved", "2")]
@@ -402,9 +402,7 @@ def test_ranks_that_cannot_be_read_cost_nobody_else_and_are_told_once(make_run: 
     world = World(run.path, receiver=told)
     # when it is followed
     for step in range(4):
-        writer = JsonLinesWriter(rank_dir(run.path, 0, 0), "steps")
-        writer.append(run._step(run.steps + step, 0))
-        writer.close()
+        append(rank_dir(run.path, 0, 0), "steps", run._step(run.steps + step, 0))
         world.evaluate(_with_unreadable(make_analysis(2), *seen))
     # then alerts of the others go out, and the one is named, once, with the reason
     assert told.heard == [("firing", "2")]
@@ -430,7 +428,7 @@ def test_a_rank_that_cannot_be_read_is_not_well(make_run: Any, make_analysis: An
         world.evaluate(make_analysis(2), run)
     # when nothing of the straggler can be read any more, for longer than it takes to be well again
     for _ in range(6):
-        world.evaluate(_with_unreadable(make_analysis(), "attempts/000/ranks/00002/steps-000000.jsonl"), run)
+        world.evaluate(_with_unreadable(make_analysis(), "attempts/000/ranks/00002/steps-000000.npy"), run)
     # then its alert goes on; and ends when its records say so
     assert told.heard == [("firing", "2")]
     for _ in range(2):

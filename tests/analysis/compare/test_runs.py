@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.compare.made_up_run import MadeUp
+from tests.step_files import add_rows, load, rows_of, save, steps_file
 
 from rankscope.analysis.compare.engine import compare
 from rankscope.analysis.compare.pair import compare_pair
@@ -21,9 +22,9 @@ from rankscope.analysis.compare.quantities import PARTS
 from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity, RankShift
 from rankscope.analysis.compare.usable import usable
 from rankscope.base.errors import InputError
-from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, StepBreakdown, StepRecord
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, write_record
+from rankscope.runs.step_columns import PROFILED
+from rankscope.runs.writer import create_attempt, write_record
 
 Synthetic = Callable[..., Any]
 
@@ -253,17 +254,14 @@ def test_warm_up_and_profiled_steps_are_left_out(synthetic: Synthetic) -> None:
     # given profiled steps of B that take a second longer
     b.plan = lambda _rank, step: {"us": 1_000_000} if step % 20 == 10 else None
     path = b.write()
-    edit_steps(path, lambda record: record if record.step % 20 != 10 else msgspec.structs.replace(record, profiled=True))
+    for rank in range(4):
+        rows = load(steps_file(path, rank))
+        rows["flags"][rows["step"] % 20 == 10] = PROFILED
+        save(steps_file(path, rank), rows)
     result = compare([a, path])
     assert result.sides[1].left_out == {"warm_up": 5, "profiled": 5}
     assert result.sides[1].used_steps == 90
     assert result.comparisons[0].outcome in ("same", "undecided")
-
-
-def edit_steps(run: Path, edit: Callable[[StepRecord], StepRecord]) -> None:
-    for file in run.glob("attempts/*/ranks/*/steps-*.jsonl"):
-        records = [edit(msgspec.json.decode(line, type=StepRecord)) for line in file.read_bytes().splitlines()]
-        file.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
 
 def window(step: int, exposed_us: float) -> StepBreakdown:
@@ -310,11 +308,11 @@ def test_memory_and_the_recorders_cost_are_compared_and_not_judged(synthetic: Sy
     runs = []
     for name, peak in (("a", 2**30), ("b", 2**31)):
         run = synthetic(name, steps=60).write()
-
-        def peaking(record: StepRecord, peak: int = peak) -> StepRecord:
-            return msgspec.structs.replace(record, allocated_bytes=2**29, peak_allocated_bytes=peak + record.step)
-
-        edit_steps(run, peaking)
+        for rank in range(4):
+            rows = load(steps_file(run, rank))
+            rows["allocated_bytes"] = 2**29
+            rows["peak_allocated_bytes"] = peak + rows["step"]
+            save(steps_file(run, rank), rows)
         runs.append(run)
     found = compare(runs).comparisons[0]
     memory = quantity(found, "peak_allocated_bytes")
@@ -360,29 +358,21 @@ def test_what_cannot_be_compared_is_one_line(synthetic: Synthetic, tmp_path: Pat
         compare([run, run / "attempts" / "007"])
     newer = synthetic("newer").write()
     info = json.loads((newer / "run.json").read_text())
-    (newer / "run.json").write_text(json.dumps({**info, "schema": "rankscope.run/2"}))
+    (newer / "run.json").write_text(json.dumps({**info, "schema": "rankscope.run/3"}))
     with pytest.raises(InputError, match="upgrade rankscope"):
         compare([run, newer])
 
 
 def test_records_without_sense_are_left_out(synthetic: Synthetic) -> None:
     a, b = synthetic("a", seed=1, steps=80).write(), synthetic("b", seed=2, steps=80).write()
-    hostile = [
+    hostile = rows_of(
         StepRecord(step=1000, start_unix_ns=10**18, wall_us=0.0),
         StepRecord(step=1001, start_unix_ns=10**18, wall_us=1e300),
-        StepRecord(
-            step=1002,
-            start_unix_ns=10**18,
-            wall_us=10.0,
-            phases_us=PhaseTimes(forward=1e308),
-            blocked_us=PhaseTimes(forward=-1e308),
-            cpu_us=-1e308,
-        ),
-    ]
+        StepRecord(step=1002, start_unix_ns=10**18, wall_us=10.0, phases_us=PhaseTimes(forward=3e38), cpu_us=-3e38),
+    )
+    hostile["blocked_forward_us"][2] = -np.inf
     for rank in range(4):
-        writer = JsonLinesWriter(rank_dir(b, 0, rank), "steps")
-        writer.append(*hostile)
-        writer.close()
+        add_rows(steps_file(b, rank), hostile)
     clean, damaged = compare([a, b], min_change=0.2), compare([b, a], min_change=0.2)
     assert clean.sides[1].used_steps == 75
     assert clean.sides[1].left_out == {"warm_up": 5, "incomplete": 1, "without_own_time": 1}

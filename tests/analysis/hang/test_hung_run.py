@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.flight_dumps import Job
+from tests.step_files import add_rows, load, steps_file
 
 from rankscope.analysis.engine import analyze
 from rankscope.runs.paths import flight_dir, rank_dir
@@ -74,10 +75,10 @@ def test_without_a_hang_the_verdict_is_what_it_was(
 
 def test_a_run_that_made_steps_after_its_dumps_hangs_no_longer(synthetic: Synthetic) -> None:
     run = hung(synthetic, wait_s=60, stops={2: 3})
-    steps = next(rank_dir(run, 0, 0).glob("steps-*.jsonl"))
-    last = msgspec.json.decode(steps.read_bytes().splitlines()[-1])
-    later = last | {"step": last["step"] + 1, "start_unix_ns": last["start_unix_ns"] + 120 * 10**9}
-    steps.write_bytes(steps.read_bytes() + msgspec.json.encode(later) + b"\n")
+    later = load(steps_file(run, 0))[-1:]
+    later["step"] += 1
+    later["start_unix_ns"] += 120 * 10**9
+    add_rows(steps_file(run, 0), later)
     assert analyze([run]).verdict.kind == "balanced"
 
 

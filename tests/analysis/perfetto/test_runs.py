@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.perfetto_model import Model, Slice, load
+from tests.step_files import append
 
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult
@@ -27,19 +28,13 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepRecord,
 )
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import create_attempt, create_run, write_record
 
 START = 1_790_000_000_000_000_000
 STEP_US = 10_000.0
 SKEW_NS = {"a": 0, "b": 250_000_000}
 """The clock of host b is a quarter of a second ahead."""
 GOLDEN = Path(__file__).with_name("small_run.json")
-
-
-def rows(folder: Path, stream: Any, *records: Any) -> None:
-    writer = JsonLinesWriter(folder, stream)
-    writer.append(*records)
-    writer.close()
 
 
 def make_run(
@@ -64,7 +59,7 @@ def make_run(
         write_record(folder / "rank.json", info if rank else replace(info, gpu_uuid="GPU-8a1b", local_rank=0))
         skew = SKEW_NS[host]
         starts = [START + skew + step * round(STEP_US * 1000) for step in range(steps)]
-        rows(folder, "steps", *(step_record(step, at, profiled=step in profiled) for step, at in enumerate(starts)))
+        append(folder, "steps", *(step_record(step, at, profiled=step in profiled) for step, at in enumerate(starts)))
         for step in profiled:
             arrival = starts[step] + 4_000_000 + 1_000 * rank + (3_000_000 if rank == late else 0)
             end = starts[step] + 8_000_000
@@ -83,9 +78,9 @@ def make_run(
                 stream=None if on_cpu else 20,
                 compute_spans_us=[(0.0, 100.0)],
             )
-            rows(folder, "collectives", collective)
-            rows(folder, "windows", breakdown(step, starts[step] + 100_000, kind))
-            rows(folder, "kernels", KernelRecord(step=step, name="gemm", kind="compute", total_us=900.5, calls=3))
+            append(folder, "collectives", collective)
+            append(folder, "windows", breakdown(step, starts[step] + 100_000, kind))
+            append(folder, "kernels", KernelRecord(step=step, name="gemm", kind="compute", total_us=900.5, calls=3))
     return path
 
 
@@ -260,7 +255,7 @@ def test_without_a_verdict_nothing_is_judged(tmp_path: Path) -> None:
 
 def test_a_simulated_run_says_so_everywhere(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", simulated=True)
-    rows(host_dir(run, "a"), "gpu", HardwareSample(unix_ns=START, gpu_index=0, temperature_celsius=50.0))
+    append(host_dir(run, "a"), "gpu", HardwareSample(unix_ns=START, gpu_index=0, temperature_celsius=50.0))
     model, result = exported(run)
     assert all(name.endswith("simulated") for name in model.processes)
     assert result.simulated
@@ -283,8 +278,8 @@ def test_hardware_is_on_the_common_clock_and_a_missing_value_is_no_zero(tmp_path
         )
         for number in range(3)
     ]
-    rows(host_dir(run, "b"), "gpu", *samples)
-    rows(host_dir(run, "elsewhere"), "gpu", *samples)
+    append(host_dir(run, "b"), "gpu", *samples)
+    append(host_dir(run, "elsewhere"), "gpu", *samples)
     model, _ = exported(run)
     assert model.processes[-1] == "host b · hardware"
     first_step = model.of("step", "rank 2")[0].start
@@ -349,8 +344,8 @@ def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path
 
 def test_records_of_another_age_move_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    rows(rank_dir(run, 0, 0), "steps", step_record(6, 5), step_record(7, 2**61), step_record(-1, START))
-    rows(rank_dir(run, 0, 0), "windows", breakdown(3, 5, "cuda"))
+    append(rank_dir(run, 0, 0), "steps", step_record(6, 5), step_record(7, 2**61), step_record(-1, START))
+    append(rank_dir(run, 0, 0), "windows", breakdown(3, 5, "cuda"))
     model, result = exported(run)
     assert len(model.of("step")) == 24
     assert max(one.end for one in model.of("step")) < 10**9
@@ -362,7 +357,7 @@ def test_records_of_another_age_move_nothing(tmp_path: Path) -> None:
 
 def test_windows_are_exported_where_the_step_records_are_gone(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    for file in run.rglob("steps-*.jsonl"):
+    for file in run.rglob("steps-*"):
         file.unlink()
     model, result = exported(run, verdict=False)
     assert (result.steps, len(model.of("collective")), len(model.of("window"))) == ((2, 4), 8, 8)
@@ -381,7 +376,7 @@ def test_steps_that_seem_to_overlap_by_a_little_stay_on_one_track(tmp_path: Path
     # given a wall clock that was set back by 40 us within 10 ms, and once by half a step
     run = make_run(tmp_path / "run", steps=0, profiled=())
     starts = [START, START + 9_960_000, START + 14_960_000]
-    rows(rank_dir(run, 0, 0), "steps", *(step_record(number, start) for number, start in enumerate(starts)))
+    append(rank_dir(run, 0, 0), "steps", *(step_record(number, start) for number, start in enumerate(starts)))
     model, _ = exported(run)
     steps = model.of("step")
     assert [one.track for one in steps] == ["steps", "steps", "steps (2)"]
@@ -392,7 +387,7 @@ def test_steps_that_seem_to_overlap_by_a_little_stay_on_one_track(tmp_path: Path
 def test_short_steps_whose_two_clocks_were_read_apart_stay_on_one_track(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=0, profiled=())
     short = [replace(step_record(number, START + number * 1_000_000), wall_us=1023.0) for number in range(4)]
-    rows(rank_dir(run, 0, 0), "steps", *short)
+    append(rank_dir(run, 0, 0), "steps", *short)
     model, _ = exported(run, verdict=False)
     assert {one.track for one in model.of("step")} == {"steps"}
     assert {one.track for one in model.of("phase")} == {"phases (in their usual order)"}
@@ -404,7 +399,7 @@ def test_hostile_names_are_inert(tmp_path: Path) -> None:
     info = RankInfo(rank=0, world_size=4, host=wild, pid=1, start_unix_ns=START, gpu_uuid=wild)
     write_record(rank_dir(run, 0, 0) / "rank.json", info)
     nasty = replace(step_record(6, START + 60_000_000), tags=[wild] * 200, sections_us={wild: 1.0})
-    rows(rank_dir(run, 0, 0), "steps", nasty)
+    append(rank_dir(run, 0, 0), "steps", nasty)
     model, _ = exported(run, verdict=False)
     name = model.processes[1]
     assert name.startswith("rank 0 · host ��[31m</script>")
@@ -480,7 +475,7 @@ def test_the_last_attempt_is_exported(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     create_attempt(run, AttemptInfo(attempt=1, start_unix_ns=START, world_size=1))
     write_record(rank_dir(run, 1, 0) / "rank.json", RankInfo(rank=0, world_size=1, host="a", pid=1, start_unix_ns=START))
-    rows(rank_dir(run, 1, 0), "steps", step_record(0, START + 10**10))
+    append(rank_dir(run, 1, 0), "steps", step_record(0, START + 10**10))
     assert attempt_dir(run, 1).is_dir()
     model, result = exported(run)
     assert len(model.of("step")) == 1

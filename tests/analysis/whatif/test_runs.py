@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.step_files import add_damaged, steps_file
 
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif.outcome import slowest_count
@@ -26,7 +27,6 @@ from rankscope.analysis.whatif.step_graph import (
     of_ranks,
 )
 from rankscope.base.errors import InputError
-from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import PHASES, CollectiveRecord, Phase, StepBreakdown
 
 near: Any = pytest.approx  # compared inside tuples and dictionaries, whose types mypy would hold against it
@@ -160,10 +160,9 @@ def test_steps_that_a_rank_lacks_are_left_out(synthetic: Synthetic) -> None:
     assert result.slowdown == near(164 / 104)
 
 
-def test_damaged_lines_are_counted(synthetic: Synthetic) -> None:
+def test_damaged_records_are_counted(synthetic: Synthetic) -> None:
     path = synthetic(plan=always(2, us=60_000)).write()
-    with next(rank_dir(path, 0, 1).glob("steps-*.jsonl")).open("ab") as file:
-        file.write(b'{"step": 1, "start_u\n')
+    add_damaged(steps_file(path, 1))
     assert "1 damaged line skipped" in whatif([path]).source.warnings
 
 

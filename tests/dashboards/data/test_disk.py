@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.step_files import add_rows, load, steps_file
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.disk import DiskRuns
@@ -17,7 +18,6 @@ from rankscope.dashboards.data.footprint import footprint
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.run_folder import SILENT_AFTER_S
 from rankscope.dashboards.data.source import UnknownRunError
-from rankscope.runs.paths import rank_dir
 
 WriteRun = Callable[..., Path]
 
@@ -178,9 +178,8 @@ def test_the_revision_changes_with_the_evidence_only(tmp_path: Path, write_run: 
     (run / "control" / "request").write_text("x")
     (run / ".run.json.tmp").write_text("x")
     assert footprint(run).revision == before
-    steps = next(rank_dir(run, 0, 1).glob("steps-*.jsonl"))
-    with steps.open("ab") as file:
-        file.write(b"{}\n")
+    steps = steps_file(run, 1)
+    add_rows(steps, load(steps)[-1:])
     assert footprint(run).revision != before
 
 

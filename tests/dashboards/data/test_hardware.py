@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.step_files import keep_rows, steps_file
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.derive import Derived
@@ -191,10 +192,10 @@ def test_samples_that_come_in_parts_are_those_that_come_at_once(tmp_path: Path) 
 def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: WriteRun) -> None:
     """Updates as its process makes them, one before and one after there is more of everything."""
     run = write_run(tmp_path / "run", steps=60, finished=False)
-    files = [next(rank_dir(run, 0, rank).glob("steps-*.jsonl")) for rank in range(4)]
+    files = [steps_file(run, rank) for rank in range(4)]
     whole = [file.read_bytes() for file in files]
-    for file, lines in zip(files, whole, strict=True):
-        file.write_bytes(b"".join(lines.splitlines(keepends=True)[:30]))
+    for file in files:
+        keep_rows(file, 30)
     write_samples(run, "node-0", [sample(0, step, temperature_celsius=40 + step, throttle_reasons=[]) for step in range(30)])
     derived = Derived(tmp_path / "live")
     derived.folder.mkdir()
@@ -203,8 +204,8 @@ def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: Wr
     before = derived.version
     assert derived.steps().part("temperature_celsius").values[0, 29] == 69
     assert "idle_us" in derived.steps().metrics
-    for file, lines in zip(files, whole, strict=True):
-        file.write_bytes(lines)
+    for file, data in zip(files, whole, strict=True):
+        file.write_bytes(data)
     more = [sample(0, step, temperature_celsius=90, throttle_reasons=["hw_thermal"]) for step in range(30, 60)]
     with next(host_dir(run, "node-0").glob("gpu-*.jsonl")).open("ab") as added:
         added.writelines(msgspec.json.encode(one) + b"\n" for one in more)

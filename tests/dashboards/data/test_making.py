@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.step_files import steps_file
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.derive import Derived
@@ -19,7 +20,6 @@ from rankscope.dashboards.data.jobs import TASKS, Jobs
 from rankscope.dashboards.data.making import MadeBeside, MadeHere
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import Store, cache_folder, key_of
-from rankscope.runs.paths import rank_dir
 
 WriteRun = Callable[..., Path]
 UntilReady = Callable[[Callable[[], Any]], Any]
@@ -134,8 +134,7 @@ def test_a_live_run_is_followed_while_somebody_looks(tmp_path: Path, write_run: 
     assert look().version == before
     write_run(tmp_path / "more", steps=20, finished=False)
     for rank in range(4):
-        new = next(rank_dir(tmp_path / "more", 0, rank).glob("steps-*.jsonl")).read_bytes()
-        next(rank_dir(run, 0, rank).glob("steps-*.jsonl")).write_bytes(new)
+        steps_file(run, rank).write_bytes(steps_file(tmp_path / "more", rank).read_bytes())
     end = time.monotonic() + LIMIT_S
     while len(look().steps().steps) < 20 or look().analysis().source.steps < 20:
         assert time.monotonic() < end

@@ -19,6 +19,7 @@ from rankscope.dashboards.capture import NotLiveError, request_capture
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.mirror import Mirror, copied, not_renewed
 from rankscope.runs.reader import RunReader
+from rankscope.runs.step_columns import ROW_BYTES
 
 URL = "memory://bucket/runs"
 
@@ -58,10 +59,10 @@ def test_a_copy_grows_changes_and_shrinks_with_what_is_there(
     Mirror(URL, here).bring()
     assert files_of(here) == files_of(runs)
 
-    steps = next((here / "a").rglob("steps*.jsonl"))
+    steps = next((here / "a").rglob("steps-*.npy"))
     inode, before = steps.stat().st_ino, steps.read_bytes()
     original = runs / steps.relative_to(here)
-    original.write_bytes(before + before.splitlines(keepends=True)[-1])
+    original.write_bytes(before + before[-ROW_BYTES:])
     shutil.rmtree(runs / "b")
     (runs / "a" / "run.json").write_text((runs / "a" / "run.json").read_text() + " ")
     remote(runs)

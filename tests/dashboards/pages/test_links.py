@@ -68,7 +68,7 @@ def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path, caller: A
         lambda run: run / "attempts" / "000" / "ranks",
         lambda run: rank_dir(run, 0, 2),
         lambda run: rank_dir(run, 0, 2) / "rank.json",
-        lambda run: rank_dir(run, 0, 2) / "steps-000000.jsonl",
+        lambda run: rank_dir(run, 0, 2) / "steps-000000.npy",
         lambda run: rank_dir(run, 0, 2) / "traces",
         lambda run: host_dir(run, "node-0"),
         lambda run: run / "hosts" / ".hidden",

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.step_files import steps_file
 
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.disk import DiskRuns
@@ -178,7 +179,7 @@ def test_a_raw_trace_that_comes_after_its_window_is_read(tmp_path: Path, write_r
     trace = rank_dir(path, 0, 0) / "traces" / "window-20.json"
     trace.parent.mkdir()
     trace.write_text("{")
-    next(rank_dir(path, 0, 0).glob("steps-*.jsonl")).touch()
+    steps_file(path, 0).touch()
     assert str(trace) in left_out()[0]
 
 

@@ -1,0 +1,136 @@
+"""Segments of step records, for tests that write, change and damage them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.lib import recfunctions
+from numpy.typing import NDArray
+
+from rankscope.runs.paths import Stream, rank_dir
+from rankscope.runs.records import StepRecord
+from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, header, pack_row, row_dtype, weights
+from rankscope.runs.writer import JsonLinesWriter, StepWriter
+
+Rows = NDArray[Any]
+"""Rows of ``row_dtype``."""
+
+
+def append(folder: Path, stream: Stream, *records: msgspec.Struct) -> None:
+    """Append records to a new segment in the folder of a rank or a host, as the helper does."""
+    if stream == "steps":
+        steps = StepWriter(folder, rank=int(folder.name), attempt=int(folder.parent.parent.name))
+        steps.append(*records)  # type: ignore[arg-type]
+        steps.close()
+    else:
+        writer = JsonLinesWriter(folder, stream)
+        writer.append(*records)
+        writer.close()
+
+
+def steps_file(run: Path, rank: int, attempt: int = 0) -> Path:
+    """The first segment of a rank's step records."""
+    return min(rank_dir(run, attempt, rank).glob("steps-*.npy"))
+
+
+def rows_of(*records: StepRecord) -> Rows:
+    """The rows of records, to be changed."""
+    return np.frombuffer(b"".join(map(pack_row, records)), row_dtype()).copy()
+
+
+def load(file: Path) -> Rows:
+    """All whole rows of a segment, to be changed; whatever their checksums are."""
+    data = file.read_bytes()[HEADER_BYTES:]
+    return np.frombuffer(data[: len(data) // ROW_BYTES * ROW_BYTES], row_dtype()).copy()
+
+
+def with_checksums(rows: NDArray[Any]) -> NDArray[Any]:
+    """The same rows of any layout that ends with a checksum, with the right ones."""
+    words = np.frombuffer(rows.tobytes(), "<u8").reshape(len(rows), -1).copy()
+    of_none = np.uint64(0x9E3779B97F4A7C15)
+    words[:, -1] = words[:, :-1] @ np.array(weights(words.shape[1] - 1), np.uint64) + of_none
+    return np.frombuffer(words.tobytes(), rows.dtype).copy()
+
+
+def save(file: Path, rows: Rows) -> None:
+    """Replace the rows of a segment, with right checksums: the file keeps its inode and its rank's header."""
+    rank, attempt = int(file.parent.name), int(file.parent.parent.parent.name)
+    file.write_bytes(header(rank, attempt, rows=len(rows)) + with_checksums(rows).tobytes())
+
+
+def change(file: Path, edit: Callable[[Rows], Rows | None]) -> None:
+    """Replace the rows of a segment by what ``edit`` returns, or has made of them in place."""
+    rows = load(file)
+    changed = edit(rows)
+    save(file, rows if changed is None else changed)
+
+
+def add_rows(file: Path, rows: Rows) -> None:
+    """Append rows with right checksums."""
+    with file.open("ab") as end:
+        end.write(with_checksums(rows).tobytes())
+
+
+def damage(file: Path, *rows: int, at: int = 20) -> None:
+    """Flip a bit of these rows, at a byte of each."""
+    data = bytearray(file.read_bytes())
+    for row in rows:
+        data[HEADER_BYTES + row * ROW_BYTES + at] ^= 0x10
+    file.write_bytes(data)
+
+
+def add_damaged(file: Path, count: int = 1) -> None:
+    """Append rows whose checksums are wrong."""
+    with file.open("ab") as end:
+        end.write(b"\xa5" * ROW_BYTES * count)
+
+
+def tear(file: Path, *, by: int = ROW_BYTES // 2) -> None:
+    """Cut the end of a segment off."""
+    file.write_bytes(file.read_bytes()[:-by])
+
+
+def keep_rows(file: Path, count: int) -> None:
+    """Cut a segment to its first rows."""
+    file.write_bytes(file.read_bytes()[: HEADER_BYTES + count * ROW_BYTES])
+
+
+def save_foreign(file: Path, rows: Rows, *, without: tuple[str, ...] = (), **added: str) -> None:
+    """Replace a segment by one of another layout: without some columns, and with more of these numpy types, set to 7."""
+    kept = [name for name in rows.dtype.names or () if name not in {*without, "checksum"}]
+    kind = np.dtype([*((name, rows.dtype[name]) for name in kept), *added.items(), ("checksum", "<u8")])
+    changed = np.full(len(rows), 7, np.uint8).astype(kind)
+    recfunctions.assign_fields_by_name(changed, rows[kept], zero_unassigned=False)
+    with file.open("wb") as out:
+        np.save(out, with_checksums(changed))
+
+
+class CountedReads:
+    """The bytes that readers of runs have read of streams so far."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        for module in ("follow", "step_segments"):
+            monkeypatch.setattr(f"rankscope.runs.{module}.open_regular", self._opened)
+
+    def _opened(self, path: Path) -> Any:
+        reads = self
+
+        class Counted(io.FileIO):
+            def read(self, size: int | None = -1) -> bytes:
+                data: bytes = super().read(-1 if size is None else size)
+                reads.bytes += len(data)
+                return data
+
+            def readinto(self, buffer: Any) -> int:
+                count: int = super().readinto(buffer)
+                reads.bytes += count
+                return count
+
+        return Counted(path)
