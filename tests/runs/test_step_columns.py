@@ -71,6 +71,14 @@ def test_a_record_comes_back_from_its_row_and_its_event(record: StepRecord) -> N
     assert (event is None) == (not record.tags and not record.sections_us)
 
 
+def test_a_step_without_phases_that_waited_for_nothing_keeps_its_own_time() -> None:
+    record = StepRecord(step=1, start_unix_ns=2, wall_us=3.0, blocked_us=PhaseTimes())
+    (read,) = records_of(rows_of(record), {})
+    assert (read.own_us, read.phases_us) == (3.0, PhaseTimes())
+    (read,) = records_of(rows_of(msgspec.structs.replace(record, blocked_us=None)), {})
+    assert read.own_us is None
+
+
 def test_every_field_of_a_record_has_its_column_or_is_an_event() -> None:
     columns = {column.name for column in COLUMNS}
     assert {*StepRecord.__struct_fields__} - columns == {*TIMES, "profiled", "sections_us", "tags"}
@@ -112,7 +120,11 @@ def test_groups_of_columns_are_the_columns() -> None:
         assert groups[group][0].tolist() == list(range(at, at + groups[group].shape[1]))
 
 
-@given(record=records, bits=st.sets(st.integers(0, ROW_BYTES * 8 - 1), min_size=1, max_size=64), word=st.integers(0, ROW_BYTES // 8 - 1))
+@given(
+    record=records,
+    bits=st.sets(st.integers(0, ROW_BYTES * 8 - 1), min_size=1, max_size=64),
+    word=st.integers(0, ROW_BYTES // 8 - 1),
+)
 def test_any_change_within_one_word_is_noticed_and_a_row_of_zeros_is_none(record: StepRecord, bits: set[int], word: int) -> None:
     words = np.frombuffer(pack_row(record), "<u8").copy()
     assert intact(words[None, :]).all()

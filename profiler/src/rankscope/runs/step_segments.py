@@ -136,7 +136,9 @@ def _foreign(start: bytes, file: BinaryIO, path: Path) -> Layout | None:
 
 
 def _check_description(text: bytes, path: Path) -> None:
-    """Raise ``InputError`` where the comment in a header has a checksum of the layout, and it is another."""
+    """Raise ``InputError`` for a header without its end, and where its comment has a checksum of the layout that is wrong."""
+    if not text.endswith(b"\n"):
+        raise InputError(path, "damaged: its header has no end")
     _, marker, checksum = text.rpartition(b" layout=")
     description = text[: text.find(b"],") + 2]
     if marker and checksum.strip() != f"{zlib.crc32(description):08x}".encode():
