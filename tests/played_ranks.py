@@ -11,7 +11,7 @@ import msgspec
 from tests import step_files
 
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, Kind, answer
-from rankscope.runs.paths import rank_dir
+from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, RunInfo, StepBreakdown, StepRecord
 from rankscope.runs.writer import create_attempt, create_run, write_record
 
@@ -25,8 +25,8 @@ def rank_info(rank: int, **fields: object) -> RankInfo:
     return RankInfo(rank=rank, world_size=2, host=f"node{rank}", pid=100 + rank, start_unix_ns=1, **fields)  # type: ignore[arg-type]
 
 
-def append(run: Path, rank: int, stream: str, *rows: msgspec.Struct, attempt: int = 0) -> None:
-    step_files.append(rank_dir(run, attempt, rank), stream, *rows)  # type: ignore[arg-type]
+def append(run: Path, rank: int, stream: Stream, *records: msgspec.Struct, attempt: int = 0) -> None:
+    step_files.append(rank_dir(run, attempt, rank), stream, *records)
 
 
 def two_ranks(path: Path, *, run_id: str = "r1", simulated: bool = False) -> Path:

@@ -13,7 +13,7 @@ import pytest
 
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import StepWriter, create_attempt, create_run, write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -25,7 +25,7 @@ def write_run(path: Path, *, ranks: int = 2, steps: int = 90, forward_us: float 
     for rank in range(ranks):
         info = RankInfo(rank=rank, world_size=ranks, host="n0", pid=1, start_unix_ns=10**18, end_reason="exit")
         write_record(rank_dir(path, 0, rank) / "rank.json", info)
-        writer = JsonLinesWriter(rank_dir(path, 0, rank), "steps")
+        writer = StepWriter(rank_dir(path, 0, rank), rank=rank)
         own = forward_us * rng.lognormal(0, 0.01, steps)
         writer.append(
             *(

@@ -21,7 +21,7 @@ from rankscope.analysis.perfetto import export
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import StepWriter, create_attempt, create_run, write_record
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -34,7 +34,7 @@ def recorded(tmp_path: Path) -> Path:
     for rank in range(2):
         folder = rank_dir(run, 0, rank)
         write_record(folder / "rank.json", RankInfo(rank=rank, world_size=2, host="h", pid=1, start_unix_ns=10**18))
-        writer = JsonLinesWriter(folder, "steps")
+        writer = StepWriter(folder, rank=rank)
         for step in range(300):
             phases = PhaseTimes(forward=600.0, backward=400.0)
             writer.append(StepRecord(step=step, start_unix_ns=10**18 + step * 10**6, wall_us=1000.0, phases_us=phases))
@@ -182,9 +182,7 @@ def test_long_work_shows_its_progress_on_a_terminal_only(recorded: Path, tmp_pat
     assert shown.endswith("\r\x1b[K")
 
 
-@pytest.mark.parametrize(
-    "name", ["run.json", "findings.jsonl", "attempts/000/ranks/00000/steps-000000.jsonl", "attempts/new.json"]
-)
+@pytest.mark.parametrize("name", ["run.json", "findings.jsonl", "attempts/000/ranks/00000/steps-000000.npy", "attempts/new.json"])
 def test_the_files_of_a_run_are_not_written_over(cli: Run, recorded: Path, name: str) -> None:
     target = recorded / name
     before = target.read_bytes() if target.exists() else None
@@ -223,7 +221,7 @@ def _cannot_be_read(file: Path) -> None:
         (shutil.rmtree, "run: no such file"),
         (lambda run: shutil.rmtree(run / "attempts"), "ranks/00000: was there"),
         (lambda run: shutil.rmtree(rank_dir(run, 0, 1)), "ranks/00001: was there"),
-        (lambda run: _cannot_be_read(segment(rank_dir(run, 0, 1), "steps", 0)), "steps-000000.jsonl: was there"),
+        (lambda run: _cannot_be_read(segment(rank_dir(run, 0, 1), "steps", 0)), "steps-000000.npy: was there"),
     ],
 )
 def test_a_run_that_is_lost_while_it_is_exported_is_an_error(

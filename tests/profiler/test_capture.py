@@ -28,7 +28,7 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
     job = begin(run, pause_s=PAUSE_S)
     try:
         for rank in RANKS:
-            wait_for(rank_dir(run, 0, rank) / "steps-000000.jsonl", job)
+            wait_for(rank_dir(run, 0, rank) / "steps-000000.npy", job)
         # when somebody asks for six steps
         done = cli("capture", run, "--steps", "6", "--keep-trace", "--wait", "90", "--format", "json")
         # then all ranks have profiled those six, and who was late in them is seen

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import threading
-from fnmatch import fnmatch
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
+from tests.step_files import append
 
 from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Hello
@@ -27,16 +27,17 @@ from rankscope.runs.paths import (
     findings_file,
     flight_dir,
     host_dir,
-    parquet_file,
     rank_dir,
     run_file,
     segment,
 )
 from rankscope.runs.reader import RunReader, is_headless_run, is_run
-from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import PHASES, AttemptInfo, KernelRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.segments import MAX_LINE_BYTES
+from rankscope.runs.step_columns import ROW_BYTES
 from rankscope.runs.writer import (
     JsonLinesWriter,
+    StepWriter,
     append_whole,
     create_attempt,
     create_run,
@@ -47,6 +48,10 @@ from rankscope.runs.writer import (
 
 def step(number: int, **fields: object) -> StepRecord:
     return StepRecord(step=number, start_unix_ns=number * 10**9, wall_us=1000.0, **fields)  # type: ignore[arg-type]
+
+
+def kernel(number: int) -> KernelRecord:
+    return KernelRecord(step=number, name="k", kind="compute", total_us=1.0, calls=1)
 
 
 def hello(run: Path) -> Hello:
@@ -72,9 +77,7 @@ def test_what_is_written_is_read_back(run: Path) -> None:
     for rank in (0, 1):
         info = RankInfo(rank=rank, world_size=2, host="n1", pid=1, start_unix_ns=1)
         write_record(rank_dir(run, 0, rank) / "rank.json", info)
-        writer = JsonLinesWriter(rank_dir(run, 0, rank), "steps")
-        writer.append(*rows)
-        writer.close()
+        append(rank_dir(run, 0, rank), "steps", *rows)
     # when they are read
     reader = RunReader(run)
     # then everything is there
@@ -113,7 +116,7 @@ def test_many_ranks_creating_a_run_agree_on_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        b'{"step": 3, "start_unix_ns": 1, "wall_us":',  # torn: the writer died in the line
+        b'{"step": 3, "name": "k", "kind":',  # torn: the writer died in the line
         b"not json\n",
         b'{"step": "three"}\n',
         b"\xff\xfe\x00\n",
@@ -121,32 +124,30 @@ def test_many_ranks_creating_a_run_agree_on_one(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_lines_are_skipped_and_counted(run: Path, damage: bytes) -> None:
-    writer = JsonLinesWriter(rank_dir(run, 0, 0), "steps")
-    writer.append(step(0), step(1))
-    writer.close()
-    with segment(rank_dir(run, 0, 0), "steps", 0).open("ab") as file:
+    append(rank_dir(run, 0, 0), "kernels", kernel(0), kernel(1))
+    with segment(rank_dir(run, 0, 0), "kernels", 0).open("ab") as file:
         file.write(damage)
     reader = RunReader(run)
-    assert [row.step for row in reader.steps(0, 0)] == [0, 1]
+    assert [row.step for row in reader.kernels(0, 0)] == [0, 1]
     assert reader.skipped_lines == 1
 
 
 def test_an_absurdly_long_line_costs_itself_and_bounded_memory(run: Path) -> None:
     folder = rank_dir(run, 0, 0)
     folder.mkdir(parents=True)
-    with segment(folder, "steps", 0).open("wb") as file:
+    with segment(folder, "kernels", 0).open("wb") as file:
         file.write(b"x" * (MAX_LINE_BYTES + 10) + b"\n")
-        file.write(msgspec.json.encode(step(7)) + b"\n")
+        file.write(msgspec.json.encode(kernel(7)) + b"\n")
     reader = RunReader(run)
-    assert [row.step for row in reader.steps(0, 0)] == [7]
+    assert [row.step for row in reader.kernels(0, 0)] == [7]
     assert reader.skipped_lines == 1
 
 
 def test_unknown_fields_are_ignored(run: Path) -> None:
-    writer = JsonLinesWriter(rank_dir(run, 0, 0), "steps")
-    writer.append(json.dumps({**msgspec.to_builtins(step(1)), "from_the_future": [1]}).encode())
+    writer = JsonLinesWriter(rank_dir(run, 0, 0), "kernels")
+    writer.append(json.dumps({**msgspec.to_builtins(kernel(1)), "from_the_future": [1]}).encode() + b"\n")
     writer.close()
-    assert [row.step for row in RunReader(run).steps(0, 0)] == [1]
+    assert [row.step for row in RunReader(run).kernels(0, 0)] == [1]
 
 
 @pytest.mark.parametrize(
@@ -155,12 +156,13 @@ def test_unknown_fields_are_ignored(run: Path) -> None:
         (b"", "not JSON"),
         (b"{", "not JSON"),
         (b"[]", "not a rankscope run"),
-        (b'{"schema": "rankscope.run/2"}', "upgrade rankscope"),
+        (b'{"schema": "rankscope.run/3"}', "upgrade rankscope"),
+        (b'{"schema": "rankscope.run/1", "run_id": "r", "name": "n", "start_unix_ns": 1}', "record it again"),
         (b'{"schema": "something.else/1"}', "not a rankscope run"),
         (b"{}", "not a rankscope run"),
-        (b'{"schema": "rankscope.run/1", "run_id": "\xff"}', "not JSON"),
-        (b'{"schema": "rankscope.run/1", "run_id": 1, "name": "\xff"}', "run.json"),
-        (b'{"schema": "rankscope.run/1"}', "run_id"),
+        (b'{"schema": "rankscope.run/2", "run_id": "\xff"}', "not JSON"),
+        (b'{"schema": "rankscope.run/2", "run_id": 1, "name": "\xff"}', "run.json"),
+        (b'{"schema": "rankscope.run/2"}', "run_id"),
     ],
 )
 def test_a_bad_run_json_is_a_clear_error(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -181,11 +183,11 @@ def test_a_missing_folder_and_a_folder_that_is_no_run_are_clear_errors(tmp_path:
 def test_segments_rotate_and_a_restarted_writer_never_overwrites(run: Path) -> None:
     folder = rank_dir(run, 0, 0)
     for _ in range(2):
-        writer = JsonLinesWriter(folder, "steps", segment_bytes=100)
+        writer = StepWriter(folder, rank=0, segment_bytes=100)
         for number in range(4):
             writer.append(step(number))
         writer.close()
-    assert len(list(folder.glob("steps-*.jsonl"))) > 2
+    assert len(list(folder.glob("steps-*.npy"))) > 2
     assert [row.step for row in RunReader(run).steps(0, 0)] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
@@ -213,9 +215,7 @@ def in_the_way(path: Path, what: str) -> None:
 @pytest.mark.parametrize("what", ["pipe", "socket", "device"])
 def test_what_is_no_regular_file_is_left_out_and_never_waited_for(run: Path, what: str) -> None:
     folder = rank_dir(run, 0, 0)
-    writer = JsonLinesWriter(folder, "steps")
-    writer.append(step(0))
-    writer.close()
+    append(folder, "steps", step(0))
     blocked = [segment(folder, "steps", 1), segment(folder, "windows", 0), segment(folder, "collectives", 0)]
     blocked += [run / "attempts" / "000" / "attempt.json", folder / "rank.json"]
     for path in blocked:
@@ -230,9 +230,7 @@ def test_what_is_no_regular_file_is_left_out_and_never_waited_for(run: Path, wha
 def test_records_that_cannot_be_read_are_named_and_the_others_are_read(run: Path) -> None:
     folder = rank_dir(run, 0, 0)
     segment(folder, "steps", 0).mkdir(parents=True)  # also root cannot read a folder as a file
-    writer = JsonLinesWriter(folder, "steps")
-    writer.append(step(5))
-    writer.close()
+    append(folder, "steps", step(5))
     reader = RunReader(run)
     assert [row.step for row in reader.steps(0, 0)] == [5]
     assert reader.unusable == [segment(folder, "steps", 0)]
@@ -280,12 +278,12 @@ def test_folders_whose_number_is_absurd_or_not_as_it_is_written_are_left_out(run
 
 def test_records_that_did_not_fit_are_not_there_in_part_and_may_be_appended_again(run: Path) -> None:
     # given a disk that takes two records and a half
-    writer = JsonLinesWriter(rank_dir(run, 0, 0), "steps")
+    writer = StepWriter(rank_dir(run, 0, 0), rank=0)
     writer.append(step(0))
     size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
     batch = [step(number) for number in range(1, 5)]
     # when a batch is tried again and again
-    with disk_with_room_for(size * 5 // 2):
+    with disk_with_room_for(size + ROW_BYTES * 3 // 2):
         for _ in range(3):
             with pytest.raises(OSError, match="File too large"):
                 writer.append(*batch)
@@ -296,7 +294,7 @@ def test_records_that_did_not_fit_are_not_there_in_part_and_may_be_appended_agai
     reader = RunReader(run)
     assert [row.step for row in reader.steps(0, 0)] == [0, 1, 2, 3, 4]
     assert reader.skipped_lines == 0
-    assert [path.name for path in rank_dir(run, 0, 0).iterdir()] == ["steps-000000.jsonl"]
+    assert [path.name for path in rank_dir(run, 0, 0).iterdir()] == ["steps-000000.npy"]
 
 
 class StubbornFile(io.FileIO):
@@ -310,10 +308,10 @@ def test_where_a_part_cannot_be_taken_back_the_next_record_is_on_a_line_of_its_o
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
-    writer = JsonLinesWriter(rank_dir(run, 0, 0), "steps")
+    writer = StepWriter(rank_dir(run, 0, 0), rank=0)
     writer.append(step(0))
     size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
-    with disk_with_room_for(size * 3 // 2), pytest.raises(OSError, match="File too large"):
+    with disk_with_room_for(size + ROW_BYTES // 2), pytest.raises(OSError, match="File too large"):
         writer.append(step(1))
     writer.append(step(1))
     writer.close()
@@ -327,11 +325,12 @@ def test_lines_that_cannot_be_taken_back_are_not_written_twice(run: Path, monkey
     # given a disk that takes two records and a half of a batch, and does not give them back
     monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
     store = RunStore(hello(run))
-    store.add("steps", step(0))
+    store.add_step(step(0))
     assert store.flush(now=True)
     size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
-    store.add("steps", *map(step, range(1, 5)))
-    with disk_with_room_for(size * 7 // 2):
+    for number in range(1, 5):
+        store.add_step(step(number))
+    with disk_with_room_for(size + ROW_BYTES * 5 // 2):
         assert not store.flush(now=True)
     # when there is room again
     assert store.flush(now=True)
@@ -344,7 +343,7 @@ def test_lines_that_cannot_be_taken_back_are_not_written_twice(run: Path, monkey
 
 
 def test_a_segment_that_somebody_removed_is_not_written_on(run: Path) -> None:
-    writer = JsonLinesWriter(rank_dir(run, 0, 0), "steps")
+    writer = StepWriter(rank_dir(run, 0, 0), rank=0)
     writer.append(step(0))
     segment(rank_dir(run, 0, 0), "steps", 0).unlink()
     writer.append(step(1))
@@ -362,14 +361,14 @@ def test_records_that_the_filesystem_took_and_then_did_not_keep_are_counted(
     def unable(_: int) -> None:
         raise OSError(22, "Invalid argument")
 
-    writer = JsonLinesWriter(rank_dir(run, 0, 0), "windows", segment_bytes=1)
-    writer.append(step(0), step(1))
+    writer = JsonLinesWriter(rank_dir(run, 0, 0), "kernels", segment_bytes=1)
+    writer.append(kernel(0), kernel(1))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         # when the segment is full and the next begins
         with pytest.raises(OSError, match="No space"):
-            writer.append(step(2))
-    writer.append(step(2))
+            writer.append(kernel(2))
+    writer.append(kernel(2))
     # then what was in the first is counted, and the rest is written; one that has nothing to say about it is believed
     monkeypatch.setattr(os, "fsync", unable)
     writer.close()
@@ -378,7 +377,7 @@ def test_records_that_the_filesystem_took_and_then_did_not_keep_are_counted(
     # and the end of a rank says so
     monkeypatch.undo()
     store = RunStore(hello(run))
-    store.add("steps", step(0))
+    store.add_step(step(0))
     assert store.flush(now=True)
     monkeypatch.setattr(os, "fsync", full)
     store.close()
@@ -436,9 +435,8 @@ def test_the_documented_tree_is_the_one_that_is_written(tmp_path: Path) -> None:
     ]
     folders = [flight_dir(Path(), 0), control_dir(Path()), rank_dir(Path(), 0, 5)]
     patterns = {str(path).replace("000000", "*") for path in written} | {f"{path}/" for path in folders}
-    others = {"attempts/000/attempt.json", "attempts/000/*-*.parquet", "attempts/000/ranks/00005/traces/"}
+    others = {"attempts/000/attempt.json", "attempts/000/ranks/00005/traces/"}
     assert documented == patterns | others
-    assert fnmatch(str(parquet_file(attempt_dir(Path(), 0), "steps", 0)), "attempts/000/*-*.parquet")
 
 
 times = st.none() | st.floats(0, 1e9)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.step_files import append, keep_rows, steps_file
 
-from rankscope.runs.follow import StartOverError, StreamFollower
+from rankscope.runs.follow import StartOverError, StepFollower, StreamFollower
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import RunInfo, StepRecord
+from rankscope.runs.records import KernelRecord, RunInfo, StepEvent, StepRecord
 from rankscope.runs.segments import BLOCK_BYTES, MAX_LINE_BYTES, decode_blocks, read_blocks
-from rankscope.runs.writer import JsonLinesWriter, create_run
+from rankscope.runs.writer import JsonLinesWriter, RowWriter, create_run
 
 
-def record(step: int) -> StepRecord:
-    return StepRecord(step=step, start_unix_ns=10**18, wall_us=1.0)
+def record(step: int) -> KernelRecord:
+    return KernelRecord(step=step, name="k", kind="compute", total_us=1.0, calls=1)
+
+
+def line(step: int) -> bytes:
+    return msgspec.json.encode(record(step)) + b"\n"
 
 
 @pytest.fixture
@@ -28,23 +34,23 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def follower(run: Path) -> StreamFollower[StepRecord]:
-    return StreamFollower(rank_dir(run, 0, 0), "steps", StepRecord)
+def follower(run: Path) -> StreamFollower[KernelRecord]:
+    return StreamFollower(rank_dir(run, 0, 0), "kernels", KernelRecord)
 
 
-def new(followed: StreamFollower[StepRecord], run: Path) -> list[int]:
+def new(followed: StreamFollower[KernelRecord], run: Path) -> list[int]:
     return [row.step for rows in followed.new(RunReader(run)) for row in rows]
 
 
 def test_a_torn_line_is_left_until_it_is_whole(tmp_path: Path, folder: Path) -> None:
     followed = follower(tmp_path)
     assert new(followed, tmp_path) == []
-    file = folder / "steps-000000.jsonl"
-    file.write_bytes(b'{"step":0,"start_unix_ns":1,"wall_us":1.0}\n{"step":1,"start')
+    file = folder / "kernels-000000.jsonl"
+    file.write_bytes(line(0) + line(1)[:20])
     assert new(followed, tmp_path) == [0]
     assert followed.skipped_lines == 1  # as whoever reads it at once would say
     with file.open("ab") as out:
-        out.write(b'_unix_ns":1,"wall_us":1.0}\nnot JSON\n')
+        out.write(line(1)[20:] + b"not JSON\n")
     assert new(followed, tmp_path) == [1]
     assert followed.skipped_lines == 1
     assert new(followed, tmp_path) == []
@@ -52,7 +58,7 @@ def test_a_torn_line_is_left_until_it_is_whole(tmp_path: Path, folder: Path) -> 
 
 def test_segments_that_follow_and_go_are_read_once(tmp_path: Path, folder: Path) -> None:
     # Given a writer that begins a new segment all the time, and removes old ones
-    writer = JsonLinesWriter(folder, "steps", segment_bytes=100, retain_bytes=800)
+    writer = JsonLinesWriter(folder, "kernels", segment_bytes=100, retain_bytes=800)
     followed = follower(tmp_path)
     read: list[int] = []
     for step in range(60):
@@ -67,9 +73,9 @@ def test_segments_that_follow_and_go_are_read_once(tmp_path: Path, folder: Path)
 
 def test_what_is_there_can_be_left_out_but_for_its_end(tmp_path: Path, folder: Path) -> None:
     # Given two segments, the last of which is cut in the middle of a line
-    lines = [b'{"step":%d,"start_unix_ns":1,"wall_us":1.0}\n' % step for step in range(6)]
-    (folder / "steps-000000.jsonl").write_bytes(b"".join(lines[:2]))
-    last = folder / "steps-000001.jsonl"
+    lines = [line(step) for step in range(6)]
+    (folder / "kernels-000000.jsonl").write_bytes(b"".join(lines[:2]))
+    last = folder / "kernels-000001.jsonl"
     last.write_bytes(b"".join(lines[2:5]))
     followed = follower(tmp_path)
     followed.skip(keep=len(lines[4]) + 3)
@@ -82,10 +88,46 @@ def test_what_is_there_can_be_left_out_but_for_its_end(tmp_path: Path, folder: P
     assert followed.skipped_lines == 1
 
 
+def test_rows_of_segments_that_follow_and_go_are_read_once_and_their_events_with_them(tmp_path: Path, folder: Path) -> None:
+    writer = RowWriter(folder, rank=0, attempt=0, segment_bytes=3000, retain_bytes=24_000)
+    events = JsonLinesWriter(folder, "events")
+    followed, reader = StepFollower(folder), RunReader(tmp_path)
+    read, tagged = list[int](), list[int]()
+    for number in range(300):
+        if number % 7 == 0:
+            events.append(StepEvent(step=number, end_unix_ns=1, tags=["eval"]))
+        writer.append(StepRecord(step=number, start_unix_ns=1, wall_us=1.0))
+        if number % 3 == 0:
+            read += [step for rows in followed.new(reader) for step in rows["step"].tolist()]
+            tagged += [event.step for found in followed.new_events(reader) for event in found]
+            assert tagged == [step for step in read if step % 7 == 0]
+    writer.close()
+    events.close()
+    read += [step for rows in followed.new(reader) for step in rows["step"].tolist()]
+    assert writer.expired > 0
+    assert read == [*range(300)]
+    assert (followed.skipped_lines, reader.unusable) == (0, [])
+
+
+@pytest.mark.parametrize("change", ["shorter", "another"])
+def test_a_segment_of_rows_that_is_not_what_was_read_is_noticed(tmp_path: Path, folder: Path, change: str) -> None:
+    append(folder, "steps", *(StepRecord(step=number, start_unix_ns=1, wall_us=1.0) for number in range(3)))
+    file, followed = steps_file(tmp_path, 0), StepFollower(folder)
+    assert sum(map(len, followed.new(RunReader(tmp_path)))) == 3
+    if change == "shorter":
+        keep_rows(file, 2)
+    else:
+        other = folder / "other"
+        other.write_bytes(file.read_bytes())
+        other.replace(file)
+    with pytest.raises(StartOverError):
+        list(followed.new(RunReader(tmp_path)))
+
+
 @pytest.mark.parametrize("change", ["shorter", "another"])
 def test_a_file_that_is_not_what_was_read_is_noticed(tmp_path: Path, folder: Path, change: str) -> None:
-    file = folder / "steps-000000.jsonl"
-    file.write_bytes(b'{"step":0,"start_unix_ns":1,"wall_us":1.0}\n')
+    file = folder / "kernels-000000.jsonl"
+    file.write_bytes(line(0))
     followed = follower(tmp_path)
     assert new(followed, tmp_path) == [0]
     if change == "shorter":
@@ -99,16 +141,14 @@ def test_a_file_that_is_not_what_was_read_is_noticed(tmp_path: Path, folder: Pat
 
 
 def test_what_is_no_file_is_named(tmp_path: Path, folder: Path) -> None:
-    (folder / "steps-000000.jsonl").mkdir()
+    (folder / "kernels-000000.jsonl").mkdir()
     reader = RunReader(tmp_path)
     assert list(follower(tmp_path).new(reader)) == []
-    assert reader.unusable == [folder / "steps-000000.jsonl"]
+    assert reader.unusable == [folder / "kernels-000000.jsonl"]
 
 
 @given(lines=st.lists(st.sampled_from([b'{"n":1}', b"", b"x", b'{"n":1}{"n":2}', b'\xff{"n":1}'])), end=st.booleans())
 def test_blocks_count_what_lines_would(lines: list[bytes], end: bool) -> None:
-    import msgspec
-
     class Row(msgspec.Struct):
         n: int
 

@@ -13,11 +13,12 @@ from rankscope.cli.size import SIZE
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.store import RETAINED, RETAINED_TRACES, RunStore
 from rankscope.profiler.settings import RecorderSettings, from_environment
-from rankscope.runs.compact import compact_run
-from rankscope.runs.paths import RANK_STREAMS, rank_dir
+from rankscope.runs.paths import RANK_STREAMS, Stream
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, KernelRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import JsonLinesWriter
+from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES
+from rankscope.runs.step_segments import Segment
+from rankscope.runs.writer import SEGMENT_BYTES, JsonLinesWriter, RowWriter, SegmentWriter
 
 
 def step(number: int) -> StepRecord:
@@ -25,26 +26,40 @@ def step(number: int) -> StepRecord:
     return StepRecord(step=number, start_unix_ns=10**18 + number, wall_us=1000.0, phases_us=times, blocked_us=PhaseTimes())
 
 
-def jsonl_bytes(folder: Path, stream: str = "") -> int:
-    return sum(path.stat().st_size for path in folder.glob(f"{stream}*.jsonl"))
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def test_the_oldest_segments_go_and_what_is_left_stays_within_bounds(tmp_path: Path) -> None:
-    writer = JsonLinesWriter(tmp_path, "steps", retain_bytes=20_000)
+def writer_of(folder: Path, stream: Stream, *, segment_bytes: int = SEGMENT_BYTES, retain: int | None = None) -> SegmentWriter:
+    if stream == "steps":
+        return RowWriter(folder, rank=0, attempt=0, segment_bytes=segment_bytes, retain_bytes=retain)
+    return JsonLinesWriter(folder, stream, segment_bytes=segment_bytes, retain_bytes=retain)
+
+
+def numbers_in(segment: Path) -> list[int]:
+    if segment.suffix == ".npy":
+        return [number for rows in Segment(segment).read() for number in rows["step"].tolist()]
+    return [msgspec.json.decode(line)["step"] for line in segment.read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize("stream", ["steps", "kernels"])
+def test_the_oldest_segments_go_and_what_is_left_stays_within_bounds(tmp_path: Path, stream: Stream) -> None:
+    bound = 80_000
+    writer = writer_of(tmp_path, stream, retain=bound)
     sizes = []
     for number in range(1000):
-        writer.append(step(number))
-        sizes.append(jsonl_bytes(tmp_path))
+        writer.append(step(number) if stream == "steps" else kernel(number))
+        sizes.append(size_of(tmp_path))
     writer.close()
-    assert 10_000 < sizes[-1] <= 20_000
-    assert max(sizes) <= 20_000 + 500
-    kept = [msgspec.json.decode(line)["step"] for path in sorted(tmp_path.iterdir()) for line in path.read_bytes().splitlines()]
+    assert bound / 2 < sizes[-1] <= bound
+    assert max(sizes) <= bound + HEADER_BYTES + 2 * ROW_BYTES
+    kept = [number for path in sorted(tmp_path.iterdir()) for number in numbers_in(path)]
     # None is missing in the middle, and every one is kept or counted.
     assert kept == list(range(writer.expired, 1000))
 
 
 def test_without_a_bound_everything_stays(tmp_path: Path) -> None:
-    writer = JsonLinesWriter(tmp_path, "steps", segment_bytes=1000)
+    writer = writer_of(tmp_path, "steps", segment_bytes=1000)
     for number in range(200):
         writer.append(step(number))
     writer.close()
@@ -53,14 +68,14 @@ def test_without_a_bound_everything_stays(tmp_path: Path) -> None:
 
 
 def test_segments_of_another_writer_and_other_files_are_told_apart(tmp_path: Path) -> None:
-    first = JsonLinesWriter(tmp_path, "steps", segment_bytes=2000)
+    first = writer_of(tmp_path, "steps", segment_bytes=4000)
     for number in range(100):
         first.append(step(number))
     first.close()
-    others = [tmp_path / "steps-notes.jsonl", tmp_path / "windows-000000.jsonl", tmp_path / "rank.json"]
+    others = [tmp_path / "steps-notes.npy", tmp_path / "steps-000000.jsonl", tmp_path / "rank.json"]
     for path in others:
         path.write_bytes(b"x" * 50_000)
-    second = JsonLinesWriter(tmp_path, "steps", retain_bytes=8_000)
+    second = writer_of(tmp_path, "steps", retain=16_000)
     second.append(step(100))
     assert 0 < second.expired < 101
     second.close()
@@ -91,7 +106,8 @@ def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path:
     run = tmp_path / "run"
     store = RunStore(hello(run, 80_000))
     for first in range(0, 1000, 20):
-        store.add("steps", *map(step, range(first, first + 20)))
+        for number in range(first, first + 20):
+            store.add_step(step(number))
         store.add("kernels", *map(kernel, range(first, first + 20)))
         assert store.flush(now=True)
     # when it is still running
@@ -106,7 +122,8 @@ def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path:
     assert len(list(reader.kernels(0, 0))) == 1000 - info.expired_records["kernels"]
     # and another helper that goes on where this one was killed counts on, with the end of the rank too
     again = RunStore(hello(run, 80_000))
-    again.add("steps", *map(step, range(1000, 2000)))
+    for number in range(1000, 2000):
+        again.add_step(step(number))
     assert again.flush(now=True)
     assert again.write_rank(msgspec.structs.replace(hello(run, None).rank, end_unix_ns=2, end_reason="exit"))
     again.close()
@@ -120,11 +137,6 @@ def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path:
     (warning,) = (text for text in analyze([run]).source.warnings if "retention" in text)
     assert f"all steps before {kept[0]};" in warning
     assert f"{info.expired_records['steps']:,} of steps" in warning
-    # so is who compacts what is left
-    before = analyze([run])
-    compact_run(run)
-    assert analyze([run]) == before
-    assert jsonl_bytes(rank_dir(run, 0, 0)) == 0
 
 
 @pytest.mark.parametrize("retain", [None, 5_000_000])

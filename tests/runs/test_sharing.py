@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.ring_step import packed
+from tests.step_files import append
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello
 from rankscope.profiler.helper.store import RunStore
@@ -22,7 +23,7 @@ from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import JsonLinesWriter, create_run, make_folder
+from rankscope.runs.writer import create_run, make_folder
 
 ALICE, BOB, STRANGER, TEAM = 41001, 41002, 41003, 41100
 
@@ -44,19 +45,12 @@ def become(user: int, groups: list[int] | None = None, umask: int = 0o022) -> st
     Only when all is imported: the interpreter may lie where none but root may look.
     """
     return (
-        "import encodings.idna, os, sys; from pathlib import Path; "
-        "import rankscope.cli.compact, rankscope.cli.main, rankscope.runs.parquet; "
+        "import encodings.idna, json, os, sys; from pathlib import Path; "
+        "import numpy, rankscope.runs.step_segments; "
         "from rankscope.profiler.helper import __main__ as helper, storing; "
         "from rankscope.runs.reader import RunReader; "
         f"os.setgroups({groups or []}); os.setgid({user}); os.setuid({user}); os.umask({umask})"
     )
-
-
-def compact_as(user: int, run: Path, *, groups: list[int] | None = None) -> subprocess.CompletedProcess[str]:
-    """``rankscope compact RUN`` by some user."""
-    code = f"{become(user, groups)}; sys.argv = ['rankscope', 'compact', sys.argv[1]]; rankscope.cli.main.main()"
-    command = [sys.executable, "-P", "-c", code, str(run)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
 
 
 class Rank:
@@ -96,7 +90,6 @@ class Rank:
 def read_as(user: int, run: Path, *, groups: list[int] | None = None) -> dict[str, object]:
     """Steps per rank, and names of what cannot be used, as some user sees the run."""
     code = f"""{become(user, groups)}
-import json
 reader = RunReader(Path(sys.argv[1]))
 steps = {{rank: len(list(reader.steps(0, rank))) for rank in reader.ranks(0)}}
 infos = [rank for rank in reader.ranks(0) if reader.rank(0, rank)]
@@ -120,16 +113,13 @@ def test_users_of_a_group_share_a_run_whatever_their_umasks(shared: Path, umask:
     # when ranks of two users record into it, at once
     ranks = [Rank(shared, run, number, user=user, umask=umask, groups=[TEAM]) for number, user in ((0, ALICE), (1, BOB))]
     assert [rank.end() for rank in ranks] == ["", ""]
-    # then both are there, either can read everything, and compact it; nobody else can even look
+    # then both are there, either can read everything; nobody else can even look
     for user in (ALICE, BOB):
         assert read_as(user, run, groups=[TEAM]) == {"steps": {"0": 20, "1": 20}, "infos": [0, 1], "unusable": []}
     with pytest.raises(subprocess.CalledProcessError):
         read_as(STRANGER, run)
     assert {path.stat().st_gid for path in run.rglob("*")} == {TEAM}
     assert {stat.S_IMODE(path.stat().st_mode) for path in run.rglob("*") if path.is_file()} == {0o640}
-    done = compact_as(BOB, run, groups=[TEAM])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert read_as(ALICE, run, groups=[TEAM]) == {"steps": {"0": 20, "1": 20}, "infos": [0, 1], "unusable": []}
 
 
 @as_root
@@ -147,12 +137,6 @@ def test_a_rank_that_may_not_write_says_so_once_and_the_others_record(
     assert "rank 1: cannot write to" in said
     # Who may read the folder may read what is in it, though its maker's umask says otherwise.
     assert read_as(STRANGER, run) == {"steps": {"0": 20}, "infos": [0], "unusable": []}
-    # And compaction by somebody who may not is refused in one line, with nothing changed.
-    before = sorted(run.rglob("*"))
-    done = compact_as(BOB, run)
-    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
-    assert "cannot compact" in done.stderr
-    assert sorted(run.rglob("*")) == before
 
 
 @as_root
@@ -160,15 +144,13 @@ def test_a_rank_that_may_not_write_says_so_once_and_the_others_record(
 def test_a_rank_that_may_not_be_read_is_named_and_the_others_are_read(shared: Path) -> None:
     run = shared / "run"
     for rank in range(4):
-        writer = JsonLinesWriter(rank_dir(run, 0, rank), "steps")
-        writer.append(StepRecord(step=0, start_unix_ns=1, wall_us=1.0))
-        writer.close()
+        append(rank_dir(run, 0, rank), "steps", StepRecord(step=0, start_unix_ns=1, wall_us=1.0))
     create_run(run, RunInfo(run_id="r", name="test", start_unix_ns=1))
     rank_dir(run, 0, 1).chmod(0o700)
     segment(rank_dir(run, 0, 2), "steps", 0).chmod(0o600)
     read = read_as(STRANGER, run)
     assert read["steps"] == {"0": 1, "1": 0, "2": 0, "3": 1}
-    assert read["unusable"] == ["00001", "steps-000000.jsonl", "rank.json"]
+    assert read["unusable"] == ["00001", "steps-000000.npy", "rank.json"]
 
 
 def test_ranks_of_two_jobs_are_not_mixed_in_one_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,9 +182,7 @@ def test_a_place_that_cannot_be_opened_to_others_is_made_all_the_same(tmp_path: 
     monkeypatch.setattr(Path, "chmod", squashed)
     monkeypatch.setattr(os, "fchmod", squashed)
     create_run(tmp_path / "run", RunInfo(run_id="r", name="test", start_unix_ns=1))
-    writer = JsonLinesWriter(rank_dir(tmp_path / "run", 0, 0), "steps")
-    writer.append(StepRecord(step=0, start_unix_ns=1, wall_us=1.0))
-    writer.close()
+    append(rank_dir(tmp_path / "run", 0, 0), "steps", StepRecord(step=0, start_unix_ns=1, wall_us=1.0))
     assert len(list(RunReader(tmp_path / "run").steps(0, 0))) == 1
 
 
@@ -223,9 +203,7 @@ def test_the_runs_own_folder_is_as_the_umask_has_it_and_what_is_in_it_as_the_fol
 @pytest.mark.parametrize("what", ["dangling link", "file"])
 def test_a_rank_folder_that_is_none_is_named_and_the_others_are_read(tmp_path: Path, what: str) -> None:
     create_run(tmp_path, RunInfo(run_id="r", name="test", start_unix_ns=1))
-    writer = JsonLinesWriter(rank_dir(tmp_path, 0, 1), "steps")
-    writer.append(StepRecord(step=0, start_unix_ns=1, wall_us=1.0))
-    writer.close()
+    append(rank_dir(tmp_path, 0, 1), "steps", StepRecord(step=0, start_unix_ns=1, wall_us=1.0))
     broken = rank_dir(tmp_path, 0, 0)
     if what == "file":
         broken.touch()

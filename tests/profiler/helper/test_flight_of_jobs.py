@@ -67,7 +67,7 @@ def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: Preloade
     job = recorded(torch_ranks, run, windows=1)
     try:
         for rank in (0, 1):
-            wait_for(rank_dir(run, 0, rank) / "steps-000000.jsonl", job)
+            wait_for(rank_dir(run, 0, rank) / "steps-000000.npy", job)
 
         # when somebody asks, once it hangs
         known: list[int] = []

@@ -141,7 +141,7 @@ def test_an_entry_that_makes_no_sense_costs_itself_and_is_counted(tmp_path: Path
 def test_the_end_of_a_rank_whose_run_was_removed_makes_nothing_either(tmp_path: Path) -> None:
     rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
     rank.put(0)
-    eventually((tmp_path / "run" / "attempts" / "000" / "ranks" / "00000" / "steps-000000.jsonl").exists)
+    eventually((tmp_path / "run" / "attempts" / "000" / "ranks" / "00000" / "steps-000000.npy").exists)
     shutil.rmtree(tmp_path / "run")
     rank.ring.set_end(End.EXIT)
     assert rank.end().count("was removed") == 1

@@ -10,8 +10,8 @@ import msgspec
 
 from rankscope.cli.capture_result import CaptureResult
 from rankscope.cli.live_run import LiveRun
-from rankscope.cli.rank_list import RANKS
 from rankscope.cli.request_id import REQUEST, named_request, was_answered
+from rankscope.cli.selection import RANKS
 from rankscope.cli.terminal import INPUT_PATH, Finite, format_option, print_json, use_color, width
 from rankscope.runs.control import MAX_STEPS, new_request
 

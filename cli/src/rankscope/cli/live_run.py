@@ -81,7 +81,7 @@ class LiveRun:
     def _silent(self) -> float:
         written = 0.0
         for rank in self.ranks:
-            for path in rank_dir(self.path, self.attempt, rank).glob("steps-*.jsonl"):
+            for path in rank_dir(self.path, self.attempt, rank).glob("steps-*.npy"):
                 with suppress(OSError):
                     written = max(written, path.stat().st_mtime)
         return time.time() - written

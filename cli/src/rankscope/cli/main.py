@@ -40,6 +40,7 @@ VERBS: Final[dict[str, Verb]] = {
         "rankscope.cli.compare:compare", "What got better or worse between runs, and is it real; scaling.", "analysis"
     ),
     "export": Verb("rankscope.cli.export:export", "All ranks on one clock, for ui.perfetto.dev.", "analysis"),
+    "steps": Verb("rankscope.cli.steps:steps", "A run's step records as CSV, JSON Lines or Parquet.", "analysis"),
     "whatif": Verb("rankscope.cli.whatif:whatif", "How fast it would be without stragglers: time, GPU-hours, money.", "analysis"),
     "capture": Verb("rankscope.cli.capture:capture", "Ask a live run for a profile of its next steps.", "analysis"),
     "exporter": Verb("rankscope.exporter.commands:exporter", "Publish this node's GPUs and ranks to Prometheus.", "exporter"),

@@ -244,7 +244,7 @@ def _times(groups: Rows, found: NDArray[np.float32]) -> frozenset[str]:
     np.subtract(clock, blocked, out=found[3 + len(PHASES) :])
     if clock is not phases:
         return frozenset()
-    waited = blocked.any(axis=1)  # NaN counts as something
+    waited: list[bool] = blocked.any(axis=1).tolist()  # type: ignore[assignment]  # NaN counts as something
     return frozenset(f"own_{phase}_us" for phase, some in zip(PHASES, waited, strict=True) if not some)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.rank_columns import METER_METRICS, RankColumns, meters_of, tags_of
+from rankscope.base.errors import InputError
+from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
+from rankscope.runs.segments import list_segments
+from rankscope.runs.step_segments import read_single_rows
 
 _AHEAD: Final = 2
 """Ranks read ahead per thread: what waits to be taken fills memory."""
 _KEPT_BYTES: Final = 24 * 2**20
 """Below 32 MiB, the most at which malloc adapts."""
+
+_FEW: Final = 200
+"""So many rows of a rank are read one by one."""
 
 _T = TypeVar("_T")
 
@@ -57,6 +65,8 @@ class Meters:
         self._steps = steps
         self.known = known
         self._of_rank: dict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
+        self._reading = threading.Lock()
+        self._places: tuple[NDArray[np.int64], NDArray[np.intp], NDArray[np.float32]] | None = None
 
     def matrix(self, metric: str, ranks: Sequence[int], columns: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """One metric [ranks, columns]."""
@@ -64,15 +74,52 @@ class Meters:
         place = METER_METRICS.index(metric)
         return np.stack([self._of_rank[rank][0][place, columns] for rank in ranks])
 
+    def at(self, metric: str, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> NDArray[np.float32]:
+        """One metric at places of a rank and a column each, [places]."""
+        if self._places is None or self._places[0] is not ranks or self._places[1] is not columns:
+            self._places = (ranks, columns, self._at(ranks, columns))
+        found: NDArray[np.float32] = self._places[2][METER_METRICS.index(metric)]
+        return found
+
+    def _at(self, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> NDArray[np.float32]:
+        """``METER_METRICS`` [metrics, places]."""
+        found = np.empty((len(METER_METRICS), len(ranks)), np.float32)
+        order = np.argsort(ranks, kind="stable")
+        firsts = np.flatnonzero(np.diff(ranks[order], prepend=-1))
+        parts = dict(zip(ranks[order[firsts]].tolist(), np.split(order, firsts[1:]), strict=True))
+        whole = [rank for rank, places in parts.items() if len(places) > _FEW]
+        for rank, places in parts.items():
+            few = None if rank in self._of_rank or len(places) > _FEW else self._few(rank, self._steps[columns[places]])
+            if few is not None:
+                found[:, places] = few
+            else:
+                whole.append(rank)
+        self._read(whole)
+        for rank in whole:
+            found[:, parts[rank]] = self._of_rank[rank][0][:, columns[parts[rank]]]
+        return found
+
+    def _few(self, rank: int, steps: NDArray[np.int64]) -> NDArray[np.float32] | None:
+        """``METER_METRICS`` [metrics, steps] of a rank in a few steps; ``None``: its files do not show where these are."""
+        unique, places = np.unique(steps, return_inverse=True)
+        try:
+            paths = list_segments(rank_dir(self._reader.path, self._attempt, rank), "steps")
+            rows = read_single_rows(paths[0], unique) if len(paths) == 1 else None
+        except (InputError, OSError):
+            return None
+        return None if rows is None else meters_of([rows])[2][:, places]
+
     def starts(self, rank: int, columns: NDArray[np.intp] | slice) -> NDArray[np.int64]:
         """When the steps of a rank began, unix nanoseconds [columns]; 0 where there is no record."""
         self._read([rank])
         return self._of_rank[rank][1][columns]
 
     def _read(self, ranks: Sequence[int]) -> None:
-        missing = [rank for rank in ranks if rank not in self._of_rank]
-        for rank, found in _side_by_side(copy.copy(self._reader), self._load, missing, ignore):
-            self._of_rank[rank] = found
+        # Several threads may ask at once.
+        with self._reading:
+            missing = [rank for rank in ranks if rank not in self._of_rank]
+            for rank, found in _side_by_side(copy.copy(self._reader), self._load, missing, ignore):
+                self._of_rank[rank] = found
 
     def _load(self, own: RunReader, rank: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """``METER_METRICS`` [metrics, steps] of a rank, and starts [steps]."""

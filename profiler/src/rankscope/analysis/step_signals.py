@@ -13,7 +13,7 @@ from rankscope.analysis.step_order import by_step, of_blocks
 from rankscope.analysis.steps import StepTable, Stored
 from rankscope.runs.records import PHASES, Phase
 
-MOST_PEERS: Final = 256
+MOST_PEERS: Final = 128
 """So many tell what is usual; more of thousands would tell the same, and take longer."""
 
 

@@ -74,6 +74,7 @@ class Matrices(Mapping[str, Matrix]):
         self._ranks = ranks
         self._kept = kept
         self._meters = meters
+        self._asked: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64], NDArray[np.intp]] | None = None
 
     def __getitem__(self, metric: str) -> Matrix:
         return self.stored(metric).astype(np.float64)
@@ -123,6 +124,15 @@ class Matrices(Mapping[str, Matrix]):
         stored = {name: matrix[keep] for name, matrix in self._stored.items()}
         return Matrices(stored, self._ranks[keep], self._kept, self._meters)
 
+    def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[np.float32]:
+        """A metric at places of a row and a column each, [places]."""
+        if metric in self._stored or self._meters is None or metric not in self._meters.known:
+            found: NDArray[np.float32] = self.stored(metric)[rows, columns]
+            return found
+        if self._asked is None or self._asked[0] is not rows or self._asked[1] is not columns:
+            self._asked = (rows, columns, self._ranks[rows], self._kept[columns])
+        return self._meters.at(metric, *self._asked[2:])
+
     def starts(self, row: int) -> NDArray[np.int64]:
         """When the steps of a rank began, unix nanoseconds; 0 where there is no record."""
         assert self._meters is not None
@@ -131,7 +141,8 @@ class Matrices(Mapping[str, Matrix]):
     def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
         """One row of a matrix."""
         if metric in self._stored:
-            return self._stored[metric][row, self._columns(slice(None))]
+            found: NDArray[np.float32] = self._stored[metric][row, self._columns(slice(None))]
+            return found
         return self.some(metric, slice(None), np.array([row]))[0]
 
 
@@ -229,6 +240,12 @@ class StepTable:
         found = self.values[metric][:, steps]
         return found if rows is None else found[rows]
 
+    def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Stored:
+        """One metric at places of a row and a column each, [places]."""
+        if isinstance(self.values, Matrices):
+            return self.values.at(metric, rows, columns)
+        return self.values[metric][rows, columns]
+
     def of_rank(self, metric: str, row: int) -> Stored:
         """One metric of the rank in a row, [steps], as it is kept."""
         return self.values.of_rank(metric, row) if isinstance(self.values, Matrices) else self.values[metric][row]
@@ -236,7 +253,8 @@ class StepTable:
     def starts(self, row: int) -> NDArray[np.int64]:
         """When the steps of the rank in a row began, unix nanoseconds [steps]; 0 where there is no record."""
         if self.start_unix_ns is not None:
-            return self.start_unix_ns[row]
+            found: NDArray[np.int64] = self.start_unix_ns[row]
+            return found
         assert isinstance(self.values, Matrices)
         return self.values.starts(row)
 

@@ -8,6 +8,7 @@ now) ends the following: then all is to be read afresh, see ``StartOverError``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
@@ -19,7 +20,6 @@ from rankscope.runs.paths import Stream
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
 from rankscope.runs.segments import decode_blocks, list_segments, list_streams, open_regular, read_blocks
-from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES
 from rankscope.runs.step_segments import Rows, Segment
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -149,8 +149,9 @@ class StepFollower:
         for path in (segments := list_segments(self._folder, "steps")):
             status = path.stat()
             last = path == segments[-1]
-            rows = max(0, status.st_size - HEADER_BYTES) // ROW_BYTES
-            segment = Segment(path, rows_read=max(0, rows - keep) if last else rows)
+            segment = Segment(path)
+            with suppress(InputError):  # as damaged when it is read
+                segment.skip(keep=keep if last else 0)
             self._positions[path.name] = _RowPosition(status.st_ino, segment, over=not last)
 
     def new(self, reader: RunReader, segments: Segments | None = None) -> Iterator[Rows]:

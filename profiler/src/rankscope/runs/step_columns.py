@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from operator import mul
@@ -87,6 +88,8 @@ def weights(words: int) -> list[int]:
 _WEIGHTS: Final = weights(_VALUES.size // 8)
 _NAN: Final = math.nan
 _NO_TIMES: Final = (_NAN,) * len(PHASES)
+_NONE_SEEN: Final = PhaseTimes()
+_NO_WAITING: Final = (0.0,) * len(PHASES)
 _LARGEST: Final = 2**31 - 1
 
 
@@ -101,9 +104,9 @@ def pack_row(record: StepRecord) -> bytes:
         record.start_unix_ns,
         record.wall_us,
         *_of_phases(record.phases_us),
-        *_of_phases(record.blocked_us),
+        *_waiting(record.blocked_us),
         *_of_phases(record.device_us),
-        *_of_phases(record.device_blocked_us),
+        *_waiting(record.device_blocked_us),
         *[_NAN if value is None else value for value in meters],
         -1 if record.voluntary_switches is None else min(record.voluntary_switches, _LARGEST),
         -1 if record.involuntary_switches is None else min(record.involuntary_switches, _LARGEST),
@@ -129,6 +132,11 @@ def _of_phases(times: PhaseTimes | None) -> Iterable[float]:
         return _NO_TIMES
     values = (times.data, times.h2d, times.forward, times.backward, times.optimizer, times.between_steps)
     return [_NAN if value is None else value for value in values] if None in values else values  # type: ignore[return-value]
+
+
+def _waiting(times: PhaseTimes | None) -> Iterable[float]:
+    """Zero in every phase where the waiting is known and no phase is: it is then of the whole step."""
+    return _NO_WAITING if times == _NONE_SEEN else _of_phases(times)
 
 
 def event_of(record: StepRecord) -> StepEvent | None:
@@ -260,17 +268,21 @@ def _count(value: int) -> int | None:
 def header(rank: int, attempt: int, *, rows: int = 0) -> bytes:
     """The beginning of a segment, as ``numpy.save`` writes it: with the number of rows once the segment is closed.
 
-    What a ``.npy`` header has no field for stands in a comment behind it: the schema, the rank and the attempt.
+    What a ``.npy`` header has no field for stands in a comment behind it: the schema, the rank, the attempt, and the CRC-32 of
+    the text that describes the layout.
     """
     text = f"{DESCRIPTION} 'fortran_order': False, 'shape': ({rows},), }}"
-    about = f" # {STEPS_SCHEMA} rank={rank} attempt={attempt}"
+    about = f" # {STEPS_SCHEMA} rank={rank} attempt={attempt} layout={zlib.crc32(DESCRIPTION.encode()):08x}"
     text += " " * (_HEADER_TEXT - len(text) - len(about)) + about + "\n"
-    return _NPY_1_0 + struct.pack("<H", len(text)) + text.encode("ascii")
+    return _BEFORE_TEXT + text.encode()
 
 
 DESCRIPTION: Final = "{'descr': [" + ", ".join(f"('{column.name}', '<{column.format}')" for column in COLUMNS) + "],"
 """How the text of a header begins whose rows are laid out as here."""
-_NPY_1_0: Final = b"\x93NUMPY\x01\x00"
 HEADER_BYTES: Final = 2048
 """Of every header: a multiple of 64, and room for any number of rows."""
-_HEADER_TEXT: Final = HEADER_BYTES - len(_NPY_1_0) - 2 - 1
+_NPY_1_0: Final = b"\x93NUMPY\x01\x00"
+_BEFORE_TEXT: Final = _NPY_1_0 + struct.pack("<H", HEADER_BYTES - len(_NPY_1_0) - 2)
+_HEADER_TEXT: Final = HEADER_BYTES - len(_BEFORE_TEXT) - 1
+BEGINNING: Final = _BEFORE_TEXT + DESCRIPTION.encode()
+"""The first bytes of every segment that is laid out as here."""

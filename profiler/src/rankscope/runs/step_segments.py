@@ -7,8 +7,11 @@ that another process shortens meanwhile must not end its reader.
 from __future__ import annotations
 
 import os
+import warnings
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -18,7 +21,7 @@ from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError
 from rankscope.runs.segments import open_regular
-from rankscope.runs.step_columns import COLUMNS, DESCRIPTION, ROW_BYTES, intact, row_dtype, unknown_rows
+from rankscope.runs.step_columns import BEGINNING, COLUMNS, HEADER_BYTES, ROW_BYTES, intact, row_dtype, unknown_rows
 
 BLOCK_ROWS: Final = 16_384
 """Rows read at a time: under four megabytes, and all there are of most ranks."""
@@ -40,6 +43,8 @@ class Layout:
     row_bytes: int
     known: np.dtype[Any] | None = None
     """The columns that this version knows, where they lie in the row; ``None``: all of them, as this version writes them."""
+    damaged: bool = False
+    """Whether the header is damaged, and the layout known by the checksums of the rows."""
 
     def rows(self, data: bytes | bytearray | memoryview) -> tuple[Rows, int]:
         """The intact ones among whole rows, and the number of the others."""
@@ -57,30 +62,48 @@ class Layout:
 
 
 def read_layout(file: BinaryIO, path: Path) -> Layout | None:
-    """The layout of a segment from its beginning; ``None`` while that is not all there. Raises ``InputError`` and ``OSError``."""
-    start = file.read(_MAGIC_BYTES)
+    """The layout of a segment from its beginning; ``None`` while that is not all there. Raises ``InputError`` and ``OSError``.
+
+    A header that is damaged, as one on a page that a node lost when it failed, costs itself: rows prove their layout by their
+    checksums.
+    """
+    start = file.read(HEADER_BYTES)
+    if start.startswith(BEGINNING):
+        return OWN if len(start) == HEADER_BYTES else None
+    try:
+        return _foreign(start, file, path)
+    except InputError:
+        if _has_own_rows(file):
+            return DAMAGED_OWN
+        raise
+
+
+OWN: Final = Layout(HEADER_BYTES, ROW_BYTES)
+DAMAGED_OWN: Final = Layout(HEADER_BYTES, ROW_BYTES, damaged=True)
+
+
+def _has_own_rows(file: BinaryIO) -> bool:
+    file.seek(HEADER_BYTES)
+    data = file.read(BLOCK_ROWS * ROW_BYTES)
+    rows, _ = OWN.rows(data[: len(data) // ROW_BYTES * ROW_BYTES])
+    return len(rows) > 0
+
+
+def _foreign(start: bytes, file: BinaryIO, path: Path) -> Layout | None:
+    """The layout of rows that another version wrote, from the first bytes of its file."""
     if not (npy.MAGIC_PREFIX + b"\x01\x00").startswith(start[:8]):
         raise InputError(path, "not a file of step records: it does not begin as numpy's do")
-    length = int.from_bytes(start[8:], "little")
+    length = int.from_bytes(start[8:_MAGIC_BYTES], "little")
     if length > _MAX_HEADER_BYTES:
         raise InputError(path, "damaged: its header is too long")
-    text = file.read(length)
+    text = start[_MAGIC_BYTES:]
+    text = text[:length] + file.read(max(0, length - len(text)))
     if len(start) < _MAGIC_BYTES or len(text) < length:
+        if len(start) == HEADER_BYTES:
+            raise InputError(path, "damaged: its header has no end")
         return None
-    first = _MAGIC_BYTES + length
-    if text.startswith(DESCRIPTION.encode()):
-        return Layout(first, ROW_BYTES)
-    return _foreign(text, first, path)
-
-
-def _foreign(text: bytes, first: int, path: Path) -> Layout:
-    """The layout of rows that another version wrote."""
-    from io import BytesIO
-
-    try:
-        kind = npy.read_array_header_1_0(BytesIO(len(text).to_bytes(2, "little") + text), max_header_size=_MAX_HEADER_BYTES)[2]
-    except Exception as error:  # numpy's parser raises what the text makes it
-        raise InputError(path, "damaged: its header cannot be read") from error
+    _check_description(text, path)
+    kind = _dtype(text, path)
     fields: Mapping[str, Any] = kind.fields or {}
     required = {"step", "start_unix_ns", "wall_us", "checksum"} - fields.keys()
     if required:
@@ -90,7 +113,7 @@ def _foreign(text: bytes, first: int, path: Path) -> Layout:
         raise InputError(path, "not a file of step records: its rows do not end with a checksum")
     names = [column.name for column in COLUMNS[:-1] if column.name in fields]
     for name in names:
-        if not np.can_cast(fields[name][0], row_dtype()[name], "same_kind"):
+        if fields[name][0] != row_dtype()[name]:
             raise InputError(path, f"not a file of step records: {name} is of type {fields[name][0]}")
     known = np.dtype(
         {
@@ -100,7 +123,49 @@ def _foreign(text: bytes, first: int, path: Path) -> Layout:
             "itemsize": size,
         }
     )
-    return Layout(first, size, known)
+    return Layout(_MAGIC_BYTES + length, size, known)
+
+
+def _check_description(text: bytes, path: Path) -> None:
+    """Raise ``InputError`` for a header without its end, and where its comment has a checksum of the layout that is wrong."""
+    if not text.endswith(b"\n"):
+        raise InputError(path, "damaged: its header has no end")
+    _, marker, checksum = text.rpartition(b" layout=")
+    description = text[: text.find(b"],") + 2]
+    if marker and checksum.strip() != f"{zlib.crc32(description):08x}".encode():
+        raise InputError(path, "damaged: its header has the wrong checksum")
+
+
+def _dtype(text: bytes, path: Path) -> np.dtype[Any]:
+    """The type of a row as a header describes it. Raises ``InputError``."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            whole = BytesIO(len(text).to_bytes(2, "little") + text)
+            return npy.read_array_header_1_0(whole, max_header_size=_MAX_HEADER_BYTES)[2]
+    except Exception as error:  # numpy's parser raises what the text makes it
+        raise InputError(path, "damaged: its header cannot be read") from error
+
+
+def read_single_rows(path: Path, steps: NDArray[np.int64]) -> Rows | None:
+    """The rows of some ``steps``, ascending, of a segment that has one row for each step from its first on.
+
+    ``None`` where that is not so, or a row is damaged. Raises ``InputError`` and ``OSError``.
+    """
+    with open_regular(path) as file:
+        layout = read_layout(file, path)
+        if layout is None or not len(steps):
+            return None
+
+        def read(place: int) -> Rows:
+            data = os.pread(file.fileno(), layout.row_bytes, layout.first + place * layout.row_bytes)
+            return layout.rows(data if len(data) == layout.row_bytes else b"")[0]
+
+        first = read(0)
+        if not len(first) or steps[0] < first["step"][0]:
+            return None
+        rows = np.concatenate([read(place) for place in (steps - first["step"][0]).tolist()])
+        return rows if np.array_equal(rows["step"], steps) else None
 
 
 @dataclass(slots=True)
@@ -111,23 +176,22 @@ class Segment:
     rows_read: int = 0
     """Rows before the next one to read."""
     damaged: int = 0
-    """Rows that were left out so far."""
+    """Rows that were left out so far, and a header."""
     torn: bool = False
     """Whether the file ends within a row or within its header."""
     layout: Layout | None = None
 
+    def skip(self, *, keep: int = 0) -> None:
+        """Take the rows that are there for read but the last ``keep``. Raises ``InputError`` and ``OSError``."""
+        with open_regular(self.path) as file:
+            self.rows_read = max(self.rows_read, self._rows_in(file) - keep)
+
     def read(self) -> Iterator[Rows]:
         """The rows that were added since, in blocks. Raises ``InputError`` and ``OSError``."""
         with open_regular(self.path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if self.layout is None:
-                self.layout = read_layout(file, self.path)
-                if self.layout is None:
-                    self.torn = size > 0
-                    return
-            layout = self.layout
-            there, rest = divmod(max(0, size - layout.first), layout.row_bytes)
-            self.torn = rest > 0
+            there = self._rows_in(file)
+            if (layout := self.layout) is None:
+                return
             file.seek(layout.first + self.rows_read * layout.row_bytes)
             while self.rows_read < there:
                 data = file.read(min(BLOCK_ROWS, there - self.rows_read) * layout.row_bytes)
@@ -138,3 +202,16 @@ class Segment:
                 self.rows_read += count
                 self.damaged += damaged
                 yield rows
+
+    def _rows_in(self, file: BinaryIO) -> int:
+        """Whole rows of the file; 0 while its header is not all there."""
+        size = os.fstat(file.fileno()).st_size
+        if self.layout is None:
+            self.layout = read_layout(file, self.path)
+            if self.layout is None:
+                self.torn = size > 0
+                return 0
+            self.damaged += self.layout.damaged
+        rows, rest = divmod(max(0, size - self.layout.first), self.layout.row_bytes)
+        self.torn = rest > 0
+        return rows

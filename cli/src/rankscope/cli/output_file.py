@@ -1,0 +1,99 @@
+"""The file that a verb writes, or standard output, and the progress of the work on a terminal."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from rankscope.base.errors import InputError
+from rankscope.runs.named import named_run
+from rankscope.runs.paths import findings_file, run_file
+from rankscope.runs.writer import replacing
+
+Write = Callable[[bytes], object]
+
+
+def check_target(target: str, option: str, such_as: str, *, binary: bool = True) -> Path | None:
+    """Check where output is to go before anything is read, since work of minutes must not fail at its end.
+
+    Returns the file, ``None`` for standard output (``-``). Raises ``click.BadParameter`` for ``option``: also where the output is
+    ``binary`` and standard output is a terminal. Raises ``InputError`` where there is no such folder.
+    """
+    if target == "-":
+        if binary and sys.stdout.isatty():
+            raise click.BadParameter("standard output is a terminal; give a file", param_hint=option)
+        return None
+    file = Path(target)
+    if file.is_dir():
+        raise click.BadParameter(f"{target!r} is a folder; give a file such as {such_as}", param_hint=option)
+    if file.exists() and not file.is_file():
+        raise click.BadParameter(f"{target!r} is no regular file; give - for standard output", param_hint=option)
+    if not file.parent.is_dir():
+        raise InputError(file.parent, "no such folder")
+    return file
+
+
+def check_apart(target: str, file: Path, path: Path, option: str) -> None:
+    """Raise ``click.BadParameter`` for output that would replace what is read at ``path``, or would become a part of it."""
+    # Of links in a circle, too, which ``resolve`` refuses.
+    run = named_run(path)
+    real, folder = Path(os.path.realpath(file)), Path(os.path.realpath(path if run is None else run.path))
+    wrong = None
+    if folder.is_dir() and folder in real.parents:
+        if run is None:
+            wrong = f"lies in {str(path)!r} and would be taken for one of its traces"
+        elif real.parent != folder or real in (run_file(folder), findings_file(folder)):
+            wrong = "is a place of the run's own files"
+    elif file.exists() and path.exists() and file.samefile(path):
+        wrong = "is what is to be exported"
+    if wrong is not None:
+        raise click.BadParameter(f"{target!r} {wrong}", param_hint=option)
+
+
+@contextmanager
+def output(target: str) -> Iterator[tuple[Write, Callable[[], int]]]:
+    """What to write to, and the number of bytes that came of it. A file gets its name when all of it is there."""
+    written = 0
+    if target == "-":
+
+        def count(data: bytes) -> None:
+            nonlocal written
+            sys.stdout.buffer.write(data)
+            written += len(data)
+
+        yield count, lambda: written
+        return
+    try:
+        # A link is followed: it is not what should be replaced.
+        with replacing(Path(os.path.realpath(target))) as file:
+            if target.endswith(".gz"):
+                # Without name and time, so that the same events are the same bytes.
+                with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                    yield packed.write, lambda: written
+            else:
+                yield file.write, lambda: written
+            written = file.tell()
+    except OSError as error:
+        raise InputError(target, error.strerror or str(error)) from error
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Yields what reports a piece of work, how much of it is done, and of how much; shown on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+
+    def say(what: str, done: int, of: int) -> None:
+        click.echo(f"\r\x1b[K{what}: {done} of {of}" if of > 1 else f"\r\x1b[K{what}", nl=False, err=True)
+
+    try:
+        yield say
+    finally:
+        click.echo("\r\x1b[K", nl=False, err=True)

@@ -1,0 +1,54 @@
+"""Ranks and steps on the command line: ``0,3-5`` and ``100:120``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import click
+
+MAX_RANKS: Final = 65_536
+
+
+class _Ranks(click.ParamType[Any]):
+    """``0,3-5``: ranks and ranges of ranks."""
+
+    name = "ranks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """The ranks, ascending."""
+        if isinstance(value, list):
+            return value
+        ranks: set[int] = set()
+        for part in str(value).split(","):
+            found = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
+            if found is None:
+                self.fail(f"{value!r} is not a list of ranks such as 0,3-5", param, ctx)
+            first, last = int(found[1]), int(found[2] or found[1])
+            if last < first or last - first >= MAX_RANKS:
+                self.fail(f"{part.strip()!r} is no range of ranks", param, ctx)
+            ranks.update(range(first, last + 1))
+        return sorted(ranks)
+
+
+class _Steps(click.ParamType[Any]):
+    """``100:120``: from step 100 to step 119; ``100:``, ``:120`` and ``100`` as well."""
+
+    name = "A:B"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int | None, int | None]:
+        """First step, and step after the last."""
+        found = re.fullmatch(r"([0-9]{1,15})?(:)?([0-9]{1,15})?", str(value))
+        if found is None or (found[1] is None and found[3] is None):
+            self.fail(f"{value!r} is no range of steps such as 100:120, which is 100 to 119", param, ctx)
+        first = None if found[1] is None else int(found[1])
+        if found[2] is None:
+            return int(value), int(value) + 1
+        past = None if found[3] is None else int(found[3])
+        if first is not None and past is not None and past <= first:
+            self.fail(f"{value!r} has no step in it", param, ctx)
+        return first, past
+
+
+RANKS: Final = _Ranks()
+STEPS: Final = _Steps()

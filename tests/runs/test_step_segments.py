@@ -1,0 +1,325 @@
+"""Segments of step records as they lie on a disk: whatever became of their bytes, what is read is what was written."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from numpy.lib import format as npy
+from tests.step_files import append, load, rows_of, save_foreign, steps_file, with_checksums
+
+from rankscope.runs.follow import StepFollower
+from rankscope.runs.paths import rank_dir, segment
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import PhaseTimes, RunInfo, StepRecord
+from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, header, row_dtype
+from rankscope.runs.step_segments import BLOCK_ROWS
+from rankscope.runs.writer import create_run
+
+ROWS = 24
+LENGTH = HEADER_BYTES + ROWS * ROW_BYTES
+
+
+def record(number: int) -> StepRecord:
+    times = PhaseTimes(forward=0.5 + number, backward=2.0 * number)
+    return StepRecord(step=number, start_unix_ns=10**18 + number, wall_us=100.0 + number, phases_us=times, samples=number)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_in(tmp_path / "run")
+
+
+def run_in(path: Path) -> Path:
+    create_run(path, RunInfo(run_id="r1", name="test", start_unix_ns=1))
+    return path
+
+
+@cache
+def written() -> bytes:
+    """A closed segment of ``ROWS`` rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        append(rank_dir(Path(folder), 0, 0), "steps", *map(record, range(ROWS)))
+        return steps_file(Path(folder), 0).read_bytes()
+
+
+@cache
+def truth() -> dict[int, bytes]:
+    rows = rows_of(*map(record, range(ROWS)))
+    return {int(row["step"]): row.tobytes() for row in rows}
+
+
+class Found:
+    """What a reader, and one that follows, find in a segment of these bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            run = run_in(Path(place) / "run")
+            folder = rank_dir(run, 0, 0)
+            folder.mkdir(parents=True)
+            segment(folder, "steps", 0).write_bytes(data)
+            reader = RunReader(run)
+            self.rows = [row.tobytes() for rows in reader.step_rows(0, 0) for row in rows]
+            self.skipped = reader.skipped_lines
+            self.unusable = len(reader.unusable)
+            follower, other = StepFollower(folder), RunReader(run)
+            followed = [row.tobytes() for rows in follower.new(other) for row in rows]
+            assert followed == self.rows
+            assert (follower.skipped_lines, len(other.unusable)) == (self.skipped, self.unusable)
+            assert list(follower.new(other)) == []
+            assert len(list(RunReader(run).steps(0, 0))) == len(self.rows)
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of the rows, each of which has to be as it was written."""
+        steps = [int(np.frombuffer(row, row_dtype())["step"][0]) for row in self.rows]
+        assert [truth()[step] for step in steps] == self.rows
+        return steps
+
+
+def test_a_segment_as_it_was_written() -> None:
+    found = Found(written())
+    assert (found.steps, found.skipped, found.unusable) == ([*range(ROWS)], 0, 0)
+
+
+@given(st.integers(0, LENGTH))
+@example(0)
+@example(HEADER_BYTES - 1)
+@example(HEADER_BYTES)
+def test_a_segment_that_is_cut_anywhere_loses_what_is_behind_the_cut(length: int) -> None:
+    found = Found(written()[:length])
+    whole, rest = divmod(max(0, length - HEADER_BYTES), ROW_BYTES)
+    torn = 0 < length < HEADER_BYTES or rest > 0
+    assert (found.steps, found.skipped, found.unusable) == ([*range(whole)], int(torn), 0)
+
+
+@given(st.sets(st.integers(HEADER_BYTES * 8, LENGTH * 8 - 1), min_size=1, max_size=8))
+def test_flipped_bits_cost_the_rows_they_are_in(bits: set[int]) -> None:
+    found = Found(flipped(bits))
+    hit = {(bit // 8 - HEADER_BYTES) // ROW_BYTES for bit in bits}
+    assert found.steps == [step for step in range(ROWS) if step not in hit]
+    assert (found.skipped, found.unusable) == (len(hit), 0)
+
+
+def flipped(bits: set[int]) -> bytes:
+    data = bytearray(written())
+    for bit in bits:
+        data[bit // 8] ^= 1 << bit % 8
+    return bytes(data)
+
+
+@given(st.sets(st.integers(0, HEADER_BYTES * 8 - 1), min_size=1, max_size=8))
+@example({8 * 8 + 4})  # the length of the header
+@example({9 * 8 + 7})
+@example({8 * header(0, 0).index(b"<f4") + 1})  # big-endian
+@example({8 * header(0, 0).index(b"forward_us")})  # a column of another name
+def test_flipped_bits_in_the_header_change_no_row(bits: set[int]) -> None:
+    found = Found(flipped(bits))
+    assert (found.steps, found.unusable) == ([*range(ROWS)], 0)
+    assert found.skipped <= 1
+
+
+@given(st.integers(0, LENGTH - 1), st.integers(1, 4096))
+def test_zeroed_pages_cost_what_was_on_them(start: int, length: int) -> None:
+    data = bytearray(written())
+    end = min(start + length, LENGTH)
+    data[start:end] = bytes(end - start)
+    found = Found(bytes(data))
+    hit = {(at - HEADER_BYTES) // ROW_BYTES for at in range(max(start, HEADER_BYTES), end) if written()[at]}
+    assert found.steps == [step for step in range(ROWS) if step not in hit]
+    assert found.skipped - len(hit) in ((0, 1) if start < HEADER_BYTES else (0,))
+    assert found.unusable == 0 if found.steps else found.unusable <= 1
+
+
+@given(st.binary(max_size=4 * ROW_BYTES), st.booleans())
+def test_whatever_lies_there_is_counted_or_named(data: bytes, behind: bool) -> None:
+    found = Found(written() + data if behind else data)
+    if behind:
+        whole, rest = divmod(len(data), ROW_BYTES)
+        assert (found.steps, found.skipped) == ([*range(ROWS)], whole + (rest > 0))
+    else:
+        torn = b"\x93NUMPY\x01\x00".startswith(data[:8])
+        assert (found.rows, bool(found.skipped), found.unusable) == ([], bool(data) and torn, int(not torn))
+
+
+@given(
+    st.sets(
+        st.sampled_from(
+            [name for name in row_dtype().names or () if name not in ("step", "start_unix_ns", "wall_us", "checksum")]
+        )
+    ),
+    st.dictionaries(
+        st.sampled_from(["note", "nested", "other_us"]), st.sampled_from(["<i8", "<f8", "V16", "S8", "<f4,<f4", ">u8"])
+    ),
+)
+def test_columns_that_are_missing_are_unknown_and_others_are_ignored(without: set[str], added: dict[str, str]) -> None:
+    without |= {"cpu_us"} if sum(row_dtype()[name].itemsize for name in without) % 8 else set()
+    if sum(row_dtype()[name].itemsize for name in without) % 8:
+        without ^= {"gc_us"}
+    rows = rows_of(*map(record, range(ROWS)))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "steps-000000.npy"
+        save_foreign(file, rows, without=tuple(without), **added)
+        found = Found(file.read_bytes())
+    assert (len(found.rows), found.skipped, found.unusable) == (ROWS, 0, 0)
+    read = np.frombuffer(b"".join(found.rows), row_dtype())
+    for name in (row_dtype().names or ())[:-1]:
+        if name not in without:
+            np.testing.assert_array_equal(read[name], rows[name])
+        elif name == "flags":
+            assert (read[name] == 0).all()
+        else:
+            assert (np.isnan(read[name]) if read[name].dtype.kind == "f" else read[name] == -1).all()
+
+
+def saved(*fields: tuple[object, ...], rows: int = 2) -> bytes:
+    """A segment of rows of these fields, by ``numpy.save`` and with right checksums where there can be any."""
+    values = np.zeros(rows, np.dtype(list(fields)))
+    if values.dtype.itemsize % 8 == 0 and not values.dtype.hasobject:
+        values = with_checksums(values)
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+REQUIRED = (("step", "<i8"), ("start_unix_ns", "<i8"), ("wall_us", "<f8"))
+SUM = ("checksum", "<u8")
+
+
+def headed(text: bytes, *, length: int | None = None) -> bytes:
+    """A file with the text as its header, and four rows' worth of bytes."""
+    return npy.magic(1, 0) + (len(text) if length is None else length).to_bytes(2, "little") + text + b"\x01" * 4 * ROW_BYTES
+
+
+STRANGE = {
+    "wider": saved(*REQUIRED, ("voluntary_switches", "<i8"), SUM),
+    "narrower": saved(("step", "<i4"), ("other", "<i4"), *REQUIRED[1:], SUM),
+    "big-endian": saved((">step"[1:], ">i8"), *REQUIRED[1:], SUM),
+    "unsigned": saved(*REQUIRED, ("samples", "<u8"), SUM),
+    "text": saved(*REQUIRED, ("samples", "S8"), SUM),
+    "array": saved(*REQUIRED, ("samples", "<i8", (2,)), SUM),
+    "times": saved(("step", "<m8[us]"), *REQUIRED[1:], SUM),
+    "objects": saved(*REQUIRED, ("samples", "O"), SUM),
+    "only objects": saved(("a", "O")),
+    "no checksum": saved(*REQUIRED),
+    "checksum not last": saved(SUM, *REQUIRED),
+    "odd width": saved(*REQUIRED, ("note", "S3"), SUM),
+    "huge rows": saved(*REQUIRED, ("note", "V100000"), SUM),
+    "no fields": io.BytesIO().getvalue() + headed(b"{'descr': '<f8', 'fortran_order': False, 'shape': (9,), }\n"),
+    "no dictionary": headed(b"[1, 2]\n"),
+    "no Python": headed(b"{'descr': \n"),
+    "deep": headed(b"(" * 9000),
+    "not text": headed(b"\xff\x00\xfe" * 100),
+    "code": headed(b"__import__('os').abort()\n"),
+    "two of a name": headed(b"{'descr': [('step', '<i8'), ('step', '<i8')], 'fortran_order': False, 'shape': (1,), }\n"),
+    "backslashes": headed(b"{'descr': '\\q', 'fortran_order': False, 'shape': (1L,), }\n"),
+    "endless header": headed(b" " * 65535),
+    "header behind the end": headed(b" " * 100, length=9999) + bytes(HEADER_BYTES),
+    "numpy 2.0": npy.magic(2, 0) + written()[8:HEADER_BYTES],
+    "archive": b"PK\x03\x04" + bytes(3000),
+    "lines of JSON": b'{"step":1,"start_unix_ns":1,"wall_us":1.0}\n' * 100,
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+@pytest.mark.filterwarnings("error")
+def test_what_is_no_segment_is_named_and_nothing_is_made_of_it(name: str) -> None:
+    found = Found(STRANGE[name])
+    assert (found.rows, found.unusable) == ([], 1)
+
+
+def test_rows_of_nothing_but_what_has_to_be_there_are_read() -> None:
+    found = Found(saved(*REQUIRED, SUM))
+    assert (len(found.rows), found.skipped, found.unusable) == (2, 0, 0)
+
+
+def test_a_huge_segment_of_holes_is_read_a_block_at_a_time(run: Path) -> None:
+    import tracemalloc
+
+    append(rank_dir(run, 0, 0), "steps", *map(record, range(ROWS)))
+    holes = 60 * BLOCK_ROWS
+    with steps_file(run, 0).open("r+b") as file:
+        file.truncate(LENGTH + holes * ROW_BYTES)
+    reader, steps = RunReader(run), 0
+    tracemalloc.start()
+    for rows in reader.step_rows(0, 0):
+        steps += len(rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (steps, reader.skipped_lines, reader.unusable) == (ROWS, holes, [])
+    assert peak < 16 * BLOCK_ROWS * ROW_BYTES
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_ends_there(run: Path) -> None:
+    append(rank_dir(run, 0, 0), "steps", *map(record, range(3 * BLOCK_ROWS)))
+    reader, steps = RunReader(run), list[int]()
+    for rows in reader.step_rows(0, 0):
+        steps += rows["step"].tolist()
+        with steps_file(run, 0).open("r+b") as file:
+            file.truncate(HEADER_BYTES + (BLOCK_ROWS + 10) * ROW_BYTES)
+    assert steps == [*range(BLOCK_ROWS + 10)]
+    assert reader.unusable == []
+
+
+@given(st.lists(st.integers(1, 400), max_size=20))
+def test_a_segment_that_grows_is_read_once_and_its_torn_end_later(cuts: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        run = run_in(Path(place) / "run")
+        folder = rank_dir(run, 0, 0)
+        folder.mkdir(parents=True)
+        follower, reader, steps, length = StepFollower(folder), RunReader(run), list[int](), 0
+        for cut in [*cuts, LENGTH]:
+            length += cut
+            segment(folder, "steps", 0).open("ab").close()
+            with segment(folder, "steps", 0).open("r+b") as file:
+                file.write(written()[:length])
+            steps += [step for rows in follower.new(reader) for step in rows["step"].tolist()]
+            whole, rest = divmod(max(0, min(length, LENGTH) - HEADER_BYTES), ROW_BYTES)
+            assert steps == [*range(whole)]
+            assert follower.skipped_lines == int(rest > 0 or length < HEADER_BYTES)
+    assert steps == [*range(ROWS)]
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_what_is_there_is_left_out_but_for_its_last_rows(run: Path, foreign: bool) -> None:
+    folder = rank_dir(run, 0, 0)
+    append(folder, "steps", *map(record, range(ROWS)))
+    if foreign:
+        save_foreign(steps_file(run, 0), load(steps_file(run, 0)), without=("flops", "samples"))
+    follower = StepFollower(folder)
+    follower.skip(keep=5)
+    rows = np.concatenate([*follower.new(RunReader(run))])
+    assert rows["step"].tolist() == [*range(ROWS - 5, ROWS)]
+
+
+def python(code: str, *arguments: object) -> str:
+    """What a Python without anything of ours prints."""
+    command = [sys.executable, "-c", f"import sys\nimport numpy as np\n{code}\nassert 'rankscope' not in sys.modules"]
+    done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+def test_numpy_alone_maps_a_closed_segment_whose_header_says_what_it_is(run: Path) -> None:
+    append(rank_dir(run, 2, 7), "steps", *map(record, range(ROWS)))
+    file = steps_file(run, 7, 2)
+    code = "rows = np.load(sys.argv[1], mmap_mode='r'); print(rows['step'].sum(), rows['forward_us'].mean(), rows['wall_us'][-1])"
+    assert python(code, file) == f"{sum(range(ROWS))} {0.5 + (ROWS - 1) / 2} {99.0 + ROWS}"
+    assert b"# rankscope.steps/1 rank=7 attempt=2 " in file.read_bytes()[:HEADER_BYTES]
+
+
+def snippets() -> Iterator[str]:
+    page = (Path(__file__).parent.parent.parent / "docs" / "recorder.md").read_text()
+    for part in page.split("```python\n")[1:]:
+        code = part.partition("```")[0]
+        if "steps-000000.npy" in code:
+            yield code
