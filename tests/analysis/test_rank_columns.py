@@ -63,7 +63,7 @@ def columns_of(kept: list[StepRecord]) -> RankColumns:
 
 def value(columns: RankColumns, name: str) -> NDArray[np.float32]:
     """One metric of the entries; NaN where nothing of it is known."""
-    found = columns.values.get(name.removeprefix("own_") if name in columns.same else name)
+    found = columns.metrics.get(name)
     return np.full(len(columns.step), np.nan, np.float32) if found is None else found
 
 
@@ -84,9 +84,7 @@ def test_columns_have_what_the_records_have(kept: list[StepRecord]) -> None:
     for metric in METRICS:
         values = np.array([one[metric] for one in expected], dtype=np.float64)
         np.testing.assert_allclose(value(columns, metric), values, rtol=1e-6, atol=0.25)
-        assert np.isnan(values).all() == (metric not in columns.values | dict.fromkeys(columns.same)), (
-            "only what is known is kept"
-        )
+        assert np.isnan(values).all() == (metric not in columns.metrics), "only what is known is kept"
 
 
 @given(st.lists(st.lists(records, max_size=6), max_size=4))

@@ -73,6 +73,11 @@ class RankColumns:
     same: frozenset[str] = frozenset()
     """Metrics ``own_PHASE_us`` that are not in ``values``, as they are the same as ``PHASE_us``: no rank was waited for in it."""
 
+    @property
+    def metrics(self) -> dict[str, NDArray[np.float32]]:
+        """All known metrics but the postponed; two may share a column."""
+        return self.values | {name: self.values[name.removeprefix("own_")] for name in self.same}
+
     @classmethod
     def of(cls, blocks: Iterable[Rows], *, meters: bool = True) -> Self:
         """Columns of all ``blocks`` of rows; without ``meters`` the ``METER_METRICS`` are left for later."""

@@ -208,7 +208,7 @@ class _Tiles:
     def add(self, rank: int, columns: RankColumns) -> None:
         """See ``RowReceiver``."""
         assert self.writer is not None
-        self.writer.add(rank, columns.step, columns.values)
+        self.writer.add(rank, columns.step, columns.metrics)
         if len(columns.step):
             self._since = min(self._since, int(columns.step.min()))
         if rank in self._hosts:
