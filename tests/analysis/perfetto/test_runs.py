@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import step_files
 from tests.perfetto_model import Model, Slice, load
-from tests.step_files import append, load, save, steps_file
+from tests.step_files import append, steps_file
 
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult
@@ -399,11 +400,11 @@ def test_short_steps_whose_two_clocks_were_read_apart_stay_on_one_track(tmp_path
 def test_absurd_times_are_not_drawn(tmp_path: Path, absurd: float) -> None:
     run = make_run(tmp_path / "run", profiled=())
     file = steps_file(run, 1)
-    rows = load(file)
+    rows = step_files.load(file)
     for name in (*TIME_COLUMNS, "cpu_us", "run_queue_us", "gc_us", "flops"):
         rows[name][2] = absurd
     rows["flags"][2] = 15
-    save(file, rows)
+    step_files.save(file, rows)
     model, _ = exported(run, verdict=False)
     assert len(model.of("step")) == 24
     assert max(one.end for one in (*model.of("step"), *model.of("phase"), *model.of("blocked"))) < 10**9
