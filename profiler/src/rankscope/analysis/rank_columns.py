@@ -249,8 +249,8 @@ def _times(groups: Rows, found: NDArray[np.float32]) -> frozenset[str]:
 
 
 def _of_phases(groups: Rows, field_name: str) -> NDArray[np.float32]:
-    """One of ``TIMES`` [phases, rows], one phase after the other in memory."""
-    return np.ascontiguousarray(groups["times"][:, TIMES.index(field_name)].T)
+    """A copy of one of ``TIMES`` [phases, rows], one phase after the other in memory."""
+    return np.array(groups["times"][:, TIMES.index(field_name)].T, order="C")
 
 
 def _meters(groups: Rows) -> NDArray[np.float32]:
