@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.records import StepRecord
-from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, header, pack_row, row_dtype, weights
+from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, header, pack_row, row_dtype, seal_rows
 from rankscope.runs.writer import JsonLinesWriter, StepWriter
 
 Rows = NDArray[Any]
@@ -52,10 +52,7 @@ def load(file: Path) -> Rows:
 
 def with_checksums(rows: NDArray[Any]) -> NDArray[Any]:
     """The same rows of any layout that ends with a checksum, with the right ones."""
-    words = np.frombuffer(rows.tobytes(), "<u8").reshape(len(rows), -1).copy()
-    of_none = np.uint64(0x9E3779B97F4A7C15)
-    words[:, -1] = words[:, :-1] @ np.array(weights(words.shape[1] - 1), np.uint64) + of_none
-    return np.frombuffer(words.tobytes(), rows.dtype).copy()
+    return seal_rows(rows.copy())
 
 
 def save(file: Path, rows: Rows) -> None:

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tests.step_files import Rows, add_damaged, append, damage, rows_of, steps_file, tear
 
 from rankscope.analysis.filling import Filling
 from rankscope.analysis.possible import LAST_STEP, LATEST_NS, MAX_US
-from rankscope.analysis.rank_columns import METER_METRICS, RankColumns, meter_columns, tags_of
+from rankscope.analysis.rank_columns import METER_METRICS, RankColumns, meters_of, tags_of
 from rankscope.analysis.step_ranges import StepRanges
 from rankscope.analysis.steps import METRICS, StepTable
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, PhaseTimes, StepEvent, StepRecord
-from rankscope.runs.step_columns import COUNTS, MEMORY, event_of
+from rankscope.runs.step_columns import COUNTS, HAS_BLOCKED, MEMORY, event_of
 
 microseconds = st.integers(0, 2**20).map(float)
 maybe = st.none() | microseconds
@@ -52,12 +53,18 @@ def metrics_of(record: StepRecord) -> dict[str, float | None]:
         "blocked_us": record.blocked_total_us,
         **{f"{phase}_us": record.phases_us.get(phase) for phase in PHASES},
         **{f"own_{phase}_us": record.own_in_us(phase) for phase in PHASES},
-        **{name: getattr(record, name) for name in METER_METRICS},
+        **{name: getattr(record, name) for name in ("samples", "tokens", "flops", *METER_METRICS)},
     }
 
 
 def columns_of(kept: list[StepRecord]) -> RankColumns:
     return RankColumns.of([rows_of(*kept)]).tagged(tags_of(event for one in kept if (event := event_of(one)) is not None))
+
+
+def value(columns: RankColumns, name: str) -> NDArray[np.float32]:
+    """One metric of the entries; NaN where nothing of it is known."""
+    found = columns.values.get(name.removeprefix("own_") if name in columns.same else name)
+    return np.full(len(columns.step), np.nan, np.float32) if found is None else found
 
 
 @given(st.lists(records, min_size=1, max_size=12, unique_by=lambda record: record.step))
@@ -76,8 +83,10 @@ def test_columns_have_what_the_records_have(kept: list[StepRecord]) -> None:
     assert set(expected[0]) == set(METRICS)
     for metric in METRICS:
         values = np.array([one[metric] for one in expected], dtype=np.float64)
-        np.testing.assert_allclose(columns.value(metric), values, rtol=1e-6, atol=0.25)
-        assert np.isnan(values).all() == (metric not in columns.values), "only what is known is kept"
+        np.testing.assert_allclose(value(columns, metric), values, rtol=1e-6, atol=0.25)
+        assert np.isnan(values).all() == (metric not in columns.values | dict.fromkeys(columns.same)), (
+            "only what is known is kept"
+        )
 
 
 @given(st.lists(st.lists(records, max_size=6), max_size=4))
@@ -86,8 +95,7 @@ def test_blocks_are_put_one_after_the_other(blocks: list[list[StepRecord]]) -> N
     parts = RankColumns.of([rows_of(*block) for block in blocks])
     assert np.array_equal(parts.step, together.step)
     assert np.array_equal(parts.memory, together.memory, equal_nan=True)
-    assert parts.values.keys() == together.values.keys()
-    assert all(np.array_equal(parts.values[name], values, equal_nan=True) for name, values in together.values.items())
+    assert all(np.array_equal(value(parts, name), value(together, name), equal_nan=True) for name in METRICS)
 
 
 @given(st.lists(records, max_size=12), st.integers(0, 12))
@@ -138,7 +146,7 @@ def test_impossible_records_are_left_out_and_counted(name: str, value: float) ->
     rows[name][1] = value
     columns = RankColumns.of([rows])
     assert (columns.step.tolist(), columns.damaged) == ([0, 2], 1)
-    assert meter_columns(rows)[0].tolist() == [0, 2]
+    assert meters_of([rows])[0].tolist() == [0, 2]
     first, second = RankColumns.of_each(np.concatenate([rows, good_rows()]), [3, 3])
     assert (first.step.tolist(), first.damaged) == ([0, 2], 1)
     assert (second.step.tolist(), second.damaged) == ([0, 1, 2], 0)
@@ -150,14 +158,15 @@ def test_absurd_times_are_unknown_and_cost_nothing_else(value: float) -> None:
     for name in ("data_us", "forward_us", "blocked_forward_us", "cpu_us", "flops"):
         rows[name][1] = value
     rows["blocked_forward_us"][2] = 1.0
+    rows["flags"] = HAS_BLOCKED
     rows["backward_us"] = 7.0
     columns = RankColumns.of([rows])
     assert (columns.step.tolist(), columns.damaged) == ([0, 1, 2], 0)
     for name in ("data_us", "forward_us", "cpu_us", "flops", "own_data_us"):
-        assert np.isnan(columns.value(name)).all()
+        assert np.isnan(value(columns, name)).all()
         assert name not in columns.values
-    assert columns.value("backward_us").tolist() == [7.0] * 3
-    assert columns.value("wall_us").tolist() == [2.0] * 3
+    assert value(columns, "backward_us").tolist() == [7.0] * 3
+    assert value(columns, "wall_us").tolist() == [2.0] * 3
 
 
 @pytest.mark.parametrize("name", [*COUNTS, *MEMORY])
@@ -168,7 +177,7 @@ def test_negative_counts_are_unknown(name: str) -> None:
     rows[name][1] = -7
     columns = RankColumns.of([rows])
     if name in COUNTS:
-        np.testing.assert_array_equal(columns.value(name), [4, np.nan, 4])
+        np.testing.assert_array_equal(value(columns, name), [4, np.nan, 4])
     elif name == "resident_bytes":
         assert columns.memory[:, 0].tolist() == [0, 2]
     else:
@@ -190,7 +199,7 @@ def test_rows_of_several_ranks_at_once_are_those_of_each(kinds: list[list[str]])
         assert np.array_equal(several.step, alone.step)
         assert np.array_equal(several.start, alone.start)
         assert np.array_equal(several.memory, alone.memory, equal_nan=True)
-        assert all(np.array_equal(several.value(name), values, equal_nan=True) for name, values in alone.values.items())
+        assert all(np.array_equal(value(several, name), value(alone, name), equal_nan=True) for name in METRICS)
 
 
 @given(st.lists(records, max_size=12, unique_by=lambda record: record.step), st.data())
@@ -201,7 +210,7 @@ def test_some_entries_are_those_of_the_records_that_are_kept(kept: list[StepReco
     assert np.array_equal(some.step, alone.step)
     assert np.array_equal(some.memory, alone.memory, equal_nan=True)
     assert {tag: at.tolist() for tag, at in some.tags.items() if len(at)} == {tag: at.tolist() for tag, at in alone.tags.items()}
-    assert all(np.array_equal(some.value(name), values, equal_nan=True) for name, values in alone.values.items())
+    assert all(np.array_equal(value(some, name), value(alone, name), equal_nan=True) for name in METRICS)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(records, max_size=5)), max_size=6), st.booleans())
@@ -243,6 +252,21 @@ def test_what_is_dropped_leaves_the_steps_after_it() -> None:
     assert table.steps.tolist() == [6, 7, 8]
     assert table.matrix("wall_us").tolist() == [[7, 8, 9]]
     assert table.memory[0][:, 0].tolist() == [6, 7, 8]
+
+
+@given(st.lists(records, max_size=12), st.lists(st.integers(0, 12), max_size=2))
+def test_meters_that_are_read_later_are_those_of_the_records(kept: list[StepRecord], cuts: list[int]) -> None:
+    first, last = (sorted([*cuts, 0, len(kept)])[at] for at in (1, -2))
+    blocks = [rows_of(*part) for part in (kept[:first], kept[first:last], kept[last:])]
+    steps, starts, meters = meters_of(blocks)
+    at_once = RankColumns.of([rows_of(*kept)])
+    assert np.array_equal(steps, at_once.step)
+    assert np.array_equal(starts, at_once.start)
+    for name, values in zip(METER_METRICS, meters, strict=True):
+        assert np.array_equal(values, value(at_once, name), equal_nan=True)
+    without = RankColumns.of(blocks, meters=False)
+    assert without.postponed == {name for name in METER_METRICS if name in at_once.values}
+    assert not without.values.keys() & set(METER_METRICS)
 
 
 # Files -------------------------------------------------------------------------------------------------------------------------

@@ -327,7 +327,9 @@ BAD_RUNS: Final[Mapping[str, Spoil]] = {
     "phases endless": _columns(data_us=1e17, forward_us=-1e17, wall_us=1e17),
     "phases beyond": _columns(data_us=3e38, forward_us=-3e38),
     "phases not a number": _columns(**dict.fromkeys(TIME_COLUMNS, np.nan)),
-    "phases infinite": _columns(data_us=np.inf, forward_us=-np.inf, blocked_backward_us=np.inf, device_forward_us=np.inf),
+    "phases infinite": _columns(
+        data_us=np.inf, forward_us=-np.inf, blocked_backward_us=np.inf, device_forward_us=np.inf, flags=15
+    ),
     "sections hostile": _events(
         *({"step": step, "end_unix_ns": 1, "sections_us": {"<b>": 1e306, "": -1.0, "a" * 5000: 0.0}} for step in range(32)),
         *({"step": step, "end_unix_ns": -(2**62), "tags": ["<script>"] * 50} for step in (2**62, -1, *range(32), 3)),
@@ -350,6 +352,7 @@ BAD_RUNS: Final[Mapping[str, Spoil]] = {
     "huge counts": _columns(samples=2**62, tokens=2**62, flops=1e308, allocated_bytes=2**62, input_elements=2**62),
     "negative counts": _columns(samples=-5, tokens=-5, flops=-1.0, allocated_bytes=-9, input_elements=-9, voluntary_switches=-3),
     "unknown flags": _columns(flags=2**32 - 2),
+    "no flags": _columns(flags=0),
     "clocks jump": _rows(_jumping),
     "clock before 1970": _columns(start_unix_ns=-(2**63)),
     "clock at the end": _columns(start_unix_ns=2**63 - 1),

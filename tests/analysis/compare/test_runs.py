@@ -23,7 +23,7 @@ from rankscope.analysis.compare.result import CompareResult, Comparison, Quantit
 from rankscope.analysis.compare.usable import usable
 from rankscope.base.errors import InputError
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, StepBreakdown, StepRecord
-from rankscope.runs.step_columns import PROFILED
+from rankscope.runs.step_columns import HAS_BLOCKED, PROFILED
 from rankscope.runs.writer import create_attempt, write_record
 
 Synthetic = Callable[..., Any]
@@ -370,6 +370,7 @@ def test_records_without_sense_are_left_out(synthetic: Synthetic) -> None:
         StepRecord(step=1001, start_unix_ns=10**18, wall_us=1e300),
         StepRecord(step=1002, start_unix_ns=10**18, wall_us=10.0, phases_us=PhaseTimes(forward=3e38), cpu_us=-3e38),
     )
+    hostile["flags"][2] = HAS_BLOCKED
     hostile["blocked_forward_us"][2] = -np.inf
     for rank in range(4):
         add_rows(steps_file(b, rank), hostile)
