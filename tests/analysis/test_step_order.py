@@ -66,6 +66,6 @@ def test_a_table_tells_some_steps_as_it_tells_all() -> None:
 
 
 def test_the_last_end_is_the_latest_of_all_ranks() -> None:
-    assert StepTable.from_records(0, {0: []}).last_end_unix_ns() == 0
+    assert StepTable.from_records(0, {0: []}).last_end_unix_ns == 0
     table = StepTable.from_records(0, {0: [record(0, wall_us=5e6), record(1)], 3: [record(1)]})
-    assert table.last_end_unix_ns() == pytest.approx(10**18 + 5e9, rel=1e-15)
+    assert table.last_end_unix_ns == pytest.approx(10**18 + 5e9, rel=1e-15)
