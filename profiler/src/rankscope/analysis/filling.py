@@ -67,9 +67,7 @@ class Filling:
             if before is not None:
                 samples = np.concatenate([before[~np.isin(before[:, 0], samples[:, 0])], samples])
             self.memory[rank] = samples
-        for name in columns.values.keys() - self.values.keys():
-            self.values[name] = self._begun(name)
-        self.same |= columns.same - self.values.keys()
+        self._begin(columns)
         for name, values in self.values.items():
             source = name.removeprefix("own_") if name in columns.same else name
             values[row, at] = columns.values.get(source, np.nan)
@@ -86,12 +84,18 @@ class Filling:
                 tagged[columns.tags[tag]] = True
             matrix[row, at] = tagged
 
-    def _begun(self, name: str) -> NDArray[np.float32]:
-        """A new matrix: of ranks that have come before nothing is known, or the same as of another metric."""
-        if name in self.same:
-            self.same.discard(name)
-            return self.values[name.removeprefix("own_")].copy()
-        return np.full(self.profiled.shape, np.nan, np.float32)
+    def _begin(self, columns: RankColumns) -> None:
+        """Make matrices for metrics that have none: of what came before nothing is known, or the same as of another metric."""
+        known = {name for name in columns.same if name.removeprefix("own_") in self.values}
+        # Of what has come before the phase was known, and its own time was not.
+        apart = (known - self.same) | {name for name in self.same - columns.same if name.removeprefix("own_") in columns.values}
+        for name in (columns.values.keys() | apart) - self.values.keys():
+            if name in self.same:
+                self.same.discard(name)
+                self.values[name] = self.values[name.removeprefix("own_")].copy()
+            else:
+                self.values[name] = np.full(self.profiled.shape, np.nan, np.float32)
+        self.same |= columns.same - self.values.keys()
 
     @property
     def metrics(self) -> dict[str, NDArray[np.float32]]:
