@@ -94,11 +94,11 @@ def steps(
     """
     format_ = format_ or _format_of(target)
     file = check_target(target, "--output", f"steps.{format_}", binary=format_ == "parquet")
-    if file is not None:
-        if format_ == "parquet" and target.endswith(".gz"):
-            raise click.BadParameter("Parquet is compressed already; leave out the .gz", param_hint="--output")
-        check_apart(target, file, run, "--output")
+    if format_ == "parquet" and target.endswith(".gz"):
+        raise click.BadParameter("Parquet is compressed already; leave out the .gz", param_hint="--output")
     reader, attempt = _opened(run, attempt)
+    if file is not None:
+        check_apart(target, file, reader.path, "--output")
     chosen = _chosen(reader, attempt, ranks)
     first, past = steps or (None, None)
     selection = _Selection(attempt, columns or list(FIELDS), first, past)
