@@ -6,7 +6,6 @@ import io
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -15,15 +14,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.lib import format as npy
-from tests.step_files import append, load, rows_of, save_foreign, steps_file, with_checksums
+from tests.step_files import add_rows, append, damage, load, rows_of, save_foreign, steps_file, tear, with_checksums
 
 from rankscope.runs.follow import StepFollower
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PhaseTimes, RunInfo, StepRecord
-from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, header, row_dtype
+from rankscope.runs.step_columns import COLUMNS, HEADER_BYTES, ROW_BYTES, header, row_dtype
 from rankscope.runs.step_segments import BLOCK_ROWS
-from rankscope.runs.writer import create_run
+from rankscope.runs.writer import RowWriter, create_run
 
 ROWS = 24
 LENGTH = HEADER_BYTES + ROWS * ROW_BYTES
@@ -317,9 +316,37 @@ def test_numpy_alone_maps_a_closed_segment_whose_header_says_what_it_is(run: Pat
     assert b"# rankscope.steps/1 rank=7 attempt=2 " in file.read_bytes()[:HEADER_BYTES]
 
 
-def snippets() -> Iterator[str]:
-    page = (Path(__file__).parent.parent.parent / "docs" / "recorder.md").read_text()
-    for part in page.split("```python\n")[1:]:
-        code = part.partition("```")[0]
-        if "steps-000000.npy" in code:
-            yield code
+PAGE = Path(__file__).parent.parent.parent / "docs" / "recorder.md"
+SNIPPETS = [
+    part.partition("```")[0]
+    for part in PAGE.read_text().split("```python\n")[1:]
+    if "steps-000000.npy" in part.partition("```")[0]
+]
+
+
+@pytest.mark.parametrize(("at", "closed"), [(0, True), (1, True), (1, False)])
+def test_what_the_documentation_does_with_numpy_works(run: Path, at: int, closed: bool) -> None:
+    folder = rank_dir(run, 0, 0)
+    writer = RowWriter(folder, rank=0, attempt=0)
+    writer.append(*map(record, range(ROWS)))
+    if closed:
+        writer.close()
+    else:
+        damage(steps_file(run, 0), 3)
+        add_rows(steps_file(run, 0), rows_of(record(ROWS)))
+        tear(steps_file(run, 0))
+    first = python(f"import os; os.chdir(sys.argv[1])\n{SNIPPETS[at]}", folder).split()[0]
+    writer.close()
+    assert int(first) == (ROWS if closed else ROWS - 1)
+
+
+def test_the_documented_table_is_the_layout() -> None:
+    documented = []
+    for line in PAGE.read_text().partition("| byte | columns |")[2].partition("\n\n")[0].splitlines()[2:]:
+        byte, names, kind = line.strip("| ").split(" | ")[:3]
+        for at, name in enumerate(names.split(", ")):
+            if at == 0:
+                assert row_dtype().fields[name.strip("`")][1] == int(byte)  # type: ignore[index]
+            documented.append((name.strip("`"), kind.strip("`")))
+    assert documented == [(column.name, f"<{column.format}") for column in COLUMNS]
+    assert f"one row of {ROW_BYTES} bytes" in PAGE.read_text()

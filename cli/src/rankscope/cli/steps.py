@@ -51,9 +51,9 @@ class _Columns(click.ParamType[Any]):
     epilog="""
 \b
 Examples:
-  rankscope steps runs/bert-7 -o steps.parquet
-  rankscope steps runs/bert-7 --columns rank,step,wall_us,backward_us >steps.csv
-  rankscope steps runs/bert-7 --ranks 0,3-7 --steps 100:200 --format jsonl | jq .wall_us
+  rankscope steps RUN -o steps.parquet
+  rankscope steps RUN --columns rank,step,wall_us,backward_us >steps.csv
+  rankscope steps RUN --ranks 0,3-7 --steps 100:200 --format jsonl | jq .step
   duckdb -c "select rank, avg(wall_us) from 'steps.parquet' group by rank"
 """
 )
