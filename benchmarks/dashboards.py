@@ -216,7 +216,7 @@ def at_once(url: str, asked: list[Asked], requests: int) -> list[float]:
 
 def live_updates(browser: Browser, address: str, run: Path, shape: Shape, repeats: int) -> tuple[list[float], list[float]]:
     """Seconds of each update of an open page, and seconds from what has been written until it is shown."""
-    first = max(row.step for row in RunReader(run).steps(0, 0)) + 1
+    first = max(int(rows["step"].max()) for rows in RunReader(run).step_rows(0, 0)) + 1
     new = round(NEW_SECONDS * 1e6 / (sum(MEANS_US.values()) + TRANSFER_US + shape.slow_us))
     updates: list[float] = []
     seen: list[float] = []

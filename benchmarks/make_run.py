@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,13 @@ from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import (
     AttemptInfo,
     CollectiveRecord,
-    PhaseTimes,
     RankInfo,
     RunInfo,
     StepBreakdown,
-    StepRecord,
+    StepEvent,
 )
-from rankscope.runs.writer import JsonLinesWriter, StepWriter, create_attempt, create_run, write_record
+from rankscope.runs.step_columns import HAS_BLOCKED, PROFILED, seal_rows, unknown_rows
+from rankscope.runs.writer import JsonLinesWriter, RowWriter, create_attempt, create_run, write_record
 
 START_NS = 1_790_000_000_000_000_000
 MEANS_US = {"data": 800.0, "forward": 70_000.0, "backward": 120_000.0, "optimizer": 20_000.0, "between_steps": 300.0}
@@ -80,41 +80,27 @@ def walls_of(shape: Shape, chunk: int) -> Floats:
     return longest + TRANSFER_US
 
 
-def step_records(shape: Shape, rank: int, chunk: int, walls: Floats, starts: NDArray[np.int64]) -> Iterator[StepRecord]:
-    """The step records of one rank in one chunk."""
+def step_rows(shape: Shape, rank: int, chunk: int, walls: Floats, starts: NDArray[np.int64]) -> NDArray[Any]:
+    """The step records of one rank in one chunk, as rows."""
     rng = np.random.default_rng((shape.seed, rank, chunk, 1))
     own = own_times(shape, rank, chunk)
     blocked = walls - sum(own.values())
-    columns = [
-        starts.tolist(),
-        walls.round(3).tolist(),
-        *(one.round(3).tolist() for one in (own["data"], own["forward"], own["backward"] + blocked)),
-        *(one.round(3).tolist() for one in (own["optimizer"], own["between_steps"], blocked)),
-        ((walls - blocked) * 0.98).round(3).tolist(),
-        rng.exponential(150, CHUNK).round(3).tolist(),
-        rng.integers(20, 60, CHUNK).tolist(),
-    ]
-    for number, row in enumerate(zip(*columns, strict=True), start=chunk * CHUNK):
-        start, wall, data, forward, backward, optimizer, between, waited, cpu, queue, switches = row
-        sampled = number % 10 == 0
-        yield StepRecord(
-            step=number,
-            start_unix_ns=start,
-            wall_us=wall,
-            phases_us=PhaseTimes(data=data, forward=forward, backward=backward, optimizer=optimizer, between_steps=between),
-            blocked_us=PhaseTimes(forward=0.0, backward=waited, optimizer=0.0),
-            cpu_us=cpu,
-            run_queue_us=queue,
-            voluntary_switches=switches,
-            involuntary_switches=0,
-            gc_us=0.0,
-            samples=32,
-            input_elements=65_536,
-            allocated_bytes=30 * 2**30 if sampled else None,
-            resident_bytes=9 * 2**30 if sampled else None,
-            profiled=is_profiled(shape, number),
-            tags=["checkpoint"] if number % 1000 == 999 else [],
-        )
+    rows = unknown_rows(CHUNK)
+    rows["step"] = np.arange(chunk * CHUNK, (chunk + 1) * CHUNK)
+    rows["start_unix_ns"], rows["wall_us"] = starts, walls
+    for name, times in own.items():
+        rows[f"{name}_us"] = times + blocked if name == "backward" else times
+    rows["blocked_forward_us"] = rows["blocked_optimizer_us"] = rows["gc_us"] = 0.0
+    rows["blocked_backward_us"] = blocked
+    rows["cpu_us"] = (walls - blocked) * 0.98
+    rows["run_queue_us"] = rng.exponential(150, CHUNK)
+    rows["voluntary_switches"], rows["involuntary_switches"] = rng.integers(20, 60, CHUNK), 0
+    rows["samples"], rows["input_elements"] = 32, 65_536
+    sampled = rows["step"] % 10 == 0
+    rows["allocated_bytes"], rows["resident_bytes"] = np.where(sampled, 30 << 30, -1), np.where(sampled, 9 << 30, -1)
+    in_window = rows["step"] % shape.window_every - 20
+    rows["flags"] = HAS_BLOCKED + PROFILED * ((in_window >= 0) & (in_window < shape.window_steps))
+    return seal_rows(rows)
 
 
 def is_profiled(shape: Shape, step: int) -> bool:
@@ -192,17 +178,22 @@ def write_ranks(run: Path, shape: Shape, steps: range, walls: Floats, ranks: ran
     starts = START_NS + np.concatenate([[0], np.cumsum((walls * 1000).astype(np.int64))])
     for rank in ranks:
         folder = rank_dir(run, 0, rank)
-        steps_writer = StepWriter(folder, rank=rank)
+        rows, events = RowWriter(folder, rank=rank, attempt=0), JsonLinesWriter(folder, "events")
         writers = {stream: JsonLinesWriter(folder, stream) for stream in ("windows", "collectives")}
         for chunk in range(first // CHUNK, -(-last // CHUNK)):
             within = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
-            records = step_records(shape, rank, chunk, walls[within], starts[within])
-            steps_writer.append(*(row for row in records if first <= row.step < last))
+            made = step_rows(shape, rank, chunk, walls[within], starts[within])
+            made = made[(made["step"] >= first) & (made["step"] < last)]
+            tagged = made[made["step"] % 1000 == 999]
+            ends = (tagged["start_unix_ns"] + (tagged["wall_us"] * 1000).astype(np.int64)).tolist()
+            pairs = zip(tagged["step"].tolist(), ends, strict=True)
+            events.append(*(StepEvent(step=step, end_unix_ns=end, tags=["checkpoint"]) for step, end in pairs))
+            rows.append(made.tobytes())
         for step in (step for step in range(first, last) if is_profiled(shape, step)):
             breakdown, collectives = window(shape, rank, step, int(starts[step]), float(walls[step]))
             writers["windows"].append(breakdown)
             writers["collectives"].append(*collectives)
-        for writer in (steps_writer, *writers.values()):
+        for writer in (rows, events, *writers.values()):
             writer.close()
 
 

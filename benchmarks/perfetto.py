@@ -17,15 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from budget import budget
 
-from rankscope.runs.paths import RankStream, rank_dir
+from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import JsonLinesWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import JsonLinesWriter, StepWriter, create_attempt, create_run, write_record
 
 MEMORY_BUDGET_MIB = 600
 GROWTH_BUDGET = 1.25
@@ -106,11 +107,10 @@ def make_run(path: Path, ranks: int, count: int) -> None:
         folder = rank_dir(path, 0, rank)
         info = RankInfo(rank=rank, world_size=ranks, host=f"n{rank // 8}", pid=1, start_unix_ns=START_NS, device_kind="cuda")
         write_record(folder / "rank.json", info)
-        streams: dict[RankStream, Iterable[Any]] = {"steps": steps(count), "collectives": collectives(rank, count, ranks)}
-        for stream, rows in streams.items():
-            writer = JsonLinesWriter(folder, stream)
-            writer.append(*rows)
-            writer.close()
+        with closing(StepWriter(folder, rank=rank)) as writer:
+            writer.append(*steps(count))
+        with closing(JsonLinesWriter(folder, "collectives")) as writer:
+            writer.append(*collectives(rank, count, ranks))
 
 
 def measure(*words: object) -> tuple[float, float, float]:

@@ -253,9 +253,12 @@ def verdict_of(run_dir: Path) -> dict[str, Any]:
 
 def step_us(run_dir: Path) -> float:
     """Median step after warm-up of the first rank."""
+    import numpy as np
+
     from rankscope.runs.reader import RunReader
 
-    return statistics.median(row.wall_us for row in list(RunReader(run_dir).steps(0, 0))[WARM_UP:])
+    walls_us = np.concatenate([rows["wall_us"] for rows in RunReader(run_dir).step_rows(0, 0)])
+    return float(np.median(walls_us[WARM_UP:]))
 
 
 def without_windows(run_dir: Path, to: Path) -> Path:

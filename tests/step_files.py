@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from numpy.lib import format as npy
 from numpy.lib import recfunctions
 from numpy.typing import NDArray
 
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.records import StepRecord
-from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, header, pack_row, row_dtype, weights
+from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, header, pack_row, row_dtype, seal_rows
 from rankscope.runs.writer import JsonLinesWriter, StepWriter
 
 Rows = NDArray[Any]
@@ -52,10 +54,7 @@ def load(file: Path) -> Rows:
 
 def with_checksums(rows: NDArray[Any]) -> NDArray[Any]:
     """The same rows of any layout that ends with a checksum, with the right ones."""
-    words = np.frombuffer(rows.tobytes(), "<u8").reshape(len(rows), -1).copy()
-    of_none = np.uint64(0x9E3779B97F4A7C15)
-    words[:, -1] = words[:, :-1] @ np.array(weights(words.shape[1] - 1), np.uint64) + of_none
-    return np.frombuffer(words.tobytes(), rows.dtype).copy()
+    return seal_rows(rows.copy())
 
 
 def save(file: Path, rows: Rows) -> None:
@@ -116,3 +115,28 @@ def foreign_segment(rows: NDArray[Any]) -> bytes:
     about = f" # rankscope.steps/1 rank=0 attempt=0 layout={zlib.crc32(description.encode()):08x}\n"
     text = f"{description} 'fortran_order': False, 'shape': ({len(rows)},), }}{about}".encode()
     return npy.magic(1, 0) + len(text).to_bytes(2, "little") + text + rows.tobytes()
+
+
+class CountedReads:
+    """The bytes that readers of runs have read of streams so far."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        for module in ("follow", "step_segments"):
+            monkeypatch.setattr(f"rankscope.runs.{module}.open_regular", self._opened)
+
+    def _opened(self, path: Path) -> Any:
+        reads = self
+
+        class Counted(io.FileIO):
+            def read(self, size: int | None = -1) -> bytes:
+                data: bytes = super().read(-1 if size is None else size)
+                reads.bytes += len(data)
+                return data
+
+            def readinto(self, buffer: Any) -> int:
+                count: int = super().readinto(buffer)
+                reads.bytes += count
+                return count
+
+        return Counted(path)

@@ -170,15 +170,20 @@ def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(
 ) -> None:
     run = make_run(slow=2)
     run.end()
-    # given one that was compacted, where nobody can read Parquet
-    compact_run(run.path)
-    (tmp_path / "without").mkdir()
-    (tmp_path / "without" / "pyarrow.py").write_text("raise ModuleNotFoundError('No module named pyarrow', name='pyarrow')")
-    env = {"PYTHONPATH": str(tmp_path / "without")}
+    # given a file server that fails whenever the analysis reads
+    (tmp_path / "failing").mkdir()
+    (tmp_path / "failing" / "sitecustomize.py").write_text(
+        "from rankscope.analysis import engine\n"
+        "from rankscope.base.errors import InputError\n"
+        "def analyze(paths, **_):\n"
+        "    raise InputError(paths[0], 'Stale file handle')\n"
+        "engine.analyze = analyze\n"
+    )
+    env = {"PYTHONPATH": str(tmp_path / "failing")}
     done = cli_process("alerts", "watch", run.path, "--state", state, "--interval", "10ms", env=env)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 2  # the first: what is watched
-    assert "pip install 'rankscope[analysis]'" in done.stderr
+    assert "Stale file handle" in done.stderr
 
 
 @pytest.mark.slow

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.step_files import CountedReads, add_damaged, append, keep_rows, load, save, steps_file
 
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.run_analysis import analyze_run
-from rankscope.runs import segments
-from rankscope.runs.compact import compact_run
-from rankscope.runs.paths import attempt_dir, rank_dir
+from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown
+from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown, StepEvent
 from rankscope.runs.writer import create_attempt, write_record
 
 RANKS, STEPS = 3, 40
@@ -70,7 +70,7 @@ def window(rank: int, step: int) -> tuple[StepBreakdown, CollectiveRecord]:
 
 
 class Growing:
-    """A copy of a run into which the bytes of its files come little by little."""
+    """A copy of a run into which the bytes of its files come little by little: rows and lines, as their writers leave them."""
 
     def __init__(self, whole: Path, copy: Path) -> None:
         self.path = copy
@@ -79,7 +79,7 @@ class Growing:
             if file.is_file():
                 target = copy / file.relative_to(whole)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                if file.suffix == ".jsonl":
+                if file.suffix in {".jsonl", ".npy"}:
                     self._left[target] = file.read_bytes()
                 else:
                     target.write_bytes(file.read_bytes())
@@ -149,30 +149,22 @@ def test_of_a_long_run_the_cuts_do_not_matter_either(copies: Callable[[], Growin
 
 
 def test_what_an_update_reads_is_what_is_new(copies: Callable[[], Growing], monkeypatch: pytest.MonkeyPatch) -> None:
-    original = segments.read_blocks
-    read = 0
-
-    def counting(file: Any) -> Any:
-        nonlocal read
-        for lines, length in original(file):
-            read += length
-            yield lines, length
-
-    monkeypatch.setattr("rankscope.runs.follow.read_blocks", counting)
+    reads = CountedReads(monkeypatch)
     run = copies()
     online = OnlineAnalysis(run.path)
     run.grow(0.9)
     online.update()
-    size = sum(file.stat().st_size for file in run.path.rglob("*.jsonl"))
-    read = 0
+    size = sum(file.stat().st_size for file in run.path.rglob("*-*.*"))
+    assert reads.bytes > size / 2
+    reads.bytes = 0
     online.update()
-    torn = read
+    # Nothing is new but the end of a record that was half written.
+    assert (torn := reads.bytes) < 600 * 3 * RANKS
     run.grow(1.0)
+    reads.bytes = 0
     online.update()
-    grown = sum(file.stat().st_size for file in run.path.rglob("*.jsonl")) - size
-    # Only a line that was half written is read twice.
-    assert torn < 600 * 3 * RANKS
-    assert grown <= read - torn <= grown + torn + 600 * 3 * RANKS
+    grown = sum(file.stat().st_size for file in run.path.rglob("*-*.*")) - size
+    assert grown - 600 * 3 * RANKS < reads.bytes <= grown + torn + 600 * 3 * RANKS
 
 
 def test_a_rank_that_appears_late_is_taken_in(copies: Callable[[], Growing], tmp_path: Path) -> None:
@@ -198,26 +190,40 @@ def test_a_new_attempt_begins_afresh(copies: Callable[[], Growing]) -> None:
     assert online.update().source.steps == 0
 
 
+def test_damaged_records_are_counted_once_however_often_one_looks(copies: Callable[[], Growing]) -> None:
+    run = copies()
+    run.grow(1.0)
+    online = OnlineAnalysis(run.path)
+    online.update()
+    add_damaged(steps_file(run.path, 1), 2)
+    for _ in range(2):
+        analysis = online.update()
+        assert analysis == analyze_run(run.path)
+        assert "2 damaged lines skipped" in analysis.source.warnings
+    assert analysis.ranks[1].steps == STEPS
+
+
+def test_tags_that_come_before_their_steps_are_theirs(copies: Callable[[], Growing]) -> None:
+    # Given a rank whose events are there a while before the rows of their steps are
+    run = copies()
+    run.grow(0.5)
+    append(rank_dir(run.path, 0, 1), "events", StepEvent(step=STEPS - 1, end_unix_ns=1, tags=["checkpoint"]))
+    online = OnlineAnalysis(run.path)
+    online.update()
+    run.grow(1.0)
+    table = online.read().table
+    assert [table.steps[at] for at in np.flatnonzero(table.tagged("checkpoint")[1])] == [STEPS - 1]
+    assert online.update() == analyze_run(run.path)
+
+
 def test_a_segment_that_shrank_is_read_afresh(copies: Callable[[], Growing]) -> None:
     run = copies()
     run.grow(1.0)
     online = OnlineAnalysis(run.path)
     online.update()
-    file = rank_dir(run.path, 0, 0) / "steps-000000.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:-5]))
+    keep_rows(steps_file(run.path, 0), STEPS - 5)
     assert online.update() == analyze_run(run.path)
     assert online.update().ranks[0].steps == STEPS - 5
-
-
-def test_compaction_does_not_change_the_answer(copies: Callable[[], Growing]) -> None:
-    run = copies()
-    run.grow(1.0)
-    online = OnlineAnalysis(run.path)
-    before = online.update()
-    compact_run(run.path)
-    assert list(attempt_dir(run.path, 0).glob("steps-*.parquet"))
-    assert online.update() == before
 
 
 def test_what_retention_removes_is_no_error_and_what_follows_is_read(copies: Callable[[], Growing]) -> None:
@@ -225,11 +231,10 @@ def test_what_retention_removes_is_no_error_and_what_follows_is_read(copies: Cal
     run.grow(1.0)
     online = OnlineAnalysis(run.path)
     online.update()
-    folder = rank_dir(run.path, 0, 0)
-    last = (folder / "steps-000000.jsonl").read_bytes().splitlines(keepends=True)[-1]
-    (folder / "steps-000000.jsonl").unlink()
-    (folder / "steps-000001.jsonl").write_bytes(last.replace(b'"step":39', b'"step":40'))
-    assert b'"step":40' in (folder / "steps-000001.jsonl").read_bytes()
+    last = load(steps_file(run.path, 0))[-1:]
+    steps_file(run.path, 0).unlink()
+    last["step"] = STEPS
+    save(rank_dir(run.path, 0, 0) / "steps-000001.npy", last)
     analysis = online.update()
     assert analysis.ranks[0].steps == STEPS + 1
     assert not analysis.source.warnings

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis import step_order
 from rankscope.analysis.own_time import excess
-from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.analysis.step_order import last_ranks, of_blocks, ordered
-from rankscope.analysis.step_rows import StepRow, columns_of
 from rankscope.analysis.steps import StepTable
 from rankscope.runs.records import StepRecord
 
@@ -68,33 +66,6 @@ def test_a_table_tells_some_steps_as_it_tells_all() -> None:
 
 
 def test_the_last_end_is_the_latest_of_all_ranks() -> None:
-    assert StepTable.from_records(0, {0: []}).last_end_unix_ns() == 0
+    assert StepTable.from_records(0, {0: []}).last_end_unix_ns == 0
     table = StepTable.from_records(0, {0: [record(0, wall_us=5e6), record(1)], 3: [record(1)]})
-    assert table.last_end_unix_ns() == pytest.approx(10**18 + 5e9, rel=1e-15)
-
-
-@given(
-    st.lists(st.lists(st.sampled_from(["plain", "impossible", "tagged", "told"]), min_size=1, max_size=4), min_size=1, max_size=4)
-)
-def test_rows_of_several_ranks_at_once_are_those_of_each(kinds: list[list[str]]) -> None:
-    def row(step: int, kind: str) -> StepRow:
-        made = StepRow(step=float(step), start_unix_ns=10**18, wall_us=-1.0 if kind == "impossible" else 100.0 + step)
-        if kind == "tagged":
-            made.tags = ("checkpoint",)
-        if kind == "told":
-            made.allocated_bytes, made.resident_bytes = 1000.0 + step, None
-        return made
-
-    def rows() -> list[list[StepRow]]:
-        return [[row(10 * rank + at, kind) for at, kind in enumerate(of_rank)] for rank, of_rank in enumerate(kinds)]
-
-    together = columns_of([one for of_rank in rows() for one in of_rank])
-    found = RankColumns.of_each(together, [len(of_rank) for of_rank in kinds])
-    for several, alone in zip(found, [RankColumns.of([columns_of(of_rank)]) for of_rank in rows()], strict=True):
-        assert several.damaged == alone.damaged
-        assert np.array_equal(several.step, alone.step)
-        assert np.array_equal(several.memory, alone.memory, equal_nan=True)
-        assert all(np.array_equal(several.values[name], values, equal_nan=True) for name, values in alone.values.items())
-        assert {tag: at.tolist() for tag, at in several.tags.items() if len(at)} == {
-            tag: at.tolist() for tag, at in alone.tags.items() if len(at)
-        }
+    assert table.last_end_unix_ns == pytest.approx(10**18 + 5e9, rel=1e-15)

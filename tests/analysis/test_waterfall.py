@@ -24,6 +24,7 @@ from rankscope.analysis.waterfall_result import MEANING, Waterfall
 from rankscope.analysis.window_costs import costs_of_windows, together
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, PhaseTimes, Pipeline, StepBreakdown, StepRecord
+from rankscope.runs.step_columns import HAS_BLOCKED
 
 Synthetic = Callable[..., Any]
 
@@ -394,6 +395,7 @@ def test_absurd_times_are_no_reason_to_fall_over(synthetic: Synthetic, value: fl
     rows = rows_of(*(StepRecord(step=step, start_unix_ns=10**18, wall_us=1e6) for step in range(12)))
     for name in ("data", "forward", "between_steps", "blocked_data", "blocked_backward", "cpu", "run_queue", "gc"):
         rows[f"{name}_us"] = value
+    rows["flags"] = HAS_BLOCKED
     rows["flops"] = abs(value)
     rows["allocated_bytes"] = 2**62
     rows["resident_bytes"] = -5

@@ -10,14 +10,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from tests.step_files import Rows, add_damaged, change, damage, load, save_foreign, steps_file, tear
+
 from rankscope.runs.paths import rank_dir
+from rankscope.runs.step_columns import TIME_COLUMNS
 
 Line = dict[str, Any]
 Spoil = Callable[[Path], object]
 
 
+RANKS: Final = range(4)
+
+
 def of_rank(run: Path, rank: int, stream: str) -> Path:
-    """The file of a stream of a rank of the first attempt."""
+    """The file of a stream in JSON Lines of a rank of the first attempt."""
     (file,) = rank_dir(run, 0, rank).glob(f"{stream}*.jsonl")
     return file
 
@@ -34,7 +41,7 @@ def change_info(file: Path, **fields: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
-def _each(stream: str, change: Callable[[int, Line], Line | str | None], ranks: range = range(4)) -> Spoil:
+def _each(stream: str, change: Callable[[int, Line], Line | str | None], ranks: range = RANKS) -> Spoil:
     def spoil(run: Path) -> None:
         for rank in ranks:
             change_lines(of_rank(run, rank, stream), change)
@@ -42,8 +49,61 @@ def _each(stream: str, change: Callable[[int, Line], Line | str | None], ranks: 
     return spoil
 
 
-def _set(stream: str, ranks: range = range(4), **fields: Any) -> Spoil:
+def _set(stream: str, ranks: range = RANKS, **fields: Any) -> Spoil:
     return _each(stream, lambda _, line: {**line, **fields}, ranks)
+
+
+def _rows(edit: Callable[[Rows, int], Rows | None], ranks: range = RANKS) -> Spoil:
+    """Other step records, with right checksums: ``edit`` gets the rows of a rank, and the rank."""
+
+    def spoil(run: Path) -> None:
+        for rank in ranks:
+            change(steps_file(run, rank), lambda rows, rank=rank: edit(rows, rank))  # type: ignore[misc]
+
+    return spoil
+
+
+def _columns(**values: Any) -> Spoil:
+    """The same values in some columns of all step records."""
+
+    def edit(rows: Rows, _rank: int) -> None:
+        for name, value in values.items():
+            rows[name] = value
+
+    return _rows(edit)
+
+
+def _every_seventh_wall(value: float) -> Spoil:
+    return _rows(lambda rows, _: np.put(rows["wall_us"], range(0, len(rows), 7), value))
+
+
+def _damage(how: Callable[[Path], object], ranks: range = RANKS) -> Spoil:
+    """Damage to the bytes of the files of step records."""
+
+    def spoil(run: Path) -> None:
+        for rank in ranks:
+            how(steps_file(run, rank))
+
+    return spoil
+
+
+def _zero_pages(file: Path) -> None:
+    """As a node that lost its power leaves them: pages that were never written, some of them before the end."""
+    data = bytearray(file.read_bytes())
+    data[4096:8192] = bytes(4096)
+    file.write_bytes(data + bytes(12_288))
+
+
+def _flip_header(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[30] ^= 0x04
+    file.write_bytes(data)
+
+
+def _huge(file: Path) -> None:
+    """A file with a hole of a few hundred megabytes, as a damaged size makes it."""
+    with file.open("r+b") as data:
+        data.truncate(200 * 2**20)
 
 
 def _info(name: str, **fields: Any) -> Spoil:
@@ -86,10 +146,10 @@ def _socket(path: Path) -> None:
 
 
 def _torn(run: Path) -> None:
-    for stream in ("steps", "windows", "collectives"):
-        file = of_rank(run, 1, stream)
-        file.write_bytes(file.read_bytes()[:-37])
-    with of_rank(run, 2, "steps").open("ab") as end:
+    for file in (steps_file(run, 1), of_rank(run, 1, "windows"), of_rank(run, 1, "collectives")):
+        tear(file, by=37)
+    add_damaged(steps_file(run, 2), 3)
+    with (rank_dir(run, 0, 2) / "events-000000.jsonl").open("ab") as end:
         end.write(b'\n{"step": 1, "start\xff\xfe\x00garbage\n\n[]\nnull\n{"step": {}}\n')
 
 
@@ -102,19 +162,14 @@ def _ranks_only(keep: tuple[int, ...]) -> Spoil:
     return spoil
 
 
-def _jumping(number: int, line: Line) -> Line:
-    return {**line, "start_unix_ns": line["start_unix_ns"] + (-1) ** number * number * 10**15}
+def _jumping(rows: Rows, _rank: int) -> None:
+    number = np.arange(len(rows))
+    rows["start_unix_ns"] += (-1) ** number * number * 10**15
 
 
-def _far_apart(number: int, line: Line) -> Line:
-    return {**line, "step": number if number < 30 else 10**14 + number * 10**9}
-
-
-def _with_numbers(value: str) -> Callable[[int, Line], Line | str]:
-    def change(number: int, line: Line) -> Line | str:
-        return line if number % 7 else json.dumps({**line, "wall_us": 0.25}).replace('"wall_us": 0.25', f'"wall_us": {value}')
-
-    return change
+def _far_apart(rows: Rows, _rank: int) -> None:
+    number = np.arange(len(rows))
+    rows["step"] = np.where(number < 30, number, 10**14 + number * 10**9)
 
 
 def _junk(run: Path) -> None:
@@ -140,19 +195,20 @@ def _deep(run: Path) -> None:
         folder /= "deep"
     folder.mkdir(parents=True)
     for rank in range(4):
-        with of_rank(run, rank, "steps").open("a") as file:
-            file.write("[" * 50_000 + "\n")
+        for stream in ("events", "windows"):
+            with (rank_dir(run, 0, rank) / f"{stream}-000000.jsonl").open("a") as file:
+                file.write("[" * 50_000 + "\n")
 
 
-def _steps_upside_down(run: Path) -> None:
-    for rank in range(4):
-        file = of_rank(run, rank, "steps")
-        file.write_text("".join(f"{line}\n" for line in reversed(file.read_text().splitlines())) * 2)
+def _events(*events: Line) -> Spoil:
+    """What every rank says beside its rows."""
 
+    def spoil(run: Path) -> None:
+        for rank in RANKS:
+            lines = "".join(f"{json.dumps(event)}\n" for event in events)
+            (rank_dir(run, 0, rank) / "events-000000.jsonl").write_text(lines)
 
-def _steps_apart(run: Path) -> None:
-    for rank in range(4):
-        _each("steps", lambda _, line, rank=rank: {**line, "step": line["step"] * 4 + rank}, range(rank, rank + 1))(run)  # type: ignore[misc]
+    return spoil
 
 
 def _second_attempt(run: Path) -> None:
@@ -205,6 +261,20 @@ def _unreadable(pattern: str) -> Spoil:
 BAD_RUNS: Final[Mapping[str, Spoil]] = {
     "good": lambda _run: None,
     "torn lines": _torn,
+    "steps torn": _damage(tear),
+    "steps torn in the header": _damage(lambda file: file.write_bytes(file.read_bytes()[:300])),
+    "steps empty": _damage(lambda file: file.write_bytes(b"")),
+    "steps flipped": _damage(lambda file: damage(file, *range(0, 32, 3))),
+    "steps flipped in the header": _damage(_flip_header, range(2)),
+    "steps all flipped": _damage(lambda file: damage(file, *range(32))),
+    "steps with zero pages": _damage(_zero_pages),
+    "steps are zeros": _damage(lambda file: file.write_bytes(bytes(20_000)), range(2)),
+    "steps of a few hundred megabytes": _damage(_huge, range(1)),
+    "steps are text": _damage(lambda file: file.write_text('{"step": 1}\n' * 999), range(2)),
+    "steps of a later version": _damage(lambda file: save_foreign(file, load(file), joules="<f8", who="<i8")),
+    "steps of an earlier version": _damage(lambda file: save_foreign(file, load(file), without=("flops", "samples", "tokens"))),
+    "steps of other things": _damage(lambda file: np.save(file, np.arange(99.0)), range(2)),
+    "steps of objects": _damage(lambda file: np.save(file, np.array([{}, "x"], dtype=object), allow_pickle=True), range(2)),
     "no rank.json": _remove("attempts/000/ranks/*/rank.json"),
     "no rank.json of one": _remove("attempts/000/ranks/00001/rank.json"),
     "empty rank.json": _write("attempts/000/ranks/00002/rank.json", ""),
@@ -215,13 +285,14 @@ BAD_RUNS: Final[Mapping[str, Spoil]] = {
     "no collectives": _remove("attempts/000/ranks/*/collectives*"),
     "no windows": _remove("attempts/000/ranks/*/windows*"),
     "windows only": _remove("attempts/000/ranks/*/[sc]*"),
-    "one step": _each("steps", lambda number, line: line if number == 21 else None),
-    "half a run.json": _write("run.json", '{"schema": "rankscope.run/1", "run_id": "half'),
+    "one step": _rows(lambda rows, _: rows[21:22]),
+    "half a run.json": _write("run.json", '{"schema": "rankscope.run/2", "run_id": "half'),
     "empty run.json": _write("run.json", ""),
     "run.json is a list": _write("run.json", "[1, 2]"),
     "run.json nested": _write("run.json", "[" * 100_000),
     "run.json binary": _write("run.json", b"\xff\xfe\x00\x01"),
-    "newer": _info("run.json", schema="rankscope.run/2"),
+    "newer": _info("run.json", schema="rankscope.run/3"),
+    "of a version before the first release": _info("run.json", schema="rankscope.run/1"),
     "start before 1970": _info("run.json", start_unix_ns=-(10**18)),
     "start far away": _info("run.json", start_unix_ns=9 * 10**18),
     "start past int64": _info("run.json", start_unix_ns=10**19),
@@ -253,28 +324,38 @@ BAD_RUNS: Final[Mapping[str, Spoil]] = {
     "windows long": _set("windows", window_us=1e17, compute_us=1e17),
     "windows endless": _set("windows", window_us=1e306),
     "collectives longer than time": _set("collectives", start_unix_ns=-(2**62), end_unix_ns=2**62, enqueue_unix_ns=-(2**62)),
-    "phases endless": _set("steps", phases_us={"data": 1e17, "forward": -1e17}, wall_us=1e17),
-    "phases beyond": _set("steps", phases_us={"data": 1e306, "forward": -1e306}),
-    "sections hostile": _set("steps", sections_us={"<b>": 1e306, "": -1.0, "a" * 5000: 0.0}, tags=["<script>"] * 50),
-    "steps gaps": _each("steps", _far_apart),
-    "steps gaps of one": _each("steps", _far_apart, range(1)),
-    "steps huge": _each("steps", lambda _, line: {**line, "step": line["step"] + 2**62}),
-    "steps past int64": _each("steps", lambda _, line: {**line, "step": line["step"] + 2**64}),
-    "steps negative": _each("steps", lambda _, line: {**line, "step": line["step"] - 40}),
-    "steps twice, backwards": _steps_upside_down,
-    "steps not shared": _steps_apart,
-    "NaN": _each("steps", _with_numbers("NaN")),
-    "Infinity": _each("steps", _with_numbers("Infinity")),
-    "1e300": _each("steps", _with_numbers("1e300")),
-    "1e308": _set("steps", wall_us=1e308, cpu_us=1e308, phases_us={"data": 1e308, "forward": 1e308, "backward": 1e308}),
-    "1e999": _each("steps", _with_numbers("1e999")),
-    "negative": _set("steps", wall_us=-5.0, cpu_us=-1e9, phases_us={"data": -1e9}, blocked_us={"backward": -3.0}),
-    "all zero": _set("steps", wall_us=0.0, phases_us={}, blocked_us={}, cpu_us=0.0),
-    "huge counts": _set("steps", samples=2**62, tokens=2**62, flops=1e308, allocated_bytes=2**62, input_elements=2**62),
-    "negative counts": _set("steps", samples=-5, tokens=-5, flops=-1.0, allocated_bytes=-1, input_elements=-9),
-    "clocks jump": _each("steps", _jumping),
-    "clock past int64": _set("steps", start_unix_ns=2**64),
-    "clock at the end": _set("steps", start_unix_ns=2**63 - 1),
+    "phases endless": _columns(data_us=1e17, forward_us=-1e17, wall_us=1e17),
+    "phases beyond": _columns(data_us=3e38, forward_us=-3e38),
+    "phases not a number": _columns(**dict.fromkeys(TIME_COLUMNS, np.nan)),
+    "phases infinite": _columns(
+        data_us=np.inf, forward_us=-np.inf, blocked_backward_us=np.inf, device_forward_us=np.inf, flags=15
+    ),
+    "sections hostile": _events(
+        *({"step": step, "end_unix_ns": 1, "sections_us": {"<b>": 1e306, "": -1.0, "a" * 5000: 0.0}} for step in range(32)),
+        *({"step": step, "end_unix_ns": -(2**62), "tags": ["<script>"] * 50} for step in (2**62, -1, *range(32), 3)),
+    ),
+    "events of no step": _events(*({"step": 10**15 + number, "end_unix_ns": 2**62, "tags": ["eval"]} for number in range(999))),
+    "steps gaps": _rows(_far_apart),
+    "steps gaps of one": _rows(_far_apart, range(1)),
+    "steps huge": _rows(lambda rows, _: np.copyto(rows["step"], rows["step"] + 2**62)),
+    "steps at the end": _columns(step=2**63 - 1),
+    "steps negative": _rows(lambda rows, _: np.copyto(rows["step"], rows["step"] - 40)),
+    "steps twice, backwards": _rows(lambda rows, _: np.concatenate([rows[::-1], rows[::-1]])),
+    "steps not shared": _rows(lambda rows, rank: np.copyto(rows["step"], rows["step"] * 4 + rank)),
+    "NaN": _every_seventh_wall(np.nan),
+    "Infinity": _every_seventh_wall(np.inf),
+    "-Infinity": _every_seventh_wall(-np.inf),
+    "1e300": _every_seventh_wall(1e300),
+    "1e308": _columns(wall_us=1e308, cpu_us=3e38, data_us=3e38, forward_us=3e38, backward_us=3e38),
+    "negative": _columns(wall_us=-5.0, cpu_us=-1e9, data_us=-1e9, blocked_backward_us=-3.0),
+    "all zero": _columns(**dict.fromkeys(("wall_us", "cpu_us", *TIME_COLUMNS), 0.0)),
+    "huge counts": _columns(samples=2**62, tokens=2**62, flops=1e308, allocated_bytes=2**62, input_elements=2**62),
+    "negative counts": _columns(samples=-5, tokens=-5, flops=-1.0, allocated_bytes=-9, input_elements=-9, voluntary_switches=-3),
+    "unknown flags": _columns(flags=2**32 - 2),
+    "no flags": _columns(flags=0),
+    "clocks jump": _rows(_jumping),
+    "clock before 1970": _columns(start_unix_ns=-(2**63)),
+    "clock at the end": _columns(start_unix_ns=2**63 - 1),
     "collectives jump": _each("collectives", lambda number, line: {**line, "start_unix_ns": (-1) ** number * 2**62}),
     "collectives end first": _each("collectives", lambda _, line: {**line, "end_unix_ns": line["start_unix_ns"] - 10**12}),
     "collectives at 0": _set("collectives", start_unix_ns=0, end_unix_ns=0, enqueue_unix_ns=0),
@@ -286,13 +367,13 @@ BAD_RUNS: Final[Mapping[str, Spoil]] = {
     "compute spans nonsense": _set("collectives", compute_spans_us=[(5.0, -5.0), (-1e300, 1e300)]),
     "junk": _junk,
     "deep": _deep,
-    "streams are folders": _instead("attempts/000/ranks/00001/*.jsonl", Path.mkdir),
-    "streams are pipes": _instead("attempts/000/ranks/00001/*.jsonl", os.mkfifo),
-    "streams are sockets": _instead("attempts/000/ranks/00001/*.jsonl", _socket),
+    "streams are folders": _instead("attempts/000/ranks/00001/*-0*", Path.mkdir),
+    "streams are pipes": _instead("attempts/000/ranks/00001/*-0*", os.mkfifo),
+    "streams are sockets": _instead("attempts/000/ranks/00001/*-0*", _socket),
     "rank.json is a pipe": _instead("attempts/000/ranks/00001/rank.json", os.mkfifo),
     "attempt.json is a folder": _instead("attempts/000/attempt.json", Path.mkdir),
-    "links to nowhere": _instead("attempts/000/ranks/00001/*.jsonl", lambda path: path.symlink_to("nowhere")),
-    "links in a circle": _instead("attempts/000/ranks/00001/*.jsonl", lambda path: path.symlink_to(path.name)),
+    "links to nowhere": _instead("attempts/000/ranks/00001/*-0*", lambda path: path.symlink_to("nowhere")),
+    "links in a circle": _instead("attempts/000/ranks/00001/*-0*", lambda path: path.symlink_to(path.name)),
     "second attempt": _second_attempt,
     "steps may not be read": _unreadable("attempts/000/ranks/00001/steps*"),
     "rank may not be read": _unreadable("attempts/000/ranks/00001"),

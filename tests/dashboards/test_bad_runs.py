@@ -46,6 +46,9 @@ EVERY_DAY = {
     "collectives hostile",
     "second attempt",
     "samples nonsense",
+    "steps flipped",
+    "steps with zero pages",
+    "steps of a later version",
 }
 """One of each kind of damage."""
 
@@ -107,7 +110,9 @@ def test_every_page_of_a_bad_run_is_there_and_nothing_is_our_fault(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("name", ["clock at the end", "clock past int64", "1e308", "windows too large", "collectives at the end"])
+@pytest.mark.parametrize(
+    "name", ["clock at the end", "clock before 1970", "1e308", "Infinity", "windows too large", "collectives at the end"]
+)
 def test_a_run_that_is_replayed_comes_to_its_end_whatever_its_clocks_say(tmp_path: Path, write_run: WriteRun, name: str) -> None:
     run = write_run(tmp_path / "run", steps=32)
     BAD_RUNS[name](run)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import msgspec
+import numpy as np
 import pytest
 from tests.step_files import damage, load, save, steps_file
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.flight_dumps import Job, write
+from tests.step_files import CountedReads
 
 from rankscope.alerts.watch.following import Following
 from rankscope.analysis import hung_run
@@ -15,37 +16,29 @@ from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.base.errors import InputError
-from rankscope.runs import segments
 from rankscope.runs.paths import flight_dir, rank_dir
 
 START_NS = 1_700_000_000_000_000_000
 
 
 def test_a_run_that_grows_is_read_on_from_where_it_was(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    original = segments.read_blocks
-
-    def counting(file: Any) -> Any:
-        for lines, length in original(file):
-            sizes.append(length)
-            yield lines, length
-
-    monkeypatch.setattr("rankscope.runs.follow.read_blocks", counting)
+    reads = CountedReads(monkeypatch)
     run = make_run()
     following = Following()
-    assert following.update(run.path) == analyze_run(run.path)
-    first, sizes[:] = sum(sizes), []
+    following.update(run.path)
+    first, reads.bytes = reads.bytes, 0
     run.grow(5)
+    following.update(run.path)
+    assert 0 < reads.bytes < first / 2
     assert following.update(run.path) == analyze_run(run.path)
-    assert 0 < sum(sizes) < first / 2
     # Until it is not kept any more: then it is new.
-    sizes.clear()
+    reads.bytes = 0
     following.keep([run.path])
     following.update(run.path)
-    assert sum(sizes) == 0
+    assert reads.bytes == 0
     following.keep([])
     following.update(run.path)
-    assert sum(sizes) > first
+    assert reads.bytes > first
 
 
 def test_the_past_of_a_run_that_is_not_followed_is_read_from_its_files(make_run: Any) -> None:

@@ -23,7 +23,7 @@ from rankscope.analysis.compare.result import CompareResult, Comparison, Quantit
 from rankscope.analysis.compare.usable import usable
 from rankscope.base.errors import InputError
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, StepBreakdown, StepRecord
-from rankscope.runs.step_columns import PROFILED
+from rankscope.runs.step_columns import HAS_BLOCKED, PROFILED
 from rankscope.runs.writer import create_attempt, write_record
 
 Synthetic = Callable[..., Any]
@@ -308,11 +308,11 @@ def test_memory_and_the_recorders_cost_are_compared_and_not_judged(synthetic: Sy
     runs = []
     for name, peak in (("a", 2**30), ("b", 2**31)):
         run = synthetic(name, steps=60).write()
-
-        def peaking(record: StepRecord, peak: int = peak) -> StepRecord:
-            return msgspec.structs.replace(record, allocated_bytes=2**29, peak_allocated_bytes=peak + record.step)
-
-        edit_steps(run, peaking)
+        for rank in range(4):
+            rows = load(steps_file(run, rank))
+            rows["allocated_bytes"] = 2**29
+            rows["peak_allocated_bytes"] = peak + rows["step"]
+            save(steps_file(run, rank), rows)
         runs.append(run)
     found = compare(runs).comparisons[0]
     memory = quantity(found, "peak_allocated_bytes")
@@ -358,7 +358,7 @@ def test_what_cannot_be_compared_is_one_line(synthetic: Synthetic, tmp_path: Pat
         compare([run, run / "attempts" / "007"])
     newer = synthetic("newer").write()
     info = json.loads((newer / "run.json").read_text())
-    (newer / "run.json").write_text(json.dumps({**info, "schema": "rankscope.run/2"}))
+    (newer / "run.json").write_text(json.dumps({**info, "schema": "rankscope.run/3"}))
     with pytest.raises(InputError, match="upgrade rankscope"):
         compare([run, newer])
 
@@ -370,6 +370,7 @@ def test_records_without_sense_are_left_out(synthetic: Synthetic) -> None:
         StepRecord(step=1001, start_unix_ns=10**18, wall_us=1e300),
         StepRecord(step=1002, start_unix_ns=10**18, wall_us=10.0, phases_us=PhaseTimes(forward=3e38), cpu_us=-3e38),
     )
+    hostile["flags"][2] = HAS_BLOCKED
     hostile["blocked_forward_us"][2] = -np.inf
     for rank in range(4):
         add_rows(steps_file(b, rank), hostile)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -90,15 +90,15 @@ def _peers(named: Named, infos: Mapping[int, RankInfo]) -> list[int]:
     ]
 
 
-def _read(run: Witness, ranks: Iterable[int]) -> tuple[dict[int, Readings], str]:
+def _read(run: Witness, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]:
     """Readings of the GPUs of the ranks, and why the first has none, where the samples say so."""
     uuids: dict[str, dict[str, int]] = {}
     for rank in ranks:
         info = run.infos[rank]
         uuids.setdefault(info.host, {})[info.gpu_uuid or ""] = rank
-    starts = run.table.start_unix_ns
+    starts = run.table.starts(int(np.searchsorted(run.table.ranks, ranks[0])))
     begin = int(starts[starts > 0].min(initial=2**62))
-    end = int(run.table.last_end_unix_ns())
+    end = int(run.table.last_end_unix_ns)
     found: dict[int, Readings] = {}
     why = ""
     # Only folders that are there: a host's name is whatever a file claims.
@@ -119,7 +119,7 @@ def _of_steps(
 ) -> dict[int, Readings]:
     row_of = {int(rank): row for row, rank in enumerate(run.table.ranks)}
     return {
-        rank: in_steps(found[rank], run.table.start_unix_ns[row_of[rank]], _walls(run.table, row_of[rank]), wanted)
+        rank: in_steps(found[rank], run.table.starts(row_of[rank]), _walls(run.table, row_of[rank]), wanted)
         for rank in ranks
         if rank in found and rank in row_of
     }

@@ -28,12 +28,19 @@ class Filling:
     """Ascending."""
     values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     """Only metrics of which something is known."""
-    start: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    same: set[str] = field(default_factory=set)
+    """Metrics ``own_PHASE_us`` that are the same as ``PHASE_us`` for all ranks so far, and not in ``values``."""
+    start: NDArray[np.int64] | None = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    """``None``: not kept."""
+    last_end_unix_ns: float = 0.0
+    """When the last step ended that was added; 0 without one."""
     profiled: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
     tags: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     memory: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     """Rank to [samples, step and ``step_columns.MEMORY``]."""
     damaged: int = 0
+    postponed: set[str] = field(default_factory=set)
+    """Known metrics that are not in ``values``."""
     _last_places: tuple[NDArray[np.int64], NDArray[np.intp] | slice] = field(default_factory=lambda: _NOWHERE)
     """Steps that have been looked up last, and their places."""
 
@@ -48,6 +55,7 @@ class Filling:
     def add(self, rank: int, columns: RankColumns) -> None:
         """Take records of a rank; a step that it has already counts as it is now."""
         self.damaged += columns.damaged
+        self.postponed |= columns.postponed
         if not len(columns.step):
             return
         row = self.ranks.index(rank)
@@ -60,18 +68,35 @@ class Filling:
                 samples = np.concatenate([before[~np.isin(before[:, 0], samples[:, 0])], samples])
             self.memory[rank] = samples
         for name in columns.values.keys() - self.values.keys():
-            self.values[name] = np.full(self.start.shape, np.nan, np.float32)
+            self.values[name] = self._begun(name)
+        self.same |= columns.same - self.values.keys()
         for name, values in self.values.items():
-            values[row, at] = columns.values.get(name, np.nan)
-        self.start[row, at] = columns.start
+            source = name.removeprefix("own_") if name in columns.same else name
+            values[row, at] = columns.values.get(source, np.nan)
+        if self.start is not None:
+            self.start[row, at] = columns.start
+        ends = columns.start + columns.values["wall_us"].astype(np.float64) * 1000
+        self.last_end_unix_ns = float(np.fmax.reduce(ends, initial=self.last_end_unix_ns))
         self.profiled[row, at] = columns.profiled
         for tag in columns.tags.keys() - self.tags.keys():
-            self.tags[tag] = np.zeros(self.start.shape, dtype=bool)
+            self.tags[tag] = np.zeros(self.profiled.shape, dtype=bool)
         for tag, matrix in self.tags.items():
             tagged = np.zeros(len(columns.step), dtype=bool)
             if tag in columns.tags:
                 tagged[columns.tags[tag]] = True
             matrix[row, at] = tagged
+
+    def _begun(self, name: str) -> NDArray[np.float32]:
+        """A new matrix: of ranks that have come before nothing is known, or the same as of another metric."""
+        if name in self.same:
+            self.same.discard(name)
+            return self.values[name.removeprefix("own_")].copy()
+        return np.full(self.profiled.shape, np.nan, np.float32)
+
+    @property
+    def metrics(self) -> dict[str, NDArray[np.float32]]:
+        """All known metrics but the postponed; two may share a matrix."""
+        return self.values | {name: self.values[name.removeprefix("own_")] for name in self.same}
 
     def _places(self, steps: NDArray[np.int64]) -> NDArray[np.intp] | slice:
         if np.array_equal(steps, self.steps):
@@ -90,7 +115,7 @@ class Filling:
 
     def _widen(self, new: NDArray[np.int64]) -> None:
         together = np.union1d(self.steps, new)
-        count, room = len(self.steps), self.start.shape[1]
+        count, room = len(self.steps), self.profiled.shape[1]
         if len(together) <= room and np.array_equal(together[:count], self.steps):
             self.steps = together
             return
@@ -115,7 +140,8 @@ class Filling:
             self.values[name] = _moved(self.values[name], np.nan, rows, columns)
         for tag in self.tags:
             self.tags[tag] = _moved(self.tags[tag], False, rows, columns)
-        self.start = _moved(self.start, 0, rows, columns)
+        if self.start is not None:
+            self.start = _moved(self.start, 0, rows, columns)
         self.profiled = _moved(self.profiled, False, rows, columns)
 
 

@@ -93,7 +93,7 @@ def _went_on(run: RunEvidence, report: HangReport) -> bool:
     if not taken:
         # Nobody knows when that was: a run that still makes steps does not hang.
         return run.liveness == "live"
-    return run.table.last_end_unix_ns() > min(taken) + BEFORE_NS
+    return run.table.last_end_unix_ns > min(taken) + BEFORE_NS
 
 
 def _evidence(report: HangReport) -> list[Evidence]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS: Final = 300.0
 """Without a new record for longer, nobody is taken to be training."""
+_RECENT_STEPS: Final = 1000
 SILENT_STEPS: Final = 10
 """Nor for longer than so many of the usual steps."""
 
@@ -28,8 +29,9 @@ def liveness(table: StepTable, infos: Mapping[int, RankInfo], *, start_unix_ns: 
     """
     if infos and all(info.end_reason is not None or info.end_unix_ns is not None for info in infos.values()):
         return "over"
-    last = max([table.last_end_unix_ns(), start_unix_ns, *(info.start_unix_ns for info in infos.values())])
-    walls = table.stored("wall_us")[table.has_record]
+    last = max([table.last_end_unix_ns, start_unix_ns, *(info.start_unix_ns for info in infos.values())])
+    walls = table.some("wall_us", slice(-_RECENT_STEPS, None))
+    walls = walls[np.isfinite(walls)]
     usual_s = float(np.median(walls)) / 1e6 if len(walls) else 0.0
     silent_s = now - last / 1e9
     return "silent" if silent_s > max(SILENT_SECONDS, SILENT_STEPS * usual_s) else "live"

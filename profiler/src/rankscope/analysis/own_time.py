@@ -28,7 +28,7 @@ from rankscope.analysis.significance import (
     widest_gap,
 )
 from rankscope.analysis.slow import FIXED, MINIMUM_EFFECT, Slow
-from rankscope.analysis.step_order import by_step, last_ranks, of_blocks, ordered
+from rankscope.analysis.step_order import Leaders, by_step, last_ranks, leaders, of_blocks, ordered
 from rankscope.analysis.steps import Matrix, StepTable, Stored
 
 MINIMUM_STEPS: Final = 5
@@ -112,38 +112,55 @@ def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Jud
 
 def excess(values: Stored) -> Matrix:
     """Each rank's value minus the median of the *other* ranks at the same step. [ranks, steps] in and out."""
-    ranks = len(values)
-    # The median of the others without a loop: leaving out a rank shifts what lies above it down by one.
-    low, high = (ranks - 2) // 2, (ranks - 1) // 2
-    around = [low, min(low + 1, ranks - 1), high, min(high + 1, ranks - 1)]
     result = np.empty(values.shape)
 
     def enter(steps: slice) -> None:
-        block = values[:, steps]
-        inorder = by_step(block)
-        inorder.sort(axis=1)
-        below, above_low, middle, above_high = inorder[:, around].T
-        lower = np.where(block <= below, above_low, below)
-        upper = lower if low == high else np.where(block <= middle, above_high, middle)
-        others = np.add(lower, upper, dtype=np.float64)
-        others *= 0.5
-        np.subtract(block, others, out=result[:, steps])
+        np.subtract(values[:, steps], _median_of_others(values[:, steps]), out=result[:, steps])
 
     of_blocks(values.shape, enter)
     return result
 
 
-def saved(own: Stored, slow: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Per step, how much earlier it would end were the ranks marked ``slow`` no slower than the slowest of the others."""
-    rest: NDArray[np.float64] = own[~slow].max(axis=0).astype(np.float64)
-    gap: NDArray[np.float64] = np.maximum(own.max(axis=0) - rest, 0.0)
-    return gap
+def mean_excess(values: Stored, rows: NDArray[np.intp]) -> NDArray[np.float64]:
+    """The mean over the steps of ``excess`` among the ranks in some ``rows``, [rows]."""
+
+    def summed(steps: slice) -> NDArray[np.float64]:
+        block = values[rows, steps]
+        sums: NDArray[np.float64] = (block - _median_of_others(block)).sum(axis=1)
+        return sums
+
+    mean: NDArray[np.float64] = np.sum(of_blocks((len(rows), values.shape[1]), summed), axis=0) / values.shape[1]
+    return mean
+
+
+def _median_of_others(block: Stored) -> Matrix:
+    """For each value the median of those of the other ranks at the same step. [ranks, steps] in and out."""
+    ranks = len(block)
+    # The median of the others without a loop: leaving out a rank shifts what lies above it down by one.
+    low, high = (ranks - 2) // 2, (ranks - 1) // 2
+    around = [low, min(low + 1, ranks - 1), high, min(high + 1, ranks - 1)]
+    inorder = by_step(block)
+    inorder.sort(axis=1)
+    below, above_low, middle, above_high = inorder[:, around].T
+    lower = np.where(block <= below, above_low, below)
+    upper = lower if low == high else np.where(block <= middle, above_high, middle)
+    others: Matrix = np.add(lower, upper, dtype=np.float64)
+    others *= 0.5
+    return others
+
+
+def saved(leading: Leaders, rest: Leaders) -> NDArray[np.float64]:
+    """Per step, how much earlier it would end were all ranks no slower than the slowest of the ``rest``, which are not slow."""
+    return leading.largest - rest.largest
 
 
 def saved_by_each(own: Stored) -> NDArray[np.float64]:
     """Per rank, the mean over the steps of what it costs that it is last: what noise alone costs, where nobody is slow."""
-    second, first = ordered(own, [len(own) - 2, len(own) - 1]).astype(np.float64)
-    each: NDArray[np.float64] = np.bincount(last_ranks(own), weights=first - second, minlength=len(own)) / own.shape[1]
+    return _saved_by_each(leaders(own), len(own))
+
+
+def _saved_by_each(leading: Leaders, ranks: int) -> NDArray[np.float64]:
+    each: NDArray[np.float64] = np.bincount(leading.rows, weights=leading.ahead, minlength=ranks) / len(leading.rows)
     return each
 
 
@@ -194,25 +211,29 @@ def find_slow(judged: Judged) -> Slow | None:
         slow[ahead.rows] = True
     if not named:
         return None
-    gain = saved(own, slow)
-    rest = own[~slow]
-    if gain.mean() - _noise_costs(rest) < limit:
+    others = np.flatnonzero(~slow)
+    leading, rest = leaders(own), leaders(own, others)
+    gain = saved(leading, rest)
+    if gain.mean() - _noise_costs(rest, len(others)) < limit:
         return None
-    last = slow[last_ranks(own)]
-    if last.mean() < HALF and not _sticks_out(gain, rest):
+    last = slow[leading.rows]
+    least, *middle = ordered(own, [0, (len(others) - 1) // 2, len(others) // 2], others)
+    if last.mean() < HALF and not _sticks_out(gain, rest.largest - least):
         return None
-    over = own.astype(np.float64) - ordered(rest, [(len(rest) - 1) // 2, len(rest) // 2]).mean(axis=0, dtype=np.float64)
-    far = _far(over[named[0]])
+    usual: NDArray[np.float64] = np.stack(middle).mean(axis=0, dtype=np.float64)
+    over_usual = own[named[0]] - usual
+    far = _far(over_usual)
     pattern: Pattern = "fixed" if last.mean() >= FIXED and far.mean() >= FAR else "intermittent"
     affected = last if pattern == "fixed" else far
-    sums, others = block_sums(over.T), np.flatnonzero(~slow)
+    # Sums of each rank's time over the usual one.
+    sums = block_sums(own.T) - block_sums(usual[:, None])
     weakest = sorted(named, key=lambda row: float(sums[:, row].sum()))[:_WEAKEST]
     return Slow(
         ranks=[judged.ranks[row] for row in named],
         pattern=pattern,
         # Healed, it would still be last now and then, as the others are.
-        gain_us=max(0.0, float(gain.mean() - np.median(saved_by_each(own)[~slow]))),
-        excess_us=float(over[named[0]][affected].mean()),
+        gain_us=max(0.0, float(gain.mean() - np.median(_saved_by_each(leading, len(own))[~slow]))),
+        excess_us=float(over_usual[affected].mean()),
         p_value=p,
         stability=min(stability(sums[:, [row, *others]], 0, at_least=limit * own.shape[1]) for row in weakest),
         last_share=float(last.mean()),
@@ -241,9 +262,9 @@ def period(steps: NDArray[np.int64]) -> int | None:
     return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
 
 
-def _noise_costs(rest: Stored) -> float:
+def _noise_costs(rest: Leaders, ranks: int) -> float:
     """What being last by mere noise costs per step: of a typical rank among those that are not slow."""
-    return float(np.median(saved_by_each(rest))) if len(rest) > 1 else 0.0
+    return float(np.median(_saved_by_each(rest, ranks))) if ranks > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +290,11 @@ def _ahead(own: Stored, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
     Two looks, so twice the chance: are some of them so far ahead by chance, and if they may be, is one so far out?
     """
     left = np.flatnonzero(~slow)
-    over = excess(own[left]).mean(axis=1)
+    over = mean_excess(own, left)
     most = min(len(own) // 2 - int(slow.sum()), int((over >= limit).sum()))
     if most < 1:
         return None
-    sums = block_sums(own[left].T)
+    sums = block_sums(own.T)[:, left]
     order = np.argsort(-sums.sum(axis=0), kind="stable")
 
     def look(count: int, chance: float) -> _Ahead:
@@ -332,7 +353,9 @@ def too_short(judged: Judged) -> Suspect | None:
     if ahead is None:
         return None
     slow[ahead.rows] = True
-    if saved(own, slow).mean() - _noise_costs(own[~slow]) < limit:
+    others = np.flatnonzero(~slow)
+    rest = leaders(own, others)
+    if saved(leaders(own), rest).mean() - _noise_costs(rest, len(others)) < limit:
         return None
     over = excess(own)
     far = _far(over[ahead.rows[0]])
@@ -344,10 +367,10 @@ def too_short(judged: Judged) -> Suspect | None:
     return Suspect([judged.ranks[row] for row in ahead.rows], int(far.sum()), needed if far.sum() < needed else None)
 
 
-def _sticks_out(gain: NDArray[np.float64], rest: Stored) -> bool:
+def _sticks_out(gain: NDArray[np.float64], apart: NDArray[np.float64]) -> bool:
     """Whether most of what was lost was lost in steps in which the slow ones were farther out than the others are apart.
 
     A rank that is last only now and then is told from noise that lasts for a while (a neighbour's job) by how far out it is then.
     """
-    far = gain >= np.ptp(rest, axis=0)
+    far = gain >= apart
     return bool(gain[far].sum() >= 0.7 * gain.sum())

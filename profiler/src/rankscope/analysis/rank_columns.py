@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.possible import LAST_STEP, LATEST_NS, MAX_US
 from rankscope.runs.records import PHASES, StepEvent
-from rankscope.runs.step_columns import COUNTS, MEMORY, METERS, PROFILED, grouped_dtype
+from rankscope.runs.step_columns import (
+    COUNTS,
+    HAS_BLOCKED,
+    HAS_DEVICE,
+    HAS_DEVICE_BLOCKED,
+    MEMORY,
+    METERS,
+    PROFILED,
+    TIMES,
+    grouped_dtype,
+)
 from rankscope.runs.step_segments import Rows
 
 _MOST: Final = 2**62
@@ -29,8 +39,9 @@ TIME_METRICS: Final = (
     *(f"own_{phase}_us" for phase in PHASES),
 )
 """Metrics that every analysis looks at."""
-METER_METRICS: Final = (*METERS, *COUNTS, "flops")
-"""Metrics that are looked at for few ranks, or seldom."""
+WORK_METRICS: Final = ("samples", "tokens", "flops")
+METER_METRICS: Final = (*METERS, "input_elements")
+"""Metrics that are looked at for few ranks."""
 
 Tags = dict[str, NDArray[np.int64]]
 """Tag to the steps that have it."""
@@ -57,64 +68,44 @@ class RankColumns:
     """[samples, entry and ``MEMORY``]: of the entries that have anything of it."""
     damaged: int = 0
     """Records left out because their times or numbers are impossible."""
+    postponed: frozenset[str] = frozenset()
+    """Known metrics that are not in ``values``: see ``of``."""
+    same: frozenset[str] = frozenset()
+    """Metrics ``own_PHASE_us`` that are not in ``values``, as they are the same as ``PHASE_us``: no rank was waited for in it."""
 
     @classmethod
-    def of(cls, blocks: Iterable[Rows]) -> Self:
-        """Columns of all ``blocks`` of rows."""
-        return cls.joined([cls._of(rows)[0] for rows in blocks if len(rows)])
+    def of(cls, blocks: Iterable[Rows], *, meters: bool = True) -> Self:
+        """Columns of all ``blocks`` of rows; without ``meters`` the ``METER_METRICS`` are left for later."""
+        parts = [_Part(rows, meters=meters) for rows in blocks if len(rows)]
+        return cls._joined(parts) if parts else cls()
 
     @classmethod
     def of_each(cls, rows: Rows, counts: Sequence[int]) -> list[Self]:
         """Columns of several ranks whose rows follow each other: ``counts`` of them each, more than none."""
-        columns, possible = cls._of(rows)
+        part = _Part(rows, meters=True)
         firsts = np.cumsum([0, *counts[:-1]])
-        parts = columns.cut(np.add.reduceat(possible, firsts, dtype=np.intp))
-        return [replace(part, damaged=count - len(part.step)) for part, count in zip(parts, counts, strict=True)]
+        parts = cls._joined([part]).cut(np.add.reduceat(part.possible, firsts, dtype=np.intp))
+        return [replace(one, damaged=count - len(one.step)) for one, count in zip(parts, counts, strict=True)]
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """One after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        if not parts:
-            return cls()
+    def _joined(cls, parts: Sequence[_Part]) -> Self:
+        """Columns of parts, one after the other."""
         offsets = np.cumsum([0, *(len(part.step) for part in parts[:-1])])
-        names = {name: None for part in parts for name in part.values}
+        for part, offset in zip(parts, offsets, strict=True):
+            part.memory[:, 0] += offset
+        same = frozenset.intersection(*(part.same for part in parts))
+        values = _named((*TIME_METRICS, *WORK_METRICS), [part.values for part in parts])
         return cls(
             step=np.concatenate([part.step for part in parts]),
             start=np.concatenate([part.start for part in parts]),
             profiled=np.concatenate([part.profiled for part in parts]),
-            values={name: np.concatenate([part.value(name) for part in parts]) for name in names},
-            memory=np.concatenate(
-                [part.memory + np.eye(1, 1 + len(MEMORY)) * offset for part, offset in zip(parts, offsets, strict=True)]
-            ),
-            damaged=sum(part.damaged for part in parts),
+            values={name: column for name, column in values.items() if name not in same}
+            | _named(METER_METRICS, [part.meters for part in parts]),
+            same=frozenset(name for name in same if name in values),
+            memory=np.concatenate([part.memory for part in parts]),
+            damaged=sum(int(np.count_nonzero(~part.possible)) for part in parts),
+            postponed=frozenset().union(*(part.postponed for part in parts)),
         )
-
-    def value(self, name: str) -> NDArray[np.float32]:
-        """One metric; NaN where nothing of it is known."""
-        found = self.values.get(name)
-        return np.full(len(self.step), np.nan, np.float32) if found is None else found
-
-    @classmethod
-    def _of(cls, rows: Rows) -> tuple[Self, NDArray[np.bool_]]:
-        """Columns of the possible rows, and which rows these are."""
-        groups = rows.view(grouped_dtype())
-        possible = _possible(groups)
-        if not possible.all():
-            groups = groups[possible]
-        # Sums of absurd times overflow, and are then as little known as these.
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = {name: known for name, column in _metrics(groups) if (known := _known(column)) is not None}
-        columns = cls(
-            step=groups["step"].copy(),
-            start=groups["start_unix_ns"].copy(),
-            profiled=(groups["flags"] & PROFILED) != 0,
-            values=values,
-            memory=_memory(groups["memory"]),
-            damaged=len(possible) - len(groups),
-        )
-        return columns, possible
 
     def cut(self, counts: NDArray[np.intp]) -> list[Self]:
         """So many entries each, one after the other."""
@@ -155,6 +146,42 @@ class RankColumns:
         )
 
 
+class _Part:
+    """Columns of one block of rows."""
+
+    __slots__ = ("memory", "meters", "possible", "postponed", "profiled", "same", "start", "step", "values")
+
+    def __init__(self, rows: Rows, *, meters: bool) -> None:
+        groups = rows.view(grouped_dtype())
+        self.possible = _possible(groups)
+        if not self.possible.all():
+            groups = groups[self.possible]
+        self.step: NDArray[np.int64] = groups["step"].copy()
+        self.start: NDArray[np.int64] = groups["start_unix_ns"].copy()
+        self.profiled: NDArray[np.bool_] = groups["flags"] & PROFILED != 0
+        # Sums of absurd times overflow, and are then as little known as these.
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.values, self.same = _values(groups)
+        self.meters = _meters(groups) if meters else np.empty((0, len(groups)), np.float32)
+        self.postponed = frozenset() if meters else _known_meters(groups)
+        self.memory = _memory(groups["memory"])
+
+
+def meters_of(blocks: Iterable[Rows]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """The steps of all possible rows, their starts, and their ``METER_METRICS`` [metrics, rows]."""
+    steps, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    meters = [np.empty((len(METER_METRICS), 0), np.float32)]
+    for rows in blocks:
+        groups = rows.view(grouped_dtype())
+        groups = groups[_possible(groups)]
+        steps.append(groups["step"])
+        starts.append(groups["start_unix_ns"])
+        meters.append(_meters(groups))
+    found = np.concatenate(meters, axis=1)
+    found[np.abs(found) >= _MOST_US] = np.nan
+    return np.concatenate(steps), np.concatenate(starts), found
+
+
 def tags_of(events: Iterable[StepEvent]) -> Tags:
     """Tags of some steps."""
     steps: dict[str, list[int]] = {}
@@ -165,74 +192,93 @@ def tags_of(events: Iterable[StepEvent]) -> Tags:
     return {tag: np.array(numbers, dtype=np.int64) for tag, numbers in steps.items()}
 
 
-def meter_columns(rows: Rows) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]:
-    """The steps of the possible rows, and those ``METER_METRICS`` of which anything is known."""
-    groups = rows.view(grouped_dtype())
-    possible = _possible(groups)
-    if not possible.all():
-        groups = groups[possible]
-    values = {name: known for name, column in _meters(groups) if (known := _known(column)) is not None}
-    return groups["step"].copy(), values
-
-
-def _known(column: NDArray[np.floating[Any]]) -> NDArray[np.float32] | None:
-    """``None`` for a column in which nothing is known."""
-    known = np.abs(column) < _MOST_US
-    if known.all():
-        return column.astype(np.float32, copy=False)
-    return np.where(known, column, np.nan).astype(np.float32, copy=False) if known.any() else None
-
-
 def _possible(groups: Rows) -> NDArray[np.bool_]:
-    step, wall, counts = groups["step"], groups["wall_us"], groups["counts"]
+    """Which rows make sense."""
+    step, wall, start = groups["step"], groups["wall_us"], groups["start_unix_ns"]
     possible: NDArray[np.bool_] = (step >= 0) & (step <= LAST_STEP) & (wall >= 0) & (wall < MAX_US)
-    possible &= (groups["start_unix_ns"] >= 0) & (groups["start_unix_ns"] < LATEST_NS) & (counts < _MOST).all(axis=1)
+    possible &= (start >= 0) & (start < LATEST_NS)
+    for at in range(len(COUNTS)):
+        possible &= groups["counts"][:, at] < _MOST
     return possible
 
 
-def _metrics(groups: Rows) -> Iterable[tuple[str, NDArray[np.floating[Any]]]]:
-    """All that the rows say of a step's time and work; see ``StepRecord`` for ``own_us`` and its like."""
-    # [TIMES, phases, rows], one after the other in memory.
-    times = np.ascontiguousarray(groups["times"].transpose(1, 2, 0))
-    phases, blocked, device, device_blocked = times
+def _values(groups: Rows) -> tuple[NDArray[np.float32], frozenset[str]]:
+    """``TIME_METRICS`` and ``WORK_METRICS`` [metrics, rows], and which are the same as another, see ``RankColumns.same``.
+
+    ``StepRecord`` says what ``own_us`` and its like are.
+    """
+    found = np.empty((len(TIME_METRICS) + len(WORK_METRICS), len(groups)), np.float32)
+    same = _times(groups, found[: len(TIME_METRICS)])
+    for at, name in enumerate(("samples", "tokens"), start=len(TIME_METRICS)):
+        found[at] = _count(groups, name)
+    found[-1] = groups["flops"]
+    return found, same
+
+
+def _count(groups: Rows, name: str) -> NDArray[np.floating[Any]]:
+    counts = groups["counts"][:, COUNTS.index(name)]
+    return np.where(counts >= 0, counts, np.nan)
+
+
+def _times(groups: Rows, found: NDArray[np.float32]) -> frozenset[str]:
+    """Fill in ``TIME_METRICS``. Returns those that are the same as another."""
+    flags = groups["flags"]
     wall: NDArray[np.float64] = groups["wall_us"].copy()
-    whole: Any = wall
-    clock = phases
-    has_blocked, has_device, has_device_blocked = (_is_known(one) for one in (blocked, device, device_blocked))
+    has_blocked = flags & HAS_BLOCKED != 0
     # Where both are known the device's time line is the one to judge by: its host runs ahead and waits somewhere else.
-    on_device = has_device & has_device_blocked
-    if on_device.all():
-        clock, blocked, has_blocked, whole = device, device_blocked, on_device, np.nansum(device, axis=0, dtype=np.float64)
-    elif on_device.any():
+    on_device = flags & (HAS_DEVICE | HAS_DEVICE_BLOCKED) == HAS_DEVICE | HAS_DEVICE_BLOCKED
+    phases, blocked = _of_phases(groups, "phases_us"), _of_phases(groups, "blocked_us")
+    clock, whole = phases, wall
+    if on_device.any():
+        device, device_blocked = _of_phases(groups, "device_us"), _of_phases(groups, "device_blocked_us")
         clock, blocked = np.where(on_device, device, phases), np.where(on_device, device_blocked, blocked)
-        has_blocked = has_blocked | on_device
-        whole = np.where(on_device, np.nansum(device, axis=0, dtype=np.float64), whole)
-    waited = np.where(np.isnan(blocked), np.where(has_blocked, np.float32(0), np.float32(np.nan)), blocked)
-    total = waited.sum(axis=0, dtype=np.float64)
-    own = clock - waited
-    yield "wall_us", wall
-    yield "own_us", whole - total
-    yield "blocked_us", total
-    for at, phase in enumerate(PHASES):
-        yield f"{phase}_us", phases[at]
-        yield f"own_{phase}_us", own[at]
-    yield from _meters(groups)
+        whole = np.where(on_device, np.nansum(device, axis=0, dtype=np.float64), wall)
+        has_blocked |= on_device
+    # A phase without a time of waiting had none, where there is a signal at all.
+    np.copyto(blocked, 0.0, where=np.isnan(blocked))
+    if not has_blocked.all():
+        blocked[:, ~has_blocked] = np.nan
+    total = blocked.sum(axis=0)
+    found[0], found[1], found[2] = wall, whole - total, total
+    found[3 : 3 + len(PHASES)] = phases
+    np.subtract(clock, blocked, out=found[3 + len(PHASES) :])
+    if clock is not phases:
+        return frozenset()
+    waited: list[bool] = blocked.any(axis=1).tolist()  # type: ignore[assignment]  # NaN counts as something
+    return frozenset(f"own_{phase}_us" for phase, some in zip(PHASES, waited, strict=True) if not some)
 
 
-def _meters(groups: Rows) -> Iterable[tuple[str, NDArray[np.floating[Any]]]]:
-    """``METER_METRICS`` of the rows."""
-    for at, name in enumerate(METERS):
-        yield name, groups["meters"][:, at]
-    for at, name in enumerate(COUNTS):
-        counts = groups["counts"][:, at]
-        yield name, np.where(counts >= 0, counts, np.nan)
-    yield "flops", groups["flops"]
+def _of_phases(groups: Rows, field_name: str) -> NDArray[np.float32]:
+    """A copy of one of ``TIMES`` [phases, rows], one phase after the other in memory."""
+    return np.array(groups["times"][:, TIMES.index(field_name)].T, order="C")
 
 
-def _is_known(times: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Whether any phase is known, [rows]."""
-    found: NDArray[np.bool_] = np.logical_not(np.isnan(times).all(axis=0))
+def _meters(groups: Rows) -> NDArray[np.float32]:
+    """``METER_METRICS`` [metrics, rows]."""
+    found = np.empty((len(METER_METRICS), len(groups)), np.float32)
+    found[:-1] = groups["meters"].T
+    found[-1] = _count(groups, "input_elements")
     return found
+
+
+def _known_meters(groups: Rows) -> frozenset[str]:
+    """Those of ``METER_METRICS`` of which anything is known."""
+    known = [name for at, name in enumerate(METERS) if not np.isnan(groups["meters"][:, at]).all()]
+    if (groups["counts"][:, COUNTS.index("input_elements")] >= 0).any():
+        known.append("input_elements")
+    return frozenset(known)
+
+
+def _named(names: Sequence[str], parts: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """Those of the metrics [names, rows] of which anything is known. Absurd times are not known."""
+    if not len(parts[0]):
+        return {}
+    values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    absurd = np.abs(values) >= _MOST_US
+    if absurd.any():
+        values[absurd] = np.nan
+    known = np.logical_not(np.isnan(values).all(axis=1))
+    return {name: row for name, row, is_known in zip(names, values, known, strict=True) if is_known}
 
 
 def _memory(values: NDArray[np.int64]) -> NDArray[np.float64]:

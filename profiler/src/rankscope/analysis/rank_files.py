@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from rankscope.analysis.rank_columns import RankColumns, tags_of
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.rank_columns import METER_METRICS, RankColumns, meters_of, tags_of
+from rankscope.base.errors import InputError
+from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
+from rankscope.runs.segments import list_segments
+from rankscope.runs.step_segments import read_single_rows
 
 _AHEAD: Final = 2
 """Ranks read ahead per thread: what waits to be taken fills memory."""
+_KEPT_BYTES: Final = 24 * 2**20
+"""Below 32 MiB, the most at which malloc adapts."""
+
+_FEW: Final = 200
+"""So many rows of a rank are read one by one."""
+
+_T = TypeVar("_T")
 
 
 Report = Callable[[int, int], None]
@@ -27,34 +41,124 @@ def ignore(done: int, of: int) -> None:
 
 
 def load_ranks(
-    reader: RunReader, attempt: int, ranks: Sequence[int], report: Report = ignore
+    reader: RunReader, attempt: int, ranks: Sequence[int], report: Report = ignore, *, meters: bool = True
 ) -> Iterator[tuple[int, RankColumns]]:
-    """Each rank with its records, in order. What is damaged is counted by ``reader``.
+    """Each rank with its records, in order; ``meters`` as in ``RankColumns.of``. What is damaged is counted by ``reader``."""
+
+    def load(own: RunReader, rank: int) -> RankColumns:
+        columns = RankColumns.of(own.step_rows(attempt, rank), meters=meters)
+        # After the rows: a step's event is written before its row.
+        return columns.tagged(tags_of(own.events(attempt, rank)))
+
+    return _side_by_side(reader, load, ranks, report)
+
+
+class Meters:
+    """The ``METER_METRICS`` and starts of the steps of a table's ranks, read when they are asked for and kept.
+
+    ``steps``: the columns of the table. ``known``: metrics of which anything is known.
+    """
+
+    def __init__(self, reader: RunReader, attempt: int, steps: NDArray[np.int64], known: Collection[str]) -> None:
+        self._reader = reader
+        self._attempt = attempt
+        self._steps = steps
+        self.known = known
+        self._of_rank: dict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
+        self._reading = threading.Lock()
+        self._places: tuple[NDArray[np.int64], NDArray[np.intp], NDArray[np.float32]] | None = None
+
+    def matrix(self, metric: str, ranks: Sequence[int], columns: NDArray[np.intp] | slice) -> NDArray[np.float32]:
+        """One metric [ranks, columns]."""
+        self._read(ranks)
+        place = METER_METRICS.index(metric)
+        return np.stack([self._of_rank[rank][0][place, columns] for rank in ranks])
+
+    def at(self, metric: str, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> NDArray[np.float32]:
+        """One metric at places of a rank and a column each, [places]."""
+        if self._places is None or self._places[0] is not ranks or self._places[1] is not columns:
+            self._places = (ranks, columns, self._at(ranks, columns))
+        found: NDArray[np.float32] = self._places[2][METER_METRICS.index(metric)]
+        return found
+
+    def _at(self, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> NDArray[np.float32]:
+        """``METER_METRICS`` [metrics, places]."""
+        found = np.empty((len(METER_METRICS), len(ranks)), np.float32)
+        order = np.argsort(ranks, kind="stable")
+        firsts = np.flatnonzero(np.diff(ranks[order], prepend=-1))
+        parts = dict(zip(ranks[order[firsts]].tolist(), np.split(order, firsts[1:]), strict=True))
+        whole = [rank for rank, places in parts.items() if len(places) > _FEW]
+        for rank, places in parts.items():
+            few = None if rank in self._of_rank or len(places) > _FEW else self._few(rank, self._steps[columns[places]])
+            if few is not None:
+                found[:, places] = few
+            else:
+                whole.append(rank)
+        self._read(whole)
+        for rank in whole:
+            found[:, parts[rank]] = self._of_rank[rank][0][:, columns[parts[rank]]]
+        return found
+
+    def _few(self, rank: int, steps: NDArray[np.int64]) -> NDArray[np.float32] | None:
+        """``METER_METRICS`` [metrics, steps] of a rank in a few steps; ``None``: its files do not show where these are."""
+        unique, places = np.unique(steps, return_inverse=True)
+        try:
+            paths = list_segments(rank_dir(self._reader.path, self._attempt, rank), "steps")
+            rows = read_single_rows(paths[0], unique) if len(paths) == 1 else None
+        except (InputError, OSError):
+            return None
+        return None if rows is None else meters_of([rows])[2][:, places]
+
+    def starts(self, rank: int, columns: NDArray[np.intp] | slice) -> NDArray[np.int64]:
+        """When the steps of a rank began, unix nanoseconds [columns]; 0 where there is no record."""
+        self._read([rank])
+        return self._of_rank[rank][1][columns]
+
+    def _read(self, ranks: Sequence[int]) -> None:
+        # Several threads may ask at once.
+        with self._reading:
+            missing = [rank for rank in ranks if rank not in self._of_rank]
+            for rank, found in _side_by_side(copy.copy(self._reader), self._load, missing, ignore):
+                self._of_rank[rank] = found
+
+    def _load(self, own: RunReader, rank: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """``METER_METRICS`` [metrics, steps] of a rank, and starts [steps]."""
+        steps, starts, values = meters_of(own.step_rows(self._attempt, rank))
+        found = np.full((len(METER_METRICS), len(self._steps)), np.nan, np.float32)
+        began = np.zeros(len(self._steps), np.int64)
+        at = np.searchsorted(self._steps, steps)
+        here = at < len(self._steps)  # the run may have gone on
+        here[here] = self._steps[at[here]] == steps[here]
+        found[:, at[here]], began[at[here]] = values[:, here], starts[here]
+        return found, began
+
+
+def _side_by_side(
+    reader: RunReader, load: Callable[[RunReader, int], _T], ranks: Sequence[int], report: Report
+) -> Iterator[tuple[int, _T]]:
+    """What ``load`` makes of each rank, in order; it gets a reader of its own, whose counts are added to those of ``reader``.
 
     Threads are enough: reading and numpy's loops let the others run.
     """
-    threads = max(1, min(len(os.sched_getaffinity(0)), len(ranks)))
+    if not ranks:
+        return
+    # What has this size and is freed makes malloc keep what is freed later: pages that the kernel clears anew for every array
+    # would take a third of the time.
+    del_me = np.empty(_KEPT_BYTES, np.uint8)
+    del del_me
+
+    def loaded(rank: int) -> tuple[_T, RunReader]:
+        own = copy.copy(reader)
+        own.skipped_lines, own.unusable = 0, []
+        return load(own, rank), own
+
+    threads = min(len(os.sched_getaffinity(0)), len(ranks))
     with ThreadPoolExecutor(threads, thread_name_prefix="steps") as pool:
-        waiting: deque[tuple[int, Future[_Loaded]]] = deque()
         more = iter(ranks)
-        for rank in islice(more, threads * _AHEAD):
-            waiting.append((rank, pool.submit(_load, reader, attempt, rank)))
-        for done in range(1, len(ranks) + 1):
-            rank, future = waiting.popleft()
-            columns, skipped, unusable = future.result()
-            waiting.extend((one, pool.submit(_load, reader, attempt, one)) for one in islice(more, 1))
-            reader.take_over(skipped, unusable)
+        waiting = deque(pool.submit(loaded, rank) for rank in islice(more, threads * _AHEAD))
+        for done, rank in enumerate(ranks, start=1):
+            result, own = waiting.popleft().result()
+            waiting.extend(pool.submit(loaded, one) for one in islice(more, 1))
+            reader.take_over(own.skipped_lines, own.unusable)
             report(done, len(ranks))
-            yield rank, columns
-
-
-_Loaded = tuple[RankColumns, int, list[Path]]
-
-
-def _load(reader: RunReader, attempt: int, rank: int) -> _Loaded:
-    own = copy.copy(reader)
-    own.skipped_lines, own.unusable = 0, []
-    columns = RankColumns.of(own.step_rows(attempt, rank))
-    # After the rows: a step's event is written before its row.
-    columns = columns.tagged(tags_of(own.events(attempt, rank)))
-    return columns, own.skipped_lines, own.unusable
+            yield rank, result

@@ -32,8 +32,10 @@ _SEED: Final = 20_240_229
 def block_sums(scores: NDArray[np.floating], blocks: int = BLOCKS) -> Scores:
     """Sum scores [units, ranks] over at most ``blocks`` runs of consecutive units: [blocks, ranks]."""
     edges = np.linspace(0, len(scores), min(blocks, len(scores)) + 1).astype(int)[:-1]
-    sums: Scores = np.add.reduceat(scores, edges, axis=0, dtype=np.float64) if len(scores) else scores.astype(np.float64)
-    return sums
+    if not len(scores):
+        return scores.astype(np.float64)
+    # Along the memory of a matrix [ranks, units], which is several times as fast as across it.
+    return np.ascontiguousarray(np.add.reduceat(scores.T, edges, axis=1, dtype=np.float64).T)
 
 
 def p_value(scores: Scores, column: int) -> float:

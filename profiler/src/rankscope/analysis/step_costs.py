@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.own_time import MINIMUM_STEPS, WARM_UP, comparable
 from rankscope.analysis.pipeline_result import PipelineResult
-from rankscope.analysis.step_order import ordered
-from rankscope.analysis.steps import Matrix, StepTable, Stored
+from rankscope.analysis.step_order import by_step, of_blocks
+from rankscope.analysis.steps import Matrix, StepTable
 from rankscope.analysis.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.waterfall_result import PartName
 
@@ -46,13 +46,9 @@ class _Typical:
     alone: bool
     """One rank, which waits for nobody."""
 
-    def whole(self, name: str) -> Stored:
-        """One metric of the compared ranks in the steps judged."""
-        return self.table.stored(name)[:, self.steps][self.ranks]
-
     def at(self, name: str) -> Vector:
         """One metric of the table, [places]."""
-        return self.table.stored(name)[self.row, self.step].astype(np.float64)
+        return self.table.at(name, self.row, self.step).astype(np.float64)
 
     def own(self, name: str) -> Vector:
         """``own_NAME``, or ``NAME`` of a rank that is alone, [places]."""
@@ -81,13 +77,26 @@ def costs_of_steps(
     if "compute" not in known:
         notes |= dict.fromkeys(("compute", "host"), NO_WINDOW if accelerated else NO_CPU_TIME)
     return Costs(
-        step_us=float(np.nanmean(typical.whole("wall_us"), dtype=np.float64)),
+        step_us=_mean_wall(typical),
         steps=len(typical.steps),
         known=_told(known),
         notes=notes,
         inner=_told(inner),
         largest={} if pipeline is None else _largest(typical, pipeline, accelerated=accelerated),
     )
+
+
+def _mean_wall(typical: _Typical) -> float:
+    """Of the compared ranks in the steps judged."""
+    table, judged = typical.table, np.zeros(len(typical.table.steps), dtype=bool)
+    judged[typical.steps] = True
+
+    def total(steps: slice) -> tuple[float, int]:
+        walls = table.some("wall_us", steps, typical.ranks)[:, judged[steps]]
+        return float(np.nansum(walls, dtype=np.float64)), int(np.isfinite(walls).sum())
+
+    sums, counts = zip(*of_blocks(table.profiled.shape, total), strict=True)
+    return float(sum(sums) / sum(counts))
 
 
 def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float | None], dict[InnerName, float | None]]:
@@ -140,8 +149,10 @@ def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | No
     blocked = typical.at("blocked_us")
     if in_bubble:
         return {"pipeline_bubble": typical.mean(blocked)}
-    longest = np.empty(len(typical.table.steps))
-    longest[typical.steps] = typical.whole("own_us").max(axis=0)
+    table = typical.table
+    longest = np.concatenate(
+        of_blocks(table.profiled.shape, lambda steps: table.some("own_us", steps, typical.ranks).max(axis=0))
+    )
     waiting = np.minimum(np.maximum(longest[typical.step] - typical.at("own_us"), 0), blocked)
     return {"exposed_communication": typical.mean(blocked - waiting), "straggler_wait": typical.mean(waiting)}
 
@@ -183,11 +194,11 @@ def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult 
     found = comparable(table, [int(rank) for rank in table.ranks])
     if found is not None:
         rows, steps = found[0], np.flatnonzero(found[1])
-        weights = (
-            _middle(table.stored("own_us")[:, steps][rows])
-            if pipeline is None
-            else _per_stage(table.ranks[rows], (len(rows), len(steps)), pipeline)
-        )
+        if pipeline is None:
+            row, step = _middle(table, rows, found[1])
+            sharing = np.bincount(step, minlength=len(table.steps))
+            return _Typical(table, rows, steps, row, step, 1 / sharing[step], alone=False)
+        weights = _per_stage(table.ranks[rows], (len(rows), len(steps)), pipeline)
         row, step = np.nonzero(weights)
         return _Typical(table, rows, steps, rows[row], steps[step], weights[row, step] / weights.sum(axis=0)[step], alone=False)
     steps = np.flatnonzero(usual_steps(table))
@@ -197,10 +208,21 @@ def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult 
     return _Typical(table, row, steps, np.zeros_like(steps), steps, np.ones(len(steps)), alone=True)
 
 
-def _middle(own: Stored) -> NDArray[np.bool_]:
-    """The rank in the middle at each step; ranks of the same own time share, so that their order does not matter."""
-    there: NDArray[np.bool_] = own == ordered(own, [(len(own) - 1) // 2])
-    return there
+def _middle(table: StepTable, rows: NDArray[np.intp], judged: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Row and column of the rank in the middle at each step that is ``judged`` [steps], among those in ``rows``.
+
+    Of ranks of the same own time all are there, so that their order does not matter.
+    """
+
+    def of(steps: slice) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        columns = np.flatnonzero(judged[steps])
+        own = by_step(table.some("own_us", steps, rows)[:, columns])
+        middle = np.sort(own, axis=1)[:, (len(rows) - 1) // 2]
+        column, row = np.nonzero(own == middle[:, None])
+        return rows[row], steps.start + columns[column]
+
+    found = of_blocks(table.profiled.shape, of)
+    return np.concatenate([row for row, _ in found]), np.concatenate([column for _, column in found])
 
 
 def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: PipelineResult) -> Matrix:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -42,17 +43,51 @@ def by_step(values: NDArray[_Value]) -> NDArray[_Value]:
     return copied
 
 
-def ordered(values: NDArray[_Value], places: Sequence[int]) -> NDArray[_Value]:
+Rows = NDArray[np.intp] | slice
+"""Of ranks in a matrix; the others are left out without a copy of the whole."""
+ALL: Final = slice(None)
+
+
+def ordered(values: NDArray[_Value], places: Sequence[int], rows: Rows = ALL) -> NDArray[_Value]:
     """What is at ``places`` of each step's values in ascending order, NaN last: [places, steps]."""
 
     def of(steps: slice) -> NDArray[_Value]:
         # A sort of so few in single precision is vectorised, a selection of several places is not.
-        block = by_step(values[:, steps])
+        block = by_step(values[rows, steps])
         block.sort(axis=1)
         return block[:, places].T
 
     found = of_blocks(values.shape, of)
     return np.concatenate(found, axis=1) if found else np.empty((len(places), 0), values.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaders:
+    """The largest value at each step, [steps]."""
+
+    rows: NDArray[np.intp]
+    """Its row, the first of several, counted among the rows looked at."""
+    largest: NDArray[np.float64]
+    ahead: NDArray[np.float64]
+    """How far it is ahead of the second largest; infinite where there is no other."""
+
+
+def leaders(values: NDArray[_Value], rows: Rows = ALL) -> Leaders:
+    """The largest values at each step of a matrix [ranks, steps]."""
+
+    def of(steps: slice) -> Leaders:
+        block = by_step(values[rows, steps])
+        largest, at = block.argmax(axis=1), np.arange(len(block))
+        first = block[at, largest].astype(np.float64)
+        block[at, largest] = -np.inf
+        return Leaders(largest, first, first - block.max(axis=1))
+
+    found = of_blocks(values.shape, of)
+    return Leaders(
+        np.concatenate([np.empty(0, np.intp), *(one.rows for one in found)]),
+        np.concatenate([np.empty(0), *(one.largest for one in found)]),
+        np.concatenate([np.empty(0), *(one.ahead for one in found)]),
+    )
 
 
 def last_ranks(values: NDArray[_Value]) -> NDArray[np.intp]:

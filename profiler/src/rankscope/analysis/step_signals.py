@@ -13,7 +13,7 @@ from rankscope.analysis.step_order import by_step, of_blocks
 from rankscope.analysis.steps import StepTable, Stored
 from rankscope.runs.records import PHASES, Phase
 
-MOST_PEERS: Final = 256
+MOST_PEERS: Final = 128
 """So many tell what is usual; more of thousands would tell the same, and take longer."""
 
 
@@ -53,11 +53,11 @@ def signals_of(
         """What ``function`` makes of [steps, the rank and its peers], in the affected steps that all of them have."""
         if not np.isfinite(table.of_rank(metric, row)).any():
             return []
-        found = of_blocks(table.start_unix_ns.shape, lambda steps: of_block(metric, steps, function))
+        found = of_blocks(table.profiled.shape, lambda steps: of_block(metric, steps, function))
         return [part for part in found if part is not None]
 
     def of_block(metric: str, steps: slice, function: Callable[[Stored], NDArray[np.float64]]) -> NDArray[np.float64] | None:
-        both = by_step(table.some(metric, steps)[compared])[affected[steps]]
+        both = by_step(table.some(metric, steps, compared))[affected[steps]]
         there = np.isfinite(both).all(axis=1)
         if not there.all():
             both = both[there]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.filling import Filling
 from rankscope.analysis.rank_columns import RankColumns, no_memory, tags_of
-from rankscope.analysis.rank_files import Report, ignore, load_ranks
+from rankscope.analysis.rank_files import Meters, Report, ignore, load_ranks
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
@@ -60,23 +61,42 @@ class Matrices(Mapping[str, Matrix]):
     """All of ``METRICS`` by name, kept in single precision and only where anything is known; of the steps ``kept``.
 
     Each matrix is made anew when it is asked for: in double precision all of a large run at once would not fit into memory.
+    ``meters`` reads the metrics that are not ``stored``, if there are such.
     """
 
-    def __init__(self, stored: Mapping[str, NDArray[np.float32]], ranks: int, kept: NDArray[np.intp]) -> None:
+    def __init__(
+        self,
+        stored: Mapping[str, NDArray[np.float32]],
+        ranks: NDArray[np.int64],
+        kept: NDArray[np.intp],
+        meters: Meters | None = None,
+    ) -> None:
         self._stored = stored
         self._ranks = ranks
         self._kept = kept
+        self._meters = meters
+        self._asked: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64], NDArray[np.intp]] | None = None
 
     def __getitem__(self, metric: str) -> Matrix:
         return self.stored(metric).astype(np.float64)
 
     def stored(self, metric: str) -> NDArray[np.float32]:
         """A matrix as it is kept, to be read only; a copy only where some of the steps are left out."""
+        return self.some(metric, slice(None))
+
+    def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
+        """The same of some of the steps, and of the ranks in some ``rows``, only."""
+        columns = self._columns(steps)
         if metric in self._stored:
-            return self._stored[metric][:, self._columns]
+            found: NDArray[np.float32] = self._stored[metric][:, columns]
+            return found if rows is None else found[rows]
         if metric not in METRICS:
             raise KeyError(metric)
-        return np.broadcast_to(np.float32(np.nan), (self._ranks, len(self._kept)))
+        ranks = self._ranks if rows is None else self._ranks[rows]
+        if self._meters is not None and metric in self._meters.known and len(ranks):
+            return self._meters.matrix(metric, ranks.tolist(), columns)
+        unknown: NDArray[np.float32] = np.broadcast_to(np.float32(np.nan), (len(ranks), len(self._kept[steps])))
+        return unknown
 
     def __iter__(self) -> Iterator[str]:
         return iter(METRICS)
@@ -87,32 +107,45 @@ class Matrices(Mapping[str, Matrix]):
     @property
     def recorded(self) -> Collection[str]:
         """Metrics of which anything is known."""
-        return self._stored.keys()
+        return self._stored.keys() | set(() if self._meters is None else self._meters.known)
 
-    @property
-    def _columns(self) -> NDArray[np.intp] | slice:
-        """A slice takes no copy."""
-        count = len(self._kept)
-        first = int(self._kept[0]) if count else 0
-        return slice(first, first + count) if not count or self._kept[-1] == first + count - 1 else self._kept
+    def _columns(self, steps: slice) -> NDArray[np.intp] | slice:
+        """Where some of the steps are kept; a slice takes no copy."""
+        kept = self._kept[steps]
+        count = len(kept)
+        first = int(kept[0]) if count else 0
+        return slice(first, first + count) if not count or kept[-1] == first + count - 1 else kept
 
     def columns(self, keep: NDArray[np.bool_]) -> Matrices:
         """The steps where ``keep`` is true."""
-        return Matrices(self._stored, self._ranks, self._kept[keep])
+        return Matrices(self._stored, self._ranks, self._kept[keep], self._meters)
 
     def rows(self, keep: NDArray[np.intp]) -> Matrices:
         """The ranks in the rows ``keep``."""
-        return Matrices({name: matrix[keep] for name, matrix in self._stored.items()}, len(keep), self._kept)
+        stored = {name: matrix[keep] for name, matrix in self._stored.items()}
+        return Matrices(stored, self._ranks[keep], self._kept, self._meters)
 
-    def some(self, metric: str, steps: slice) -> NDArray[np.float32]:
-        """The same of some of the steps only."""
-        return Matrices(self._stored, self._ranks, self._kept[steps]).stored(metric)
+    def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[np.float32]:
+        """A metric at places of a row and a column each, [places]."""
+        if metric in self._stored or self._meters is None or metric not in self._meters.known:
+            found: NDArray[np.float32] = self.stored(metric)[rows, columns]
+            return found
+        if self._asked is None or self._asked[0] is not rows or self._asked[1] is not columns:
+            self._asked = (rows, columns, self._ranks[rows], self._kept[columns])
+        return self._meters.at(metric, *self._asked[2:])
+
+    def starts(self, row: int) -> NDArray[np.int64]:
+        """When the steps of a rank began, unix nanoseconds; 0 where there is no record."""
+        assert self._meters is not None
+        return self._meters.starts(int(self._ranks[row]), self._columns(slice(None)))
 
     def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
         """One row of a matrix."""
         if metric in self._stored:
-            return self._stored[metric][row, self._columns]
-        return np.full(len(self._kept), np.nan, np.float32)
+            found: NDArray[np.float32] = self._stored[metric][row, self._columns(slice(None))]
+            return found
+        read: NDArray[np.float32] = self.some(metric, slice(None), np.array([row]))[0]
+        return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +158,14 @@ class StepTable:
     steps: NDArray[np.int64]
     """Step numbers seen on any rank, ascending."""
     values: Mapping[str, Matrix]
-    start_unix_ns: NDArray[np.int64]
-    """Start of the step, [ranks, steps]; 0 where there is no record."""
+    start_unix_ns: NDArray[np.int64] | None
+    """As ``starts`` [ranks, steps]; ``None``: ``values`` can read them."""
     profiled: NDArray[np.bool_]
     """[ranks, steps]: the profiler was on, so the times include its cost."""
     tags: dict[str, NDArray[np.bool_]]
     """Tag to [ranks, steps]: where it was set."""
+    last_end_unix_ns: float = 0.0
+    """When the last step of any rank ended; 0 without a record."""
     damaged: int = 0
     """Records left out because their times or numbers are impossible."""
     memory: dict[int, Matrix] = field(default_factory=dict)
@@ -148,12 +183,12 @@ class StepTable:
             attempt = attempts[-1] if attempts else 0
         elif attempt not in attempts:
             raise InputError(reader.path, f"no attempt {attempt} in it")
-        filling = Filling()
+        filling = Filling(start=None)
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
-        for rank, columns in load_ranks(reader, attempt, ranks, report):
+        for rank, columns in load_ranks(reader, attempt, ranks, report, meters=False):
             filling.add(rank, columns)
-        return cls.filled(attempt, filling)
+        return cls.filled(attempt, filling, Meters(reader, attempt, filling.steps, filling.postponed))
 
     @classmethod
     def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:
@@ -161,22 +196,30 @@ class StepTable:
         filling = Filling()
         filling.add_ranks(records)
         for rank, of_rank in records.items():
-            kept = list(of_rank)
-            rows = np.frombuffer(b"".join(map(pack_row, kept)), row_dtype())
+            packed, kept = [], []
+            for record in of_rank:
+                try:
+                    packed.append(pack_row(record))
+                    kept.append(record)
+                except (struct.error, OverflowError):
+                    filling.damaged += 1
+            rows = np.frombuffer(b"".join(packed), row_dtype())
             tags = tags_of(event for record in kept if (event := event_of(record)) is not None)
             filling.add(rank, RankColumns.of([rows]).tagged(tags))
         return cls.filled(attempt, filling)
 
     @classmethod
-    def filled(cls, attempt: int, filling: Filling) -> Self:
-        """What has been filled in so far; not a copy of it."""
+    def filled(cls, attempt: int, filling: Filling, meters: Meters | None = None) -> Self:
+        """What has been filled in so far; not a copy of it. ``meters`` has what has been postponed."""
         count = len(filling.steps)
+        ranks = np.array(filling.ranks, dtype=np.int64)
         return cls(
             attempt=attempt,
-            ranks=np.array(filling.ranks, dtype=np.int64),
+            ranks=ranks,
             steps=filling.steps,
-            values=Matrices(filling.values, len(filling.ranks), np.arange(count)),
-            start_unix_ns=filling.start[:, :count],
+            values=Matrices(filling.metrics, ranks, np.arange(count), meters),
+            start_unix_ns=None if filling.start is None else filling.start[:, :count],
+            last_end_unix_ns=filling.last_end_unix_ns,
             profiled=filling.profiled[:, :count],
             tags={tag: matrix[:, :count] for tag, matrix in filling.tags.items()},
             damaged=filling.damaged,
@@ -195,21 +238,33 @@ class StepTable:
         """Whether anything may be known of a metric."""
         return metric in self.values.recorded if isinstance(self.values, Matrices) else metric in self.values
 
-    def some(self, metric: str, steps: slice) -> Stored:
-        """The same of some of the steps only: a large run's matrices are gone through part by part."""
-        return self.values.some(metric, steps) if isinstance(self.values, Matrices) else self.values[metric][:, steps]
+    def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> Stored:
+        """The same of some of the steps, and of the ranks in some ``rows``, only.
+
+        A large run's matrices are gone through part by part.
+        """
+        if isinstance(self.values, Matrices):
+            return self.values.some(metric, steps, rows)
+        found = self.values[metric][:, steps]
+        return found if rows is None else found[rows]
+
+    def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Stored:
+        """One metric at places of a row and a column each, [places]."""
+        if isinstance(self.values, Matrices):
+            return self.values.at(metric, rows, columns)
+        return self.values[metric][rows, columns]
 
     def of_rank(self, metric: str, row: int) -> Stored:
         """One metric of the rank in a row, [steps], as it is kept."""
         return self.values.of_rank(metric, row) if isinstance(self.values, Matrices) else self.values[metric][row]
 
-    def last_end_unix_ns(self) -> float:
-        """When the last step of any rank ended; 0 without a record."""
-        last = 0.0
-        for row, starts in enumerate(self.start_unix_ns):
-            ends = starts + self.of_rank("wall_us", row).astype(np.float64) * 1000
-            last = float(np.fmax.reduce(ends, initial=last))
-        return last
+    def starts(self, row: int) -> NDArray[np.int64]:
+        """When the steps of the rank in a row began, unix nanoseconds [steps]; 0 where there is no record."""
+        if self.start_unix_ns is not None:
+            found: NDArray[np.int64] = self.start_unix_ns[row]
+            return found
+        assert isinstance(self.values, Matrices)
+        return self.values.starts(row)
 
     def tagged(self, tag: str) -> NDArray[np.bool_]:
         """Where a tag was set, [ranks, steps]."""
@@ -225,7 +280,8 @@ class StepTable:
             values=self.values.columns(keep)
             if isinstance(self.values, Matrices)
             else {name: matrix[:, keep] for name, matrix in self.values.items()},
-            start_unix_ns=self.start_unix_ns[:, keep],
+            start_unix_ns=None if self.start_unix_ns is None else self.start_unix_ns[:, keep],
+            last_end_unix_ns=self.last_end_unix_ns,
             profiled=self.profiled[:, keep],
             tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
             damaged=self.damaged,
@@ -240,7 +296,7 @@ class StepTable:
             values=self.values.rows(keep)
             if isinstance(self.values, Matrices)
             else {name: matrix[keep] for name, matrix in self.values.items()},
-            start_unix_ns=self.start_unix_ns[keep],
+            start_unix_ns=None if self.start_unix_ns is None else self.start_unix_ns[keep],
             profiled=self.profiled[keep],
             tags={name: matrix[keep] for name, matrix in self.tags.items()},
             memory={rank: rows for rank, rows in self.memory.items() if rank in self.ranks[keep]},

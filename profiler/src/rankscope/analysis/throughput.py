@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.batches import batch_of
 from rankscope.analysis.peak_flops import half_precision, peaks_of
-from rankscope.analysis.steps import StepTable, Stored
+from rankscope.analysis.step_order import of_blocks
+from rankscope.analysis.steps import StepTable
 from rankscope.analysis.throughput_result import Throughput
 from rankscope.runs.records import RankInfo
 
@@ -18,16 +19,16 @@ def throughput_of(
     table: StepTable, keep: NDArray[np.bool_], infos: Mapping[int, RankInfo], world_size: int | None
 ) -> Throughput | None:
     """Rates over the steps where ``keep`` [steps] is true; ``None`` without any."""
-    wall = table.stored("wall_us")[:, keep]
-    if not np.isfinite(wall).any():
+    records, wall_us = _sums(table, None, keep)
+    if not records.any():
         return None
-    step_us = float(np.nanmean(wall, dtype=np.float64))
+    step_us = float(wall_us.sum() / records.sum())
     if step_us <= 0:
         return None
     whole = len(table.ranks) == (world_size or len(table.ranks))
     batches = _batches(table, infos)
-    rates = {name: _rate(*_sums(table, name, wall, keep), batches) if whole else None for name in ("samples", "tokens")}
-    flops, flops_us = _sums(table, "flops", wall, keep)
+    rates = {name: _rate(*_sums(table, name, keep), batches) if whole else None for name in ("samples", "tokens")}
+    flops, flops_us = _sums(table, "flops", keep)
     rate = float(flops.sum() / flops_us.sum()) * 1e6 if flops_us.sum() > 0 else None
     names = {info.gpu_name for info in infos.values()}
     name = names.pop() if len(names) == 1 else None
@@ -59,11 +60,20 @@ def _batches(table: StepTable, infos: Mapping[int, RankInfo]) -> list[list[int]]
     return list(groups.values())
 
 
-def _sums(table: StepTable, name: str, wall: Stored, keep: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Counts and microseconds of each rank, over the steps that have both."""
-    counts = table.stored(name)[:, keep]
-    both = np.isfinite(counts) & np.isfinite(wall)
-    return counts.sum(axis=1, dtype=np.float64, where=both), wall.sum(axis=1, dtype=np.float64, where=both)
+def _sums(table: StepTable, name: str | None, keep: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Counts and microseconds of each rank, over the steps that have both; ``None`` counts the steps."""
+    if name is not None and not table.is_known(name):
+        return np.zeros(len(table.ranks)), np.zeros(len(table.ranks))
+
+    def of(steps: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        wall = table.some("wall_us", steps)
+        counts = np.ones_like(wall) if name is None else table.some(name, steps)
+        both = np.isfinite(counts) & np.isfinite(wall) & keep[steps]
+        return counts.sum(axis=1, dtype=np.float64, where=both), wall.sum(axis=1, dtype=np.float64, where=both)
+
+    found = of_blocks(table.profiled.shape, of)
+    zero = np.zeros(len(table.ranks))
+    return sum((counts for counts, _ in found), start=zero), sum((us for _, us in found), start=zero)
 
 
 def _rate(counts: NDArray[np.float64], us: NDArray[np.float64], batches: list[list[int]]) -> float | None:

@@ -63,6 +63,10 @@ COLUMNS: Final = (
 
 PROFILED: Final = 1
 """Bit of ``flags``: the profiler was on."""
+HAS_BLOCKED: Final = 2
+HAS_DEVICE: Final = 4
+HAS_DEVICE_BLOCKED: Final = 8
+"""Bits of ``flags``: the record has ``blocked_us``, ``device_us``, ``device_blocked_us``. Without a bit its columns are NaN."""
 
 _CODES: Final = {"i8": "q", "f8": "d", "f4": "f", "i4": "i", "u4": "I"}
 _VALUES: Final = struct.Struct("<" + "".join(_CODES[column.format] for column in COLUMNS[:-1]))
@@ -84,8 +88,6 @@ def weights(words: int) -> list[int]:
 _WEIGHTS: Final = weights(_VALUES.size // 8)
 _NAN: Final = math.nan
 _NO_TIMES: Final = (_NAN,) * len(PHASES)
-_NONE_SEEN: Final = PhaseTimes()
-_NO_WAITING: Final = (0.0,) * len(PHASES)
 _LARGEST: Final = 2**31 - 1
 
 
@@ -100,13 +102,16 @@ def pack_row(record: StepRecord) -> bytes:
         record.start_unix_ns,
         record.wall_us,
         *_of_phases(record.phases_us),
-        *_waiting(record.blocked_us),
+        *_of_phases(record.blocked_us),
         *_of_phases(record.device_us),
-        *_waiting(record.device_blocked_us),
+        *_of_phases(record.device_blocked_us),
         *[_NAN if value is None else value for value in meters],
         -1 if record.voluntary_switches is None else min(record.voluntary_switches, _LARGEST),
         -1 if record.involuntary_switches is None else min(record.involuntary_switches, _LARGEST),
-        PROFILED * record.profiled,
+        PROFILED * record.profiled
+        + HAS_BLOCKED * (record.blocked_us is not None)
+        + HAS_DEVICE * (record.device_us is not None)
+        + HAS_DEVICE_BLOCKED * (record.device_blocked_us is not None),
         -1 if record.samples is None else record.samples,
         -1 if record.tokens is None else record.tokens,
         -1 if record.input_elements is None else record.input_elements,
@@ -125,11 +130,6 @@ def _of_phases(times: PhaseTimes | None) -> Iterable[float]:
         return _NO_TIMES
     values = (times.data, times.h2d, times.forward, times.backward, times.optimizer, times.between_steps)
     return [_NAN if value is None else value for value in values] if None in values else values  # type: ignore[return-value]
-
-
-def _waiting(times: PhaseTimes | None) -> Iterable[float]:
-    """Zero in every phase where the waiting is known and no phase is: it is then of the whole step."""
-    return _NO_WAITING if times == _NONE_SEEN else _of_phases(times)
 
 
 def event_of(record: StepRecord) -> StepEvent | None:
@@ -183,6 +183,24 @@ def intact(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return found
 
 
+def seal_rows(rows: NDArray[Any]) -> NDArray[Any]:
+    """Set the checksums of rows of ``row_dtype``; returns them."""
+    words = rows.view("<u8").reshape(len(rows), -1)
+    rows["checksum"] = words[:, :-1] @ _weights(words.shape[1] - 1) + _seed()
+    return rows
+
+
+def unknown_rows(count: int) -> NDArray[Any]:
+    """So many rows of which nothing is known, and without a checksum."""
+    import numpy as np
+
+    rows = np.zeros(count, row_dtype())
+    for column in COLUMNS:
+        if column.format[0] != "u":
+            rows[column.name] = np.nan if column.format[0] == "f" else -1
+    return rows
+
+
 @cache
 def _weights(words: int) -> NDArray[np.uint64]:
     import numpy as np
@@ -208,10 +226,10 @@ def records_of(rows: NDArray[Any], events: dict[int, StepEvent]) -> Iterator[Ste
             step=step,
             start_unix_ns=start,
             wall_us=wall,
-            phases_us=of_phases[0] or PhaseTimes(),
-            blocked_us=of_phases[1],
-            device_us=of_phases[2],
-            device_blocked_us=of_phases[3],
+            phases_us=of_phases[0],
+            blocked_us=of_phases[1] if flags & HAS_BLOCKED else None,
+            device_us=of_phases[2] if flags & HAS_DEVICE else None,
+            device_blocked_us=of_phases[3] if flags & HAS_DEVICE_BLOCKED else None,
             cpu_us=_float(cpu),
             run_queue_us=_float(queue),
             gc_us=_float(gc),
@@ -228,10 +246,7 @@ def records_of(rows: NDArray[Any], events: dict[int, StepEvent]) -> Iterator[Ste
         )
 
 
-def _phase_times(values: list[float]) -> PhaseTimes | None:
-    """``None`` where nothing is known of any phase."""
-    if all(map(math.isnan, values)):
-        return None
+def _phase_times(values: list[float]) -> PhaseTimes:
     return PhaseTimes(**{phase: value for phase, value in zip(PHASES, values, strict=True) if not math.isnan(value)})
 
 

@@ -216,8 +216,8 @@ class SegmentWriter(ABC):
         """What a segment begins with."""
         return b""
 
-    def _seal(self, file: BinaryIO, records: int) -> None:  # noqa: B027  # most need not
-        """Finish a segment of so many records, before it is closed. Raises ``OSError``."""
+    def _seal(self, file: BinaryIO) -> None:  # noqa: B027  # most need not
+        """Finish a segment before it is closed. Raises ``OSError``."""
 
     def append(self, *records: msgspec.Struct | bytes) -> None:
         """Append records (structs, or bytes as ``encode`` makes them) in one write.
@@ -313,7 +313,7 @@ class SegmentWriter(ABC):
         file, self._file = self._file, None
         try:
             with file:
-                self._seal(file, self._records)
+                self._seal(file)
                 _confirm(file)
         except (OSError, ValueError):
             self.unconfirmed += self._records
@@ -357,9 +357,9 @@ class RowWriter(SegmentWriter):
     def _header(self) -> bytes:
         return header(self._rank, self._attempt)
 
-    def _seal(self, file: BinaryIO, records: int) -> None:
+    def _seal(self, file: BinaryIO) -> None:
         """Write the number of rows into the header, for ``numpy.load``; rankscope itself goes by the size of the file."""
-        os.pwrite(file.fileno(), header(self._rank, self._attempt, rows=records), 0)
+        os.pwrite(file.fileno(), header(self._rank, self._attempt, rows=self._count(file)), 0)
 
 
 class StepWriter:

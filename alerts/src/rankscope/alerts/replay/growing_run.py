@@ -119,7 +119,8 @@ class RowsInTime:
         if not len(rows):
             return np.empty(0, np.int64)
         starts = np.clip(rows["start_unix_ns"], 0, _LAST_NS)
-        walls_ns = np.clip(np.nan_to_num(rows["wall_us"]) * 1000, 0, float(_LAST_NS)).astype(np.int64)
+        # Limited before it is multiplied: a damaged record may be infinitely long.
+        walls_ns = (np.clip(np.nan_to_num(rows["wall_us"]), 0, _LAST_NS / 1000) * 1000).astype(np.int64)
         ends = starts + np.minimum(walls_ns, _LAST_NS - starts)
         ends[0] = max(int(ends[0]), self._last_unix_ns)
         ends = np.maximum.accumulate(ends)

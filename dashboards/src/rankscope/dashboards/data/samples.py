@@ -236,8 +236,8 @@ def host_clocks(infos: Mapping[int, RankInfo], table: StepTable) -> dict[str, St
     clocks: dict[str, StepClock] = {}
     for row, rank in enumerate(table.ranks):
         info = infos.get(int(rank))
-        if info is not None and info.host not in clocks and table.start_unix_ns[row].any():
-            clocks[info.host] = StepClock(table.steps, table.start_unix_ns[row])
+        if info is not None and info.host not in clocks and table.starts(row).any():
+            clocks[info.host] = StepClock(table.steps, table.starts(row))
     return clocks
 
 
@@ -267,7 +267,7 @@ def sample_values(folder: Path, infos: Mapping[int, RankInfo], table: StepTable)
             if source is not None:
                 if metric not in matrices:
                     matrices[metric] = np.full((len(table.ranks), len(table.steps)), np.nan, np.float32)
-                matrices[metric][row] = in_steps(hardware.rows(source), metric, table.start_unix_ns[row], walls)
+                matrices[metric][row] = in_steps(hardware.rows(source), metric, table.starts(row), walls)
     return {metric: values for metric, values in matrices.items() if np.isfinite(values).any()}
 
 
