@@ -254,7 +254,7 @@ def test_a_huge_segment_of_holes_is_read_a_block_at_a_time(run: Path) -> None:
     import tracemalloc
 
     append(rank_dir(run, 0, 0), "steps", *map(record, range(ROWS)))
-    holes = 60 * BLOCK_ROWS
+    holes = 24 * BLOCK_ROWS
     with steps_file(run, 0).open("r+b") as file:
         file.truncate(LENGTH + holes * ROW_BYTES)
     reader, steps = RunReader(run), 0
@@ -264,7 +264,7 @@ def test_a_huge_segment_of_holes_is_read_a_block_at_a_time(run: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (steps, reader.skipped_lines, reader.unusable) == (ROWS, holes, [])
-    assert peak < 16 * BLOCK_ROWS * ROW_BYTES
+    assert peak < 8 * BLOCK_ROWS * ROW_BYTES
 
 
 def test_a_file_that_becomes_shorter_while_it_is_read_ends_there(run: Path) -> None:
