@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.full_disk import disk_with_room_for
 from tests.step_files import add_damaged, append, change, damage, rows_of, steps_file
 
 from rankscope.cli.step_batches import FIELDS, CsvSink, JsonSink, ParquetSink, batch_of
+from rankscope.runs.follow import StartOverError, StepFollower
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RunInfo, StepRecord
 from rankscope.runs.step_columns import COLUMNS
@@ -170,6 +171,33 @@ def test_what_is_damaged_is_left_out_and_counted_on_standard_error(cli: Cli, run
     counted, named = done.stderr.splitlines()
     assert " 3 " in counted
     assert "attempts/001/ranks/00002/steps-000001.npy" in named
+
+
+def test_rows_that_are_written_meanwhile_have_their_tags(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = StepFollower.new
+
+    def late(follower: StepFollower, *arguments: Any) -> Iterator[Any]:
+        append(rank_dir(run, 0, 0), "steps", msgspec.structs.replace(record(STEPS), tags=["eval"]))
+        yield from new(follower, *arguments)
+
+    monkeypatch.setattr(StepFollower, "new", late)
+    done = cli("steps", run, "--attempt", "0", "--steps", str(STEPS), "--columns", "step,tags")
+    assert done.stdout == f"step,tags\n{STEPS},eval\n"
+
+
+def test_files_that_are_replaced_meanwhile_are_an_error_and_no_half_of_an_output(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(*_: Any) -> Iterator[Any]:
+        raise StartOverError
+        yield
+
+    monkeypatch.setattr(StepFollower, "new", replaced)
+    for name in ("s.csv", "s.parquet"):
+        done = cli("steps", run, "-o", tmp_path / name)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
+        assert "00000" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_numbers_that_none_can_be_are_unknown(cli: Cli, run: Path) -> None:
