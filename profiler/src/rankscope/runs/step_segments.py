@@ -127,12 +127,14 @@ def _foreign(start: bytes, file: BinaryIO, path: Path) -> Layout | None:
 
 
 def _check_description(text: bytes, path: Path) -> None:
-    """Raise ``InputError`` for a header without its end, and where its comment has a checksum of the layout that is wrong."""
+    """Raise ``InputError`` for a header without its end, and where its comment has no checksum of the layout or a wrong one."""
     if not text.endswith(b"\n"):
         raise InputError(path, "damaged: its header has no end")
     _, marker, checksum = text.rpartition(b" layout=")
     description = text[: text.find(b"],") + 2]
-    if marker and checksum.strip() != f"{zlib.crc32(description):08x}".encode():
+    if not marker:
+        raise InputError(path, "not a file of step records, or damaged: its header has no checksum")
+    if checksum.strip() != f"{zlib.crc32(description):08x}".encode():
         raise InputError(path, "damaged: its header has the wrong checksum")
 
 
