@@ -16,6 +16,7 @@ from rankscope.analysis.own_time import Judged, find_slow, period, saved, saved_
 from rankscope.analysis.rotating import find_rotating
 from rankscope.analysis.significance import chance_reaches
 from rankscope.analysis.slow import Slow
+from rankscope.analysis.step_order import leaders
 from rankscope.analysis.steps import StepTable
 
 Matrix = NDArray[np.float64]
@@ -239,5 +240,6 @@ def test_noise_that_lasts_as_long_as_the_run_tells_nothing_of_few_ranks() -> Non
 def test_what_each_rank_costs_is_what_healing_it_alone_saves(ranks: int, data: st.DataObject) -> None:
     times = st.lists(st.integers(0, 50), min_size=ranks, max_size=ranks)
     own = np.array(data.draw(st.lists(times, min_size=1, max_size=9)), dtype=float).T
-    each = [saved(own, np.arange(ranks) == row).mean() for row in range(ranks)]
+    others = [leaders(own, np.flatnonzero(np.arange(ranks) != row)) for row in range(ranks)]
+    each = [saved(leaders(own), rest).mean() for rest in others]
     assert saved_by_each(own) == pytest.approx(each)

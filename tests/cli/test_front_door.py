@@ -237,6 +237,7 @@ def test_doctor_says_how_to_get_what_is_missing(cli: Cli, monkeypatch: pytest.Mo
     ("verb", "module", "extra"),
     [
         ("analyze", "numpy", "analysis"),
+        ("steps", "pyarrow", "analysis"),
         ("alerts", "httpx", "alerts"),
         pytest.param("dashboard", "dash", "dashboards", marks=pytest.mark.full),
         pytest.param("report", "dash", "dashboards", marks=pytest.mark.full),

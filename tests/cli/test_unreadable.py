@@ -20,6 +20,7 @@ VERBS = {
     "whatif": [],
     "export": ["--perfetto", "-"],
     "capture": [],
+    "steps": [],
 }
 
 
@@ -42,7 +43,7 @@ def test_no_path_is_not_the_current_folder(verb: list[str], cli: Callable[..., s
     assert "no path" in done.stderr
 
 
-@pytest.mark.parametrize("verb", [["hang"], ["compare"], ["capture"], ["alerts", "watch"], ["report"]])
+@pytest.mark.parametrize("verb", [["hang"], ["compare"], ["capture"], ["steps"], ["alerts", "watch"], ["report"]])
 def test_a_url_is_not_called_a_missing_file(verb: list[str], cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = cli(*verb, "s3://bucket/run", *VERBS.get(verb[0], []))
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)

@@ -51,9 +51,9 @@ class _Columns(click.ParamType[Any]):
     epilog="""
 \b
 Examples:
-  rankscope steps runs/bert-7 -o steps.parquet
-  rankscope steps runs/bert-7 --columns rank,step,wall_us,backward_us >steps.csv
-  rankscope steps runs/bert-7 --ranks 0,3-7 --steps 100:200 --format jsonl | jq .wall_us
+  rankscope steps RUN -o steps.parquet
+  rankscope steps RUN --columns rank,step,wall_us,backward_us >steps.csv
+  rankscope steps RUN --ranks 0,3-7 --steps 100:200 --format jsonl | jq .step
   duckdb -c "select rank, avg(wall_us) from 'steps.parquet' group by rank"
 """
 )
@@ -94,11 +94,11 @@ def steps(
     """
     format_ = format_ or _format_of(target)
     file = check_target(target, "--output", f"steps.{format_}", binary=format_ == "parquet")
-    if file is not None:
-        if format_ == "parquet" and target.endswith(".gz"):
-            raise click.BadParameter("Parquet is compressed already; leave out the .gz", param_hint="--output")
-        check_apart(target, file, run, "--output")
+    if format_ == "parquet" and target.endswith(".gz"):
+        raise click.BadParameter("Parquet is compressed already; leave out the .gz", param_hint="--output")
     reader, attempt = _opened(run, attempt)
+    if file is not None:
+        check_apart(target, file, reader.path, "--output")
     chosen = _chosen(reader, attempt, ranks)
     first, past = steps or (None, None)
     selection = _Selection(attempt, columns or list(FIELDS), first, past)

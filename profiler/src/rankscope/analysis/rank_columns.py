@@ -114,26 +114,25 @@ class RankColumns:
 
     def cut(self, counts: NDArray[np.intp]) -> list[Self]:
         """So many entries each, one after the other."""
-        parts = []
-        for first, last in pairwise([0, *np.cumsum(counts).tolist()]):
-            samples = self.memory[slice(*np.searchsorted(self.memory[:, 0], (first, last)))].copy()
-            samples[:, 0] -= first
-            parts.append(
-                replace(
-                    self,
-                    step=self.step[first:last],
-                    start=self.start[first:last],
-                    profiled=self.profiled[first:last],
-                    values={name: column[first:last] for name, column in self.values.items()},
-                    memory=samples,
-                )
-            )
-        return parts
+        return [self.part(first, last) for first, last in pairwise([0, *np.cumsum(counts).tolist()])]
+
+    def part(self, first: int, last: int) -> Self:
+        """The entries from ``first`` to before ``last``."""
+        samples = self.memory[slice(*np.searchsorted(self.memory[:, 0], (first, last)))].copy()
+        samples[:, 0] -= first
+        return replace(
+            self,
+            step=self.step[first:last],
+            start=self.start[first:last],
+            profiled=self.profiled[first:last],
+            values={name: column[first:last] for name, column in self.values.items()},
+            tags={tag: entries[(entries >= first) & (entries < last)] - first for tag, entries in self.tags.items()},
+            memory=samples,
+        )
 
     def tagged(self, tags: Tags) -> Self:
         """The same entries with these tags."""
-        found = {tag: np.flatnonzero(np.isin(self.step, steps)) for tag, steps in tags.items()}
-        return replace(self, tags={tag: entries for tag, entries in found.items() if len(entries)})
+        return replace(self, tags=entries_of(tags, self.step))
 
     def where(self, keep: NDArray[np.bool_]) -> Self:
         """The entries where ``keep`` is true."""
@@ -185,6 +184,12 @@ def meters_of(blocks: Iterable[Rows]) -> tuple[NDArray[np.int64], NDArray[np.int
     found = np.concatenate(meters, axis=1)
     found[np.abs(found) >= _MOST_US] = np.nan
     return np.concatenate(steps), np.concatenate(starts), found
+
+
+def entries_of(tags: Tags, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:
+    """Tag to the places in ``steps`` that have it."""
+    found = {tag: np.flatnonzero(np.isin(steps, tagged)) for tag, tagged in tags.items()}
+    return {tag: entries for tag, entries in found.items() if len(entries)}
 
 
 def tags_of(events: Iterable[StepEvent]) -> Tags:

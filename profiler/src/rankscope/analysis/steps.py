@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
@@ -143,7 +144,8 @@ class Matrices(Mapping[str, Matrix]):
         if metric in self._stored:
             found: NDArray[np.float32] = self._stored[metric][row, self._columns(slice(None))]
             return found
-        return self.some(metric, slice(None), np.array([row]))[0]
+        read: NDArray[np.float32] = self.some(metric, slice(None), np.array([row]))[0]
+        return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +196,14 @@ class StepTable:
         filling = Filling()
         filling.add_ranks(records)
         for rank, of_rank in records.items():
-            kept = list(of_rank)
-            rows = np.frombuffer(b"".join(map(pack_row, kept)), row_dtype())
+            packed, kept = [], []
+            for record in of_rank:
+                try:
+                    packed.append(pack_row(record))
+                    kept.append(record)
+                except (struct.error, OverflowError):
+                    filling.damaged += 1
+            rows = np.frombuffer(b"".join(packed), row_dtype())
             tags = tags_of(event for record in kept if (event := event_of(record)) is not None)
             filling.add(rank, RankColumns.of([rows]).tagged(tags))
         return cls.filled(attempt, filling)

@@ -88,8 +88,6 @@ def weights(words: int) -> list[int]:
 _WEIGHTS: Final = weights(_VALUES.size // 8)
 _NAN: Final = math.nan
 _NO_TIMES: Final = (_NAN,) * len(PHASES)
-_NONE_SEEN: Final = PhaseTimes()
-_NO_WAITING: Final = (0.0,) * len(PHASES)
 _LARGEST: Final = 2**31 - 1
 
 
@@ -104,9 +102,9 @@ def pack_row(record: StepRecord) -> bytes:
         record.start_unix_ns,
         record.wall_us,
         *_of_phases(record.phases_us),
-        *_waiting(record.blocked_us),
+        *_of_phases(record.blocked_us),
         *_of_phases(record.device_us),
-        *_waiting(record.device_blocked_us),
+        *_of_phases(record.device_blocked_us),
         *[_NAN if value is None else value for value in meters],
         -1 if record.voluntary_switches is None else min(record.voluntary_switches, _LARGEST),
         -1 if record.involuntary_switches is None else min(record.involuntary_switches, _LARGEST),
@@ -132,11 +130,6 @@ def _of_phases(times: PhaseTimes | None) -> Iterable[float]:
         return _NO_TIMES
     values = (times.data, times.h2d, times.forward, times.backward, times.optimizer, times.between_steps)
     return [_NAN if value is None else value for value in values] if None in values else values  # type: ignore[return-value]
-
-
-def _waiting(times: PhaseTimes | None) -> Iterable[float]:
-    """Zero in every phase where the waiting is known and no phase is: it is then of the whole step."""
-    return _NO_WAITING if times == _NONE_SEEN else _of_phases(times)
 
 
 def event_of(record: StepRecord) -> StepEvent | None:

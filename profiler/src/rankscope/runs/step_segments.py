@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -127,12 +127,14 @@ def _foreign(start: bytes, file: BinaryIO, path: Path) -> Layout | None:
 
 
 def _check_description(text: bytes, path: Path) -> None:
-    """Raise ``InputError`` for a header without its end, and where its comment has a checksum of the layout that is wrong."""
+    """Raise ``InputError`` for a header without its end, and where its comment has no checksum of the layout or a wrong one."""
     if not text.endswith(b"\n"):
         raise InputError(path, "damaged: its header has no end")
     _, marker, checksum = text.rpartition(b" layout=")
     description = text[: text.find(b"],") + 2]
-    if marker and checksum.strip() != f"{zlib.crc32(description):08x}".encode():
+    if not marker:
+        raise InputError(path, "not a file of step records, or damaged: its header has no checksum")
+    if checksum.strip() != f"{zlib.crc32(description):08x}".encode():
         raise InputError(path, "damaged: its header has the wrong checksum")
 
 
@@ -145,6 +147,11 @@ def _dtype(text: bytes, path: Path) -> np.dtype[Any]:
             return npy.read_array_header_1_0(whole, max_header_size=_MAX_HEADER_BYTES)[2]
     except Exception as error:  # numpy's parser raises what the text makes it
         raise InputError(path, "damaged: its header cannot be read") from error
+
+
+def joined_rows(parts: Sequence[Rows]) -> Rows:
+    """Rows one after the other: as bytes, for numpy takes as long as for a thousand of them to compare their types."""
+    return np.concatenate([part.view(np.uint8) for part in parts]).view(row_dtype())
 
 
 def read_single_rows(path: Path, steps: NDArray[np.int64]) -> Rows | None:
@@ -164,7 +171,7 @@ def read_single_rows(path: Path, steps: NDArray[np.int64]) -> Rows | None:
         first = read(0)
         if not len(first) or steps[0] < first["step"][0]:
             return None
-        rows = np.concatenate([read(place) for place in (steps - first["step"][0]).tolist()])
+        rows = joined_rows([read(place) for place in (steps - first["step"][0]).tolist()])
         return rows if np.array_equal(rows["step"], steps) else None
 
 

@@ -205,6 +205,11 @@ class _Tiles:
             if info is not None and info.host not in self._hosts.values():
                 self._hosts[rank] = info.host
 
+    def needs(self, rank: int) -> bool:
+        """See ``RowReceiver``."""
+        del rank
+        return True
+
     def add(self, rank: int, columns: RankColumns) -> None:
         """See ``RowReceiver``."""
         assert self.writer is not None
