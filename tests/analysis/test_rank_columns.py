@@ -250,6 +250,31 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
         )
 
 
+@given(st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=4), max_size=4), st.data())
+def test_ranks_with_the_same_steps_are_taken_in_at_once_as_one_by_one(turns: list[list[int]], data: st.DataObject) -> None:
+    at_once, one_by_one = Filling(), Filling()
+    for filling in (at_once, one_by_one):
+        filling.add_ranks(range(3))
+    for steps in turns:
+        ranks = data.draw(st.lists(st.integers(0, 2), min_size=1, unique=True))
+        rows = rows_of(*data.draw(st.lists(records, min_size=len(ranks) * len(steps), max_size=len(ranks) * len(steps))))
+        rows["step"] = steps * len(ranks)
+        tags: dict[str, NDArray[np.int64]] = {"eval": np.array(steps[:1])}
+        at_once.add_alike(ranks, RankColumns.of([rows]).tagged(tags), len(steps))
+        for number, rank in enumerate(ranks):
+            part = rows[number * len(steps) : (number + 1) * len(steps)]
+            one_by_one.add(rank, RankColumns.of([part]).tagged(tags))
+    ours, theirs = StepTable.filled(0, at_once), StepTable.filled(0, one_by_one)
+    assert ours.steps.tolist() == theirs.steps.tolist()
+    assert ours.last_end_unix_ns == theirs.last_end_unix_ns
+    for name in METRICS:
+        np.testing.assert_array_equal(ours.matrix(name), theirs.matrix(name), err_msg=name)
+    assert all(np.array_equal(ours.starts(row), theirs.starts(row)) for row in range(3))
+    assert np.array_equal(ours.profiled, theirs.profiled)
+    assert np.array_equal(ours.tagged("eval"), theirs.tagged("eval"))
+    np.testing.assert_equal(ours.memory, theirs.memory)
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_own_time_is_known_of_the_ranks_with_a_signal_only(first: int) -> None:
     # Given a rank that waited for no other in its forward phase, and one of which that is not known
