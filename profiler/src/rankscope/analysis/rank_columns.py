@@ -259,7 +259,7 @@ def _times(groups: Rows, found: NDArray[np.float32], found_blocked: NDArray[np.f
     np.subtract(clock, blocked, out=found[3 + len(PHASES) :])
     if clock is not phases and not len(found_blocked):
         return frozenset()
-    waited = blocked.any(axis=1)  # NaN counts as something
+    waited: NDArray[np.bool_] = blocked.any(axis=1)  # type: ignore[assignment]  # NaN counts as something
     if len(found_blocked):
         found_blocked[:] = np.where(waited[:, None], blocked, np.nan)
     if clock is not phases:

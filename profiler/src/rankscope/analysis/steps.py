@@ -182,8 +182,8 @@ class StepTable:
     ) -> Self:
         """Read one attempt, the last by default; ``report`` gets the number of ranks that are read, and of all.
 
-        ``metrics`` are read at once, see ``RankColumns.of``. Of the others, ``METER_METRICS`` are read when they are asked for,
-        and the rest are unknown. Raises ``InputError`` when there is no such attempt.
+        ``wall_us`` and ``metrics`` are read at once, see ``RankColumns.of``. Of the others, ``METER_METRICS`` are read when they
+        are asked for, and the rest are unknown. Raises ``InputError`` when there is no such attempt.
         """
         attempts = reader.attempts()
         if attempt is None:
@@ -194,7 +194,7 @@ class StepTable:
         filling = Filling(start=None)
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
-        for rank, columns in load_ranks(reader, attempt, ranks, report, metrics=metrics):
+        for rank, columns in load_ranks(reader, attempt, ranks, report, metrics={"wall_us", *metrics}):
             filling.add(rank, columns)
         return cls.filled(attempt, filling, Meters(reader, attempt, filling.steps, filling.postponed))
 

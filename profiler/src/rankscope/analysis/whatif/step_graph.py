@@ -119,7 +119,7 @@ class Block:
 
     def place(self, times: Matrix) -> Matrix:
         """Times [steps, ranks] in stretches: each in that of the phase in which the rank lost most in the step."""
-        worst, most = np.zeros(times.shape, np.intp), self.lost[0]
+        worst, most = np.zeros(times.shape, np.int8), self.lost[0]
         for at, lost in enumerate(self.lost[1:], start=1):
             worst[lost > most] = at
             most = np.maximum(most, lost)
@@ -211,7 +211,8 @@ def possible(times: Stored) -> Stored:
 def middle(values: NDArray[np.floating[Any]], axis: int = 0) -> NDArray[np.float64]:
     """The value in the middle along an axis, of two in the middle the lower one: most ranks are at least as slow."""
     place = (values.shape[axis] - 1) // 2
-    return np.partition(values, place, axis=axis).take(place, axis=axis).astype(np.float64)
+    found: NDArray[np.float64] = np.partition(values, place, axis=axis).take(place, axis=axis).astype(np.float64)
+    return found
 
 
 def over_middle(values: Stored) -> Matrix:
