@@ -15,7 +15,7 @@ from tests.step_files import Rows, add_damaged, append, damage, rows_of, steps_f
 
 from rankscope.analysis.filling import Filling
 from rankscope.analysis.possible import LAST_STEP, LATEST_NS, MAX_US
-from rankscope.analysis.rank_columns import METER_METRICS, RankColumns, meters_of, tags_of
+from rankscope.analysis.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, meters_of, tags_of
 from rankscope.analysis.step_ranges import StepRanges
 from rankscope.analysis.steps import METRICS, StepTable
 from rankscope.runs.paths import rank_dir
@@ -312,7 +312,7 @@ def test_meters_that_are_read_later_are_those_of_the_records(kept: list[StepReco
     assert np.array_equal(starts, at_once.start)
     for name, values in zip(METER_METRICS, meters, strict=True):
         assert np.array_equal(values, value(at_once, name), equal_nan=True)
-    without = RankColumns.of(blocks, meters=False)
+    without = RankColumns.of(blocks, LOADED_METRICS)
     assert without.postponed == {name for name in METER_METRICS if name in at_once.values}
     assert not without.values.keys() & set(METER_METRICS)
 
