@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from rankscope.base.locks import lock_file
 from rankscope.exporter.source import GpuIdentity
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,10 @@ _FILE: Final = "gpus.json"
 _SCHEMA: Final = "rankscope.gpus/1"
 _LARGEST_BYTES: Final = 1 << 20
 _SAVE_ABSENCE_S: Final = 3600.0
+_LOCK_WAIT_S: Final = 10.0
+_LOCK_RETRY_S: Final = 0.05
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""Errors of a file system without locks."""
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -181,18 +187,19 @@ class Inventory:
         logger.warning("%s is damaged (%s): it is now %s, and a new one is begun", path, why, aside.name)
 
     def _write(self, path: Path, content: dict[str, Remembered]) -> None:
-        if self._look(path):
-            return  # writing now would restore a GPU that another process removed
         try:
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            _store(path, content)
+            with _locked(path):
+                if self._look(path):
+                    return  # writing now would restore a GPU that another process removed
+                _store(path, content)
+                self._on_disk, self._stamp = content, _stamp(path)
         except OSError as error:
             self._write_at, self._problem = time.monotonic() + self._retry_s, True
             self._complain(
                 f"cannot write {path}: {error.strerror or error}; GPUs that are gone at the next start will not be missed"
             )
             return
-        self._on_disk, self._stamp = content, _stamp(path)
         self._complained = self._problem = False
 
     def _complain(self, text: str) -> None:
@@ -214,9 +221,40 @@ def forget(folder: Path, uuid: str) -> None:
         ValueError: the file is not an inventory.
     """
     path = folder / _FILE
-    known = _load(path)
-    del known[uuid]
-    _store(path, known)
+    with _locked(path):
+        known = _load(path)
+        del known[uuid]
+        _store(path, known)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other processes from replacing ``path`` meanwhile. Raises ``OSError`` if one keeps it locked.
+
+    Without it, a GPU that is forgotten between another process' reading and writing would come back.
+    """
+    handle = _lock(path.with_suffix(".lock"))
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(path: Path) -> int | None:
+    """Lock ``path`` until the returned descriptor is closed; None on a file system without locks. Raises ``OSError``."""
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            handle = lock_file(path)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return None
+            raise
+        if handle is not None:
+            return handle
+        time.sleep(_LOCK_RETRY_S)
+    raise OSError(errno.EAGAIN, "another process keeps it locked", str(path))
 
 
 def _load(path: Path) -> dict[str, Remembered]:
