@@ -45,11 +45,20 @@ def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
         yield receiver
 
 
+def delivered(target: Target) -> list[dict[str, Any]]:
+    """Different alerts that came; one that was delivered just before the receiver was killed comes again."""
+    found: list[dict[str, Any]] = []
+    for alert in target.alerts:
+        if alert not in found:
+            found.append(alert)
+    return found
+
+
 def told(target: Target, **annotations: str | None) -> list[dict[str, Any]]:
-    """Alerts that say so; ``None``: that say something of the kind."""
+    """Different alerts that say so; ``None``: that say something of the kind."""
     return [
         alert
-        for alert in target.alerts
+        for alert in delivered(target)
         if all(
             alert["annotations"].get(name, "") == text if text else name in alert["annotations"]
             for name, text in annotations.items()
@@ -94,7 +103,7 @@ def test_what_a_capture_shows_follows_the_alert_and_a_kill_in_between_asks_nothi
     assert first["annotations"]["dashboard_url"] == "https://rankscope.example/run/r1?rank=1"
     assert first["annotations"]["summary"] == "Rank 1 makes the others wait."
     # and the follow-up has its identity, and what the profiled steps showed
-    assert len(target.alerts) == 3  # with the one that was passed last
+    assert len(delivered(target)) == 3  # with the one that was passed last
     assert (follow_up["labels"], follow_up["startsAt"], follow_up["fingerprint"]) == (
         first["labels"],
         first["startsAt"],
@@ -173,7 +182,7 @@ def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follo
     config = CONFIG.format(url=target.url, steps=2).partition("[[action]]")[0].replace('"30s"', '"0.01ms"')
     with ReceiverProcess(tmp_path, config, settings=QUICK) as receiver:
         receiver.post(straggler("r1"), {**straggler("r1"), "labels": {"alertname": "GpuDown"}})
-        until(lambda: len(target.alerts) >= 2)
+        until(lambda: len(delivered(target)) >= 2)
         # also of a receiver that was killed in between
         receiver.kill()
         receiver.start()
@@ -182,7 +191,7 @@ def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follo
     (late,) = told(target, no_verdict=None)
     assert "within 1e-05 s" in late["annotations"]["no_verdict"]
     assert (follow_up["labels"], follow_up["startsAt"]) == (late["labels"], late["startsAt"])
-    assert len(target.alerts) == 4  # with the one that was passed last
+    assert len(delivered(target)) == 4  # with the one that was passed last
 
 
 @pytest.mark.full
