@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +82,14 @@ class Dumps:
             asked_before = "dumps were asked for a short while ago" if self._ask and too_soon else ""
             return None, standing.refused or asked_before or "no Flight Recorder dumps in the run that tell who hangs"
         return None, "the ranks were asked for Flight Recorder dumps, and those that came, if any, do not tell who hangs"
+
+    def answered(self, run: Path, ranks: Iterable[int]) -> set[int] | None:
+        """Return which of ``ranks`` answered the request; ``None`` if there was none, or one answer covers all ranks."""
+        standing = self._standing.get(run)
+        request = None if standing is None else standing.request
+        if request is None or read_answer(run, request) is not None:
+            return None
+        return {rank for rank in ranks if read_answer(run, request, rank=rank) is not None}
 
     def over(self, run: Path) -> None:
         """Forget a run that makes progress again or has ended."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.outage import LastStep, Outage
 from rankscope.alerts.watch.signs import Signs
 from rankscope.analysis.endings import endings
 from rankscope.analysis.hang.result import HangReport
@@ -23,6 +26,8 @@ from rankscope.runs.records import RankInfo
 
 CHAIN: Final = 4
 """Most links of the wait chain in an alert."""
+HOSTS: Final = 3
+"""Most hosts that a summary lists; of more it has the number."""
 PIDS: Final = 3
 """Most ranks for which an alert suggests a stack dump."""
 
@@ -39,9 +44,49 @@ class Standing:
     gpus: Loss | None = None
     """Hourly cost of all its GPUs; ``None`` for a run without GPUs or a price."""
 
-    def lost(self, signs: Signs) -> list[Candidate]:
-        """Build one alert for each rank that ended or stopped while others are active."""
-        return [self._lost_rank(rank, signs.gone.get(rank)) for rank in sorted({*signs.silent, *signs.gone})]
+    def lost(self, silent: Collection[int], gone: Mapping[int, str] = MappingProxyType({})) -> list[Candidate]:
+        """Build one alert for each rank that stopped or ended while others are active. ``gone``: how each ended."""
+        return [self._lost_rank(rank, gone.get(rank)) for rank in sorted({*silent, *gone})]
+
+    def outage(self, outage: Outage, silence_s: Mapping[int, float]) -> list[Candidate]:
+        """Build one alert for each rank that fell silent before the others ended. ``silence_s``: time since its last step."""
+        return [self._lost_before(rank, last, outage, silence_s[rank]) for rank, last in outage.silent.items()]
+
+    def _lost_before(self, rank: int, last: LastStep | None, outage: Outage, silence_s: float) -> Candidate:
+        info = self.infos[rank]
+        since = "has recorded no step" if last is None else f"has recorded nothing after step {last.step}"
+        ended = {reason: [one for one, how in outage.ended.items() if how == reason] for reason in _ENDS}
+        how = " and ".join(f"{ranks_text(ranks)} {_ENDED[reason]}" for reason, ranks in ended.items() if ranks)
+        hosts = [*dict.fromkeys(self.infos[one].host for one in outage.ended)]
+        where_ended = f"on {', '.join(hosts)}" if len(hosts) <= HOSTS else f"on {len(hosts)} hosts"
+        return self.subject.candidate(
+            RANK_LOST,
+            {
+                "summary": (
+                    f"Rank {rank} on {info.host} of run {self.subject.title} {since}, for {span(silence_s)}, and has not ended. "
+                    f"In consequence {how}, {where_ended}, after waiting for {span(outage.waited_s)}."
+                ),
+                "cause": "silent",
+                "consequence": ",".join(map(str, outage.ended)),
+                "last_step": "" if last is None else str(last.step),
+                "last_heard": "" if last is None else rfc3339(last.end_unix_ns),
+                "gpu_uuid": info.gpu_uuid or "",
+                "evidence": (
+                    f"{ranks_text([*outage.ended])} ended {span(outage.waited_s)} or more after their last steps; "
+                    f"{ranks_text([*outage.silent])} recorded neither a later step nor an end"
+                ),
+                "next": "\n".join(
+                    [
+                        f"Check whether {info.host} has power and network: ping {shlex.quote(info.host)}",
+                        _stack_of_what_may_be_dead(info),
+                        f"Restart the job without {info.host} if it is down",
+                        f"rankscope analyze {self._quoted}",
+                    ]
+                ),
+            },
+            rank=rank,
+            host=info.host,
+        )
 
     def _lost_rank(self, rank: int, end_reason: str | None) -> Candidate:
         info = self.infos.get(rank)
@@ -141,6 +186,7 @@ class Standing:
 
 
 _ENDS: Final = {"crash": "crashed", "killed": "was killed"}
+_ENDED: Final = {"crash": "crashed", "killed": "were killed"}
 _STACK: Final = "py-spy dump --pid "
 _KERNEL: Final = "dmesg -T | grep -i -E 'oom|killed process|xid'"
 
