@@ -219,6 +219,20 @@ def test_without_a_silent_rank_those_that_crashed_are_reported(powered_off: Call
     assert job.watched.firing() == ["TrainingHang", "TrainingRankLost 0", "TrainingRankLost 1"]
 
 
+def test_ranks_that_vanish_as_the_others_crash_are_reported_with_them(powered_off: Callable[..., PoweredOff]) -> None:
+    """As when a container is killed with all its processes: who was first is not known."""
+    job = powered_off(ask_for_dumps=True)
+    job.crash(after_s=1)
+    job.let_pass(RESTART_GRACE_S + 15)
+    crashed = ["TrainingRankLost 0", "TrainingRankLost 1"]
+    assert job.watched.firing() == crashed
+    job.let_pass(3 * PATIENCE_S)
+    assert job.watched.firing() == fired(job.watched) == [*crashed, *LOST]
+    lost = next(event.annotations for event in job.watched.events if event.labels["rank"] == "3")
+    assert (lost["cause"], lost["last_step"]) == ("silent", str(job.STEPS - 1))
+    assert "consequence" not in lost
+
+
 @pytest.mark.parametrize(
     ("asked", "named"), [(True, LOST), (False, ["TrainingHang", "TrainingRankLost 0", "TrainingRankLost 1"])]
 )

@@ -73,7 +73,8 @@ class Dumps:
             standing.report = self._read(run, standing) or standing.report
         asked = standing.request
         # Judged too early, ranks whose dumps are still to come would be blamed.
-        waiting = asked is not None and now_s - standing.asked_s < WAIT_S and not self._answered(run, asked, ranks)
+        complete = asked is None or len(_answered(run, asked, ranks)) == len(ranks) or read_answer(run, asked) is not None
+        waiting = not complete and now_s - standing.asked_s < WAIT_S
         if waiting or not settled:
             return None, None
         if standing.report is not None:
@@ -89,7 +90,7 @@ class Dumps:
         request = None if standing is None else standing.request
         if request is None or read_answer(run, request) is not None:
             return None
-        return {rank for rank in ranks if read_answer(run, request, rank=rank) is not None}
+        return _answered(run, request, ranks)
 
     def over(self, run: Path) -> None:
         """Forget a run that makes progress again or has ended."""
@@ -116,13 +117,13 @@ class Dumps:
             self._report(f"{run}: the dumps cannot be read: {type(error).__name__}: {error}")
         return None
 
-    def _answered(self, run: Path, request: str, ranks: list[int]) -> bool:
-        """Return whether all ``ranks`` have answered, or one answer covers them all."""
-        answers = control_dir(run) / Path(answer_name(request, 0)).parent
-        with suppress(OSError):
-            if sum(1 for _ in answers.iterdir()) >= len(ranks):
-                return True
-        return read_answer(run, request) is not None
+
+def _answered(run: Path, request: str, ranks: Iterable[int]) -> set[int]:
+    """Return which of ``ranks`` left an answer of their own."""
+    there: set[str] = set()
+    with suppress(OSError):
+        there = {entry.name for entry in (control_dir(run) / answer_name(request, 0)).parent.iterdir()}
+    return {rank for rank in ranks if Path(answer_name(request, rank)).name in there}
 
 
 def _files(folder: Path) -> _Files:

@@ -83,24 +83,23 @@ class Lives:
         )
         if signs.stalled is False:
             self._dumps.over(run)
-        suspected = None
+        outage = None
         if signs.ended and patience_s is not None:
-            suspected = find_outage(run, seen, signs.live, last_steps, at_least_s=shortest_wait_s(past, asked=True))
-        quiet = suspected is not None and suspected.is_within(signs.quiet)
+            outage = find_outage(run, seen, signs.live, last_steps)
+        quiet = outage is not None and outage.is_within(signs.quiet)
         stalled = bool(signs.stalled) and (news or life.moved)
         # Without a reason why dumps are missing, they may still arrive.
         hung, missing = self._dumps.look(run, seen.attempt, signs.live, now_s) if quiet or stalled else (None, None)
-        if suspected is not None and (not quiet or missing is None or not signs.gone):
+        decided = quiet and missing is not None and bool(signs.gone)
+        if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, asked=True):
             # Whether the ranks without an end are silent shows later, as does an elastic restart.
             found = standing.lost(signs.silent)
             return LifeReport(found=found, of={RANK_LOST.alertname}, unknown=signs.unknown | {*signs.gone}, moved=life.moved)
-        outage = None if suspected is None else self._confirmed(run, suspected, past)
-        if outage is None:
-            found = standing.lost(signs.silent, signs.gone)
-        else:
-            found = standing.outage(outage, {rank: life.silence_s(rank, now_s) for rank in outage.silent})
-        of = {RANK_LOST.alertname}
-        if signs.stalled is False or (outage is not None and outage.silent.keys() >= {*signs.live}):
+        lost, first = self._lost(run, outage, past) if outage is not None and decided else (None, False)
+        found, of = standing.lost(signs.silent, {} if first else signs.gone), {RANK_LOST.alertname}
+        if lost is not None:
+            found += standing.outage(lost, {rank: life.silence_s(rank, now_s) for rank in lost.silent}, first=first)
+        if signs.stalled is False or (lost is not None and lost.silent.keys() >= {*signs.live}):
             of.add(HANG.alertname)
         elif stalled and missing is not None:
             found.append(standing.hang(signs, hung, missing=missing))
@@ -114,12 +113,12 @@ class Lives:
             self._dumps.over(run)
         return known
 
-    def _confirmed(self, run: Path, suspected: Outage, past: StepPast | None) -> Outage | None:
-        """Return the suspected outage without the ranks whose recorders answer; ``None`` if these ranks are not to blame."""
-        answered = self._dumps.answered(run, suspected.silent)
-        if answered is not None:
-            return suspected.without(answered)
-        return suspected if suspected.waited_s >= shortest_wait_s(past, asked=False) else None
+    def _lost(self, run: Path, outage: Outage, past: StepPast | None) -> tuple[Outage | None, bool]:
+        """Return the quiet ranks that are lost, if any, and whether that is why the others ended."""
+        answered = self._dumps.answered(run, outage.silent)
+        first = outage.waited_s >= shortest_wait_s(past, asked=answered is not None)
+        lost = outage.without(answered) if answered is not None else outage if first else None
+        return lost, lost is not None and first
 
     def keep(self, runs: Collection[Path]) -> None:
         """Forget all other runs."""

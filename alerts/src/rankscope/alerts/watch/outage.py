@@ -6,6 +6,9 @@ then crash, or their launcher kills them. No two hosts' clocks are compared:
 - A rank that failed by itself ends within a step of its own last one. A rank that waited ends much later, by its own clock.
 - A rank that fell silent before the others ended has made no more steps than they have, by the number of its last step.
 - A rank whose recorder answers a request of the watcher is not silent: it waits, too.
+
+A container that is killed with all its processes resets its connections, and the others crash within the step. Then it remains
+open who was first, and ranks that neither ended nor answer are reported in addition to those that crashed.
 """
 
 from __future__ import annotations
@@ -84,17 +87,17 @@ _DECODER: Final = msgspec.json.Decoder(LastStep)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """Ranks that fell silent, and those that ended because of it."""
+    """Ranks without an end that made no step after others had crashed or were killed."""
 
     silent: dict[int, LastStep | None]
     """Last steps of the ranks that have not ended; ``None``: no step is known."""
     ended: dict[int, str]
-    """Ranks that crashed or were killed after that, and how."""
+    """Ranks that crashed or were killed, and how."""
     waited_s: float
-    """Shortest time between the last step and the end of one of these, by its own clock."""
+    """Shortest time between the last step and the end of one of these, by its own clock; 0 if that is unknown."""
 
     def is_within(self, quiet: Collection[int]) -> bool:
-        """Return whether the ranks are known, and all of them are ``quiet``."""
+        """Return whether silent ranks are known, and all of them are ``quiet``."""
         return bool(self.silent) and self.silent.keys() <= {*quiet}
 
     def without(self, answered: Collection[int]) -> Outage | None:
@@ -103,32 +106,26 @@ class Outage:
         return Outage(silent=silent, ended=self.ended, waited_s=self.waited_s) if silent else None
 
 
-def find_outage(
-    run: Path, seen: Glance, live: Collection[int], last_steps: LastSteps, *, at_least_s: float
-) -> Outage | None:
-    """Return the ranks of ``live`` that may have ended the others by their silence; ``None`` if the records exclude that.
+def find_outage(run: Path, seen: Glance, live: Collection[int], last_steps: LastSteps) -> Outage | None:
+    """Return the ranks of ``live`` that may be lost, with those that ended; ``None`` if one of them went on after these.
 
-    ``live``: ranks that have not ended; those that cannot be read now are left out. ``at_least_s``: shortest wait of the others.
-    Whether the ranks are silent is not judged here.
+    ``live``: ranks that have not ended; those that cannot be read now are left out. Their silence is not judged here.
     """
     last = {rank: last_steps.read(run, seen.attempt, rank, one) for rank, one in seen.ranks.items()}
-    ended = {rank: info for rank, info in seen.infos.items() if info.end_reason in ("crash", "killed")}
-    waits = [_waited_s(info, last[rank]) for rank, info in ended.items()]
-    if any(wait is None or wait < at_least_s for wait in waits):
-        return None
+    ended = {rank: info for rank, info in sorted(seen.infos.items()) if info.end_reason in ("crash", "killed")}
     furthest = max((one.step for rank in ended if (one := last[rank]) is not None), default=0)
     if any(one is not None and one.step > furthest + STEPS_AHEAD for rank in live if (one := last[rank]) is not None):
-        return None  # it went on after the others
+        return None
     return Outage(
         silent={rank: last[rank] for rank in sorted(live) if seen.ranks[rank].readable},
-        ended={rank: str(info.end_reason) for rank, info in sorted(ended.items())},
-        waited_s=min((wait for wait in waits if wait is not None), default=0.0),
+        ended={rank: str(info.end_reason) for rank, info in ended.items()},
+        waited_s=min((_waited_s(info, last[rank]) for rank, info in ended.items()), default=0.0),
     )
 
 
-def _waited_s(info: RankInfo, last: LastStep | None) -> float | None:
-    """Time between the last step of a rank and its end, both by the clock of its host; ``None``: unknown."""
-    return None if last is None or info.end_unix_ns is None else (info.end_unix_ns - last.end_unix_ns) / 1e9
+def _waited_s(info: RankInfo, last: LastStep | None) -> float:
+    """Time between the last step of a rank and its end, both by the clock of its host; 0 if unknown."""
+    return 0.0 if last is None or info.end_unix_ns is None else max(0.0, (info.end_unix_ns - last.end_unix_ns) / 1e9)
 
 
 def shortest_wait_s(past: StepPast | None, *, asked: bool) -> float:

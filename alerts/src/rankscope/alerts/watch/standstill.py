@@ -48,32 +48,37 @@ class Standing:
         """Build one alert for each rank that stopped or ended while others are active. ``gone``: how each ended."""
         return [self._lost_rank(rank, gone.get(rank)) for rank in sorted({*silent, *gone})]
 
-    def outage(self, outage: Outage, silence_s: Mapping[int, float]) -> list[Candidate]:
-        """Build one alert for each rank that fell silent before the others ended. ``silence_s``: time since its last step."""
-        return [self._lost_before(rank, last, outage, silence_s[rank]) for rank, last in outage.silent.items()]
+    def outage(self, outage: Outage, silence_s: Mapping[int, float], *, first: bool) -> list[Candidate]:
+        """Build one alert for each rank that is silent after others ended.
 
-    def _lost_before(self, rank: int, last: LastStep | None, outage: Outage, silence_s: float) -> Candidate:
+        ``silence_s``: time since its last step. ``first``: it fell silent before the others ended, which is the consequence.
+        """
+        return [self._silent_rank(rank, last, outage, silence_s[rank], first=first) for rank, last in outage.silent.items()]
+
+    def _silent_rank(self, rank: int, last: LastStep | None, outage: Outage, silence_s: float, *, first: bool) -> Candidate:
         info = self.infos[rank]
         since = "has recorded no step" if last is None else f"has recorded nothing after step {last.step}"
         ended = {reason: [one for one, how in outage.ended.items() if how == reason] for reason in _ENDS}
-        how = " and ".join(f"{ranks_text(ranks)} {_ENDED[reason]}" for reason, ranks in ended.items() if ranks)
+        others = " and ".join(f"{ranks_text(ranks)} {_ENDED[reason]}" for reason, ranks in ended.items() if ranks)
         hosts = [*dict.fromkeys(self.infos[one].host for one in outage.ended)]
-        where_ended = f"on {', '.join(hosts)}" if len(hosts) <= HOSTS else f"on {len(hosts)} hosts"
+        others += f" on {', '.join(hosts)}" if len(hosts) <= HOSTS else f" on {len(hosts)} hosts"
+        waited = span(outage.waited_s)
+        after = f"In consequence {others}, {waited} after their last steps." if first else f"About then {others}."
         return self.subject.candidate(
             RANK_LOST,
             {
                 "summary": (
-                    f"Rank {rank} on {info.host} of run {self.subject.title} {since}, for {span(silence_s)}, and has not ended. "
-                    f"In consequence {how}, {where_ended}, after waiting for {span(outage.waited_s)}."
+                    f"Rank {rank} on {info.host} of run {self.subject.title} {since}, for {span(silence_s)}, "
+                    f"and has not ended. {after}"
                 ),
                 "cause": "silent",
-                "consequence": ",".join(map(str, outage.ended)),
+                "consequence": ",".join(map(str, outage.ended)) if first else "",
                 "last_step": "" if last is None else str(last.step),
                 "last_heard": "" if last is None else rfc3339(last.end_unix_ns),
                 "gpu_uuid": info.gpu_uuid or "",
                 "evidence": (
-                    f"{ranks_text([*outage.ended])} ended {span(outage.waited_s)} or more after their last steps; "
-                    f"{ranks_text([*outage.silent])} recorded neither a later step nor an end"
+                    f"{ranks_text([*outage.silent])} recorded neither a later step nor an end; "
+                    f"{ranks_text([*outage.ended])} ended {waited} or more after their last steps"
                 ),
                 "next": "\n".join(
                     [
