@@ -148,6 +148,15 @@ def test_ranks_that_went_on_after_the_others_waited_are_not_silent(powered_off: 
     assert fired(job.watched) == ["TrainingRankLost 0", "TrainingRankLost 1"]
 
 
+def test_ranks_that_crash_before_they_count_as_silent_are_not_lost(powered_off: Callable[..., PoweredOff]) -> None:
+    """Time-outs that differ between hosts: node1 crashes after the grace of a restart, and before the silence is over."""
+    job = powered_off()
+    job.crash(after_s=WAITED_S)
+    job.crash(after_s=PATIENCE_S - 5, ranks=range(2, 4))
+    job.let_pass(PATIENCE_S + RESTART_GRACE_S + 15)
+    assert fired(job.watched) == ["TrainingCrashed"]
+
+
 def test_all_ranks_that_crash_make_one_alert_about_the_run(powered_off: Callable[..., PoweredOff]) -> None:
     job = powered_off("..")
     job.crash(after_s=30, ranks=range(4))
