@@ -303,9 +303,9 @@ class Cluster:
 
     def train(self) -> None:
         """Start the job on every node, and wait until every rank makes steps and Prometheus knows them."""
-        shape = {"nodes": len(self.nodes), "ranks": self.ranks_per_node, "width": self.width, "timeout_s": self.timeout_s}
+        shape = {"nodes": len(self.nodes), "ranks": self.ranks_per_node, "width": self.width}
         for node in self.nodes:
-            node.train(self.run, self.stop_file, **shape)
+            node.train(self.run, self.stop_file, timeout_s=self.timeout_s, **shape)
         world = len(self.nodes) * self.ranks_per_node
         self.until(lambda: self.value("count(rank_last_step > 20)") == world, "every rank makes steps")
 

@@ -114,7 +114,7 @@ def find_outage(run: Path, seen: Glance, live: Collection[int], last_steps: Last
     last = {rank: last_steps.read(run, seen.attempt, rank, one) for rank, one in seen.ranks.items()}
     ended = {rank: info for rank, info in sorted(seen.infos.items()) if info.end_reason in ("crash", "killed")}
     furthest = max((one.step for rank in ended if (one := last[rank]) is not None), default=0)
-    if any(one is not None and one.step > furthest + STEPS_AHEAD for rank in live if (one := last[rank]) is not None):
+    if any(one.step > furthest + STEPS_AHEAD for rank in live if (one := last[rank]) is not None):
         return None
     return Outage(
         silent={rank: last[rank] for rank in sorted(live) if seen.ranks[rank].readable},
