@@ -146,6 +146,24 @@ def test_ranks_of_a_host_that_loses_power_are_named_and_not_those_that_crash_for
         row(fault, timeout_s=timeout_s, seen_s=seen)
 
 
+def test_ranks_that_vanish_with_their_connections_are_named_beside_those_that_crash_at_once(
+    cluster: Cluster, row: Callable[..., None]
+) -> None:
+    fault, node = "all processes of a host killed", cluster.nodes[1]
+    began = time.time_ns()
+    node.power_off()
+    seen = cluster.expect(fault, began)
+    ranks = cluster.until(lambda: len(of := lost_ranks(cluster)) == 4 and of, "all ranks are lost")
+    assert ranks == {"0": "ended", "1": "ended", "2": "silent", "3": "silent"}
+    assert cluster.fired() == EXPECTED[fault]
+    row(fault, seen_s=seen)
+
+
+def lost_ranks(cluster: Cluster) -> dict[str, str]:
+    """Cause of the loss of each rank that was reported as lost."""
+    return {alert["labels"]["rank"]: alert["annotations"]["cause"] for alert in cluster.of("TrainingRankLost")}
+
+
 def test_a_slow_link_is_communication_and_no_rank_is_blamed(cluster: Cluster, row: Callable[..., None]) -> None:
     node = cluster.nodes[1]
     began = time.time_ns()

@@ -54,6 +54,7 @@ EXPECTED: Final[dict[str, frozenset[str]]] = {
     "host cut off": frozenset({"ExporterAbsent", "TrainingStalled", "TrainingHang"}),
     "host powered off": frozenset({"ExporterAbsent", "TrainingRankLost"}),  # and the others crash before anything else fires
     "host powered off, others wait": frozenset({"ExporterAbsent", "TrainingStalled", "TrainingHang", "TrainingRankLost"}),
+    "all processes of a host killed": frozenset({"ExporterAbsent", "TrainingRankLost"}),
     "host link slow": frozenset({"TrainingCommunicationBound", "TrainingStepRegression"}),
 }
 """Fault to the names of all alerts that fire."""
