@@ -24,10 +24,15 @@ async def healthy(_request: Request) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def serving(handler: Handler = healthy, *, max_connections: int | None = None) -> AsyncIterator[tuple[Server, int]]:
+async def serving(
+    handler: Handler = healthy,
+    *,
+    max_connections: int | None = None,
+    evicted: Callable[[str], object] = lambda _: None,
+) -> AsyncIterator[tuple[Server, int]]:
     """A server and its port; tests that stop it themselves may."""
     sock = socket.create_server(("127.0.0.1", 0), backlog=512)
-    server = Server([Endpoint(sock, application(handler))], max_connections=max_connections)
+    server = Server([Endpoint(sock, application(handler), evicted=evicted)], max_connections=max_connections)
     port = sock.getsockname()[1]
     server.start()
     try:
@@ -78,6 +83,28 @@ def test_slow_heads_are_evicted_for_the_next_client_the_longest_idle_first() -> 
             for _, writer in slow:
                 writer.close()
             kept_writer.close()
+
+    run(main)
+
+
+def test_evictions_are_reported_only_of_clients_that_wait_for_an_answer() -> None:
+    evicted: list[str] = []
+
+    async def main() -> None:
+        async with serving(max_connections=4, evicted=evicted.append) as (_, port):
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+            for reader, writer in idle:
+                writer.write(HEALTHY)
+                await reader.readuntil(b"healthy\n")
+            # The next client replaces the longest idle one; half of a request does not protect it from the client after it.
+            waiting = await asyncio.open_connection("127.0.0.1", port)
+            waiting[1].write(HALF_A_REQUEST)
+            await ended(idle[0][0])
+            assert evicted == []
+            assert await ask(port) == b"HTTP/1.1 200 OK\r\n"
+            assert evicted == ["127.0.0.1"]
+            for _, writer in (*idle, waiting):
+                writer.close()
 
     run(main)
 

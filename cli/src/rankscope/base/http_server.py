@@ -50,12 +50,14 @@ class Endpoint:
 
     ``tls`` is called for every connection, so that the next handshake uses a new certificate; it returns None for plain HTTP.
     ``admit`` receives the transport and returns False to refuse the client.
+    ``evicted`` receives the address of a client whose request was cut off to make room for another client; empty if unknown.
     """
 
     sock: socket.socket
     app: Callable[..., Any]
     tls: Callable[[], ssl.SSLContext | None] = lambda: None
     admit: Callable[[Any], bool] = lambda _transport: True
+    evicted: Callable[[str], object] = lambda _address: None
 
 
 class _DefectFilter(logging.Filter):
@@ -132,11 +134,13 @@ class Connection(H11Protocol):
         *,
         admit: Callable[[Any], bool],
         on_close: Callable[[Connection], None],
+        on_evict: Callable[[str], object],
     ) -> None:
         super().__init__(config, state, {}, asyncio.get_running_loop())
         self.logger = _protocol_logger
         self._admit = admit
         self._on_close = on_close
+        self._on_evict = on_evict
         self._between_requests = False
         self._made = False
         self._half_closed = False
@@ -237,6 +241,12 @@ class Connection(H11Protocol):
         else:
             self.transport.close()
 
+    def evict(self) -> None:
+        """Close immediately to make room; an idle client loses nothing by it."""
+        if not self._between_requests:
+            self._on_evict(self.client[0] if self.client else "")
+        self.end(at_once=True)
+
     def _should_upgrade(self) -> bool:
         return False  # uvicorn would log a warning for every upgrade request
 
@@ -316,7 +326,7 @@ class Server:
                 continue
             if len(self._connections) >= self._max_connections:
                 self._evict()
-            connection = Connection(config, self._state, admit=endpoint.admit, on_close=self._forget)
+            connection = Connection(config, self._state, admit=endpoint.admit, on_close=self._forget, on_evict=endpoint.evicted)
             self._connections[connection] = asyncio.create_task(self._open(endpoint, accepted, connection))
 
     async def _open(self, endpoint: Endpoint, accepted: socket.socket, connection: Connection) -> None:
@@ -344,7 +354,7 @@ class Server:
             return False
         least = min(self._connections, key=lambda one: (one.busy, one.answered > 0, one.active_at_s))
         self._connections.pop(least).cancel()
-        least.end(at_once=True)
+        least.evict()
         return True
 
 

@@ -42,6 +42,9 @@ CHALLENGE: Final = b'Bearer, Basic realm="rankscope"'
 REPORTED_FAILURES: Final = ("not_authenticated", "failed_attempts")
 """Reported by ``authentication.Failures``, by address."""
 
+EVICTED: Final = "evicted"
+"""Reason of a connection that was closed before its answer, to make room for another."""
+
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -94,12 +97,19 @@ class _Refusals:
 
     def add(self, refused: _Refused, client: str) -> None:
         """Report a refusal. Runs in the event loop."""
-        if refused.reason in self._further:
-            self._further[refused.reason] += 1
+        self._add(refused.reason, client, f"with {refused.status} ({refused.reason}): {refused.text}")
+
+    def add_evicted(self, client: str) -> None:
+        """Report a connection that was closed before its answer. Runs in the event loop."""
+        self._add(EVICTED, client, f"without an answer ({EVICTED}): too many connections are open, the sender has to try again")
+
+    def _add(self, reason: str, client: str, how: str) -> None:
+        if reason in self._further:
+            self._further[reason] += 1
             return
-        self._further[refused.reason] = 0
-        self._report(f"refused a delivery from {one_line(client)} with {refused.status} ({refused.reason}): {refused.text}")
-        asyncio.get_running_loop().call_later(REFUSALS_S, self._summarise, refused.reason)
+        self._further[reason] = 0
+        self._report(f"refused a delivery from {one_line(client) or 'an unknown address'} {how}")
+        asyncio.get_running_loop().call_later(REFUSALS_S, self._summarise, reason)
 
     def _summarise(self, reason: str) -> None:
         if further := self._further.pop(reason):
@@ -176,7 +186,7 @@ class ReceiverApp:
         except _Refused as refused:
             self._counters.add("refused", reason=refused.reason)
             if scope["path"] == "/webhook" and refused.reason not in REPORTED_FAILURES:
-                self._refusals.add(refused, (scope.get("client") or ("an unknown address",))[0])
+                self._refusals.add(refused, (scope.get("client") or ("",))[0])
             status, kind, body = refused.status, _TEXT, f"{refused.text}\n".encode()
             headers = refused.headers
         start = [
@@ -188,6 +198,11 @@ class ReceiverApp:
         ]
         await send({"type": "http.response.start", "status": status, "headers": start})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def evicted(self, address: str) -> None:
+        """Count and report a client whose request was cut off because too many connections are open."""
+        self._counters.add("refused", reason=EVICTED)
+        self._refusals.add_evicted(address)
 
     async def _answer(self, scope: _Scope, receive: _Receive) -> tuple[int, bytes, bytes]:
         method, path = scope["method"], scope["path"]

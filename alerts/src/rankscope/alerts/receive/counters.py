@@ -30,7 +30,9 @@ _HELP: Final = {
 GAUGES: Final = tuple(name.removeprefix("rankscope_receiver_") for name, (kind, _) in _HELP.items() if kind == "gauge")
 """Arguments of ``Counters.page``."""
 _Key = tuple[str, tuple[tuple[str, str], ...]]
-REFUSALS: Final = ("too_large", "not_understood", "not_authenticated", "failed_attempts", "slow", "cut_off", "busy", "not_stored")
+REFUSALS: Final = (
+    "too_large", "not_understood", "not_authenticated", "failed_attempts", "slow", "cut_off", "busy", "not_stored", "evicted",
+)  # fmt: skip
 """Reasons for refusing a delivery. They start at 0: Prometheus sees no increase in a counter whose first value is 1."""
 
 

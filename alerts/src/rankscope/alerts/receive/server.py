@@ -59,7 +59,7 @@ def serve(
     takes problems with the certificate. Raises ``InputError`` for files that are no certificate and key.
     """
     if certificate is None:
-        endpoint = Endpoint(sock, app)
+        endpoint = receiver_endpoint(app, sock)
     else:
         file, key = certificate
         complaints: list[str] = []
@@ -76,8 +76,15 @@ def serve(
 
         followed = FollowedFiles(lambda: (_context(file, key), certificate), changed=changed, failed=failed)
         changed(followed.get())
-        endpoint = Endpoint(sock, app, followed.get)
+        endpoint = receiver_endpoint(app, sock, tls=followed.get)
     serve_until_signal([endpoint], grace_s=STOP_S, started=begins)
+
+
+def receiver_endpoint(
+    app: ReceiverApp, sock: socket.socket, *, tls: Callable[[], ssl.SSLContext | None] = lambda: None
+) -> Endpoint:
+    """Endpoint of a receiver, which counts and reports the senders that the server evicts."""
+    return Endpoint(sock, app, tls, evicted=app.evicted)
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +73,8 @@ class Dumps:
             standing.report = self._read(run, standing) or standing.report
         asked = standing.request
         # Judged too early, ranks whose dumps are still to come would be blamed.
-        waiting = asked is not None and now_s - standing.asked_s < WAIT_S and not self._answered(run, asked, ranks)
+        complete = asked is None or len(_answered(run, asked, ranks)) == len(ranks) or read_answer(run, asked) is not None
+        waiting = not complete and now_s - standing.asked_s < WAIT_S
         if waiting or not settled:
             return None, None
         if standing.report is not None:
@@ -82,6 +83,14 @@ class Dumps:
             asked_before = "dumps were asked for a short while ago" if self._ask and too_soon else ""
             return None, standing.refused or asked_before or "no Flight Recorder dumps in the run that tell who hangs"
         return None, "the ranks were asked for Flight Recorder dumps, and those that came, if any, do not tell who hangs"
+
+    def answered(self, run: Path, ranks: Iterable[int]) -> set[int] | None:
+        """Return which of ``ranks`` answered the request; ``None`` if there was none, or one answer covers all ranks."""
+        standing = self._standing.get(run)
+        request = None if standing is None else standing.request
+        if request is None or read_answer(run, request) is not None:
+            return None
+        return _answered(run, request, ranks)
 
     def over(self, run: Path) -> None:
         """Forget a run that makes progress again or has ended."""
@@ -108,13 +117,13 @@ class Dumps:
             self._report(f"{run}: the dumps cannot be read: {type(error).__name__}: {error}")
         return None
 
-    def _answered(self, run: Path, request: str, ranks: list[int]) -> bool:
-        """Return whether all ``ranks`` have answered, or one answer covers them all."""
-        answers = control_dir(run) / Path(answer_name(request, 0)).parent
-        with suppress(OSError):
-            if sum(1 for _ in answers.iterdir()) >= len(ranks):
-                return True
-        return read_answer(run, request) is not None
+
+def _answered(run: Path, request: str, ranks: Iterable[int]) -> set[int]:
+    """Return which of ``ranks`` left an answer of their own."""
+    there: set[str] = set()
+    with suppress(OSError):
+        there = {entry.name for entry in (control_dir(run) / answer_name(request, 0)).parent.iterdir()}
+    return {rank for rank in ranks if Path(answer_name(request, rank)).name in there}
 
 
 def _files(folder: Path) -> _Files:
