@@ -174,3 +174,19 @@ def test_what_has_to_be_shown_at_once_is(play: Callable[[Story], None]) -> None:
         assert await scraped.at(0) == 2
 
     play(story)
+
+
+def test_a_page_taken_without_waiting_counts_as_a_request(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        assert scraped.pages.rendered("page") is None
+        await scraped.at(0)
+        await scraped.at(1)
+        for second in range(1, 5):
+            await scraped.news(second + 0.5)
+            scraped.now_s = 1000 + second + 1
+            assert scraped.pages.rendered("page") == (str(second + 2).encode(), "text/plain")
+        # too old
+        scraped.now_s += 2 * AHEAD_INTERVALS
+        assert scraped.pages.rendered("page") is None
+
+    play(story)

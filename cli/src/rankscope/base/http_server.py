@@ -24,7 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
-from rankscope.base.http import TEXT
+from rankscope.base.http import AGAIN, TEXT, Response
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +106,10 @@ class _JoinedWrites(asyncio.Transport):
                 self._loop.call_soon(self.flush)
             self._pieces.append(data)
 
+    def write_now(self, data: bytes) -> None:
+        """Send the data at once; nothing may be buffered."""
+        self._transport.write(data)
+
     def close(self) -> None:
         """Send buffered data and close."""
         self.flush()
@@ -120,9 +124,12 @@ class _JoinedWrites(asyncio.Transport):
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with a deadline for each state.
+    """uvicorn's connection with a deadline for each state, and a short way for repeated requests.
 
     uvicorn itself waits forever for the rest of a request, and for a client that does not read its response.
+
+    A scraper sends the same bytes every time. When a request equals the one before, byte by byte, it is answered by that one's
+    ``Response.again`` without parsing it and without a task.
     """
 
     def __init__(
@@ -143,6 +150,8 @@ class Connection(H11Protocol):
         self._ending = False
         self._deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._last_request = b""  # empty unless it was received in one piece, alone, between two responses
+        self._again: Callable[[], Response | None] | None = None
         self.answered = 0
         self.active_at_s = self.loop.time()
 
@@ -168,8 +177,14 @@ class Connection(H11Protocol):
             return
         self.active_at_s = self.loop.time()
         if self._between_requests:
+            if data == self._last_request and self._repeat():
+                return
             self._between_requests = False
             self._close_after(REQUEST_DEADLINE_S)
+            self._last_request = data
+        else:
+            self._last_request = b""
+        self._again = None
         super().data_received(data)
 
     def handle_events(self) -> None:
@@ -186,6 +201,10 @@ class Connection(H11Protocol):
         self.active_at_s = self.loop.time()
         assert isinstance(self.transport, _JoinedWrites)
         self.transport.flush()
+        if self.conn.trailing_data[0]:
+            self._last_request = b""
+        elif self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE and self.scope["method"] == "GET":
+            self._again = self.scope.get(AGAIN)  # type: ignore[assignment]
         super().on_response_complete()  # may start the next pipelined request
         if self.busy or self.transport.is_closing():
             return
@@ -236,6 +255,19 @@ class Connection(H11Protocol):
             self.cycle.keep_alive = False
         else:
             self.transport.close()
+
+    def _repeat(self) -> bool:
+        """Answer a request that equals the last one; return False if it has to be parsed and handled as usual."""
+        response = self._again() if self._again is not None and not self.flow.write_paused else None
+        if response is None:
+            return False
+        assert isinstance(self.transport, _JoinedWrites)
+        self.transport.write_now(response.encoded())
+        self.answered += 1
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._close_after(KEEP_ALIVE_S + REQUEST_DEADLINE_S)
+        return True
 
     def _should_upgrade(self) -> bool:
         return False  # uvicorn would log a warning for every upgrade request

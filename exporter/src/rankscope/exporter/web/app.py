@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Final, Protocol
@@ -15,6 +16,7 @@ from rankscope.exporter.pages.exposition import prefers_openmetrics
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.settings import DCGM_PATH
 from rankscope.exporter.web.access import WebAccess
+from rankscope.exporter.web.config import WebConfig
 from rankscope.exporter.web.control import PATHS as CONTROL_PATHS
 from rankscope.exporter.web.control import Control
 from rankscope.exporter.web.landing import landing_page
@@ -72,11 +74,12 @@ class App:
 
     async def web(self, request: Request) -> Response:
         """Answer a request over the network, which needs a password or token; ``/-/healthy`` is public, for probes."""
+        web = self._access.web
         if request.path in CONTROL_PATHS:
             refused = await self.control.refusal(request)
         else:
             refused = None if request.path == _HEALTHY else await self._access.refusal(request)
-        return self._with_headers(refused or await self._answer(request))
+        return self._under(web, refused or await self._answer(request))
 
     async def local(self, request: Request) -> Response:
         """Answer a request over the Unix socket, whose file mode restricts access."""
@@ -84,6 +87,7 @@ class App:
 
     async def compatible_only(self, request: Request) -> Response:
         """Answer a request on an address of its own, with the compatible page at ``/metrics``, where its scrapers expect it."""
+        web = self._access.web
         refused = None if request.path == _HEALTHY else await self._access.refusal(request)
         if refused is None:
             routes = {
@@ -94,15 +98,19 @@ class App:
             }
             query = _query_of(request)
             refused = _TOO_MANY if query is None else await self._route(request, query, routes)
-        return self._with_headers(refused)
+        return self._under(web, refused)
 
-    def _with_headers(self, response: Response) -> Response:
-        headers = self._access.web.headers
-        if not headers:
-            return response
-        chosen = {name for name, _ in headers}
-        own = tuple(header for header in response.headers if header[0] not in chosen)
-        return Response(response.status, response.body, response.content_type, (*own, *headers))
+    def _under(self, web: WebConfig, response: Response) -> Response:
+        """Return the response with the headers of ``web``; it is repeated only while ``web``, with its users, is in force."""
+        chosen = {name for name, _ in web.headers}
+        headers = (*(header for header in response.headers if header[0] not in chosen), *web.headers)
+        again = response.again
+
+        def repeated() -> Response | None:
+            newer = again() if again is not None and self._access.web is web else None
+            return replace(newer, headers=headers) if newer is not None else None
+
+        return replace(response, headers=headers, again=repeated)
 
     async def _answer(self, request: Request) -> Response:
         query = _query_of(request)
@@ -142,13 +150,18 @@ class App:
         assert compatible is not None
         return await self._rendered_page(request, "compatible", compatible.render)
 
-    async def _rendered_page(self, request: Request, key: object, render: Callable[[], tuple[bytes, str]]) -> Response:
+    async def _rendered_page(self, request: Request, key: Hashable, render: Callable[[], tuple[bytes, str]]) -> Response:
         compressed = accepts_gzip(request.headers.get("accept-encoding", ""))
-        body, content_type = await self._rendered.get(key, render, compressed=compressed, ahead=True)
         headers: tuple[tuple[str, str], ...] = (("vary", "accept, accept-encoding"), ("cache-control", "no-store"))
         if compressed:
             headers = (*headers, ("content-encoding", "gzip"))
-        return Response(200, body, content_type, headers)
+
+        def again() -> Response | None:
+            page = self._rendered.rendered(key, compressed=compressed)
+            return Response(200, *page, headers) if page is not None else None
+
+        page = await self._rendered.get(key, render, compressed=compressed, ahead=True)
+        return Response(200, *page, headers, again)
 
     async def _healthy(self, _request: Request, _query: Query) -> Response:
         """Answer without checking anything: a liveness probe must not restart the exporter because a driver hangs."""
