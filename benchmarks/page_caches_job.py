@@ -63,7 +63,7 @@ def without_lines() -> None:
 
     class Forgetful(exposition.Point):
         __slots__ = ()
-        line = property(lambda _: "", lambda *_: None)  # type: ignore[assignment]
+        line = property(lambda _: "", lambda *_: None)
 
     exposition.Point = page.Point = Forgetful  # type: ignore[misc]
     line = exposition._line

@@ -122,7 +122,7 @@ def test_every_metric_is_there_or_named_as_absent(which: str, request: pytest.Fi
     expected = {
         metric.name
         for metric in CATALOGUE
-        if metric.group == "gpu" and metric.collector != "xid" and COLLECTORS[metric.collector].asks_gpu
+        if metric.group == "gpu" and metric.collector != "xid" and COLLECTORS[metric.collector].reads_gpu
     }
 
     # A metric about processes is absent when nobody is there, which is neither missing nor unsupported.

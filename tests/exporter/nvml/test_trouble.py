@@ -215,7 +215,8 @@ def test_nobody_listening_is_an_error_of_the_collector(fake: FakeDriver) -> None
 
     sample = sample_of(fake)
 
-    assert sample.errors == {"xid": "Xid events cannot be had: not_supported"}
+    assert sample.errors.keys() == {"xid"}
+    assert "not_supported" in sample.errors["xid"]
     assert fake.counts()["nvmlEventSetFree"] == fake.counts()["nvmlEventSetCreate"]
 
 

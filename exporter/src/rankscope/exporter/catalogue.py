@@ -13,11 +13,11 @@ import msgspec
 
 
 class Collector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A collector, enabled by ``--collector.NAME``. ``asks_gpu``: it runs in the process of each GPU."""
+    """A collector, enabled by ``--collector.NAME``. ``reads_gpu``: it runs in the process of each GPU."""
 
     name: str
     default_on: bool
-    asks_gpu: bool
+    reads_gpu: bool
     help: str
 
 

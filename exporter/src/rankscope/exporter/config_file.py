@@ -35,7 +35,7 @@ def load_config(path: Path, ctx: click.Context) -> dict[str, Any]:
             raise ExporterInputError(f"{path}: unknown key {key!r}; {_hint(key, options)}")
         assert option.name is not None
         if option.name in values:
-            raise ExporterInputError(f"{path}: {key!r} says again what another key has said; keep one of them")
+            raise ExporterInputError(f"{path}: {key!r} sets the same option as another key; keep one of them")
         values[option.name] = _value(path, key, value, option, ctx)
     return values
 

@@ -26,7 +26,7 @@ def run(settings: Settings, *, read_again: Callable[[], Settings], remarks: Sequ
     ``ExporterMissingError``.
     """
     logs.set_up(settings.log_level, settings.log_format)
-    _say(remarks)
+    _log_remarks(remarks)
     _allow_descriptors()
     # Until the server installs its own handlers: a signal must end the process even while a driver is slow to start.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -49,7 +49,7 @@ def run(settings: Settings, *, read_again: Callable[[], Settings], remarks: Sequ
 def render_once(settings: Settings, *, remarks: Sequence[str] = ()) -> str:
     """Return one page as text, after one pass of every collector. Writes no state and creates no spool."""
     logs.set_up("warning", settings.log_format)
-    _say(remarks)
+    _log_remarks(remarks)
     counters = counters_of(settings)
     settings = with_collectors(settings, counters)
     nursery = _nursery(settings)
@@ -68,7 +68,7 @@ def render_once(settings: Settings, *, remarks: Sequence[str] = ()) -> str:
     return b"\n".join(pages).decode()
 
 
-def _say(remarks: Sequence[str]) -> None:
+def _log_remarks(remarks: Sequence[str]) -> None:
     for remark in remarks:
         logger.warning(remark)
 

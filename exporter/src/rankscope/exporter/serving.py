@@ -90,10 +90,10 @@ def serve(
         # Listen after the first pass, so that the first scrape shows the GPUs, but do not wait long for one that hangs.
         first = asyncio.ensure_future(loop.run_in_executor(None, assembly.wait, _FIRST_SAMPLE_S))
         await asyncio.wait((first, asyncio.shield(ended)), return_when=asyncio.FIRST_COMPLETED)
-        _say_what_is_asked(assembly)
+        _log_gpus(assembly)
         server = Server(endpoints)
         server.start()
-        _say_where("https" if access.web.tls is not None else "http", settings.telemetry_path, sockets, compatible_sockets)
+        _log_addresses("https" if access.web.tls is not None else "http", settings.telemetry_path, sockets, compatible_sockets)
         notify("READY=1")
         status = await ended
         notify("STOPPING=1")
@@ -103,7 +103,7 @@ def serve(
     assembly.start()
     if push is not None:
         push.start()
-    _introduce(assembly, control_path if control is not None else None)
+    _log_start(assembly, control_path if control is not None else None)
     status = loop.run_until_complete(live())
     if push is not None:
         push.stop()
@@ -154,7 +154,7 @@ class _Reload:
         self._app.control.token_file = settings.token_file
         self._access.follow(settings.web_config)
         for name in sorted({option(setting) for setting in changes - RELOADED}):
-            logger.warning("%s has changed: that needs a restart", name)
+            logger.warning("%s has changed, which needs a restart", name)
         taken = ",".join(sorted(option(name) for name in changes & RELOADED))
         logger.info("settings were read again", extra={"changed": taken or "nothing"})
         # Settings that need a restart keep their values here, so that the next SIGHUP logs them again.
@@ -182,28 +182,28 @@ def _control_socket(settings: Settings) -> tuple[Path, socket.socket | None]:
         return path, None
 
 
-def _introduce(assembly: Assembly, control: Path | None) -> None:
+def _log_start(assembly: Assembly, control: Path | None) -> None:
     page = assembly.page
     if page.simulated:
-        logger.warning("the GPUs are SIMULATED: everything about them is invented")
+        logger.warning("the GPUs are SIMULATED: their values are not real")
     if assembly.spool_folder is not None:
-        logger.info("ranks leave their files in a folder", extra={"spool": str(assembly.spool_folder)})
+        logger.info("the spool is read", extra={"spool": str(assembly.spool_folder)})
     if control is not None:
         logger.info("GPUs can be released through a socket", extra={"socket": str(control)})
 
 
-def _say_what_is_asked(assembly: Assembly) -> None:
+def _log_gpus(assembly: Assembly) -> None:
     fleet = assembly.page.fleet
     if fleet is not None:
         state = fleet.state()
-        logger.info("GPUs are asked", extra={"gpus": len(state.gpus), "up": sum(gpu.up for gpu in state.gpus)})
+        logger.info("GPUs are read", extra={"gpus": len(state.gpus), "up": sum(gpu.up for gpu in state.gpus)})
 
 
-def _say_where(scheme: str, path: str, sockets: list[socket.socket], compatible_sockets: list[socket.socket]) -> None:
+def _log_addresses(scheme: str, path: str, sockets: list[socket.socket], compatible_sockets: list[socket.socket]) -> None:
     for sock in sockets:
         logger.info("listening on %s://%s%s", scheme, _name(sock), path)
     for sock in compatible_sockets:
-        logger.info("DCGM's names are on %s://%s/metrics", scheme, _name(sock))
+        logger.info("the DCGM-compatible page is on %s://%s/metrics", scheme, _name(sock))
 
 
 def _name(sock: socket.socket) -> str:

@@ -121,7 +121,7 @@ class SimulatedFleet:
             monotonic_s=self._started + at_s,
             readings=tuple(one for one in gpu.readings(at_s) if BY_NAME[one.metric].collector in self._collectors),
             absent=tuple(one for one in gpu.absent() if BY_NAME[one.metric].collector in self._collectors),
-            runs=tuple(CollectorRun(name, 0.0, None) for name in sorted(self._collectors) if COLLECTORS[name].asks_gpu),
+            runs=tuple(CollectorRun(name, 0.0, None) for name in sorted(self._collectors) if COLLECTORS[name].reads_gpu),
         )
 
     def _gpu_state(self, sample: GpuSample, age_s: float, released: tuple[float, float] | None) -> GpuState:

@@ -156,7 +156,9 @@ class Inventory:
             known = {}
         except OtherSchemaError as error:
             self._foreign = True
-            logger.warning("%s: %s: another version's; it is not touched, and GPUs are remembered in memory only", path, error)
+            logger.warning(
+                "%s: %s: written by another version; it is left unchanged, and known GPUs are kept in memory only", path, error
+            )
             return None
         except ValueError as error:
             self._put_aside(path, error)
@@ -176,9 +178,9 @@ class Inventory:
             path.replace(aside)
         except OSError as error:
             self._foreign = True
-            logger.warning("%s is damaged (%s) and cannot be put aside: %s", path, why, error.strerror or error)
+            logger.warning("%s is damaged (%s) and cannot be renamed: %s", path, why, error.strerror or error)
             return
-        logger.warning("%s is damaged (%s): it is now %s, and a new one is begun", path, why, aside.name)
+        logger.warning("%s is damaged (%s): it was renamed to %s, and a new file is started", path, why, aside.name)
 
     def _write(self, path: Path, content: dict[str, Remembered]) -> None:
         if self._look(path):
@@ -189,7 +191,7 @@ class Inventory:
         except OSError as error:
             self._write_at, self._problem = time.monotonic() + self._retry_s, True
             self._complain(
-                f"cannot write {path}: {error.strerror or error}; GPUs that are gone at the next start will not be missed"
+                f"cannot write {path}: {error.strerror or error}; GPUs that disappear before the next start will not be reported"
             )
             return
         self._on_disk, self._stamp = content, _stamp(path)

@@ -44,7 +44,7 @@ class Deadline:
         """
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= self._most_stuck:
-            raise BusyError("an earlier call has not come back yet")
+            raise BusyError("an earlier call has not returned yet")
         answer = _Answer()
         # Daemon thread: a call stuck in the kernel must not keep the process from exiting.
         thread = threading.Thread(target=_run, args=(call, answer), name="jobs-deadline", daemon=True)

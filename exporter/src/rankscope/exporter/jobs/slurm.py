@@ -33,13 +33,13 @@ class SlurmError(Exception):
 class SlurmFolder:
     """The folder of the job files.
 
-    It must belong to root or to this user (to any user if ``asked_for``), and must not be writable for its group or for others.
+    It must belong to root or to this user (to any user if ``explicit``), and must not be writable for its group or for others.
     Only files of its owner or of root count.
     """
 
-    def __init__(self, path: Path, *, asked_for: bool, proc: Path = Path("/proc")) -> None:
+    def __init__(self, path: Path, *, explicit: bool, proc: Path = Path("/proc")) -> None:
         self.path = path
-        self._asked_for = asked_for
+        self._explicit = explicit
         self._proc = proc
 
     def read(self) -> tuple[Hold, ...] | None:
@@ -63,7 +63,7 @@ class SlurmFolder:
 
     def _read(self, folder_fd: int) -> tuple[Hold, ...] | None:
         owner = os.fstat(folder_fd)
-        if not self._asked_for and owner.st_uid not in (0, os.getuid()):
+        if not self._explicit and owner.st_uid not in (0, os.getuid()):
             raise SlurmError(
                 f"{self.path}: belongs to uid {owner.st_uid}, not to root; name it with --jobs.slurm-dir to trust it"
             )

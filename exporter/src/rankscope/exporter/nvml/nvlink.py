@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ctypes import byref
 from typing import Any, Final
 
-from rankscope.exporter.nvml.asking import Asking
+from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES
 from rankscope.exporter.source import Labels
@@ -62,7 +62,7 @@ class EachLink(PlainTopic):
         """Emit one reading per link."""
         self._links.refresh(at)
         for link, up in self._links.up.items():
-            at.give(self.metrics[0], up, (("link", str(link)),))
+            at.emit(self.metrics[0], up, (("link", str(link)),))
 
 
 class NvLinks(PlainTopic):
@@ -94,28 +94,28 @@ class NvLinks(PlainTopic):
         """Read the link states and emit the readings."""
         self._links.refresh(at)
         for state, wanted in (("up", True), ("down", False)):
-            at.give("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
-        self._tell_bytes(at)
-        self._tell_errors(at)
+            at.emit("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
+        self._emit_bytes(at)
+        self._emit_errors(at)
 
-    def _tell_bytes(self, at: Pass) -> None:
+    def _emit_bytes(self, at: Pass) -> None:
         for metric, key in _BYTES:
             value = at.fields.get(key, "first_sample")
             if isinstance(value, str):
-                at.lack(metric, value)
+                at.mark_absent(metric, value)
             else:
-                at.give(metric, value * 1024)
+                at.emit(metric, value * 1024)
 
-    def _tell_errors(self, at: Pass) -> None:
+    def _emit_errors(self, at: Pass) -> None:
         if (_ERRORS[0][2], 0) in at.fields:
             self._errors = {kind: self._sum(at, each, total) for kind, each, total in _ERRORS}
             self._errors_due_s = at.now_s + SOMETIMES
         for kind, _, _ in _ERRORS:
             value = self._errors.get(kind, "first_sample")
             if isinstance(value, str):
-                at.lack("gpu_nvlink_errors_total", value, (("error", kind),))
+                at.mark_absent("gpu_nvlink_errors_total", value, (("error", kind),))
             else:
-                at.give("gpu_nvlink_errors_total", value, (("error", kind),))
+                at.emit("gpu_nvlink_errors_total", value, (("error", kind),))
 
     def _sum(self, at: Pass, each: int | None, total: int) -> float | str:
         if each is not None:
@@ -150,11 +150,11 @@ class Fabric(PlainTopic):
         if self._due_s <= at.now_s:
             self._ask(at)
             self._due_s = at.now_s + SOMETIMES
-        at.give("gpu_fabric_state", 1, (("state", self._state),))
+        at.emit("gpu_fabric_state", 1, (("state", self._state),))
         if self._healthy is None:
-            at.lack("gpu_fabric_healthy", "not_supported")
+            at.mark_absent("gpu_fabric_healthy", "not_supported")
         else:
-            at.give("gpu_fabric_healthy", self._healthy)
+            at.emit("gpu_fabric_healthy", self._healthy)
 
     def _ask(self, at: Pass) -> None:
         ask = at.ask
@@ -196,12 +196,12 @@ class PeerToPeer(PlainTopic):
             self._reachable = _ask(at.ask, at.uuid)
             self._due_s = at.now_s + RARELY
         for labels, ok in self._reachable.items():
-            at.give(self.metrics[0], ok, labels)
+            at.emit(self.metrics[0], ok, labels)
         if not self._reachable:
-            at.lack(self.metrics[0], "no_peers")
+            at.mark_absent(self.metrics[0], "no_peers")
 
 
-def _ask(ask: Asking, own: str) -> dict[Labels, bool]:
+def _ask(ask: NvmlCalls, own: str) -> dict[Labels, bool]:
     reachable: dict[Labels, bool] = {}
     for index in range(ask("nvmlDeviceGetCount")):
         peer = ask("nvmlDeviceGetHandleByIndex", index)

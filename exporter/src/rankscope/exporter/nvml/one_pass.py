@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rankscope.exporter.nvml.asking import Asking, is_trouble
+from rankscope.exporter.nvml.calls import NvmlCalls, is_trouble
 from rankscope.exporter.source import Absent, GpuProcess, Labels, MigDevice, Reading, XidEvent
 
 FieldKey = tuple[int, int]
@@ -22,7 +22,7 @@ class Pass:
         trouble: first fault in the current collector; None if there is none.
     """
 
-    def __init__(self, ask: Asking, uuid: str, now_s: float) -> None:
+    def __init__(self, ask: NvmlCalls, uuid: str, now_s: float) -> None:
         self.ask = ask
         self.uuid = uuid
         self.now_s = now_s
@@ -36,11 +36,11 @@ class Pass:
         self.mig_enabled = False
         self.trouble: str | None = None
 
-    def give(self, metric: str, value: float, labels: Labels = (), uuid: str = "") -> None:
+    def emit(self, metric: str, value: float, labels: Labels = (), uuid: str = "") -> None:
         """Add a reading; ``value`` is in the metric's unit."""
         self.readings.append(Reading(metric, float(value), labels, uuid))
 
-    def lack(self, metric: str, reason: str, labels: Labels = ()) -> None:
+    def mark_absent(self, metric: str, reason: str, labels: Labels = ()) -> None:
         """Mark a metric as absent, with the reason."""
         self.absent.append(Absent(metric, reason, labels))
         if self.trouble is None and is_trouble(reason):
@@ -69,11 +69,11 @@ class Topic(Protocol):
         """Emit readings; raises ``nvml.NVMLError``, or ``SourceError`` if the GPU or the driver is lost."""
         ...
 
-    def part(self, ask: Asking) -> None:
+    def part(self, ask: NvmlCalls) -> None:
         """Take a measurement between two passes; raises as ``collect``."""
         ...
 
-    def close(self, ask: Asking) -> None:
+    def close(self, ask: NvmlCalls) -> None:
         """Free NVML objects."""
         ...
 
@@ -90,8 +90,8 @@ class PlainTopic:
         del now_s
         return ()
 
-    def part(self, ask: Asking) -> None:
+    def part(self, ask: NvmlCalls) -> None:
         """Do nothing between passes."""
 
-    def close(self, ask: Asking) -> None:
+    def close(self, ask: NvmlCalls) -> None:
         """Do nothing; no NVML object is held."""

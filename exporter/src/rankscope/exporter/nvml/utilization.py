@@ -52,13 +52,13 @@ class BusySeconds(PlainTopic):
             self._bounds = min(shares), max(shares)
         if self._bounds is None:
             for metric in self.metrics:
-                at.lack(metric, "no_data")
+                at.mark_absent(metric, "no_data")
             return
         # The gauge of this pass may be newer than any sample: extend the bounds to include it.
         shares = [*self._bounds, *(reading.value for reading in at.readings if reading.metric == _GAUGE)]
-        at.give("gpu_utilization_min_ratio", min(shares))
-        at.give("gpu_utilization_max_ratio", max(shares))
-        at.give("gpu_busy_seconds_total", self._seconds)
+        at.emit("gpu_utilization_min_ratio", min(shares))
+        at.emit("gpu_utilization_max_ratio", max(shares))
+        at.emit("gpu_busy_seconds_total", self._seconds)
 
     def _new_samples(self, at: Pass) -> _Samples:
         """Return the samples since the last pass as (time in microseconds, share), oldest first."""

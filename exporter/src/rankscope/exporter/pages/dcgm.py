@@ -51,14 +51,14 @@ class DcgmPage:
             ways = (_Way(entry, PREFIX + entry.name, row.name.startswith("gpu_mig_")) for entry in row.dcgm)
             self._ways[row.name] = tuple(way for way in ways if way.name in wanted)
         self._rates = _Rates({metric for metric, ways in self._ways.items() if any(way.entry.rate for way in ways)})
-        self._asleep = self._not_collected()
-        for name, reason in (*self._counters.refused, *self._asleep):
+        self._uncollected = self._not_collected()
+        for name, reason in (*self._counters.refused, *self._uncollected):
             logger.warning("DCGM-compatible page: no %s: %s", name, reason)
 
     def render(self) -> tuple[bytes, str]:
         """Render the page; return it with its content type."""
         families = {counter.name: Family(counter.name, counter.type, counter.help) for counter in self._counters.metrics}
-        remarks = [f"{name} not available: {reason}" for name, reason in (*self._counters.refused, *self._asleep)]
+        remarks = [f"{name} not available: {reason}" for name, reason in (*self._counters.refused, *self._uncollected)]
         if self._page.fleet is not None:
             state = self._page.fleet.state()
             jobs = {labels["uuid"]: labels for labels, _ in _fresh(self._page.jobs, "gpu_job_info")}

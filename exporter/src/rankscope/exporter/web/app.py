@@ -134,7 +134,7 @@ class App:
         accept = request.headers.get("accept", "")
         collectors: frozenset[str] | None = None
         if "exclude[]" in query:
-            return Response(400, b"exclude[] is not known here: name what is wanted with collect[]\n")
+            return Response(400, b"exclude[] is not supported: name the wanted collectors with collect[]\n")
         if "collect[]" in query:
             collectors = frozenset(query["collect[]"])
             unknown = sorted(collectors - self._page.collectors)
@@ -145,7 +145,7 @@ class App:
 
     async def _compatible_metrics(self, request: Request, query: Query) -> Response:
         if "collect[]" in query or "exclude[]" in query:
-            return Response(400, b"this page has no collectors to choose from: --compat.dcgm-counters says what is on it\n")
+            return Response(400, b"this page has no collectors: choose its metrics with --compat.dcgm-counters\n")
         compatible = self._compatible
         assert compatible is not None
         return await self._rendered_page(request, "compatible", compatible.render)
@@ -218,9 +218,9 @@ def accepts_gzip(header: str) -> bool:
 def _unknown_collectors(unknown: list[str], enabled: frozenset[str]) -> str:
     off = [name for name in unknown if name in COLLECTORS]
     names = [name for name in unknown if name not in COLLECTORS]
-    told = [f"no such collector: {_line(', '.join(names))}"] if names else []
-    told += [f"switched off: {', '.join(off)} (--collector.NAME)"] if off else []
-    return "; ".join(told) + f"; on are: {', '.join(sorted(enabled))}\n"
+    reasons = [f"no such collector: {_line(', '.join(names))}"] if names else []
+    reasons += [f"switched off: {', '.join(off)} (--collector.NAME)"] if off else []
+    return "; ".join(reasons) + f"; on are: {', '.join(sorted(enabled))}\n"
 
 
 def _line(text: str) -> str:

@@ -76,7 +76,7 @@ class Control:
         if request.method != "POST":
             return _error(405, "only POST", ("allow", "POST"))
         if self._fleet is None:
-            return _error(404, "this exporter asks no GPU")
+            return _error(404, "this exporter reads no GPU")
         gpus = query.get("gpu", [])
         if len(gpus) != 1 or not gpus[0]:
             return _error(400, "one gpu= is needed: its uuid, PCI bus id or index")

@@ -1,4 +1,4 @@
-"""Sockets to listen on. Kept apart from the server, so that a port in use is noticed before anything else is loaded."""
+"""Listening sockets, apart from the server, so that a port in use is reported before anything else is imported."""
 
 from __future__ import annotations
 

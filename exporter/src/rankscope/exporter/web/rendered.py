@@ -1,4 +1,4 @@
-"""Rendered pages, kept for a moment: twenty scrapers that come together cost one rendering, and mostly do not wait for it."""
+"""Cache of rendered pages: simultaneous scrapes cost one rendering, and regular ones do not wait for it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class XidCollector:
             uuids = {identity.pci_bus_id: identity.uuid for identity in identities}
             for line in self._kernel_log.read():
                 self._journal.record_line(line, uuids.get(line.pci_bus_id, "") if line.kind == "xid" else "")
-            self._say(self._kernel_log.problem)
+            self._log_problem(self._kernel_log.problem)
             own += [
                 Series("rankscope_exporter_kernel_log_readable", float(self._kernel_log.problem is None)),
                 Series("rankscope_exporter_kernel_log_lost_lines_total", self._kernel_log.lost),
@@ -51,11 +51,11 @@ class XidCollector:
             self._kernel_log.close()
         self._journal.close()
 
-    def _say(self, problem: str | None) -> None:
+    def _log_problem(self, problem: str | None) -> None:
         if problem == self._logged:
             return
         self._logged = problem
         if problem is None:
             logger.info("the kernel log can be read again")
         else:
-            logger.warning("the kernel log cannot be read, Xids come from NVML only: %s", problem)
+            logger.warning("the kernel log cannot be read, so Xids come from NVML only: %s", problem)

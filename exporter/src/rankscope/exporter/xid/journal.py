@@ -79,7 +79,7 @@ class XidJournal:
         self._last_id = self._read_last_id = 0
         self._last_seq = -1
         self._nothing_saved = False
-        self._told: tuple[tuple[GpuIdentity, ...], tuple[Series, ...]] | None = None
+        self._last_series: tuple[tuple[GpuIdentity, ...], tuple[Series, ...]] | None = None
         if self._file is not None:
             with contextlib.suppress(JournalError):  # counting continues without the file; flush reports why
                 self._start_from(self._file.load())
@@ -121,11 +121,11 @@ class XidJournal:
         """
         known = tuple(identities)
         with self._memory:
-            if self._told is None or self._told[0] != known:
+            if self._last_series is None or self._last_series[0] != known:
                 self._identify({identity.pci_bus_id: identity.uuid for identity in known})
                 series = tuple(one for identity in known for one in self._of_gpu(identity.uuid)) + tuple(self._of_switches())
-                self._told = known, series  # cached: errors are rare, most pages are equal
-            return self._told[1]
+                self._last_series = known, series  # cached: errors are rare, most pages are equal
+            return self._last_series[1]
 
     def flush(self) -> None:
         """Write pending errors to disk. Never raises; ``problem`` says why it failed."""
@@ -201,7 +201,7 @@ class XidJournal:
 
     def _put(self, entry: XidEntry, *, unsaved: bool) -> None:
         """Add an error, or replace the entry with its id. It is counted once its device is known."""
-        self._told = None
+        self._last_series = None
         before = self._entries.get(entry.id)
         if before is None and entry.id <= self._last_id:
             return  # already counted and evicted
@@ -259,7 +259,7 @@ class XidJournal:
 
     def _start_from(self, loaded: Loaded) -> None:
         snapshot = loaded.snapshot
-        self._told = None
+        self._last_series = None
         if loaded.skipped not in (0, self.skipped_lines):
             logger.warning("the Xid journal has damaged lines, which are left out: %d", loaded.skipped)
         self.skipped_lines = loaded.skipped
