@@ -16,9 +16,9 @@ class Collector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A collector, enabled by ``--collector.NAME``. ``reads_gpu``: it runs in the process of each GPU."""
 
     name: str
-    default_on: bool
-    reads_gpu: bool
     help: str
+    default_on: bool = True
+    reads_gpu: bool = True
 
 
 class DcgmName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,10 +65,10 @@ class CatalogueMetric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     collector: str
     group: Literal["gpu", "job", "node", "rank", "exporter"]
     type: Literal["gauge", "counter"]
-    unit: str
-    labels: tuple[str, ...]
     help: str
     source: str
+    unit: str = ""
+    labels: tuple[str, ...] = ("uuid",)
     dcgm: tuple[DcgmName, ...] = ()
     otel: OtelName | None = None
 

@@ -266,11 +266,17 @@ def exporter(ctx: click.Context, /, once: bool, forget: tuple[str, ...], **given
             click.echo(daemon.render_once(settings, remarks=remarks), nl=False)
         else:
             arguments = ctx.meta[_ARGUMENTS]
-            daemon.run(settings, read_again=lambda: _read_again(arguments), remarks=remarks)
+            daemon.run(settings, read_again=lambda: _read_again(arguments), option_names=option_names(), remarks=remarks)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("rankscope"):
             raise
         raise ExporterMissingError(f"the exporter needs {error.name}: pip install 'rankscope[exporter]'") from error
+
+
+def option_names() -> dict[str, str]:
+    """Return the command-line option of each setting."""
+    names = {str(param.name): param.opts[0] for param in exporter.params}
+    return names | dict.fromkeys(("collectors", "collectors_off"), "--collector.…") | {"compat_dcgm": names["compat"]}
 
 
 def _read_again(arguments: tuple[str, ...]) -> Settings:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.pages.otlp import OtlpPush
-from rankscope.exporter.settings import RELOADED, Settings, default_socket, option
+from rankscope.exporter.settings import RELOADED, Settings, default_socket
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import App
 from rankscope.exporter.web.control import read_token
@@ -52,6 +52,7 @@ def serve(
     compatible_sockets: list[socket.socket],
     *,
     read_again: Callable[[], Settings],
+    option_names: Mapping[str, str],
 ) -> int:
     """Serve on the sockets until a signal arrives or only a restart helps; return the exit status.
 
@@ -81,7 +82,7 @@ def serve(
     loop = asyncio.new_event_loop()
     ended: asyncio.Future[int] = loop.create_future()
     endpoints = _endpoints(app, access, sockets, compatible_sockets, control)
-    reload = _Reload(settings, read_again, access, app)
+    reload = _Reload(settings, read_again, option_names, access, app)
 
     async def live() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -135,9 +136,17 @@ def _end(ended: asyncio.Future[int], status: int) -> None:
 class _Reload:
     """SIGHUP handler: read the settings again, apply those that can change, and log those that need a restart."""
 
-    def __init__(self, settings: Settings, read_again: Callable[[], Settings], access: WebAccess, app: App) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        read_again: Callable[[], Settings],
+        option_names: Mapping[str, str],
+        access: WebAccess,
+        app: App,
+    ) -> None:
         self._settings = settings
         self._read_again = read_again
+        self._option_names = option_names
         self._access = access
         self._app = app
 
@@ -153,9 +162,9 @@ class _Reload:
         logs.set_up(settings.log_level, settings.log_format)
         self._app.control.token_file = settings.token_file
         self._access.follow(settings.web_config)
-        for name in sorted({option(setting) for setting in changes - RELOADED}):
+        for name in sorted({self._option_names[setting] for setting in changes - RELOADED}):
             logger.warning("%s has changed, which needs a restart", name)
-        taken = ",".join(sorted(option(name) for name in changes & RELOADED))
+        taken = ",".join(sorted(self._option_names[name] for name in changes & RELOADED))
         logger.info("settings were read again", extra={"changed": taken or "nothing"})
         # Settings that need a restart keep their values here, so that the next SIGHUP logs them again.
         self._settings = replace(self._settings, **{name: getattr(settings, name) for name in RELOADED})

@@ -243,8 +243,8 @@ class NvmlFleet:
                 with self._changed:
                     exited = self._children.handle(message, now)
                     if exited is not None:
-                        child, messages = exited
-                        for left in messages:
+                        child, unread = exited
+                        for left in unread:
                             self._handle(child, left, now)
                         self._ended(child, now)
         else:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, Call, Prepared
 
 _MARGIN_LAYOUT: Final = Struct("@Ii")
 _MARGIN_VERSION: Final = _MARGIN_LAYOUT.size | 1 << 24
 
 
-class Margin(PlainTopic):
+class Margin(Topic):
     """Thermal margin as the driver reports it, else the slowdown threshold minus the temperature."""
 
     metrics = ("gpu_temperature_margin_celsius",)
@@ -39,7 +39,7 @@ class Margin(PlainTopic):
             at.mark_absent(self.metrics[0], reason)
 
 
-class Fans(PlainTopic):
+class Fans(Topic):
     """Speed of each fan of the board; most server boards have none."""
 
     metrics = ("gpu_fan_speed_ratio",)

@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY
 from rankscope.exporter.source import Labels
 
@@ -226,7 +226,7 @@ def why_unsupported(ask: NvmlCalls) -> str | None:
     return "before_hopper" if architecture < _HOPPER else "not_supported"
 
 
-class Gpm(PlainTopic):
+class Gpm(Topic):
     """Activity of the whole GPU."""
 
     metrics = tuple(dict.fromkeys(metric for activity in ACTIVITIES for metric in activity.metrics))
@@ -259,7 +259,7 @@ class Gpm(PlainTopic):
         self.chain.close(ask)
 
 
-class PcieBytes(PlainTopic):
+class PcieBytes(Topic):
     """Bytes over PCIe: the driver's counters, else the integral of GPM's rate.
 
     The source is chosen once, when the driver either returns both counters or reports a permanent reason; until then both metrics

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.gpm import Activity, GpmChain, look_at_all, why_unsupported
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW, RARELY, SOMETIMES
 from rankscope.exporter.nvml.tables import MEMORY_V2, MEMORY_V2_LAYOUT
 from rankscope.exporter.source import MigDevice
@@ -26,7 +26,7 @@ _MEMORY: Final = ("total", "reserved", "free", "used")
 _MEMORY_LAYOUT: Final = Struct(f"@{MEMORY_V2_LAYOUT}")
 
 
-class Mig(PlainTopic):
+class Mig(Topic):
     """MIG devices of the GPU, listed in every pass because they can be created and destroyed at any time."""
 
     metrics = ("gpu_mig_enabled", "gpu_mig_instances")

@@ -7,7 +7,7 @@ from ctypes import byref
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES
 from rankscope.exporter.source import Labels
 
@@ -50,7 +50,7 @@ class Links:
         self._links_due_s, self._states_due_s = at.now_s + RARELY, at.now_s + SOMETIMES
 
 
-class EachLink(PlainTopic):
+class EachLink(Topic):
     """State of each link."""
 
     metrics = ("gpu_nvlink_link_up",)
@@ -65,7 +65,7 @@ class EachLink(PlainTopic):
             at.emit(self.metrics[0], up, (("link", str(link)),))
 
 
-class NvLinks(PlainTopic):
+class NvLinks(Topic):
     """Number of links by state, and bytes and errors of all links together; all absent without any link."""
 
     metrics = (
@@ -135,7 +135,7 @@ _MISCONFIGURED_SHIFT: Final = 8
 _MISCONFIGURED_MASK: Final = 0xF
 
 
-class Fabric(PlainTopic):
+class Fabric(Topic):
     """Registration with the NVSwitch fabric, and the fabric's health."""
 
     metrics = ("gpu_fabric_state", "gpu_fabric_healthy")
@@ -181,7 +181,7 @@ _CAPABILITIES: Final = (("read", 0), ("write", 1), ("nvlink", 2), ("atomics", 3)
 _OK: Final = 0
 
 
-class PeerToPeer(PlainTopic):
+class PeerToPeer(Topic):
     """Peer-to-peer access to each other GPU: one series per peer and capability."""
 
     metrics = ("gpu_p2p_status",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from rankscope.exporter.nvml.calls import NvmlCalls, is_trouble
 from rankscope.exporter.source import Absent, GpuProcess, Labels, MigDevice, Reading, XidEvent
@@ -47,51 +46,28 @@ class Pass:
             self.trouble = f"{metric}: {reason}"
 
 
-class Topic(Protocol):
+class Topic:
     """Part of a collector: requests field values for the pass's batch (``wants``), then emits its readings (``collect``).
 
-    If it raises, its ``metrics`` are absent. ``wants`` is called only with ``has_fields``, ``part`` only with ``has_parts``.
+    If it raises, its ``metrics`` (names of the catalogue) are absent. ``wants`` is called only with ``has_fields``, ``part`` only
+    with ``has_parts``.
     """
-
-    has_fields: bool
-    has_parts: bool
-
-    @property
-    def metrics(self) -> Sequence[str]:
-        """Names of the catalogue's metrics that it emits."""
-        ...
-
-    def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """Return field ids with their scope, to be read in one call with those of all topics."""
-        ...
-
-    def collect(self, at: Pass) -> None:
-        """Emit readings; raises ``nvml.NVMLError``, or ``SourceError`` if the GPU or the driver is lost."""
-        ...
-
-    def part(self, ask: NvmlCalls) -> None:
-        """Take a measurement between two passes; raises as ``collect``."""
-        ...
-
-    def close(self, ask: NvmlCalls) -> None:
-        """Free NVML objects."""
-        ...
-
-
-class PlainTopic:
-    """Base of topics: no field values, no parts, nothing to free."""
 
     metrics: Sequence[str] = ()
     has_fields = False
     has_parts = False
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """Return no field values."""
-        del now_s
-        return ()
+        """Return field ids with their scope, to be read in one call with those of all topics."""
+        raise NotImplementedError
+
+    def collect(self, at: Pass) -> None:
+        """Emit readings; raises ``nvml.NVMLError``, or ``SourceError`` if the GPU or the driver is lost."""
+        raise NotImplementedError
 
     def part(self, ask: NvmlCalls) -> None:
-        """Do nothing between passes."""
+        """Take a measurement between two passes; raises as ``collect``."""
+        raise NotImplementedError
 
     def close(self, ask: NvmlCalls) -> None:
-        """Do nothing; no NVML object is held."""
+        """Free NVML objects."""

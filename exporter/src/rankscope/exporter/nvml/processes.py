@@ -9,7 +9,7 @@ from struct import Struct
 from typing import Final, Literal
 
 from rankscope.exporter.nvml.calls import NvmlCalls
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW
 from rankscope.exporter.source import GpuProcess, MigDevice
 
@@ -27,7 +27,7 @@ _USUALLY: Final = 64
 _PROC: Final = Path("/proc")
 
 
-class Processes(PlainTopic):
+class Processes(Topic):
     """Processes that have the GPU open, read from the whole GPU: NVML names the MIG device of each process."""
 
     def __init__(self, *, series: bool) -> None:

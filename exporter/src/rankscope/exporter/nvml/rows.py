@@ -9,7 +9,7 @@ from struct import Struct
 from typing import Any, Final, Generic, TypeVar
 
 from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting, is_trouble
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.source import Absent, Labels, Reading
 
 NOW: Final = 0.0
@@ -127,7 +127,7 @@ class _CachedRow(Generic[_Row]):
             at.mark_absent(one.metric, one.reason, one.labels)
 
 
-class Rows(PlainTopic):
+class Rows(Topic):
     """``Topic`` of rows of the tables."""
 
     def __init__(self, calls: Sequence[Call] = (), fields: Sequence[Field] = ()) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Field, Out
 from rankscope.exporter.source import Absent, Reading
 
@@ -36,7 +36,7 @@ class RecoveryAction(Field):
 RECOVERY_ACTION: Final = RecoveryAction(230, Out("gpu_recovery_action"), every_s=SOMETIMES)
 
 
-class RetiredPages(PlainTopic):
+class RetiredPages(Topic):
     """Number of retired pages by cause, counted from the list of addresses that NVML returns."""
 
     metrics = ("gpu_retired_pages",)
@@ -55,7 +55,7 @@ class RetiredPages(PlainTopic):
             at.emit("gpu_retired_pages", pages, (("cause", cause),))
 
 
-class Virtualization(PlainTopic):
+class Virtualization(Topic):
     """Virtualization mode, and in a guest the licence of its vGPU."""
 
     metrics = ("gpu_virtualization_mode", "gpu_vgpu_license_status")

@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Final
 
 from rankscope.exporter.nvml.fields import by_type
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 
 _GPU_UTILIZATION_SAMPLES: Final = 1
 _GAUGE: Final = "gpu_utilization_ratio"
@@ -21,7 +21,7 @@ _MOST_SAMPLES: Final = 256
 _Samples = list[tuple[int, float]]
 
 
-class BusySeconds(PlainTopic):
+class BusySeconds(Topic):
     """Busy time as the integral of the driver's utilisation samples, for any interval between two passes.
 
     Each sample counts for the time since the previous sample. Time that the driver's buffer no longer covers counts with the mean

@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Any, Final
 
 from rankscope.exporter.nvml.calls import NvmlCalls
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.source import XidEvent
 
 _AT_ONCE: Final = 0
@@ -18,7 +18,7 @@ _MOST: Final = 256
 """Maximum events read in one pass; the driver queues further ones."""
 
 
-class Xids(PlainTopic):
+class Xids(Topic):
     """Event set of this GPU, drained in every pass without blocking."""
 
     def __init__(self) -> None:

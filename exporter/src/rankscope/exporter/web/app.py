@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import parse_qs
 
 from rankscope.base.http import TEXT, Request, Response
 from rankscope.base.text import one_line
 from rankscope.exporter.catalogue import COLLECTORS
+from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.exposition import prefers_openmetrics
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.settings import DCGM_PATH
@@ -32,14 +33,6 @@ _TOO_MANY: Final = Response(400, b"too many parameters\n")
 Query = Mapping[str, list[str]]
 
 
-class CompatiblePage(Protocol):
-    """A page with the metric names of another exporter."""
-
-    def render(self) -> tuple[bytes, str]:
-        """Render the page; return it with its content type."""
-        ...
-
-
 class App:
     """Routes of the exporter: ``/metrics``, ``/-/healthy``, ``/-/ready``, landing page, release. No page waits for a GPU.
 
@@ -54,7 +47,7 @@ class App:
         *,
         interval_s: float,
         telemetry_path: str = "/metrics",
-        compatible: CompatiblePage | None = None,
+        compatible: DcgmPage | None = None,
     ) -> None:
         self._page = page
         self._access = access
