@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import GpuIdentity
 
 logger = logging.getLogger(__name__)
@@ -57,9 +58,8 @@ class Inventory:
         self._on_disk: dict[str, Remembered] = {}
         self._stamp: tuple[int, int] | None = None
         self._writer: threading.Thread | None = None
-        self._complained = False
+        self._problems = ProblemLog(logger, "%s")
         self._foreign = False
-        self._problem = False
         self._found: dict[str, Remembered] | None = None
         if self._path is not None:
             self._known = self._read(self._path) or {}
@@ -70,7 +70,7 @@ class Inventory:
     @property
     def durable(self) -> bool | None:
         """True if the next start will know these GPUs; None without a folder."""
-        return None if self._path is None else not (self._foreign or self._problem)
+        return None if self._path is None else not (self._foreign or self._problems.reason is not None)
 
     def identities(self) -> tuple[GpuIdentity, ...]:
         """Return all GPUs in the order of their index."""
@@ -164,8 +164,7 @@ class Inventory:
             self._put_aside(path, error)
             return None
         except OSError as error:
-            self._problem = True
-            self._complain(f"cannot read {path}: {error.strerror or error}")
+            self._problems.report(f"cannot read {path}: {error.strerror or error}")
             return None
         self._on_disk = known
         return dict(known)
@@ -189,18 +188,13 @@ class Inventory:
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             _store(path, content)
         except OSError as error:
-            self._write_at, self._problem = time.monotonic() + self._retry_s, True
-            self._complain(
+            self._write_at = time.monotonic() + self._retry_s
+            self._problems.report(
                 f"cannot write {path}: {error.strerror or error}; GPUs that disappear before the next start will not be reported"
             )
             return
         self._on_disk, self._stamp = content, _stamp(path)
-        self._complained = self._problem = False
-
-    def _complain(self, text: str) -> None:
-        if not self._complained:
-            logger.warning("%s", text)
-        self._complained = True
+        self._problems.report(None)
 
 
 class OtherSchemaError(ValueError):

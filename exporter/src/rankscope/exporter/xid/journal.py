@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from rankscope.base.process import boot_id as this_boot_id
+from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
@@ -61,7 +62,7 @@ class XidJournal:
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.problem: str | None = None
+        self._problems = ProblemLog(logger, "Xids are not kept on disk: %s", "Xids are kept on disk again")
         self.skipped_lines = 0
         self._job_at = job_at
         self._boot_id = this_boot_id() if boot_id is None else boot_id
@@ -89,6 +90,11 @@ class XidJournal:
     def durable(self) -> bool | None:
         """True if the last ``flush`` wrote everything to disk; None without a folder."""
         return None if self._file is None else self.problem is None
+
+    @property
+    def problem(self) -> str | None:
+        """Reason why the last ``flush`` failed; None if it succeeded."""
+        return self._problems.reason
 
     def record(self, uuid: str, pci_bus_id: str, event: XidEvent) -> None:
         """Record an NVML event, whose time is on the wall clock, a moment ago."""
@@ -140,12 +146,7 @@ class XidJournal:
                 reason: str | None = str(error)
             else:
                 reason = None
-        if reason != self.problem:
-            if reason is not None:
-                logger.warning("Xids are not kept on disk: %s", reason)
-            elif self.problem is not None:
-                logger.info("Xids are kept on disk again")
-            self.problem = reason
+        self._problems.report(reason)
 
     def close(self) -> None:
         """Write pending errors and release the journal for another exporter."""
