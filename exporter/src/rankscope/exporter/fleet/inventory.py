@@ -58,7 +58,9 @@ class Inventory:
         self._on_disk: dict[str, Remembered] = {}
         self._stamp: tuple[int, int] | None = None
         self._writer: threading.Thread | None = None
-        self._problems = ProblemLog(logger, "%s")
+        self._problems = ProblemLog(
+            logger, "known GPUs are not kept on disk, and one that disappears before the next start is not reported: %s"
+        )
         self._foreign = False
         self._found: dict[str, Remembered] | None = None
         if self._path is not None:
@@ -164,7 +166,7 @@ class Inventory:
             self._put_aside(path, error)
             return None
         except OSError as error:
-            self._problems.report(f"cannot read {path}: {error.strerror or error}")
+            self._problems.report(f"{path}: {error.strerror or error}")
             return None
         self._on_disk = known
         return dict(known)
@@ -189,9 +191,7 @@ class Inventory:
             _store(path, content)
         except OSError as error:
             self._write_at = time.monotonic() + self._retry_s
-            self._problems.report(
-                f"cannot write {path}: {error.strerror or error}; GPUs that disappear before the next start will not be reported"
-            )
+            self._problems.report(f"{path}: {error.strerror or error}")
             return
         self._on_disk, self._stamp = content, _stamp(path)
         self._problems.report(None)

@@ -90,7 +90,7 @@ class _Nursery:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
                 self._reap()
-            if self._control.fileno() in ready and not self._obey():
+            if self._control.fileno() in ready and not self._handle_request():
                 break
         for pid in self._pids.values():
             os.kill(pid, signal.SIGKILL)
@@ -99,7 +99,7 @@ class _Nursery:
             time.sleep(0.002)
             self._reap()
 
-    def _obey(self) -> bool:
+    def _handle_request(self) -> bool:
         """Handle one request; return False if the daemon closed the socket."""
         try:
             datagram, fds, _, _ = socket.recv_fds(self._control, _DATAGRAM_BYTES, 2)
@@ -129,14 +129,14 @@ class _Nursery:
         if pid == 0:
             status = 1
             try:
-                self._be_child(request, fds)
+                self._run_child(request, fds)
                 status = 0
             finally:
                 os._exit(status)
         self._pids[request.child] = pid
         _send(self._control, Started(request.child, pid))
 
-    def _be_child(self, request: Spawn | SpawnProbe, fds: list[int]) -> None:
+    def _run_child(self, request: Spawn | SpawnProbe, fds: list[int]) -> None:
         name = f"rs-gpu-{request.pci_bus_id[-7:]}" if isinstance(request, Spawn) else "rs-probe"
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

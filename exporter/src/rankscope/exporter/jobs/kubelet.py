@@ -51,7 +51,9 @@ class Kubelet:
         self._gives = False
         self._installed = _is_installed("grpc") and _is_installed("google.protobuf")
         if explicit and not self._installed:
-            raise ExporterMissingError("asking the kubelet needs grpcio and protobuf: pip install 'rankscope[kubernetes]'")
+            raise ExporterMissingError(
+                "--jobs.podresources-socket needs grpcio and protobuf: pip install 'rankscope[kubernetes]'"
+            )
 
     def read(self) -> tuple[Hold, ...] | None:
         """Return each container that has GPUs; None if no kubelet allocates GPUs here, or gRPC is not installed.

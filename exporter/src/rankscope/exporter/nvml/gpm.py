@@ -234,24 +234,24 @@ class Gpm(Topic):
 
     def __init__(self) -> None:
         self.chain = GpmChain(ACTIVITIES)
-        self._lacking: str | None = ""
+        self._unsupported: str | None = ""
         self._due_s = float("-inf")
 
     def collect(self, at: Pass) -> None:
         """Emit the activity since the last pass; the first pass waits 0.1 s."""
-        if self._lacking is not None and self._due_s <= at.now_s:
-            self._lacking = why_unsupported(at.ask)
+        if self._unsupported is not None and self._due_s <= at.now_s:
+            self._unsupported = why_unsupported(at.ask)
             self._due_s = at.now_s + RARELY
-        if self._lacking is not None:
+        if self._unsupported is not None:
             for metric in self.metrics:
-                at.mark_absent(metric, self._lacking)
+                at.mark_absent(metric, self._unsupported)
             return
         look_at_all(at.ask, (self.chain,))
         self.chain.emit(at)
 
     def part(self, ask: NvmlCalls) -> None:
         """Take a sample that ends a part of the interval."""
-        if self._lacking is None:
+        if self._unsupported is None:
             self.chain.look(ask)
 
     def close(self, ask: NvmlCalls) -> None:

@@ -180,13 +180,13 @@ class NvmlGpu:
             with contextlib.suppress(*errors):
                 self._ask("nvmlShutdown")
 
-    def _last_xids(self, heard: list[XidEvent]) -> tuple[XidEvent, ...]:
+    def _last_xids(self, read: list[XidEvent]) -> tuple[XidEvent, ...]:
         """Return the Xids of a failed pass and those still queued: the driver keeps them even if the GPU is lost."""
         for part in (part for parts in self._parts.values() for part in parts):
             if isinstance(part.topic, Xids):
                 with contextlib.suppress(self._ask.nvml.NVMLError, SourceError):
-                    part.topic.drain(self._ask, heard)
-        return tuple(heard)
+                    part.topic.drain(self._ask, read)
+        return tuple(read)
 
     def _identify(self) -> GpuIdentity:
         ask, gpu = self._ask, self._ask.handle
@@ -223,7 +223,7 @@ class _Part:
 
     def collect(self, at: Pass) -> None:
         if self._due_s > at.now_s:
-            self._lack_all(at)
+            self._mark_all_absent(at)
             return
         nvml, before = at.ask.nvml, (len(at.readings), len(at.absent))
         try:
@@ -242,9 +242,9 @@ class _Part:
             at.trouble = at.trouble or text
         elif is_lasting(self._reason):
             self._due_s = at.now_s + RARELY
-        self._lack_all(at)
+        self._mark_all_absent(at)
 
-    def _lack_all(self, at: Pass) -> None:
+    def _mark_all_absent(self, at: Pass) -> None:
         for metric in self.topic.metrics:
             at.mark_absent(metric, self._reason)
 

@@ -74,9 +74,9 @@ class Mig(Topic):
             try:
                 handle = ask("nvmlDeviceGetMigDeviceHandleByIndex", ask.handle, index)
                 # The key includes the name: a new device of another size may get the uuid of a destroyed one.
-                who = ask("nvmlDeviceGetUUID", handle), ask("nvmlDeviceGetName", handle)
-                known[who] = self._known.get(who) or _identify(ask, handle, *who)
-                devices.append((handle, known[who]))
+                key = ask("nvmlDeviceGetUUID", handle), ask("nvmlDeviceGetName", handle)
+                known[key] = self._known.get(key) or _identify(ask, handle, *key)
+                devices.append((handle, known[key]))
             except (ask.nvml.NVMLError_NotFound, ask.nvml.NVMLError_InvalidArgument):
                 continue  # no device at this index
         self._known = known

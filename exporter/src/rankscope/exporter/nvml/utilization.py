@@ -1,4 +1,4 @@
-"""Utilisation from the driver's own samples: minimum, maximum and an exact counter, which the driver's gauge cannot give."""
+"""Utilisation from the driver's own samples: minimum, maximum and an exact counter, which the driver's gauge does not have."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BusySeconds(Topic):
 
     def __init__(self) -> None:
         self._seen_us = 0
-        self._heard_s = 0.0
+        self._seen_s = 0.0
         self._seconds = 0.0
         self._bounds: tuple[float, float] | None = None
         self._kind, self._count = c_uint(), c_uint()
@@ -44,10 +44,10 @@ class BusySeconds(Topic):
         samples = self._new_samples(at)
         if samples:
             if self._seen_us:
-                self._seconds += _busy_s(samples, self._seen_us, at.now_s - self._heard_s)
+                self._seconds += _busy_s(samples, self._seen_us, at.now_s - self._seen_s)
             else:
                 samples = samples[-1:]  # the counter starts at the first pass
-            self._seen_us, self._heard_s = samples[-1][0], at.now_s
+            self._seen_us, self._seen_s = samples[-1][0], at.now_s
             shares = [share for _, share in samples]
             self._bounds = min(shares), max(shares)
         if self._bounds is None:
@@ -63,7 +63,7 @@ class BusySeconds(Topic):
     def _new_samples(self, at: Pass) -> _Samples:
         """Return the samples since the last pass as (time in microseconds, share), oldest first."""
         samples = self._samples(at, self._seen_us)
-        if samples or not self._seen_us or at.now_s - self._heard_s <= _CLOCK_STEP_S:
+        if samples or not self._seen_us or at.now_s - self._seen_s <= _CLOCK_STEP_S:
             return samples
         # After the wall clock was set back, new samples are older than the last one seen.
         samples = self._samples(at, 0)

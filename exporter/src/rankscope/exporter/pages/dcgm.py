@@ -117,7 +117,7 @@ class DcgmPage:
 
     def _remarks(self, state: FleetState) -> Iterator[str]:
         """Yield the reasons for missing series: metrics that models or single GPUs lack, and GPUs that do not answer."""
-        lacking: dict[tuple[str, str, str], dict[str, None]] = {}
+        missing: dict[tuple[str, str, str], dict[str, None]] = {}
         up: Counter[str] = Counter()
         for gpu in state.gpus:
             if gpu.sample is None:
@@ -129,8 +129,8 @@ class DcgmPage:
                     continue
                 for way in self._ways.get(absent.metric, ()):
                     if not absent.labels or way.entry.labels.items() <= set(absent.labels):
-                        lacking.setdefault((way.name, gpu.identity.model, absent.reason), {})[gpu.identity.uuid] = None
-        for (name, model, reason), uuids in lacking.items():
+                        missing.setdefault((way.name, gpu.identity.model, absent.reason), {})[gpu.identity.uuid] = None
+        for (name, model, reason), uuids in missing.items():
             whose = model if len(uuids) == up[model] else ", ".join(uuids)
             yield f"{name} not available on {whose}: {reason}"
 

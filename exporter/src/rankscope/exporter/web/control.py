@@ -1,4 +1,4 @@
-"""Cooperative release: ``POST /-/release?gpu=…&ttl=…`` and ``/-/resume?gpu=…``, and the client that asks for them."""
+"""Cooperative release: ``POST /-/release?gpu=…&ttl=…`` and ``/-/resume?gpu=…``, and their client."""
 
 from __future__ import annotations
 
