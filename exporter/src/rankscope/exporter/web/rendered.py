@@ -21,6 +21,7 @@ AHEAD_INTERVALS: Final = 1.25
 Values may be this much staler than the page's age metrics say."""
 
 _SETTLE_S: Final = 0.1  # the GPUs of a node are sampled at the same time, but do not all answer at once
+_JITTER: Final = 0.04  # of the time between two scrapes
 _KEPT_PAGES: Final = 16
 _GZIP_LEVEL: Final = 2  # any level shrinks a page to a tenth; higher ones take twice as long for a few percent
 
@@ -43,8 +44,8 @@ class _Kept:
     making: asyncio.Future[Rendered] | None = None
 
     def expected(self, now_s: float, within_s: float) -> bool:
-        """Return whether the next request is due within ``within_s``, if requests are periodic."""
-        return self.ahead and abs(self.asked_s + self.pause_s - now_s) <= within_s
+        """Return whether the next request is due within ``within_s``, if requests are periodic up to a jitter."""
+        return self.ahead and abs(self.asked_s + self.pause_s - now_s) - _JITTER * self.pause_s <= within_s
 
 
 class RenderedPages:
