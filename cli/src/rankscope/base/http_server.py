@@ -86,43 +86,6 @@ _protocol_logger.setLevel(logging.ERROR)  # uvicorn logs a warning for every req
 _protocol_logger.addFilter(_DefectFilter())
 
 
-class _JoinedWrites(asyncio.Transport):
-    """Transport that joins all writes of one event loop iteration, because uvicorn writes head and body separately."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._pieces: list[bytes] = []
-        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
-        self.is_closing = transport.is_closing  # type: ignore[method-assign]
-        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
-        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
-        self.abort = transport.abort  # type: ignore[method-assign]
-
-    def write(self, data: bytes) -> None:  # type: ignore[override]
-        """Buffer the data; it is sent in the next iteration of the event loop."""
-        if data:
-            if not self._pieces:
-                self._loop.call_soon(self.flush)
-            self._pieces.append(data)
-
-    def write_now(self, data: bytes) -> None:
-        """Send the data at once; nothing may be buffered."""
-        self._transport.write(data)
-
-    def close(self) -> None:
-        """Send buffered data and close."""
-        self.flush()
-        self._transport.close()
-
-    def flush(self) -> None:
-        """Send buffered data."""
-        if self._pieces:
-            data = b"".join(self._pieces)
-            self._pieces.clear()
-            self._transport.write(data)
-
-
 class Connection(H11Protocol):
     """uvicorn's connection with a deadline for each state, and a short way for repeated requests.
 
@@ -162,7 +125,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline of the first request."""
-        super().connection_made(_JoinedWrites(transport, self.loop))
+        super().connection_made(transport)
         self._made = True
         if self.client is not None:
             host, port = self.client
@@ -199,8 +162,6 @@ class Connection(H11Protocol):
         """Start the deadline of the next request, by which the client must also have received this response."""
         self.answered += 1
         self.active_at_s = self.loop.time()
-        assert isinstance(self.transport, _JoinedWrites)
-        self.transport.flush()
         if self.conn.trailing_data[0]:
             self._last_request = b""
         elif self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE and self.scope["method"] == "GET":
@@ -261,8 +222,7 @@ class Connection(H11Protocol):
         response = self._again() if self._again is not None and not self.flow.write_paused else None
         if response is None:
             return False
-        assert isinstance(self.transport, _JoinedWrites)
-        self.transport.write_now(response.encoded())
+        self.transport.write(response.encoded())
         self.answered += 1
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
