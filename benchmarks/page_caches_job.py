@@ -60,14 +60,15 @@ def without_templates() -> None:
 
 def without_lines() -> None:
     """A line is rendered for every page, from its kept labels."""
+    render = exposition._line
 
-    class Forgetful(exposition.Point):
-        __slots__ = ()
-        line = property(lambda _: "", lambda *_: None)
+    def line(point: exposition.Point, family: exposition.Family) -> str:
+        if not point.beginning:
+            render(point, family)
+            point.line = ""
+        return f"{point.beginning}{exposition.number(point.value)}\n"
 
-    exposition.Point = page.Point = Forgetful  # type: ignore[misc]
-    line = exposition._line
-    exposition._line = lambda point, family: line(point, family) or f"{point.beginning}{exposition.number(point.value)}\n"
+    exposition._line = line
 
 
 def without_repeats() -> None:
