@@ -182,6 +182,8 @@ def test_a_request_that_equals_the_last_one_is_answered_without_its_handler() ->
                 await exchange(GET[9:], b"handled\n")
             repeated = page.repeated
             for _ in range(3):
+                await exchange(GET.replace(b"GET", b"POST"), b"handled\n")
+            for _ in range(3):
                 writer.write(GET.replace(b"GET", b"HEAD"))
                 await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
             assert (page.repeated, repeated) == (4, 4)

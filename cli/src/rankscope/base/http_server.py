@@ -144,7 +144,7 @@ class Connection(H11Protocol):
                 return
             self._between_requests = False
             self._close_after(REQUEST_DEADLINE_S)
-            self._last_request = data
+            self._last_request = data if len(data) <= MAX_HEAD_BYTES else b""  # idle connections must not keep bodies
         else:
             self._last_request = b""
         self._again = None
