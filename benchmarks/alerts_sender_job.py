@@ -146,10 +146,10 @@ def through_outbox(folder: Path, made: Sequence[Message], *, at_once: int, pause
             outbox.put(part)
             sender.wake()
             time.sleep(pause_s)
-        untold = sender.drain(600.0)
+        unidentified = sender.drain(600.0)
         cpu = time.process_time() - cpu
         sender.stop()
-        assert not untold, untold
+        assert not unidentified, unidentified
     assert set(received.first) == set(put), "something was lost"
     latencies = [(received.first[name] - when) / 1e6 for name, when in put.items()]
     took_s = (max(received.first.values()) - began) / 1e9

@@ -24,7 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
-from rankscope.base.http import TEXT
+from rankscope.base.http import AGAIN, TEXT, Response
 
 logger = logging.getLogger(__name__)
 
@@ -88,43 +88,13 @@ _protocol_logger.setLevel(logging.ERROR)  # uvicorn logs a warning for every req
 _protocol_logger.addFilter(_DefectFilter())
 
 
-class _JoinedWrites(asyncio.Transport):
-    """Transport that joins all writes of one event loop iteration, because uvicorn writes head and body separately."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._pieces: list[bytes] = []
-        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
-        self.is_closing = transport.is_closing  # type: ignore[method-assign]
-        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
-        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
-        self.abort = transport.abort  # type: ignore[method-assign]
-
-    def write(self, data: bytes) -> None:  # type: ignore[override]
-        """Buffer the data; it is sent in the next iteration of the event loop."""
-        if data:
-            if not self._pieces:
-                self._loop.call_soon(self.flush)
-            self._pieces.append(data)
-
-    def close(self) -> None:
-        """Send buffered data and close."""
-        self.flush()
-        self._transport.close()
-
-    def flush(self) -> None:
-        """Send buffered data."""
-        if self._pieces:
-            data = b"".join(self._pieces)
-            self._pieces.clear()
-            self._transport.write(data)
-
-
 class Connection(H11Protocol):
-    """uvicorn's connection with a deadline for each state.
+    """uvicorn's connection with a deadline for each state, and a short way for repeated requests.
 
     uvicorn itself waits forever for the rest of a request, and for a client that does not read its response.
+
+    A scraper sends the same bytes every time. When a request equals the one before, byte by byte, it is answered by that one's
+    ``Response.again`` without parsing it and without a task.
     """
 
     def __init__(
@@ -147,6 +117,8 @@ class Connection(H11Protocol):
         self._ending = False
         self._deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._last_request = b""  # empty unless it was received in one piece, alone, between two responses
+        self._again: Callable[[], Response | None] | None = None
         self.answered = 0
         self.active_at_s = self.loop.time()
 
@@ -157,7 +129,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline of the first request."""
-        super().connection_made(_JoinedWrites(transport, self.loop))
+        super().connection_made(transport)
         self._made = True
         if self.client is not None:
             host, port = self.client
@@ -172,8 +144,14 @@ class Connection(H11Protocol):
             return
         self.active_at_s = self.loop.time()
         if self._between_requests:
+            if data == self._last_request and self._repeat():
+                return
             self._between_requests = False
             self._close_after(REQUEST_DEADLINE_S)
+            self._last_request = data if len(data) <= MAX_HEAD_BYTES else b""  # idle connections must not keep bodies
+        else:
+            self._last_request = b""
+        self._again = None
         super().data_received(data)
 
     def handle_events(self) -> None:
@@ -188,8 +166,10 @@ class Connection(H11Protocol):
         """Start the deadline of the next request, by which the client must also have received this response."""
         self.answered += 1
         self.active_at_s = self.loop.time()
-        assert isinstance(self.transport, _JoinedWrites)
-        self.transport.flush()
+        if self.conn.trailing_data[0]:
+            self._last_request = b""
+        elif self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE and self.scope["method"] == "GET":
+            self._again = self.scope.get(AGAIN)  # type: ignore[assignment]
         super().on_response_complete()  # may start the next pipelined request
         if self.busy or self.transport.is_closing():
             return
@@ -246,6 +226,18 @@ class Connection(H11Protocol):
         if not self._between_requests:
             self._on_evict(self.client[0] if self.client else "")
         self.end(at_once=True)
+
+    def _repeat(self) -> bool:
+        """Answer a request that equals the last one; return False if it has to be parsed and handled as usual."""
+        response = self._again() if self._again is not None and not self.flow.write_paused else None
+        if response is None:
+            return False
+        self.transport.write(response.encoded())
+        self.answered += 1
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._close_after(KEEP_ALIVE_S + REQUEST_DEADLINE_S)
+        return True
 
     def _should_upgrade(self) -> bool:
         return False  # uvicorn would log a warning for every upgrade request
