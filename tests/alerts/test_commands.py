@@ -17,7 +17,7 @@ import yaml
 
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.store.folders import watcher_state
-from rankscope.alerts.watch.state import read_entries
+from rankscope.alerts.watch.ledger import read_entries
 from rankscope.runs.compact import compact_run
 
 

@@ -15,10 +15,10 @@ import pytest
 from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.deliver.http import PinnedTransport, http_client
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.post import DeliveryError, plain_words, post_json, receiver_key, redact
+from rankscope.alerts.deliver.post import DeliveryError, error_text, post_json, receiver_key, redact
 from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
 from rankscope.alerts.deliver.sender import Sender
-from rankscope.alerts.deliver.target import webhook_target
+from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import MAX_ALERTS, Payload, build_payload
 from rankscope.alerts.store.database import Store
@@ -173,8 +173,8 @@ def test_two_webhooks_on_one_host_are_told_apart_without_their_secrets() -> None
 
 def test_an_error_that_quotes_the_address_is_not_repeated() -> None:
     error = httpx.ConnectError(f"cannot reach /hooks/{SECRET}")
-    assert plain_words(error, f"https://h.example/hooks/{SECRET}") == "ConnectError"
-    assert plain_words(httpx.ConnectError("Connection refused"), f"https://h.example/hooks/{SECRET}") == "Connection refused"
+    assert error_text(error, f"https://h.example/hooks/{SECRET}") == "ConnectError"
+    assert error_text(httpx.ConnectError("Connection refused"), f"https://h.example/hooks/{SECRET}") == "Connection refused"
 
 
 class Elapsed:
@@ -269,7 +269,7 @@ def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twi
         delivery = Delivery(receivers=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=pytest.fail)
         while delivery.undelivered(ledger):
             delivery.deliver(ledger, now_unix_ns=0)
-        assert {entry.told[target.key] for entry in ledger.entries} == {"firing"}
+        assert {entry.accepted[target.key] for entry in ledger.entries} == {"firing"}
     [message] = outbox.listed()
     assert message.alerts == 2
 

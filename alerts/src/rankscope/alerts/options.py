@@ -1,4 +1,4 @@
-"""Options that several commands have. Needs no extra."""
+"""Options of several commands. Needs no extra."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def prometheus_access(command: _Command) -> _Command:
     """Add ``--prometheus-token-file`` and ``--prometheus-ca``: credentials and certificate authority of a Prometheus."""
     file = click.Path(path_type=Path, dir_okay=False)
-    words = "One line: a bearer token, or USER:PASSWORD.  [default: $RANKSCOPE_PROMETHEUS_TOKEN]"
+    text = "One line: a bearer token, or USER:PASSWORD.  [default: $RANKSCOPE_PROMETHEUS_TOKEN]"
     ca = click.option("--prometheus-ca", type=file, help="Certificate of the authority of an https address.")
-    return click.option("--prometheus-token-file", type=file, help=words)(ca(command))
+    return click.option("--prometheus-token-file", type=file, help=text)(ca(command))
 
 
 def targets_option(command: _Command) -> _Command:

@@ -1,4 +1,4 @@
-"""What the watcher says on standard output: one line per event, for people or for programs."""
+"""Output of the watcher: one line per event, as text or JSON, and progress lines."""
 
 from __future__ import annotations
 

@@ -25,6 +25,9 @@ _LONGEST_NAME: Final = 200
 _CUT: Final = "…"
 
 
+State = Literal["waiting", "delivered", "dead", "overtaken"]
+
+
 class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     """One state of one alert, firing or resolved. A target receives each state once."""
 
@@ -48,6 +51,28 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     """A ``Payload`` as JSON."""
     alerts: tuple[AlertState, ...]
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """One message in a listing."""
+
+    id: str
+    target: str
+    group: str
+    state: State
+    alerts: int
+    attempts: int
+    created_unix_ns: int
+    finished_unix_ns: int | None = None
+    next_attempt_s: float | None = None
+    """Seconds until the next attempt; only for a waiting message."""
+    last_error: str = ""
+    about: str = ""
+    """State, severity, name and place of the first alert, and the number of further alerts."""
+    labels: dict[str, str] = {}
+    """Labels common to all alerts."""
+    starts_at: str = ""
+    """Start of the earliest alert, as in the payload."""
 
 
 def messages(target: str, payload: Payload, *, most_alerts: int = MAX_ALERTS, revision: str = "") -> list[Message]:

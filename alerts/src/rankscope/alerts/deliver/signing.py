@@ -1,4 +1,4 @@
-"""Signatures of webhooks as Standard Webhooks has them: who sent it, that nobody changed it, and when. Needs no extra.
+"""Signatures of webhooks by Standard Webhooks, which prove sender, integrity and time. Needs no extra.
 
 Three headers: ``webhook-id``, the same for every attempt to deliver a message; ``webhook-timestamp``, the second of the attempt;
 ``webhook-signature``, ``v1,`` and the base64 of HMAC-SHA256 over ``id.timestamp.body``, one for each secret, separated by spaces.
@@ -72,9 +72,10 @@ def verify(keys: Sequence[bytes], headers: Mapping[str, str], body: bytes, *, no
         raise SignatureError(f"{TIMESTAMP_HEADER} is not a number of seconds")
     if abs(int(timestamp) - now_s) > TOLERANCE_S:
         raise SignatureError(f"{TIMESTAMP_HEADER} is more than {TOLERANCE_S} s from our clock")
-    given = [word.removeprefix("v1,") for word in headers[SIGNATURE_HEADER].split() if word.startswith("v1,")]
+    signatures = [word.removeprefix("v1,") for word in headers[SIGNATURE_HEADER].split() if word.startswith("v1,")]
     expected = [_signature(key, message_id, timestamp, body).encode() for key in keys]
-    matches = [hmac.compare_digest(one.encode(errors="replace"), other) for one in given[:_MOST_SIGNATURES] for other in expected]
+    found = [one.encode(errors="replace") for one in signatures[:_MOST_SIGNATURES]]
+    matches = [hmac.compare_digest(one, other) for one in found for other in expected]
     if not any(matches):
         raise SignatureError("no signature matches")
     return message_id
@@ -144,7 +145,7 @@ class SecretPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         if (self.env is None) == (self.file is None):
-            raise ValueError("give either env or file; secrets themselves do not belong into this file")
+            raise ValueError("give either env or file; this file must not contain the secret itself")
 
     def secret(self, folder: Path) -> Secret:
         """Return the secret; a relative file name starts at ``folder``."""

@@ -21,7 +21,7 @@ import msgspec
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.output import alert_line
-from rankscope.alerts.receive.authentication import UNGUESSABLE, Failures, Headers, Ways
+from rankscope.alerts.receive.authentication import UNGUESSABLE, Credentials, Failures, Headers
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.inbox import BusyError, Inbox
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
@@ -145,7 +145,7 @@ class ReceiverApp:
         show: Callable[[str], object],
         report: Callable[[str], object],
         out: Path | None = None,
-        ways: Ways | None = None,
+        credentials: Credentials | None = None,
         counters: Counters | None = None,
         accepted: Callable[[], object] = lambda: None,
         outbox: Outbox | None = None,
@@ -156,7 +156,7 @@ class ReceiverApp:
         self._show = show
         self._report = report
         self._out = out
-        self._ways = ways or Ways()
+        self._credentials = credentials or Credentials()
         self._failures = Failures(report)
         self._counters = counters or Counters()
         self._accepted = accepted
@@ -218,15 +218,15 @@ class ReceiverApp:
     ) -> tuple[Headers, bytes]:
         """Authenticate a request, and return its headers and body. Raises ``_Refused``."""
         address = (scope.get("client") or ("",))[0]
-        left_s = self._failures.shut_out_s(address) if self._ways.any else 0.0
+        left_s = self._failures.blocked_s(address) if self._credentials.any else 0.0
         shortest = UNGUESSABLE if left_s else 0
         times = Counter(name for name, _ in scope["headers"])
         headers = {name: value for name, value in scope["headers"] if times[name] == 1}
-        known = not self._ways.any or self._ways.by_header(headers, shortest=shortest)
-        if not known and not (self._ways.signed or self._ways.grafana):
+        known = not self._credentials.any or self._credentials.by_header(headers, shortest=shortest)
+        if not known and not (self._credentials.signed or self._credentials.grafana):
             raise self._stranger(address, left_s)
         body = await _body(scope, receive, reserve) if with_body or not known else b""
-        if not known and not self._ways.by_signature(headers, body, now_s=time.time(), shortest=shortest):
+        if not known and not self._credentials.by_signature(headers, body, now_s=time.time(), shortest=shortest):
             raise self._stranger(address, left_s)
         return headers, body
 
@@ -235,7 +235,7 @@ class ReceiverApp:
             return _Refused(503, "failed_attempts", "too many failed attempts from this address", _later(left_s))
         self._failures.failed(address)
         headers = ((b"www-authenticate", CHALLENGE), (b"connection", b"close"))
-        return _Refused(401, "not_authenticated", "who are you? The credentials are missing or wrong", headers)
+        return _Refused(401, "not_authenticated", "credentials are missing or wrong", headers)
 
     async def _take(self, headers: Headers, body: bytes) -> tuple[int, bytes, bytes]:
         notification, new = await self._off_loop(lambda: self._keep(headers.get(b"webhook-id"), body))
@@ -243,7 +243,7 @@ class ReceiverApp:
             self._counters.add("duplicates")
             return 200, b"application/json", b'{"accepted": true, "duplicate": true}\n'
         self._counters.add("deliveries", sender=notification.source)
-        self._shown(notification)
+        self._show_alerts(notification)
         self._accepted()
         return 200, b"application/json", b'{"accepted": true}\n'
 
@@ -271,7 +271,7 @@ class ReceiverApp:
     def _not_stored(self, reason: str) -> _Refused:
         if self._writable:
             self._writable = False
-            self._report(f"{reason}; senders are asked to try again")
+            self._report(f"{reason}; senders get 503 and retry")
         return _Refused(503, "not_stored", "cannot store the delivery", _later(5))
 
     def _stored(self) -> None:
@@ -279,11 +279,11 @@ class ReceiverApp:
             self._writable = True
             self._report("deliveries can be stored again")
 
-    def _shown(self, said: Notification) -> None:
-        for alert in said.alerts:
+    def _show_alerts(self, notification: Notification) -> None:
+        for alert in notification.alerts:
             self._show(alert_line(f"{alert.status.upper():<8}", alert.labels, alert.annotations))
-        if said.truncated_alerts:
-            self._show(f"… and {said.truncated_alerts} more that {one_line(said.source)} left out")
+        if notification.truncated_alerts:
+            self._show(f"… and {notification.truncated_alerts} more, left out by {one_line(notification.source)}")
 
     def _listing(self) -> Deliveries:
         total, kept = self._inbox.kept()

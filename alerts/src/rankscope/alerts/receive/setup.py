@@ -1,4 +1,4 @@
-"""Putting a receiver together from its file and the command line, and serving."""
+"""Construction of a receiver from its file and the command line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from rankscope.alerts.output import print_line
 from rankscope.alerts.receive.actor import Actor
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.app import ReceiverApp
-from rankscope.alerts.receive.authentication import UNGUESSABLE, Known, Ways
+from rankscope.alerts.receive.authentication import UNGUESSABLE, Credentials, RotatedSecret
 from rankscope.alerts.receive.config import ReceiverConfig, ReceiveSection, load_config, unknown_alerts
-from rankscope.alerts.receive.counters import Counters, Shown
-from rankscope.alerts.receive.forwarding import Forwarding
+from rankscope.alerts.receive.counters import Counters, LineQueue
+from rankscope.alerts.receive.forwarding import Forwarding, LateVerdicts
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.known_runs import KnownRuns, absent
-from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.server import serve as serve_app
 from rankscope.alerts.receive.worker import Policy, Worker
 from rankscope.alerts.store.database import Store, StoreError
@@ -87,7 +86,7 @@ def settings(
         except OSError:  # a file server may come back; other alerts must be delivered meanwhile
             pass
     if config.actions and not folders:
-        raise click.UsageError("there are actions, and no runs to ask: name folders of runs with --runs")
+        raise click.UsageError("actions need runs: name folders of runs with --runs")
     if state is None and file is not None:
         state = receiver_state() if receive.state is None else folder / receive.state
     return Settings(
@@ -102,7 +101,7 @@ def settings(
     )
 
 
-class Receiving:
+class Receiver:
     """A receiver: the application, and the threads that process accepted deliveries."""
 
     def __init__(self, chosen: Settings) -> None:
@@ -110,12 +109,12 @@ class Receiving:
         self._show: Callable[[str], object] = print_line
         self._reported: Callable[[str], None] = _report
         self._counters = Counters()
-        self._ways = ways(chosen.config.receive, folder=chosen.folder, report=self._report)
+        self._credentials = load_credentials(chosen.config.receive, folder=chosen.folder, report=self._report)
         host, _ = chosen.listen
-        if not self._ways.any and not is_loopback(host):
+        if not self._credentials.any and not is_loopback(host):
             raise click.UsageError(
-                f"{host} can be reached from other machines, where anyone could send and read alerts; say in [receive] of "
-                "--config who may: bearer, basic, webhook_secrets or grafana_secrets"
+                f"{host} can be reached from other machines, where anyone could send and read alerts; set credentials in "
+                "[receive] of --config: bearer, basic, webhook_secrets or grafana_secrets"
             )
 
     def _report(self, line: str) -> None:
@@ -126,17 +125,17 @@ class Receiving:
         chosen = self._chosen
         host, port = chosen.listen
         with ExitStack() as stack:
-            shown, reported = Shown(print_line), Shown(_report)
+            shown, reported = LineQueue(print_line), LineQueue(_report)
             for lines in (shown, reported):
                 stack.callback(lines.close)
             self._show, self._reported = shown, reported
             for line in unknown_alerts(chosen.config):
                 self._reported(f"{chosen.config_file}: {line}")
-            for where in self._ways.guessable:
+            for where in self._credentials.guessable:
                 short = f"fewer than {UNGUESSABLE} characters"
-                self._reported(f"{where}: {short}: nobody who sends it is heard while others guess from the same address")
+                self._reported(f"{where}: {short}: refused while an address that it comes from is blocked for failed attempts")
             for root, reason in absent(chosen.runs).items():
-                self._reported(f"{root}: cannot look for runs here: {reason}; tried again with every alert")
+                self._reported(f"{root}: cannot look for runs here: {reason}; retried with every alert")
             store = stack.enter_context(self._store())
             inbox, outbox = Inbox(store), Outbox(store)
             forwarding = self._forwarding(stack, outbox)
@@ -148,14 +147,14 @@ class Receiving:
                 show=self._show,
                 report=self._reported,
                 out=chosen.out,
-                ways=self._ways,
+                credentials=self._credentials,
                 counters=self._counters,
                 accepted=woken.set,
                 outbox=outbox,
             )
             scheme = "http" if chosen.certificate is None else "https"
-            said = f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook"
-            serve_app(app, sock, certificate=chosen.certificate, report=self._reported, begins=lambda: click.echo(said, err=True))
+            line = f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook"
+            serve_app(app, sock, certificate=chosen.certificate, report=self._reported, begins=lambda: click.echo(line, err=True))
 
     def _begin(self, stack: ExitStack, inbox: Inbox, forwarding: Forwarding | None) -> threading.Event:
         chosen, receive = self._chosen, self._chosen.config.receive
@@ -179,7 +178,7 @@ class Receiving:
             forwarding=forwarding,
             analyst=analyst,
             late=late,
-            acted=asked.set,
+            on_action=asked.set,
         )
         threads = [threading.Thread(target=worker.run, args=(woken, stopping), name="worker", daemon=True)]
         if chosen.config.actions:
@@ -241,17 +240,17 @@ class Receiving:
             targets={target.name: target.most_alerts for target in targets},
             routes=chosen.config.routes,
             external_url=chosen.dashboard_url or "",
-            woken=sender.wake,
+            wake=sender.wake,
         )
 
 
-def ways(receive: ReceiveSection, *, folder: Path, report: Callable[[str], object]) -> Ways:
+def load_credentials(receive: ReceiveSection, *, folder: Path, report: Callable[[str], object]) -> Credentials:
     """Load the accepted credentials; ``folder`` is the base of their files. Raises ``InputError`` for an unusable secret."""
 
-    def known(place: SecretPlace) -> Known:
+    def known(place: SecretPlace) -> RotatedSecret:
         secret = place.secret(folder)
         try:
-            return Known(secret, report=report)
+            return RotatedSecret(secret, report=report)
         except SecretUnavailableError as error:
             raise InputError(secret.where, str(error).removeprefix(f"{secret.where}: ")) from error
 
@@ -260,8 +259,8 @@ def ways(receive: ReceiveSection, *, folder: Path, report: Callable[[str], objec
         try:
             parse_secret(one.value.decode())
         except SecretError as error:
-            raise InputError(one.where, f"no secret of Standard Webhooks: {error}") from error
-    return Ways(
+            raise InputError(one.where, f"not a Standard Webhooks secret: {error}") from error
+    return Credentials(
         bearer=[known(place) for place in receive.bearer],
         basic=[(source.user, known(source.password)) for source in receive.basic],
         signed=signed,

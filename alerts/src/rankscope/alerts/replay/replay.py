@@ -1,4 +1,4 @@
-"""Would it have fired? The watcher over a recorded run, which grows before it as it grew when it was recorded.
+"""Replay of the watcher over a recorded run, which grows as it did when it was recorded.
 
 The replay runs the real watcher with a simulated clock. It delivers nothing and writes nothing into the run.
 """
@@ -35,15 +35,12 @@ from rankscope.base.errors import InputError
 INTERVAL_S: Final = 5.0
 """Time between evaluations, the default of ``rankscope alerts watch``."""
 LEAST_FIRING_S: Final = 60.0
-LOOKED_ON_S: Final = 1200.0
+IDLE_S: Final = 1200.0
 """Time without growth after which evaluations are skipped until the run grows or a timeout of the watcher expires."""
-
-WATCHER_RULES: Final = WATCHER_ALERTS
-"""Names of the watcher's alerts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class ReplaySettings:
     """Settings of the watcher, with the defaults of ``rankscope alerts watch``.
 
     ``progress`` receives the replayed share of the run in percent.
@@ -56,13 +53,13 @@ class How:
     progress: Callable[[int], None] = lambda _percent: None
 
 
-def replay_run(run: Path, rules: Sequence[str] = (), *, how: How | None = None) -> Replay:
-    """Replay the alerts ``rules`` over a run (default: all ``WATCHER_RULES``). Raises ``RankscopeError``."""
+def replay_run(run: Path, rules: Sequence[str] = (), *, settings: ReplaySettings | None = None) -> Replay:
+    """Replay the alerts ``rules`` over a run (default: all ``WATCHER_ALERTS``). Raises ``RankscopeError``."""
     with naming_the_folder(), tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
         growing = GrowingRun(run, Path(folder), latest_unix_ns=time.time_ns())
-        replaying = _Replaying(run, growing, how or How())
+        replaying = _Replaying(run, growing, settings or ReplaySettings())
         replaying.go()
-    return replaying.result(rules or WATCHER_RULES)
+    return replaying.result(rules or WATCHER_ALERTS)
 
 
 @contextmanager
@@ -73,18 +70,18 @@ def naming_the_folder() -> Iterator[None]:
     except OSError as error:
         raise InputError(
             error.filename or tempfile.gettempdir(),
-            f"{error.strerror or error}; a copy of the run lies there meanwhile: TMPDIR names another place",
+            f"{error.strerror or error}; the replay needs a copy of the run there; TMPDIR names another folder",
         ) from error
 
 
 class _Replaying:
     """A watcher, its simulated clock, and the spells so far."""
 
-    def __init__(self, run: Path, growing: GrowingRun, how: How) -> None:
+    def __init__(self, run: Path, growing: GrowingRun, settings: ReplaySettings) -> None:
         self._run = run
         self._growing = growing
-        self._how = how
-        self._interval_ns = int(how.interval_s * 1e9)
+        self._settings = settings
+        self._interval_ns = int(settings.interval_s * 1e9)
         self._start_unix_ns = self._now = min(growing.info.start_unix_ns, growing.next_unix_ns or growing.info.start_unix_ns)
         self._evaluations = 0
         self._spells: dict[str, list[Spell]] = {}
@@ -97,14 +94,14 @@ class _Replaying:
         self._watcher = Watcher(
             growing.path,
             analyse=self._analyse,
-            follow=_Seen(lambda: self._now / 1e9, self._remember),
-            delivery=Delivery(interval_s=how.interval_s, report=self._note),
+            follow=_ObservedFollowing(lambda: self._now / 1e9, self._remember),
+            delivery=Delivery(interval_s=settings.interval_s, report=self._note),
             ledger=Ledger(),
             options=Options(
-                policy=how.policy,
-                patience=how.patience,
-                budgets=how.budgets,
-                interval_s=how.interval_s,
+                policy=settings.policy,
+                patience=settings.patience,
+                budgets=settings.budgets,
+                interval_s=settings.interval_s,
                 ask_for_dumps=False,
             ),
             report=self._note,
@@ -128,15 +125,15 @@ class _Replaying:
             over = self._watcher.evaluate()
             self._evaluations += 1
             self._look_at_pending()
-            self._how.progress(self._percent())
+            self._settings.progress(self._percent())
 
     def result(self, rules: Sequence[str]) -> Replay:
         """Return the result for the alerts ``rules``."""
-        how = self._how.policy
-        least = f" and at least {how.least_firing_s:g} s" if how.least_firing_s else ""
+        settings = self._settings.policy
+        least = f" and at least {settings.least_firing_s:g} s" if settings.least_firing_s else ""
         policy = (
-            f"fires after {how.fire_after} evaluations in a row with the finding, {self._how.interval_s:g} s apart; "
-            f"ends after {how.resolve_after} without it{least}, or with the run"
+            f"fires after {settings.fire_after} evaluations in a row with the finding, {self._settings.interval_s:g} s apart; "
+            f"ends after {settings.resolve_after} without it{least}, or with the run"
         )
         info = self._growing.info
         spells = sorted((spell for each in self._spells.values() for spell in each), key=lambda spell: spell.pending_unix_ns)
@@ -149,7 +146,7 @@ class _Replaying:
             simulated=info.simulated,
             start_unix_ns=self._start_unix_ns,
             end_unix_ns=self._now,
-            interval_s=self._how.interval_s,
+            interval_s=self._settings.interval_s,
             evaluations=self._evaluations,
             rules=[
                 Replayed(
@@ -172,7 +169,7 @@ class _Replaying:
         grows = self._growing.next_unix_ns
         if grows is not None and grows <= self._now + self._interval_ns:
             return self._now + self._interval_ns
-        if self._now - self._grown_unix_ns < LOOKED_ON_S * 1e9 and self._now + self._interval_ns <= time.time_ns():
+        if self._now - self._grown_unix_ns < IDLE_S * 1e9 and self._now + self._interval_ns <= time.time_ns():
             return self._now + self._interval_ns  # lack of growth can itself raise an alert
         waits = [self._grown_unix_ns + int(seconds * 1e9) for seconds in (RESTART_GRACE_S, FORGET_AFTER_S)]
         moments = [moment for moment in waits if self._now < moment <= time.time_ns()]
@@ -248,7 +245,7 @@ class _Replaying:
         return text.replace(shlex.quote(growing), shlex.quote(run)).replace(growing, run)
 
 
-class _Seen(Following):
+class _ObservedFollowing(Following):
     """``Following`` that passes every analysis to ``seen``."""
 
     def __init__(self, clock: Callable[[], float], seen: Callable[[Analysis], Analysis]) -> None:

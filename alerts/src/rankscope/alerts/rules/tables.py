@@ -29,9 +29,7 @@ POLICIES: Final = msgspec.toml.decode(
     (files("rankscope.alerts") / "rules" / "xid_policy.toml").read_bytes(), type=_PolicyFile
 ).policy
 
-OTHERS: Final = Policy(
-    alert="GpuXidRepeated", drain=False, codes=(), why="A single one needs nobody; one that comes again and again does."
-)
+OTHERS: Final = Policy(alert="GpuXidRepeated", drain=False, codes=(), why="A single one needs no action; repeated ones do.")
 """Policy of every code that no other policy names."""
 
 

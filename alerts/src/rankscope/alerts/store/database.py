@@ -195,7 +195,7 @@ class Store:
             # Times from before the reboot must not lie in the future of the new clock.
             now = clock()
             database.execute(
-                "UPDATE messages SET entered_ns = min(entered_ns, ?), next_attempt_ns = min(next_attempt_ns, ?)"
+                "UPDATE messages SET queued_ns = min(queued_ns, ?), next_attempt_ns = min(next_attempt_ns, ?)"
                 " WHERE state = 'waiting'",
                 (now, now + LONGEST_WAIT_NS),
             )

@@ -49,7 +49,7 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 @click.option(
     "--once",
     is_flag=True,
-    help="Evaluate and deliver once, also a run that is over, and leave. Silence takes watching: it is not judged.",
+    help="Evaluate and deliver once, also a run that is over, and exit. Silent ranks are not detected.",
 )
 @click.option(
     "--interval", type=Duration(), metavar="DURATION", default="5s", show_default=True, help="Time between evaluations."
@@ -61,21 +61,19 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
     "--ask-for-dumps/--no-ask-for-dumps",
     default=True,
     show_default=True,
-    help="Whether ranks of a stalled run are asked, once, for their Flight Recorders.",
+    help="Request Flight Recorder dumps from the ranks of a stalled run, once.",
 )
 @click.option("--dashboard-url", type=link_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
-@click.option(
-    "--runbook-url", type=link_url, metavar="URL", help="Where the runbooks are served; without, alerts say how to print them."
-)
+@click.option("--runbook-url", type=link_url, metavar="URL", help="Base URL of the runbooks.  [default: alerts name the command]")
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for what the watcher remembers and has to send.  [default: one per watched folder, in ~/.local/state/rankscope]",
+    help="Folder of the ledger and of messages.  [default: one per watched folder, in ~/.local/state/rankscope]",
 )
 @click.option(
     "--listen",
     type=ListenAddress(),
-    help="Serve /metrics and /-/healthy there: whether the watcher still watches.  [default: nowhere]",
+    help="Serve the watcher's own /metrics and /-/healthy.  [default: no server]",
 )
 @format_option("json: one object per line.")
 @click.pass_context
@@ -101,10 +99,10 @@ def watch(
     listen: tuple[str, int] | None,
     format_: Literal["text", "json"],
 ) -> None:
-    """Follow a run, or every run in a folder, and send an alert for what lasts.
+    """Follow a run, or all runs in a folder, and send alerts about lasting problems.
 
-    A run that has ended resolves its alerts. Following a single run, the command ends with it. With nothing to deliver to, it
-    prints what it finds.
+    The end of a run resolves its alerts. For a single run, the command ends with the run. Without a destination it prints the
+    alerts only.
 
     \b
     Examples:
@@ -115,8 +113,7 @@ def watch(
 
     Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.deliver.target import webhook_target
-    from rankscope.alerts.deliver.targets import load_targets
+    from rankscope.alerts.deliver.targets import load_targets, webhook_target
     from rankscope.alerts.watch.following import Pace
     from rankscope.alerts.watch.ledger import Policy
     from rankscope.alerts.watch.life import Patience
@@ -161,9 +158,9 @@ def watch(
             began = time.monotonic()
         undelivered = watch.finish()
         if listen is not None and not once and not watch.watcher.page.finish(LAST_SCRAPE_S):
-            print_line("rankscope: the end of the run was not scraped in time: silence WatcherSilent for this instance", err=True)
+            print_line("rankscope: the end of the run was not scraped in time; silence WatcherSilent for this instance", err=True)
     except _Stop:
-        watch.watcher.remember()
+        watch.watcher.save()
         ctx.exit(0)
     finally:
         watch.sender.stop()
@@ -171,5 +168,5 @@ def watch(
             signal.signal(number, handler)
     if undelivered:
         print_line(f"rankscope: not delivered to {', '.join(undelivered)}", err=True)
-    if undelivered or watch.watcher.troubled:
+    if undelivered or watch.watcher.has_problems:
         ctx.exit(1)

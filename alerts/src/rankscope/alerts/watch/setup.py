@@ -1,4 +1,4 @@
-"""Putting a watcher together from what the command line says."""
+"""Construction of a watcher from the command line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
 from rankscope.alerts.deliver.sender import Sender
-from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.output import Event, as_json, as_text, print_line
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.following import Following
-from rankscope.alerts.watch.ledger import Ledger
-from rankscope.alerts.watch.state import load_ledger, save_ledger
+from rankscope.alerts.watch.ledger import Ledger, load_ledger, save_ledger
 from rankscope.alerts.watch.watcher import Options, Watcher
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
@@ -62,10 +61,10 @@ class Watch:
 
     def finish(self) -> list[str]:
         """Deliver outstanding alerts for a limited time; return the names of the receivers without a delivery."""
-        patience = time.monotonic() + (ONCE_DRAIN_S if self.once else DRAIN_S)
+        deadline = time.monotonic() + (ONCE_DRAIN_S if self.once else DRAIN_S)
         while True:
             undelivered = [*self.watcher.flush(), *self.sender.drain(0.2)]
-            if not undelivered or time.monotonic() >= patience:
+            if not undelivered or time.monotonic() >= deadline:
                 return list(dict.fromkeys([*undelivered, *self.sender.lost()]))
 
 
@@ -113,7 +112,7 @@ def _store(folder: Path, watched: Path, *, once: bool) -> Store:
         _report(f"{error}; alerts are sent, but undelivered ones are lost at the end, and may be sent again after a restart")
         return Store(None)
     store.close()
-    raise InputError(watched, f"another watcher follows it already, with the state in {folder}; --state names another folder")
+    raise InputError(watched, f"another watcher with the state folder {folder} follows it; --state names another folder")
 
 
 def _report(line: str) -> None:

@@ -12,8 +12,7 @@ import msgspec
 
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.announcements import FindingRecord
-from rankscope.alerts.watch.ledger import Entry
-from rankscope.alerts.watch.state import read_entries
+from rankscope.alerts.watch.ledger import Entry, read_entries
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.alert_record import AlertRecord, alert_record
 from rankscope.runs.paths import findings_file
