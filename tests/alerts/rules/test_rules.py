@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.alerts.external_metrics import EXTERNAL
 
 from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.receive.counters import GAUGES, REFUSALS, Counters
 from rankscope.alerts.rules.export import WRITTEN_FILE, export
 from rankscope.alerts.rules.rule_file import rules_text, runbooks
-from rankscope.alerts.rules.tables import EXTERNAL
 from rankscope.alerts.rules.thresholds import DEFAULTS, Tables, thresholds
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
 from rankscope.base.errors import InputError

@@ -48,10 +48,42 @@ from rankscope.runs.control_names import made_ns
 AT_ONCE: Final = 4
 POLL_S: Final = 1.0
 PAUSE_S: Final = 5.0
+"""Pause after a failure, such as a failed write."""
 TOO_LATE_S: Final = 3600.0
 """An action that could not be requested for this long is dropped: an alert is about the present."""
 _SPARE_S: Final = 60.0
 """Time for a child to start and analyse, beyond its own wait."""
+
+
+def run_until_stopped(
+    work: Callable[[], object],
+    woken: threading.Event,
+    stopping: threading.Event,
+    *,
+    poll_s: float,
+    report: Callable[[str], object],
+    kept: str,
+) -> None:
+    """Call ``work`` when ``woken`` is set, and every ``poll_s``, until ``stopping`` is set.
+
+    A failure is reported once, and ``work`` is called again after a pause. ``kept``: what is not lost meanwhile.
+    """
+    reported = ""
+    while not stopping.is_set():
+        problem = ""
+        try:
+            work()
+        except (StoreError, OSError) as error:
+            problem = str(error)
+        except Exception as error:  # noqa: BLE001 - a bug costs one attempt, not everything after it
+            problem = f"internal fault: {type(error).__name__}: {error}"
+        if problem and problem != reported:
+            report(f"{problem}; {kept} are kept and retried")
+        reported = problem
+        if problem:
+            stopping.wait(PAUSE_S)
+        woken.wait(poll_s)
+        woken.clear()
 
 
 @dataclass(slots=True)
@@ -91,25 +123,9 @@ class Actor:
 
     def run(self, woken: threading.Event, stopping: threading.Event) -> None:
         """Run until ``stopping`` is set. Requests in progress are resumed at the next start."""
-        trouble = ""
-        while not stopping.is_set():
-            try:
-                self.run_due()
-                trouble = ""
-            except (StoreError, OSError) as error:
-                trouble = self._pause_after(str(error), trouble, stopping)
-            except Exception as error:  # noqa: BLE001 - a bug costs one attempt, not all later actions
-                trouble = self._pause_after(f"internal fault: {type(error).__name__}: {error}", trouble, stopping)
-            woken.wait(POLL_S)
-            woken.clear()
+        run_until_stopped(self.run_due, woken, stopping, poll_s=POLL_S, report=self._report, kept="actions")
         for running in self._running.values():
             running.child.end()
-
-    def _pause_after(self, what: str, before: str, stopping: threading.Event) -> str:
-        if what != before:
-            self._report(f"{what}; actions are kept and retried")
-        stopping.wait(PAUSE_S)
-        return what
 
     def run_due(self) -> None:
         """Advance every action as far as possible now. Raises ``StoreError`` and ``OSError``."""

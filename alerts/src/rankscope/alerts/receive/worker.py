@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
-from rankscope.alerts.receive.actor import wanted_actions
+from rankscope.alerts.receive.actor import run_until_stopped, wanted_actions
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
@@ -27,8 +27,6 @@ from rankscope.alerts.receive.notification import Notification, NotUnderstoodErr
 from rankscope.alerts.store.database import StoreError
 
 POLL_S: Final = 0.5
-PAUSE_S: Final = 5.0
-"""Pause after a failed write."""
 PRUNE_S: Final = 600.0
 PRUNE_DELIVERIES: Final = 100
 POISON_S: Final = 60.0
@@ -89,27 +87,15 @@ class Worker:
         self._since_pruned = 0
         self._poison: dict[int, float] = {}
         """Deliveries that caused an internal fault, and when."""
-        self._problem = ""
 
     def run(self, woken: threading.Event, stopping: threading.Event) -> None:
         """Run until ``stopping`` is set; ``woken`` announces work."""
-        while not stopping.is_set():
-            woken.wait(POLL_S)
-            woken.clear()
-            try:
-                while not stopping.is_set() and self.run_due():
-                    pass
-                self._problem = ""
-            except (StoreError, OSError) as error:
-                self._pause_after(str(error), stopping)
-            except Exception as error:  # noqa: BLE001 - a bug costs one attempt, not all later alerts
-                self._pause_after(f"internal fault: {type(error).__name__}: {error}", stopping)
 
-    def _pause_after(self, what: str, stopping: threading.Event) -> None:
-        if what != self._problem:
-            self._problem = what
-            self._report(f"{what}; accepted deliveries are kept and retried")
-        stopping.wait(PAUSE_S)
+        def work() -> None:
+            while not stopping.is_set() and self.run_due():
+                pass
+
+        run_until_stopped(work, woken, stopping, poll_s=POLL_S, report=self._report, kept="accepted deliveries")
 
     def run_due(self) -> bool:
         """Process the deliveries that need not wait; returns ``True`` if there were any. Raises ``StoreError``."""

@@ -9,7 +9,7 @@ An alert passes through these tables, in this order:
 
 ``alerts`` and ``active_runs`` are the watcher's ledger.
 
-``database`` opens, creates, locks, checks and repairs the file, ``schema`` defines it, ``clock`` times attempts.
+``database`` opens, creates, locks, checks and repairs the file, ``schema`` defines it.
 Typed repositories on it: ``receive.inbox``, ``deliver.outbox``, ``watch.ledger``.
 No module needs an extra.
 """
