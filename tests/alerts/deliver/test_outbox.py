@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -160,14 +159,6 @@ def test_labels_of_any_size_make_a_message(box: Outbox) -> None:
     messages = about(huge)
     assert len(messages[0].body) <= 20_000
     assert box.put(messages) == 1
-
-
-def test_the_file_is_for_its_owner_only_and_outlives_the_process(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "state"
-    Outbox(Store(path)).put(about(notice(1)))
-    modes = {stat.S_IMODE(entry.stat().st_mode) for entry in path.iterdir()}
-    assert modes == {0o600}
-    assert alerts_of(Outbox(Store(path))) == [("1", "firing")]
 
 
 def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:

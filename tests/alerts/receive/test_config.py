@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -75,13 +74,6 @@ def test_a_mistake_in_the_file_is_one_line_with_its_place(tmp_path: Path, old: s
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "alerts.toml" in str(caught.value)
-
-
-def test_a_file_that_is_none_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "alerts.toml")
-    for path in (tmp_path / "alerts.toml", tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError):
-            load_config(path)
 
 
 def test_the_file_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

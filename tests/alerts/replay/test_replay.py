@@ -222,11 +222,6 @@ def test_too_little_to_judge_by_is_said(make_run: Callable[..., Any]) -> None:
     assert replay_run(run.path).notes == ["nothing could be judged: too few steps of too few ranks are recorded"]
 
 
-def test_what_is_no_run_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        replay_run(tmp_path / "nothing")
-
-
 @pytest.mark.parametrize("parts", [1, 7, 60])
 def test_a_run_that_has_grown_to_its_end_is_the_run(make_run: Callable[..., Any], tmp_path: Path, parts: int) -> None:
     run = make_run(slow=2)

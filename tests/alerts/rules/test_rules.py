@@ -170,7 +170,7 @@ def test_every_alert_about_hardware_prints_the_drain_commands_and_says_when_it_i
             assert summary.startswith(f"{made_up}[simulated] {{{{ end }}}}")
         if "kubectl drain" in text and not rule["alert"].startswith(("Infiniband", "Node")):
             order = [
-                text.find(part) for part in (f"{made_up}These GPUs are made up: the node stays in service.", "scontrol update")
+                text.find(part) for part in (f"{made_up}These GPUs are simulated: the node stays in service.", "scontrol update")
             ]
             assert -1 < order[0] < order[1], rule["alert"]
             assert text.endswith("{{ end }}")
@@ -207,20 +207,20 @@ def test_every_runbook_says_what_to_do_and_those_about_nodes_print_the_drain_com
 
 # The start of a condition, in the alert's text and in its runbook.
 CONDITIONS = {
-    "GpuRowRemapPending": ("Nothing hurries", "Nothing hurries"),
-    "GpuRetiredPagesPending": ("Nothing hurries", "Nothing hurries"),
-    "GpuRetiredPagesMany": ("Nothing hurries", "Nothing hurries"),
-    "GpuThermalSlowdown": ("If the job is held up by it, take", "If the job is held up by it, take"),
-    "GpuThrottleFlapping": ("If the job is held up by it, take", "If the job is held up by it, take"),
+    "GpuRowRemapPending": ("Not urgent", "Not urgent"),
+    "GpuRetiredPagesPending": ("Not urgent", "Not urgent"),
+    "GpuRetiredPagesMany": ("Not urgent", "Not urgent"),
+    "GpuThermalSlowdown": ("If it slows the job down, take", "If it slows the job down, take"),
+    "GpuThrottleFlapping": ("If it slows the job down, take", "If it slows the job down, take"),
     "GpuTooHot": ("If the node has to be opened, take", "If it has to be opened, take"),
     "GpuXidWarning": ("When the GPU is free, take", "When the GPU is free, take"),
-    "GpuXidRepeated": ("if it is whoever comes, take", "Whoever comes: take"),
+    "GpuXidRepeated": ("if any job is hit, take", "Any job: take"),
     "GpuXidOneUnit": ("if it does not fail there, take", "If it does not, take"),
     "GpuHangSuspected": ("if its processes cannot be ended, take", "If the processes cannot be ended, the driver hangs: take"),
     "NvlinkInactive": ("If the job is slow or fails, take", "If the job is slow or fails, take"),
     "NvlinkCrcErrors": ("If the job is slow, take", "If the job is slow, take"),
     "NvlinkRecoveries": (
-        "One alone needs nobody. If it comes again within a day",
+        "A single one needs no action. If it recurs within a day",
         "Once: nothing.\n2. If it comes again within a day, take",
     ),
     "PcieReplays": ("When the job allows it, take", "out of service when the job allows it:"),
