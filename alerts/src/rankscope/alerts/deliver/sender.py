@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -53,7 +54,7 @@ class TargetSender:
         self._reason = ""
         self._reported = ""
         self._unrecorded: Callable[[], None] | None = None
-        """Recording of an attempt's result, kept until the disk takes it."""
+        """Recording of the last attempt's result, with the next claim or by ``flush``; kept while the disk is full."""
 
     def run_due(self) -> bool:
         """Send one message if one is due; return whether it was attempted. Raises ``StoreError``."""
@@ -73,24 +74,41 @@ class TargetSender:
         rate = self.target.rate
         return 0 if rate is None else self._full_ns - int((rate.per_s - rate.per_s / rate.count) * 1e9)
 
+    def flush(self) -> None:
+        """Record the result of the last attempt. Raises ``StoreError``."""
+        if self._unrecorded is not None:
+            self._unrecorded()
+            self._unrecorded = None
+
     def _run_due(self) -> bool:
-        self._record()
-        reason = self._outbox.disabled(self.target.name)
         now = self._outbox.now_ns()
-        if reason is not None:
+        if (reason := self._outbox.disabled(self.target.name)) is not None:
+            self.flush()
             self._expire(now + 1, reason)
             return False
         if now < max(self._not_before_ns, self._allowed_ns()):
+            self.flush()
             return False
-        message = self._outbox.claim(self.target.name, probe=self._pauses > 0)
+        message = self._next_message()
         if message is not None:
             if (rate := self.target.rate) is not None:
                 self._full_ns = max(now, self._full_ns) + int(rate.per_s / rate.count * 1e9)
             self._process(message, self._attempt(message))
-            self._record()
         if self._pauses:
+            self.flush()
             self._expire(self._outbox.now_ns() - int(self.target.retry_for_s * 1e9), self._too_long())
         return message is not None
+
+    def _next_message(self) -> Claimed | None:
+        """Claim the next message; one write to the disk also records the result of the last one."""
+        claim = partial(self._outbox.claim, self.target.name, probe=self._pauses > 0)
+        if self._unrecorded is None:
+            return claim()
+        with self._outbox.store.transaction():
+            self._unrecorded()
+            message = claim()
+        self._unrecorded = None
+        return message
 
     def _attempt(self, message: Claimed) -> Judgement:
         try:
@@ -155,11 +173,6 @@ class TargetSender:
 
     def _wait_ns(self, failures: int, judgement: Judgement) -> int:
         return int(max(pause_s(failures, chance=self._chance()), judgement.wait_s or 0.0) * 1e9)
-
-    def _record(self) -> None:
-        if self._unrecorded is not None:
-            self._unrecorded()
-            self._unrecorded = None
 
     def _report_once(self, text: str) -> None:
         """Report a line once, until the line changes or a message is delivered."""
@@ -240,8 +253,7 @@ class Sender:
 
     def waiting(self) -> list[str]:
         """Return the labels of targets with waiting messages. Raises ``StoreError``."""
-        waiting = self._outbox.waiting()
-        return [sender.target.label for name, sender in self._senders.items() if sender.busy or name in waiting]
+        return [sender.target.label for name, sender in self._senders.items() if sender.busy or self._outbox.has_waiting(name)]
 
     def lost(self) -> list[str]:
         """Return the labels of targets for which messages were given up since the start."""
@@ -280,6 +292,8 @@ class Sender:
                 self._report_once(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}", name)
             if wait_s:
                 wake.wait(wait_s)
+        with suppress(StoreError):  # the message stays in the outbox
+            sender.flush()
 
     def _acquire(self) -> bool:
         """Lock the store for sending; return ``False`` while another process holds it."""
