@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.alerts.deliver.post import Deadline, error_text, redact
+from rankscope.alerts.deliver.signing import Secret, SecretUnavailableError
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
-from rankscope.runs.segments import open_regular
 
 TOKEN_VARIABLE: Final = "RANKSCOPE_PROMETHEUS_TOKEN"  # noqa: S105  the variable's name, not what is in it
 MAX_BYTES: Final = 64 * 2**20
@@ -37,7 +37,6 @@ _MOST_SECONDS: Final = 9.2e9
 _NUMBER: Final = re.compile(r"^\[Errno -?\d+\] ")
 _SHOWN: Final = 300
 """Most characters of the server's error text in a message."""
-_MAX_TOKEN: Final = 64 * 1024
 
 _T = TypeVar("_T")
 
@@ -208,26 +207,16 @@ class Prometheus:
         return PrometheusError(self.name, f"its answer cannot be read: {one_line(text)[:_SHOWN]}")
 
     def _credentials(self) -> dict[str, str]:
-        if self._ours:
-            return {}
         file = self._server.token_file
-        if file is None:
-            text = os.environ.get(TOKEN_VARIABLE, "").strip()
-            where = f"the variable {TOKEN_VARIABLE}"
-        else:
-            where = str(file)
-            try:
-                with open_regular(file) as opened:
-                    text = opened.read(_MAX_TOKEN).decode().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else None
-                raise InputError(file, f"the token of Prometheus cannot be read: {reason or 'not text'}") from error
-            if not text:
-                raise InputError(file, "the token of Prometheus is missing: the file is empty")
-        if not text:
+        if self._ours or (file is None and not os.environ.get(TOKEN_VARIABLE, "").strip()):
             return {}
-        if not text.isprintable() or not text.isascii():
-            raise InputError(where, "expected a token or USER:PASSWORD on one line")
+        secret = Secret(env=TOKEN_VARIABLE) if file is None else Secret(file=file)
+        try:
+            text = secret.read()
+        except SecretUnavailableError as error:
+            raise InputError(secret.where, f"the token of Prometheus cannot be read: {error.reason}") from error
+        if not text.isascii():
+            raise InputError(secret.where, "expected a token or USER:PASSWORD in ASCII")
         if ":" in text:
             return {"Authorization": f"Basic {b64encode(text.encode()).decode()}"}
         return {"Authorization": f"Bearer {text}"}

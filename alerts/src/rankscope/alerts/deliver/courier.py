@@ -38,8 +38,6 @@ class HttpCourier:
     def __init__(self, target: Target, *, wall: Callable[[], float] = time.time) -> None:
         self._target = target
         self._wall = wall
-        self._known: tuple[object, ...] = ()
-        self._client: httpx.Client | None = None
 
     def attempt(self, message_id: str, payload: bytes) -> Judgement:
         """POST the rendered and signed message. Secrets are read for each attempt, so they can be rotated without a restart."""
@@ -51,14 +49,16 @@ class HttpCourier:
             headers = self._headers(message_id, body)
         except (SecretUnavailableError, SecretError) as error:
             return not_answered(str(error), sent=False)
+        timeout = httpx.Timeout(target.timeout_s, connect=min(CONNECT_S, target.timeout_s))
         try:
-            client = self._client_for(url)
+            client = http_client(url, timeout=timeout, ca_file=target.ca_file, proxy=target.proxy)
         except RankscopeError as error:  # the proxy is unusable
             return not_answered(f"cannot connect: {error}", sent=False)
         except (OSError, ValueError) as error:  # the CA file is unusable
             return not_answered(f"cannot connect: {getattr(error, 'strerror', None) or type(error).__name__}", sent=False)
         try:
-            answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)
+            with client:
+                answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)
         except NoAnswerError as error:
             return not_answered(str(error), sent=error.sent, late=error.late)
         except DeliveryError as error:
@@ -70,7 +70,7 @@ class HttpCourier:
         try:
             return http_url(url.read())
         except click.BadParameter as error:  # the file may be corrected before the next attempt
-            raise SecretUnavailableError(f"{url.where}: {error.message}") from error
+            raise SecretUnavailableError(url.where, error.message) from error
 
     def _headers(self, message_id: str, body: bytes) -> dict[str, str]:
         target = self._target
@@ -85,21 +85,6 @@ class HttpCourier:
         if target.basic is not None:
             headers["Authorization"] = f"Basic {base64.b64encode(target.basic.read().encode()).decode()}"
         return headers
-
-    def _client_for(self, url: str) -> httpx.Client:
-        """Return the client for ``url``. A new one is created when the address or the CA file has changed."""
-        ca_file = self._target.ca_file
-        stat = None if ca_file is None else ca_file.stat()
-        known = (url, None if stat is None else (stat.st_ino, stat.st_mtime_ns, stat.st_size))
-        if self._client is not None and known != self._known:
-            self._client.close()
-            self._client = None
-        if self._client is None:
-            seconds = self._target.timeout_s
-            timeout = httpx.Timeout(seconds, connect=min(CONNECT_S, seconds))
-            self._client = http_client(url, timeout=timeout, ca_file=ca_file, proxy=self._target.proxy)
-            self._known = known
-        return self._client
 
 
 _CAP: Final = 300

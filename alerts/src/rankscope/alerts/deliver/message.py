@@ -14,7 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.alert import Notice
-from rankscope.alerts.payload import MAX_ALERTS, Payload, PayloadAlert, build_payload, common, group_key
+from rankscope.alerts.payload import MAX_ALERTS, Payload, PayloadAlert, build_payload, common, group_key, payload_alert
 
 MAX_PAYLOAD_BYTES: Final = 18_000
 """Some receivers refuse 20 kB, and a template adds text."""
@@ -84,17 +84,14 @@ def messages_about(
     target: str, notices: Sequence[Notice], *, external_url: str = "", most_alerts: int = MAX_ALERTS
 ) -> list[Message]:
     """Build messages for a target from alerts of any number of groups."""
-    groups: dict[tuple[str, str], list[Notice]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[PayloadAlert]] = defaultdict(list)
     for notice in notices:
-        groups[group_key(notice.alert), notice.revision].append(notice)
+        groups[group_key(notice.alert.labels), notice.revision].append(payload_alert(notice))
     return [
         message
-        for (_, revision), group in groups.items()
+        for (key, revision), alerts in groups.items()
         for message in messages(
-            target,
-            build_payload(group, external_url=external_url, most_alerts=len(group)),
-            most_alerts=most_alerts,
-            revision=revision,
+            target, build_payload(alerts, key=key, external_url=external_url), most_alerts=most_alerts, revision=revision
         )
     ]
 

@@ -18,6 +18,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from rankscope.base.errors import InputError
 from rankscope.runs.segments import open_regular
 
 ID_HEADER: Final = "webhook-id"
@@ -89,7 +90,7 @@ def _signature(key: bytes, message_id: str, timestamp: str, body: bytes) -> str:
 _MAX_BYTES: Final = 64 * 1024
 
 
-class SecretUnavailableError(Exception):
+class SecretUnavailableError(InputError):
     """A secret cannot be read now; the message names its place, never its content."""
 
 
@@ -115,9 +116,9 @@ class Secret:
         """Read the secret: one printable line, not empty. Raises ``SecretUnavailableError``."""
         text = self._text().strip()
         if not text:
-            raise SecretUnavailableError(f"{self.where}: empty")
+            raise SecretUnavailableError(self.where, "empty")
         if not text.isprintable():
-            raise SecretUnavailableError(f"{self.where}: expected one line of text")
+            raise SecretUnavailableError(self.where, "expected one line of text")
         return text
 
     def _text(self) -> str:
@@ -126,15 +127,15 @@ class Secret:
         if self.file is None:
             assert self.env is not None
             if self.env not in os.environ:
-                raise SecretUnavailableError(f"{self.where}: not set")
+                raise SecretUnavailableError(self.where, "not set")
             return os.environ[self.env]
         try:
             with open_regular(self.file) as file:
                 return file.read(_MAX_BYTES).decode()
         except OSError as error:
-            raise SecretUnavailableError(f"{self.file}: {error.strerror or error}") from error
+            raise SecretUnavailableError(self.where, error.strerror or str(error)) from error
         except UnicodeDecodeError:
-            raise SecretUnavailableError(f"{self.file}: not text") from None
+            raise SecretUnavailableError(self.where, "not text") from None
 
 
 class SecretPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,7 +11,6 @@ import click
 import msgspec
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
-from rankscope.alerts.options import targets_option
 from rankscope.base.options import format_option, http_url
 from rankscope.base.text import one_line
 
@@ -35,6 +34,15 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal["rankscope.test-webhook/1"] = "rankscope.test-webhook/1"
     ok: bool
     results: list[TrialAttempt]
+
+
+targets_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Targets to send to, in TOML: see docs/webhooks.md.",
+)
+"""``--config`` of ``test-webhook`` and ``watch``: the file with the operator's targets."""
 
 
 @click.command(name="test-webhook")

@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.alert import UPDATED_AT, Alert, rfc3339
+from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.deliver.message import Message, messages
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.payload import GROUP_LABELS, PAYLOAD_VERSION, Payload, PayloadAlert, group_key
+from rankscope.alerts.payload import PayloadAlert, build_payload, group_key
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.config import Route
 from rankscope.alerts.receive.counters import Counters
@@ -91,7 +91,7 @@ class Forwarding:
                 groups[target, _group(one.alert), one.revision].append(one.alert)
         made: list[Message] = []
         for (target, group, revision), members in groups.items():
-            payload = self._payload(group, members)
+            payload = build_payload(members, key=group, external_url=self._external_url)
             made += messages(target, payload, most_alerts=self._targets[target], revision=revision)
         if made:
             self._outbox.put(made)
@@ -103,21 +103,9 @@ class Forwarding:
         route = next((route for route in self._routes if route.matches(labels)), None)
         return list(self._targets) if route is None else list(dict.fromkeys(route.targets))
 
-    def _payload(self, group: str, alerts: list[PayloadAlert]) -> Payload:
-        first = alerts[0]
-        return Payload(
-            version=PAYLOAD_VERSION,
-            group_key=group,
-            status="firing" if any(alert.status == "firing" for alert in alerts) else "resolved",
-            receiver="rankscope",
-            group_labels={name: first.labels[name] for name in GROUP_LABELS if name in first.labels},
-            external_url=self._external_url,
-            alerts=alerts,
-        )
-
 
 def _group(alert: PayloadAlert) -> str:
-    key = group_key(Alert(labels=alert.labels, annotations={}))
+    key = group_key(alert.labels)
     return key if len(key) <= _LONGEST_GROUP else hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 

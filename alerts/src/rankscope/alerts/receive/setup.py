@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.signing import SecretError, SecretPlace, SecretUnavailableError, parse_secret
+from rankscope.alerts.deliver.signing import SecretError, SecretPlace, parse_secret
 from rankscope.alerts.output import print_line
 from rankscope.alerts.receive.actor import Actor
 from rankscope.alerts.receive.analyst import Analyst
@@ -248,11 +248,7 @@ def load_credentials(receive: ReceiveSection, *, folder: Path, report: Callable[
     """Load the accepted credentials; ``folder`` is the base of their files. Raises ``InputError`` for an unusable secret."""
 
     def known(place: SecretPlace) -> RotatedSecret:
-        secret = place.secret(folder)
-        try:
-            return RotatedSecret(secret, report=report)
-        except SecretUnavailableError as error:
-            raise InputError(secret.where, str(error).removeprefix(f"{secret.where}: ")) from error
+        return RotatedSecret(place.secret(folder), report=report)
 
     signed = [known(place) for place in receive.webhook_secrets]
     for one in signed:

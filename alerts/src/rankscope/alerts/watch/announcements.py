@@ -51,12 +51,12 @@ def append_finding(run: Path, record: FindingRecord) -> None:
 
 
 def is_logged(run: Path, record: FindingRecord) -> bool:
-    """Return whether the end of ``findings.jsonl`` holds this record. Raises ``OSError``."""
+    """Return whether the end of ``findings.jsonl`` holds this record; ``False`` if it cannot be read."""
     try:
         with open_regular(findings_file(run)) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             tail = file.read(TAIL_BYTES)
-    except FileNotFoundError:
+    except OSError:
         return False
     wanted = (record.fingerprint, record.status, record.time_unix_ns)
     for line in tail.splitlines():
@@ -119,7 +119,7 @@ class Announcer:
             finding=entry.finding if status == "firing" else None,
         )
         run = Path(entry.run)
-        if id(entry) in self._doubtful and _is_logged(run, record):
+        if id(entry) in self._doubtful and is_logged(run, record):
             self._mark_logged(entry, status)
             return
         self._emit_once(entry, status, moment)
@@ -157,10 +157,3 @@ class Announcer:
             )
         )
         self._emitted.add(key)
-
-
-def _is_logged(run: Path, record: FindingRecord) -> bool:
-    try:
-        return is_logged(run, record)
-    except OSError:
-        return False

@@ -10,7 +10,7 @@ from typing import Literal
 
 import click
 
-from rankscope.alerts.options import targets_option
+from rankscope.alerts.deliver.trial import targets_option
 from rankscope.alerts.output import print_line
 from rankscope.alerts.watch.options import budgets, judging_options
 from rankscope.analysis.locations import local_path
