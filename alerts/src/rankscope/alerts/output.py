@@ -74,6 +74,11 @@ def print_line(line: str, *, err: bool = False) -> OSError | None:
     return None
 
 
+def report_line(line: str) -> None:
+    """Print a message on one line of standard error."""
+    print_line(f"rankscope: {one_line(' '.join(line.split()))}", err=True)
+
+
 @contextmanager
 def progress_line() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows the current activity in one line of standard error, which is cleared at the end.

@@ -14,7 +14,7 @@ import click
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.signing import SecretError, SecretPlace, parse_secret
-from rankscope.alerts.output import print_line
+from rankscope.alerts.output import print_line, report_line
 from rankscope.alerts.receive.actor import Actor
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.app import ReceiverApp
@@ -32,7 +32,6 @@ from rankscope.alerts.toml_file import duration
 from rankscope.base.errors import InputError
 from rankscope.base.http import host_port, is_loopback, open_listener
 from rankscope.base.options import ListenAddress
-from rankscope.base.text import one_line
 from rankscope.runs.decoders import make_decoders
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9099"
@@ -106,8 +105,7 @@ class Receiver:
 
     def __init__(self, chosen: Settings) -> None:
         self._chosen = chosen
-        self._show: Callable[[str], object] = print_line
-        self._reported: Callable[[str], None] = _report
+        self._show, self._report = LineQueue(print_line), LineQueue(report_line)
         self._counters = Counters()
         self._credentials = load_credentials(chosen.config.receive, folder=chosen.folder, report=self._report)
         host, _ = chosen.listen
@@ -117,25 +115,20 @@ class Receiver:
                 "[receive] of --config: bearer, basic, webhook_secrets or grafana_secrets"
             )
 
-    def _report(self, line: str) -> None:
-        self._reported(line)
-
     def serve(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises ``InputError``."""
         chosen = self._chosen
         host, port = chosen.listen
         with ExitStack() as stack:
-            shown, reported = LineQueue(print_line), LineQueue(_report)
-            for lines in (shown, reported):
+            for lines in (self._show, self._report):
                 stack.callback(lines.close)
-            self._show, self._reported = shown, reported
             for line in unknown_alerts(chosen.config):
-                self._reported(f"{chosen.config_file}: {line}")
+                self._report(f"{chosen.config_file}: {line}")
             for where in self._credentials.guessable:
                 short = f"fewer than {UNGUESSABLE} characters"
-                self._reported(f"{where}: {short}: refused while an address that it comes from is blocked for failed attempts")
+                self._report(f"{where}: {short}: refused while an address that it comes from is blocked for failed attempts")
             for root, reason in absent(chosen.runs).items():
-                self._reported(f"{root}: cannot look for runs here: {reason}; retried with every alert")
+                self._report(f"{root}: cannot look for runs here: {reason}; retried with every alert")
             store = stack.enter_context(self._store())
             inbox, outbox = Inbox(store), Outbox(store)
             forwarding = self._forwarding(stack, outbox)
@@ -145,7 +138,7 @@ class Receiver:
             app = ReceiverApp(
                 inbox,
                 show=self._show,
-                report=self._reported,
+                report=self._report,
                 out=chosen.out,
                 credentials=self._credentials,
                 counters=self._counters,
@@ -154,7 +147,7 @@ class Receiver:
             )
             scheme = "http" if chosen.certificate is None else "https"
             line = f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook"
-            serve_app(app, sock, certificate=chosen.certificate, report=self._reported, begins=lambda: click.echo(line, err=True))
+            serve_app(app, sock, certificate=chosen.certificate, report=self._report, begins=lambda: click.echo(line, err=True))
 
     def _begin(self, stack: ExitStack, inbox: Inbox, forwarding: Forwarding | None) -> threading.Event:
         chosen, receive = self._chosen, self._chosen.config.receive
@@ -174,7 +167,7 @@ class Receiver:
                 rules=chosen.config.actions,
             ),
             counters=self._counters,
-            report=self._reported,
+            report=self._report,
             forwarding=forwarding,
             analyst=analyst,
             late=late,
@@ -188,7 +181,7 @@ class Receiver:
                 rules=chosen.config.actions,
                 counters=self._counters,
                 show=self._show,
-                report=self._reported,
+                report=self._report,
                 forwarding=forwarding,
                 dashboard_url=chosen.dashboard_url,
             )
@@ -215,7 +208,7 @@ class Receiver:
     def _store(self) -> Store:
         state = self._chosen.state
         try:
-            store = Store(state, report=self._reported)
+            store = Store(state, report=self._report)
             if store.hold():
                 return store
         except StoreError as error:
@@ -231,8 +224,8 @@ class Receiver:
         from rankscope.alerts.deliver.sender import Sender
         from rankscope.alerts.deliver.targets import load_targets
 
-        targets = load_targets(chosen.config_file, absent=self._reported)
-        sender = Sender(outbox, targets, report=self._reported)
+        targets = load_targets(chosen.config_file, absent=self._report)
+        sender = Sender(outbox, targets, report=self._report)
         stack.callback(sender.stop)
         sender.start()
         return Forwarding(
@@ -263,7 +256,3 @@ def load_credentials(receive: ReceiveSection, *, folder: Path, report: Callable[
         grafana=[known(place) for place in receive.grafana_secrets],
         grafana_timestamp_header=receive.grafana_timestamp_header,
     )
-
-
-def _report(line: str) -> None:
-    print_line(f"rankscope: {one_line(' '.join(line.split()))}", err=True)

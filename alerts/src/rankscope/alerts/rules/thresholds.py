@@ -21,7 +21,6 @@ Value = bool | int | float | str
 Tables = Mapping[str, Mapping[str, Value]]
 
 SEVERITIES: Final = ("critical", "warning", "info")
-OF_EVERY_ALERT: Final = ("enabled", "severity", "for", "keep_firing_for")
 SHARED: Final = ("price", "gpu_states")
 """Tables of settings that several alerts share."""
 

@@ -11,7 +11,7 @@ from typing import Literal
 import click
 
 from rankscope.alerts.deliver.trial import targets_option
-from rankscope.alerts.output import print_line
+from rankscope.alerts.output import report_line
 from rankscope.alerts.watch.options import budgets, judging_options
 from rankscope.analysis.locations import local_path
 from rankscope.base.errors import InputError
@@ -118,18 +118,19 @@ def watch(
     from rankscope.alerts.watch.ledger import Policy
     from rankscope.alerts.watch.life import Patience
     from rankscope.alerts.watch.runs import discover
-    from rankscope.alerts.watch.setup import Addresses, prepare
+    from rankscope.alerts.watch.setup import prepare
     from rankscope.alerts.watch.watcher import Options
 
     try:
         runs = discover(path)
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error
-    configured = () if config is None else load_targets(config, absent=lambda line: print_line(f"rankscope: {line}", err=True))
+    configured = () if config is None else load_targets(config, absent=report_line)
     targets = (*map(webhook_target, dict.fromkeys(webhook)), *configured)
     watch = prepare(
         path,
-        addresses=Addresses(alertmanagers=alertmanager, targets=targets, dashboard=dashboard_url, runbooks=runbook_url),
+        alertmanagers=alertmanager,
+        targets=targets,
         options=Options(
             policy=Policy(fire_after or (1 if once else 3), resolve_after, least_firing),
             patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
@@ -138,16 +139,18 @@ def watch(
             ask_for_dumps=ask_for_dumps,
             pace=Pace(),
             once=once,
+            dashboard_url=dashboard_url,
+            runbook_url=runbook_url,
         ),
         state=state,
         json_lines=format_ == "json",
     )
     if not once:
         there = "" if runs == [path] else f", {len(runs)} run{'' if len(runs) == 1 else 's'} in it by now"
-        print_line(f"rankscope: watching {path}{there}", err=True)
+        report_line(f"watching {path}{there}")
     if listen is not None:
         port = watch.watcher.page.serve(*listen)
-        print_line(f"rankscope: metrics at http://{host_port(listen[0], port)}/metrics", err=True)
+        report_line(f"metrics at http://{host_port(listen[0], port)}/metrics")
     previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         watch.sender.start()
@@ -158,7 +161,7 @@ def watch(
             began = time.monotonic()
         undelivered = watch.finish()
         if listen is not None and not once and not watch.watcher.page.finish(LAST_SCRAPE_S):
-            print_line("rankscope: the end of the run was not scraped in time; silence WatcherSilent for this instance", err=True)
+            report_line("the end of the run was not scraped in time; silence WatcherSilent for this instance")
     except _Stop:
         watch.watcher.save()
         ctx.exit(0)
@@ -167,6 +170,6 @@ def watch(
         for number, handler in previous.items():
             signal.signal(number, handler)
     if undelivered:
-        print_line(f"rankscope: not delivered to {', '.join(undelivered)}", err=True)
+        report_line(f"not delivered to {', '.join(undelivered)}")
     if undelivered or watch.watcher.has_problems:
         ctx.exit(1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.targets import Target
-from rankscope.alerts.output import Event, as_json, as_text, print_line
+from rankscope.alerts.output import Event, as_json, as_text, print_line, report_line
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.delivery import Delivery
@@ -33,22 +33,6 @@ LEAST_INTERVAL_S: Final = 60.0
 DRAIN_S: Final = 60.0
 """Time for which deliveries are retried after a followed run has ended; the rest stays in the outbox."""
 ONCE_DRAIN_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Addresses:
-    """Destinations and link bases of alerts."""
-
-    alertmanagers: tuple[str, ...] = ()
-    targets: tuple[Target, ...] = ()
-    dashboard: str | None = None
-    runbooks: str | None = None
-
-    def managers(self, *, interval_s: float, once: bool) -> list[Alertmanager]:
-        """Return the Alertmanagers, each address once."""
-        # With ``once`` an alert is not posted again: it ends by Alertmanager's own resolve_timeout.
-        valid_s = None if once else VALID_INTERVALS * max(LEAST_INTERVAL_S, interval_s)
-        return [Alertmanager(url, http_client(url), valid_s=valid_s) for url in dict.fromkeys(self.alertmanagers)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +55,8 @@ class Watch:
 def prepare(
     path: Path,
     *,
-    addresses: Addresses,
+    alertmanagers: Sequence[str],
+    targets: Sequence[Target],
     options: Options,
     state: Path | None,
     json_lines: bool,
@@ -82,17 +67,19 @@ def prepare(
     store = _store(state or watcher_state(path), path, once=options.once)
     ledger = load_ledger(store)
     outbox = Outbox(store)
-    sender = Sender(outbox, addresses.targets, report=_report)
-    managers = addresses.managers(interval_s=options.interval_s, once=options.once)
-    webhooks = [Webhook(target, outbox, wake=sender.wake, external_url=addresses.dashboard or "") for target in addresses.targets]
+    sender = Sender(outbox, targets, report=report_line)
+    # With ``once`` an alert is not posted again: it ends by Alertmanager's own resolve_timeout.
+    valid_s = None if options.once else VALID_INTERVALS * max(LEAST_INTERVAL_S, options.interval_s)
+    managers = [Alertmanager(url, http_client(url), valid_s=valid_s) for url in dict.fromkeys(alertmanagers)]
+    webhooks = [Webhook(target, outbox, wake=sender.wake, external_url=options.dashboard_url or "") for target in targets]
     watcher = Watcher(
         path,
         analyse=analyze,
         follow=Following(),
-        delivery=Delivery(managers=managers, receivers=webhooks, interval_s=options.interval_s, report=_report),
+        delivery=Delivery(managers=managers, receivers=webhooks, interval_s=options.interval_s, report=report_line),
         ledger=ledger,
-        options=replace(options, dashboard_url=addresses.dashboard, runbook_url=addresses.runbooks),
-        report=_report,
+        options=options,
+        report=report_line,
         emit=_printer(as_json if json_lines else as_text, needed=not (managers or webhooks)),
         save=_saver(store),
     )
@@ -105,18 +92,14 @@ def _store(folder: Path, watched: Path, *, once: bool) -> Store:
     Raises ``InputError`` if another watcher holds the store, except with ``once``, which shares it.
     """
     try:
-        store = Store(folder, report=_report)
+        store = Store(folder, report=report_line)
         if once or store.hold():
             return store
     except StoreError as error:
-        _report(f"{error}; alerts are sent, but undelivered ones are lost at the end, and may be sent again after a restart")
+        report_line(f"{error}; alerts are sent, but undelivered ones are lost at the end, and may be sent again after a restart")
         return Store(None)
     store.close()
     raise InputError(watched, f"another watcher with the state folder {folder} follows it; --state names another folder")
-
-
-def _report(line: str) -> None:
-    print_line(f"rankscope: {' '.join(line.split())}", err=True)
 
 
 def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event], None]:
@@ -133,7 +116,7 @@ def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event
         if needed:
             raise error
         if not failed:
-            _report(f"standard output cannot be written: {error.strerror or error}; alerts are delivered all the same")
+            report_line(f"standard output cannot be written: {error.strerror or error}; alerts are delivered all the same")
             failed.append(error)
 
     return emit
@@ -153,7 +136,7 @@ def _saver(store: Store) -> Callable[[Ledger], None]:
         except StoreError as error:
             if not failed:
                 failed.append(str(error))
-                _report(f"{error}; after a restart alerts may be sent again")
+                report_line(f"{error}; after a restart alerts may be sent again")
             return
         last[0] = data
 
