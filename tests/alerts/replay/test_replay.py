@@ -17,11 +17,12 @@ import pytest
 from rankscope.alerts.output import progress_line
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
-from rankscope.alerts.replay.replay import ReplaySettings, replay_run
+from rankscope.alerts.replay.replay import DEFAULTS, replay_run
 from rankscope.alerts.replay.result import Replayed, replay_text
 from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.ledger import Policy
 from rankscope.alerts.watch.life import Patience
+from rankscope.alerts.watch.watcher import Options
 from rankscope.base.errors import InputError
 from rankscope.runs.compact import compact_run
 from rankscope.runs.paths import rank_dir
@@ -35,9 +36,9 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def replayed(run: Path, settings: ReplaySettings | None = None) -> Replayed:
+def replayed(run: Path, options: Options = DEFAULTS) -> Replayed:
     """The rule about stragglers, over a run."""
-    [rule] = replay_run(run, ["TrainingStraggler"], settings=settings).rules
+    [rule] = replay_run(run, ["TrainingStraggler"], options=options).rules
     return rule
 
 
@@ -87,8 +88,8 @@ def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
     run.grow(540)
     run.end(end_unix_ns=START_NS + 60 * SECOND)
 
-    [eager] = replayed(run.path, ReplaySettings(policy=Policy(fire_after=1))).spells
-    [calm] = replayed(run.path, ReplaySettings(interval_s=10.0, policy=Policy(fire_after=4))).spells
+    [eager] = replayed(run.path, Options(policy=Policy(fire_after=1))).spells
+    [calm] = replayed(run.path, Options(interval_s=10.0, policy=Policy(fire_after=4))).spells
 
     assert eager.fired_unix_ns == eager.pending_unix_ns
     assert calm.fired_unix_ns == calm.pending_unix_ns + 30 * SECOND
@@ -99,13 +100,13 @@ def test_the_patience_and_the_budgets_of_the_watcher_decide_what_is_found(make_r
     run = make_run(slow=None)
     run.grow(600)
 
-    def fired(settings: ReplaySettings) -> list[str]:
-        results = replay_run(run.path, ["TrainingHang", "TrainingInputBound"], settings=settings).rules
+    def fired(options: Options) -> list[str]:
+        results = replay_run(run.path, ["TrainingHang", "TrainingInputBound"], options=options).rules
         return [result.rule for result in results if any(spell.fired_unix_ns for spell in result.spells)]
 
-    assert fired(ReplaySettings()) == ["TrainingHang"]
-    assert fired(ReplaySettings(patience=Patience(silent_after_s=1500.0))) == []
-    assert fired(ReplaySettings(budgets=Budgets(input=0.02))) == ["TrainingHang", "TrainingInputBound"]
+    assert fired(DEFAULTS) == ["TrainingHang"]
+    assert fired(Options(patience=Patience(silent_after_s=1500.0))) == []
+    assert fired(Options(budgets=Budgets(input=0.02))) == ["TrainingHang", "TrainingInputBound"]
 
 
 def test_a_run_that_was_well_would_not_have_woken_anybody(make_run: Callable[..., Any]) -> None:
