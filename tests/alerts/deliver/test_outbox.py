@@ -16,7 +16,7 @@ from tests.full_disk import disk_with_room_for
 from tests.webhook_receiver import SimulatedClock, about, notice
 
 from rankscope.alerts.deliver.message import MAX_PAYLOAD_BYTES
-from rankscope.alerts.deliver.outbox import Claimed, Outbox
+from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.alerts.store.folders import STORE_FILE
 
@@ -26,7 +26,7 @@ def box() -> Outbox:
     return Outbox(Store(None, clock=SimulatedClock()))
 
 
-def claim(box: Outbox) -> Claimed:
+def claim(box: Outbox) -> ClaimedMessage:
     message = box.claim("hook")
     assert message is not None
     return message

@@ -53,7 +53,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     alerts: tuple[AlertState, ...]
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class MessageSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One message in a listing."""
 
     id: str

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.deliver.message import AlertState, Listed, Message, State, without
+from rankscope.alerts.deliver.message import AlertState, Message, MessageSummary, State, without
 from rankscope.alerts.deliver.templates.facts import headline
 from rankscope.alerts.payload import Payload
 from rankscope.alerts.store.database import Store
@@ -30,7 +30,7 @@ KEPT_STATES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
+class ClaimedMessage:
     """A message with an attempt under way."""
 
     id: str
@@ -64,7 +64,7 @@ class Outbox:
                 self.store.require_room()
             return new
 
-    def claim(self, target: str, *, probe: bool = False) -> Claimed | None:
+    def claim(self, target: str, *, probe: bool = False) -> ClaimedMessage | None:
         """Claim the oldest due message of a target, and mark it as possibly received; ``None`` if none is due.
 
         A message never overtakes an earlier one of its group. ``probe``: claim the one with the fewest attempts.
@@ -89,11 +89,11 @@ class Outbox:
         if row is None:  # another process has dropped it
             return None
         body, attempts, queued_ns = row
-        return Claimed(id=id_, body=body, attempts=attempts, queued_ns=queued_ns, was_uncertain=bool(uncertain))
+        return ClaimedMessage(id=id_, body=body, attempts=attempts, queued_ns=queued_ns, was_uncertain=bool(uncertain))
 
     def record(
         self,
-        message: Claimed,
+        message: ClaimedMessage,
         state: Literal["delivered", "waiting", "dead"],
         *,
         reason: str = "",
@@ -173,7 +173,7 @@ class Outbox:
         [[count, oldest]] = self.store.query("SELECT count(*), min(queued_ns) FROM messages WHERE state = 'waiting'")
         return int(count), 0.0 if oldest is None else max(0.0, (self.now_ns() - oldest) / 1e9)
 
-    def listed(self, *, state: State | None = None, target: str | None = None, most: int | None = None) -> list[Listed]:
+    def listed(self, *, state: State | None = None, target: str | None = None, most: int | None = None) -> list[MessageSummary]:
         """Return the last ``most`` messages, oldest first."""
         where, parameters = _where(state=state, target=target)
         rows = self.store.query(f"{_LISTED}{where} ORDER BY sequence DESC LIMIT ?", (*parameters, -1 if most is None else most))
@@ -187,7 +187,7 @@ class Outbox:
             for target, state, count in self.store.query("SELECT target, state, count(*) FROM messages GROUP BY target, state")
         }
 
-    def show(self, id_: str) -> tuple[Listed, bytes] | None:
+    def show(self, id_: str) -> tuple[MessageSummary, bytes] | None:
         """Return a message and its payload; ``None`` for an unknown id."""
         rows = self.store.query(f"{_LISTED} WHERE id = ?", (id_,))
         if not rows:
@@ -357,10 +357,10 @@ def _where(**columns: str | None) -> tuple[str, tuple[str, ...]]:
     return (" WHERE " + " AND ".join(f"{name} = ?" for name in given) if given else ""), tuple(given.values())
 
 
-def _listed(row: tuple[str, str, str, State, int, int, int, int | None, int, str, bytes], now_ns: int) -> Listed:
+def _listed(row: tuple[str, str, str, State, int, int, int, int | None, int, str, bytes], now_ns: int) -> MessageSummary:
     id_, target, group, state, alerts, attempts, created, finished, next_attempt_ns, error, body = row
     about, labels, starts_at = _summary(body)
-    return Listed(
+    return MessageSummary(
         id=id_,
         target=target,
         group=group,

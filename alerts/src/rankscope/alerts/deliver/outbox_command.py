@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from rankscope.alerts.alert import rfc3339, unix_ns
-from rankscope.alerts.deliver.message import Listed, State
+from rankscope.alerts.deliver.message import MessageSummary, State
 from rankscope.alerts.store.folders import STORE_FILE, default_folders
 from rankscope.base.errors import InputError
 from rankscope.base.options import format_option
@@ -29,7 +29,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     counts: dict[str, int]
-    messages: list[Listed]
+    messages: list[MessageSummary]
 
 
 class Listings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +39,11 @@ class Listings(msgspec.Struct, frozen=True, kw_only=True):
     outboxes: list[Listing]
 
 
-class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
+class MessageDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Output of ``show --format json``."""
 
     path: str
-    message: Listed
+    message: MessageSummary
     payload: msgspec.Raw
     """``null`` if the payload is not JSON."""
 
@@ -115,7 +115,7 @@ def show(ctx: click.Context, *, id_: str, folders: tuple[Path, ...], format_: Li
         except (msgspec.DecodeError, UnicodeDecodeError):  # written by another program
             text, payload = payload.decode(errors="replace"), b"null"
         if format_ == "json":
-            click.echo(msgspec.json.encode(MessageShown(path=str(path), message=message, payload=msgspec.Raw(payload))))
+            click.echo(msgspec.json.encode(MessageDetails(path=str(path), message=message, payload=msgspec.Raw(payload))))
         else:
             click.echo(f"{_line(message)}\ngroup {one_line(message.group)}, created {rfc3339(message.created_unix_ns)}")
             click.echo("\n".join(one_line(line) for line in text.splitlines()))
@@ -192,7 +192,7 @@ def _listing(path: Path, box: Outbox, state: State | None, target: str | None, l
     return Listing(path=str(path), counts=counts, messages=box.listed(state=state, target=target, most=last))
 
 
-def _line(message: Listed) -> str:
+def _line(message: MessageSummary) -> str:
     since = unix_ns(message.starts_at)
     when = f", since {rfc3339(since)}" if since > 0 else ""
     head = f"{message.state:<9} {rfc3339(message.created_unix_ns)} {message.id} {message.target}"

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.deliver.courier import AppriseCourier, Courier, HttpCourier
-from rankscope.alerts.deliver.outbox import Claimed, Outbox
+from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S, Judgement, pause_s
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import StoreError
@@ -99,7 +99,7 @@ class TargetSender:
             self._expire(self._outbox.now_ns() - int(self.target.retry_for_s * 1e9), self._too_long())
         return message is not None
 
-    def _next_message(self) -> Claimed | None:
+    def _next_message(self) -> ClaimedMessage | None:
         """Claim the next message; one write to the disk also records the result of the last one."""
         claim = partial(self._outbox.claim, self.target.name, probe=self._pauses > 0)
         if self._unrecorded is None:
@@ -110,7 +110,7 @@ class TargetSender:
         self._unrecorded = None
         return message
 
-    def _attempt(self, message: Claimed) -> Judgement:
+    def _attempt(self, message: ClaimedMessage) -> Judgement:
         try:
             return self._courier.attempt(message.id, message.body)
         except msgspec.DecodeError:
@@ -119,7 +119,7 @@ class TargetSender:
             # This machine may be short of a resource for a while.
             return Judgement(kind="retry", reason=f"cannot be sent: {type(error).__name__}", received=True)
 
-    def _process(self, message: Claimed, judgement: Judgement) -> None:
+    def _process(self, message: ClaimedMessage, judgement: Judgement) -> None:
         if judgement.kind == "retry":
             self._failed(message, judgement)
             return
@@ -135,7 +135,7 @@ class TargetSender:
         if judgement.kind == "gone":
             self._outbox.disable(self.target.name, judgement.reason)
 
-    def _failed(self, message: Claimed, judgement: Judgement) -> None:
+    def _failed(self, message: ClaimedMessage, judgement: Judgement) -> None:
         now = self._outbox.now_ns()
         self._failures += 1
         self._reason = judgement.reason
@@ -155,7 +155,7 @@ class TargetSender:
         )
         self._report_once(f"not delivered so far: {judgement.reason}")
 
-    def _give_up(self, message: Claimed, reason: str, *, received: bool) -> None:
+    def _give_up(self, message: ClaimedMessage, reason: str, *, received: bool) -> None:
         self._unrecorded = partial(self._outbox.record, message, "dead", reason=reason, received=received)
         self._count_lost(1, reason)
 

@@ -22,7 +22,7 @@ import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.output import alert_line
-from rankscope.alerts.receive.analyst import BoundedChild, Finished
+from rankscope.alerts.receive.analyst import BoundedChild, ChildResult
 from rankscope.alerts.receive.captured import (
     ActionResult,
     capture_result,
@@ -36,7 +36,7 @@ from rankscope.alerts.receive.captured import (
 from rankscope.alerts.receive.config import ActionRule, action_rate
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Episode
-from rankscope.alerts.receive.forwarding import Forwarded, Forwarding, episode_start
+from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, episode_start
 from rankscope.alerts.receive.inbox import Action, Inbox
 from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError, run_named
 from rankscope.alerts.receive.notification import ReceivedAlert, payload_alert
@@ -91,7 +91,7 @@ class _Running:
     action: Action
     run: KnownRun
     child: BoundedChild
-    dumped: Finished | None = None
+    dumped: ChildResult | None = None
     """Result of the dump command while the dump's files are being analysed."""
 
 
@@ -131,7 +131,7 @@ class Actor:
         """Advance every action as far as possible now. Raises ``StoreError`` and ``OSError``."""
         for running in list(self._running.values()):
             if (done := running.child.poll()) is not None:
-                self._try(running.action.number, self._over, running, done)
+                self._try(running.action.number, self._finish, running, done)
         for action in self._inbox.actions("wanted", "requested"):
             if action.number not in self._running and len(self._running) < AT_ONCE:
                 self._try(action.number, self._begin, action)
@@ -154,7 +154,7 @@ class Actor:
 
     def _begin(self, action: Action) -> None:
         alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
-        rule = next((rule for rule in self._rules if rule.do == action.kind and rule.meets(alert.labels)), None)
+        rule = next((rule for rule in self._rules if rule.do == action.kind and rule.applies(alert.labels)), None)
         if rule is None:
             self._record(action, impossible_result(action.kind, "the receiver's file does not allow it any more"))
             return
@@ -179,7 +179,7 @@ class Actor:
         child = BoundedChild([*arguments, f"--note={note}", "--format", "json"], limit_s=wait_s + _SPARE_S)
         self._running[action.number] = _Running(action, run, child)
 
-    def _over(self, running: _Running, done: Finished) -> None:
+    def _finish(self, running: _Running, done: ChildResult) -> None:
         action = running.action
         if action.kind == "capture":
             result = capture_result(done, dashboard_url=self._dashboard_url)
@@ -215,7 +215,7 @@ class Actor:
             follow_up = msgspec.structs.replace(payload_alert(alert), starts_at=starts_at, annotations=annotations)
             if episode.status == "resolved":  # as firing, it would page again
                 follow_up = msgspec.structs.replace(follow_up, status="resolved", ends_at=rfc3339(episode.changed_unix_ns))
-            self._counters.add("forwarded", self._forwarding.put([Forwarded(follow_up, f"{action.kind}-{action.number}")]))
+            self._counters.add("forwarded", self._forwarding.put([ForwardedAlert(follow_up, f"{action.kind}-{action.number}")]))
         self._inbox.move(action, "done")
         self._counters.add("actions", kind=action.kind, outcome=result.outcome)
         self._show(alert_line("FOLLOWUP", alert.labels, annotations))
@@ -233,14 +233,14 @@ def wanted_actions(
     alert: ReceivedAlert,
     episode: Episode,
     inbox: Inbox,
-    besides: Sequence[Action],
+    also_wanted: Sequence[Action],
     *,
     run_id: str = "",
     now_unix_ns: int,
 ) -> Iterator[tuple[str, str, Action | None]]:
     """Yield kind, text for the alert, and the action for each rule that applies; ``None`` if a rate limit is reached.
 
-    ``besides``: actions of the same delivery, which are not in the inbox yet. ``run_id``: the run that was found, so that the
+    ``also_wanted``: actions of the same delivery, which are not in the inbox yet. ``run_id``: the run that was found, so that the
     limits per run do not depend on the name in the alert; empty if none was found.
     """
     named = run_named(alert.labels)
@@ -249,7 +249,7 @@ def wanted_actions(
     run_id = run_id or named.text
     done: set[str] = set()
     for rule in rules:
-        if not rule.meets(alert.labels) or rule.do in done:
+        if not rule.applies(alert.labels) or rule.do in done:
             continue
         if inbox.has_action(rule.do, alert.fingerprint, episode.starts_unix_ns):
             continue
@@ -257,7 +257,7 @@ def wanted_actions(
         for limit, run in ((rule.at_most, run_id), (rule.at_most_overall, None)):
             count, seconds = action_rate(limit)
             made = inbox.recent_actions(rule.do, seconds, run, now_unix_ns=now_unix_ns)
-            made += sum(one.kind == rule.do and run in (None, one.run_id) for one in besides)
+            made += sum(one.kind == rule.do and run in (None, one.run_id) for one in also_wanted)
             if made >= count:
                 most = limit if run is None else f"{limit.removesuffix(' per run')} per run"
                 yield rule.do, f"not requested: the limit of {most} is reached", None

@@ -28,7 +28,7 @@ _END_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ChildResult:
     """Result of a child process."""
 
     status: int | None
@@ -62,7 +62,7 @@ class BoundedChild:
 
     def __init__(self, arguments: Sequence[str], *, limit_s: float) -> None:
         self._until = time.monotonic() + limit_s
-        self._finished: Finished | None = None
+        self._finished: ChildResult | None = None
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by ``poll``
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(MEMORY_BYTES), str(OUTPUT_BYTES)]
@@ -74,7 +74,7 @@ class BoundedChild:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
 
-    def poll(self) -> Finished | None:
+    def poll(self) -> ChildResult | None:
         """Return the result; ``None`` while the process runs."""
         if self._finished is None:
             status = self._process.poll()
@@ -84,10 +84,10 @@ class BoundedChild:
                 self.end()
             output, errors = (_all_of(file) for file in (self._output, self._errors))
             lines = errors.decode(errors="replace").strip().splitlines()
-            self._finished = Finished(status, output, lines[-1].removeprefix("rankscope: ") if lines else "")
+            self._finished = ChildResult(status, output, lines[-1].removeprefix("rankscope: ") if lines else "")
         return self._finished
 
-    def wait(self) -> Finished:
+    def wait(self) -> ChildResult:
         """Wait for the process, and return the result."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, self._until - time.monotonic()))

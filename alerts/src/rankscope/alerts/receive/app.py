@@ -59,7 +59,7 @@ _PATHS: Final = {
 _TEXT: Final = b"text/plain; charset=utf-8"
 
 
-class Received(msgspec.Struct, frozen=True, kw_only=True):
+class AcceptedPayload(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted payload, unchanged except for white space."""
 
     received_unix_ns: int
@@ -70,7 +70,7 @@ class Deliveries(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to ``GET /deliveries``: the last accepted payloads, oldest first, and the total number so far."""
 
     total: int
-    deliveries: list[Received]
+    deliveries: list[AcceptedPayload]
 
 
 class _Refused(Exception):  # noqa: N818 - an HTTP answer, not an error
@@ -135,7 +135,7 @@ class ReceiverApp:
 
     ``show`` takes one line per alert and never raises. ``report`` takes problems. ``accepted`` is called after a delivery was
     stored. ``report`` and ``accepted`` must be thread-safe. The metrics count the messages in ``outbox``. With ``out`` every
-    accepted payload is appended to that file as one line of JSON (``Received``) before it is acknowledged.
+    accepted payload is appended to that file as one line of JSON (``AcceptedPayload``) before it is acknowledged.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class ReceiverApp:
     def _append(self, body: bytes, now_unix_ns: int) -> None:
         if self._out is not None:
             with self._out.open("ab") as file:
-                file.write(msgspec.json.encode(Received(received_unix_ns=now_unix_ns, payload=msgspec.Raw(body))) + b"\n")
+                file.write(msgspec.json.encode(AcceptedPayload(received_unix_ns=now_unix_ns, payload=msgspec.Raw(body))) + b"\n")
 
     def _not_stored(self, reason: str) -> _Refused:
         if self._writable:
@@ -287,7 +287,7 @@ class ReceiverApp:
 
     def _listing(self) -> Deliveries:
         total, kept = self._inbox.kept()
-        received = [Received(received_unix_ns=one.received_unix_ns, payload=msgspec.Raw(one.body)) for one in kept]
+        received = [AcceptedPayload(received_unix_ns=one.received_unix_ns, payload=msgspec.Raw(one.body)) for one in kept]
         return Deliveries(total=total, deliveries=received)
 
     def _metrics(self) -> bytes:

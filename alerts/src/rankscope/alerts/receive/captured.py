@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rankscope.alerts.receive.analyst import Finished
+from rankscope.alerts.receive.analyst import ChildResult
 from rankscope.alerts.receive.facts import MAX_TEXT, by_name_only
 from rankscope.alerts.receive.known_runs import KnownRun
 from rankscope.alerts.watch.findings import reading
@@ -83,7 +83,7 @@ def merged_steps(before: str, found: str) -> str:
     return "\n".join(concrete([*filter(is_stack, new), *before.splitlines(), *new]))
 
 
-def capture_result(done: Finished, *, dashboard_url: str | None) -> ActionResult:
+def capture_result(done: ChildResult, *, dashboard_url: str | None) -> ActionResult:
     """Describe the result of a capture."""
     result = _decoded(done)
     if result is None:
@@ -124,7 +124,7 @@ def capture_result(done: Finished, *, dashboard_url: str | None) -> ActionResult
     return ActionResult(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
 
 
-def dump_result(dumped: Finished, hang: Finished | None, *, run: KnownRun, dashboard_url: str | None) -> ActionResult:
+def dump_result(dumped: ChildResult, hang: ChildResult | None, *, run: KnownRun, dashboard_url: str | None) -> ActionResult:
     """Describe the result of a dump of the ranks' Flight Recorders."""
     result = _decoded(dumped)
     if result is None or hang is None:
@@ -161,7 +161,7 @@ def _stacks(run: Path, ranks: Sequence[int]) -> list[str]:
     return stacks(info for info in infos if info is not None)
 
 
-def _decoded(done: Finished) -> _Captured | None:
+def _decoded(done: ChildResult) -> _Captured | None:
     try:
         return msgspec.json.decode(done.output, type=_Captured)
     except (msgspec.DecodeError, UnicodeDecodeError):

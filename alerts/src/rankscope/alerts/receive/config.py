@@ -104,7 +104,7 @@ class ActionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if duration(self.wait) > 86_400:
             raise ValueError(f"wait: a result is waited for at most a day, and a request is void after {MAX_AGE_SECONDS:.0f} s")
 
-    def meets(self, labels: dict[str, str]) -> bool:
+    def applies(self, labels: dict[str, str]) -> bool:
         """Check whether the rule applies to an alert with these labels."""
         return labels.get("alertname") == self.alert and Route(match=self.match, targets=[]).matches(labels)
 

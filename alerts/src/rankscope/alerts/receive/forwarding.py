@@ -34,7 +34,7 @@ _LONGEST_GROUP: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
+class ForwardedAlert:
     """An alert as it is forwarded."""
 
     alert: PayloadAlert
@@ -42,8 +42,10 @@ class Forwarded:
     """Not empty for a further message about a state that was already forwarded."""
 
 
-def forwarded(alert: ReceivedAlert, episode: Episode, annotations: dict[str, str], *, revision: str | None = None) -> Forwarded:
-    """Build the forwarded alert: as received, with the start of its episode and our annotations ``annotations``.
+def forwarded(
+    alert: ReceivedAlert, episode: Episode, annotations: dict[str, str], *, revision: str | None = None
+) -> ForwardedAlert:
+    """Build the forwarded alert: as received, with the start of its episode and our own ``annotations``.
 
     Received annotations take precedence, except those in ``_OWN``. ``revision`` defaults to that of the episode.
     """
@@ -51,7 +53,7 @@ def forwarded(alert: ReceivedAlert, episode: Episode, annotations: dict[str, str
     if annotations.get("verdict") == received.annotations.get("summary"):  # from the watcher: its summary is the verdict
         annotations = {name: text for name, text in annotations.items() if name != "verdict"}
     annotations = annotations | received.annotations | {name: text for name, text in annotations.items() if name in _OWN}
-    return Forwarded(
+    return ForwardedAlert(
         msgspec.structs.replace(received, starts_at=episode_start(alert, episode.starts_unix_ns), annotations=annotations),
         episode.revision if revision is None else revision,
     )
@@ -80,7 +82,7 @@ class Forwarding:
         self._external_url = external_url
         self._wake = wake
 
-    def put(self, alerts: Sequence[Forwarded]) -> int:
+    def put(self, alerts: Sequence[ForwardedAlert]) -> int:
         """Store messages about ``alerts``, all or none, and return once they are on disk. Returns the number of messages.
 
         Raises ``StoreError``.
@@ -135,9 +137,9 @@ class LateVerdicts:
         self._dashboard_url = dashboard_url
         self._clock = clock
 
-    def owed(self, alert: ReceivedAlert, episode: Episode, *, besides: int) -> Action | None:
-        """Build the inbox entry of an owed verdict; ``None`` at the limit. ``besides``: number of new entries of the delivery."""
-        if self._inbox.owed_verdict_count() + besides >= MOST_OWED:
+    def owed(self, alert: ReceivedAlert, episode: Episode, *, new: int) -> Action | None:
+        """Build the inbox entry of an owed verdict; ``None`` at the limit. ``new``: number of new entries of the delivery."""
+        if self._inbox.owed_verdict_count() + new >= MOST_OWED:
             return None
         return Action(
             kind="verdict",

@@ -151,7 +151,7 @@ class Receiver:
 
     def _begin(self, stack: ExitStack, inbox: Inbox, forwarding: Forwarding | None) -> threading.Event:
         chosen, receive = self._chosen, self._chosen.config.receive
-        woken, asked, stopping = threading.Event(), threading.Event(), threading.Event()
+        woken, wanted, stopping = threading.Event(), threading.Event(), threading.Event()
         runs = KnownRuns(chosen.runs)
         within_s = duration(receive.enrich_within)
         analyst = Analyst(runs, waits_s=within_s, ready=woken.set) if chosen.runs else None
@@ -171,7 +171,7 @@ class Receiver:
             forwarding=forwarding,
             analyst=analyst,
             late=late,
-            on_action=asked.set,
+            on_action=wanted.set,
         )
         threads = [threading.Thread(target=worker.run, args=(woken, stopping), name="worker", daemon=True)]
         if chosen.config.actions:
@@ -185,11 +185,11 @@ class Receiver:
                 forwarding=forwarding,
                 dashboard_url=chosen.dashboard_url,
             )
-            threads.append(threading.Thread(target=actor.run, args=(asked, stopping), name="actor", daemon=True))
+            threads.append(threading.Thread(target=actor.run, args=(wanted, stopping), name="actor", daemon=True))
 
         def end() -> None:
             stopping.set()
-            for event in (woken, asked):
+            for event in (woken, wanted):
                 event.set()
             if analyst is not None:
                 analyst.stop()

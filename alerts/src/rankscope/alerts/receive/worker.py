@@ -20,7 +20,7 @@ from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Change, Episode, next_episode
 from rankscope.alerts.receive.facts import Facts, annotations_of
-from rankscope.alerts.receive.forwarding import Forwarded, Forwarding, LateVerdicts, forwarded
+from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, LateVerdicts, forwarded
 from rankscope.alerts.receive.inbox import Action, Delivery, Inbox
 from rankscope.alerts.receive.known_runs import run_named
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, ReceivedAlert, read_notification
@@ -151,7 +151,7 @@ class Worker:
         if facts is None:
             return False
         actions: list[Action] = []
-        alerts: list[Forwarded] = []
+        alerts: list[ForwardedAlert] = []
         for alert, episode, kind in changes.alerts:
             annotations = self._annotations(alert, episode, facts.get(alert.fingerprint), actions)
             if kind == "reminder":
@@ -176,7 +176,7 @@ class Worker:
         if known is not None:
             annotations = annotations_of(known, alert.labels, dashboard_url=self._policy.dashboard_url)
             self._counters.add("enriched", outcome="no_verdict" if known.verdict is None else "verdict")
-            if known.late and self._late is not None and (owed := self._late.owed(alert, episode, besides=len(actions))):
+            if known.late and self._late is not None and (owed := self._late.owed(alert, episode, new=len(actions))):
                 annotations["no_verdict"] += "; it follows when it is ready"
                 actions.append(owed)
         rules = () if known is not None and known.unknown else self._policy.rules

@@ -124,7 +124,7 @@ _ACTIONS: Final = {
     "check_power": "look at the power cables",
     "update_software": "update driver or firmware",
     "contact_vendor": "have the vendor examine it",
-    "see_recovery_action": "see what the driver asks for: gpu_recovery_action",
+    "see_recovery_action": "see gpu_recovery_action, the action that the driver requires",
 }
 
 

@@ -170,7 +170,7 @@ ENOUGH: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Slower:
+class Slowdown:
     """A lasting slowdown that began at ``step``."""
 
     step: int
@@ -190,7 +190,9 @@ class Slower:
         return 1 - self.before_us / self.after_us
 
 
-def slower(values_us: NDArray[np.floating[Any]], walls_us: NDArray[np.floating[Any]], steps: NDArray[np.int64]) -> Slower | None:
+def find_slowdown(
+    values_us: NDArray[np.floating[Any]], walls_us: NDArray[np.floating[Any]], steps: NDArray[np.int64]
+) -> Slowdown | None:
     """Find a lasting rise of ``values_us`` [steps] over their lowest recent level; ``None`` without one."""
     changes = change_points(values_us)
     edges = [0, *(change.at for change in changes), len(values_us)]
@@ -208,7 +210,7 @@ def slower(values_us: NDArray[np.floating[Any]], walls_us: NDArray[np.floating[A
     now_us = changes[-1].after
     if lowest is None or now_us <= lowest.before:
         return None
-    return Slower(int(steps[lowest.at]), lowest.before, now_us, float(since_us[lowest.at]) / 1e6)
+    return Slowdown(int(steps[lowest.at]), lowest.before, now_us, float(since_us[lowest.at]) / 1e6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,18 +229,18 @@ class Regressions:
         if len(past) < ENOUGH:
             return None
         walls, steps = past.walls_us(), past.steps
-        found = slower(walls, walls, steps)
+        found = find_slowdown(walls, walls, steps)
         if found is not None and found.rise >= at_least:
             what = f"Steps take {duration(found.after_us)}, {found.rise:.0%} longer than the {duration(found.before_us)} before"
             return [self._candidate(REGRESSION, what, found)]
         work = past.us_per_work()
-        found = None if work is None else slower(work[1], walls, steps)
+        found = None if work is None else find_slowdown(work[1], walls, steps)
         if work is None or found is None or found.lost < at_least:
             return []
         what = f"{found.lost:.0%} fewer {work[0]} a second than before, in steps that take no longer: there is less in each"
         return [self._candidate(THROUGHPUT, what, found)]
 
-    def _candidate(self, rule: OwnedAlert, what: str, found: Slower) -> Candidate:
+    def _candidate(self, rule: OwnedAlert, what: str, found: Slowdown) -> Candidate:
         loss = None
         if self.gpus is not None:
             per_hour = self.gpus.per_hour * found.lost
