@@ -31,7 +31,7 @@ from rankscope.alerts.deliver.message import Message, messages_about
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
-from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from rankscope.alerts.output import progress_line
 from rankscope.analysis.locations import location
 from rankscope.analysis.perfetto.annotations import clock_sentence
 from rankscope.analysis.perfetto.export import export_perfetto
@@ -108,7 +109,11 @@ def export(
     first, past = steps or (None, None)
     selection = Selection(first, past, None if ranks is None else frozenset(ranks), max_events)
     _check_target(target, paths)
-    with _progress(shown=sys.stderr.isatty()) as progress, _output(target) as (write, size):
+    with progress_line() as show, _output(target) as (write, size):
+
+        def progress(what: str, done: int, of: int) -> None:
+            show(f"{what}: {done} of {of}" if of > 1 else what)
+
         result = export_perfetto(paths, write, selection=selection, raw=raw, verdict=not no_verdict, progress=progress)
     result = msgspec.structs.replace(result, path=target, bytes=size())
     said = sys.stderr if target == "-" else sys.stdout
@@ -178,21 +183,6 @@ def _output(target: str) -> Iterator[tuple[_Write, Callable[[], int]]]:
             written = file.tell()
     except OSError as error:
         raise InputError(target, error.strerror or str(error)) from error
-
-
-@contextmanager
-def _progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
-    if not shown:
-        yield lambda *_: None
-        return
-
-    def say(what: str, done: int, of: int) -> None:
-        click.echo(f"\r\x1b[K{what}: {done} of {of}" if of > 1 else f"\r\x1b[K{what}", nl=False, err=True)
-
-    try:
-        yield say
-    finally:
-        click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def _text(result: ExportResult) -> str:

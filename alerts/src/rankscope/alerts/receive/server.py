@@ -1,4 +1,4 @@
-"""Serve the receiver until a signal, with TLS where it has a certificate."""
+"""HTTP server of the receiver, with TLS if there is a certificate."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def serve(
         def failed(error: Exception) -> None:
             if complaints != [str(error)]:
                 complaints[:] = [str(error)]
-                report(f"{error}; the certificate that was read before stays in use")
+                report(f"{error}; the last certificate stays in use")
 
         followed = FollowedFiles(lambda: (_context(file, key), certificate), changed=changed, failed=failed)
         changed(followed.get())

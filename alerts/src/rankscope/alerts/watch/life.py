@@ -1,4 +1,4 @@
-"""Whether the ranks of each followed run still record steps, on the watcher's own monotonic clock."""
+"""Liveness of the ranks of each followed run, on the watcher's own monotonic clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankscope.alerts.owners import HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.dumps import Dumps
 from rankscope.alerts.watch.outage import LastSteps, Outage, find_outage, shortest_wait_s
-from rankscope.alerts.watch.past import StepPast
+from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.runs import Glance
 from rankscope.alerts.watch.signs import Life, WatchedTime
 from rankscope.alerts.watch.standstill import Standing

@@ -21,7 +21,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from rankscope.alerts.watch.past import StepPast
+from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.runs import Glance, RankSeen
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import RankInfo
