@@ -31,7 +31,7 @@ from rankscope.alerts.deliver.message import Message, messages_about
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
-from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE
 
@@ -146,10 +146,10 @@ def through_outbox(folder: Path, made: Sequence[Message], *, at_once: int, pause
             outbox.put(part)
             sender.wake()
             time.sleep(pause_s)
-        untold = sender.drain(600.0)
+        unidentified = sender.drain(600.0)
         cpu = time.process_time() - cpu
         sender.stop()
-        assert not untold, untold
+        assert not unidentified, unidentified
     assert set(received.first) == set(put), "something was lost"
     latencies = [(received.first[name] - when) / 1e6 for name, when in put.items()]
     took_s = (max(received.first.values()) - began) / 1e9

@@ -4,7 +4,7 @@ Eight H100s whose values change every second, answered by the C library of the t
 without a cache, one with all of them, and nvitop-exporter run side by side, because how fast a machine is changes all the time. A
 cache is needed when its removal breaks a budget of benchmarks/exporter.py that holds with all of them.
 
-    python benchmarks/page_caches.py [--rounds 3] [--seconds 8] [--remove NAME[,NAME…] …]
+    python benchmarks/page_caches.py [--cpu] [--rounds 3] [--seconds 8] [--remove NAME[,NAME…] …]
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from exporter import (
     nvitop,
     started,
 )
+from http_server import cpu_us_per_scrape
 from page_caches_job import EVERY, write_ranks
 from tests.exporter.fake_driver import MIB, FakeDriver, build_library, h100_state
 
@@ -166,10 +167,17 @@ def measure(removed: str, driver: FakeDriver, lock: threading.Lock, folder: Path
             key: {name: round(100 * statistics.median(one), 2) for name, one in values.items()} for key, values in cpu.items()
         },
         "budgets": rows,
-        "page_cpu_ms": {name: page_cpu_ms(name, args.pages) for name in (ALL_KEPT, removed)},
+        **cpu_of_one(removed, driver, folder, args.pages),
         "series": series,
         "load_average": round(os.getloadavg()[0], 1),
     }
+
+
+def cpu_of_one(removed: str, driver: FakeDriver, folder: Path, pages: int) -> dict[str, Any]:
+    """CPU of one page, and of one scrape of a page that is rendered, which a busy machine changes little."""
+    with exporter(driver, folder, ALL_KEPT) as kept, exporter(driver, folder, removed) as without:
+        scrapes = {ALL_KEPT: round(cpu_us_per_scrape(kept, 500), 1), removed: round(cpu_us_per_scrape(without, 500), 1)}
+    return {"page_cpu_ms": {name: page_cpu_ms(name, pages) for name in (ALL_KEPT, removed)}, "scrape_cpu_us": scrapes}
 
 
 def page_cpu_ms(removed: str, pages: int) -> dict[str, float]:
@@ -202,6 +210,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="how often the latencies of each exporter are measured")
     parser.add_argument("--bursts", type=int, default=8, help="bursts of 20 scrapes in each repeat")
     parser.add_argument("--pages", type=int, default=300, help="pages rendered for the CPU of one")
+    parser.add_argument("--cpu", action="store_true", help="only the CPU of one page and of one scrape")
     parser.add_argument("--remove", action="append", help=f"caches to remove together; by default each alone: {', '.join(EVERY)}")
     args = parser.parse_args()
     removals: dict[str, Any] = {}
@@ -210,14 +219,16 @@ def main() -> None:
         driver = FakeDriver(folder / "driver", build_library(), [h100_state(index) for index in range(8)])
         with living(driver, folder / "spool") as lock:
             for removed in args.remove or EVERY:
-                removals[removed] = measure(removed, driver, lock, folder, args)
+                removals[removed] = (
+                    cpu_of_one(removed, driver, folder, args.pages) if args.cpu else measure(removed, driver, lock, folder, args)
+                )
                 print(removed, json.dumps(removals[removed]), file=sys.stderr, flush=True)
     environment = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
         "driver_library": "tests/exporter/fake_nvml (no GPU)",
-        **{package: version(package) for package in ("rankscope", "nvitop-exporter", "nvidia-ml-py")},
+        **{package: version(package) for package in ("rankscope", "nvidia-ml-py", *([] if args.cpu else ["nvitop-exporter"]))},
     }
     print(json.dumps({"removals": removals, "environment": environment}, indent=2))
 

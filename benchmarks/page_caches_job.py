@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+from rankscope.base import http_server
 from rankscope.cli.start import main
 from rankscope.exporter.fleet import changes, wire
 from rankscope.exporter.loop import Snapshot
@@ -29,7 +30,7 @@ from rankscope.exporter.spool import again, file, reading
 from rankscope.exporter.spool.folder import SpoolFolder
 from rankscope.exporter.web import rendered
 
-EVERY: Final = ("points", "rendered", "ahead", "templates", "changes", "parsed_files")
+EVERY: Final = ("lines", "points", "repeats", "rendered", "ahead", "templates", "changes", "parsed_files")
 RANKS: Final = 8
 
 
@@ -55,6 +56,24 @@ def without_parsed_files() -> None:
 def without_templates() -> None:
     """A file of a rank of which only values changed is parsed as if it were new."""
     again.Template.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
+
+
+def without_lines() -> None:
+    """A line is rendered for every page, from its kept labels."""
+    render = exposition._line
+
+    def line(point: exposition.Point, family: exposition.Family) -> str:
+        if not point.beginning:
+            render(point, family)
+            point.line = ""
+        return f"{point.beginning}{exposition.number(point.value)}\n"
+
+    exposition._line = line
+
+
+def without_repeats() -> None:
+    """Every request is parsed and handled by a task of its own."""
+    http_server.Connection._repeat = lambda _: False  # type: ignore[method-assign]
 
 
 def without_points() -> None:
@@ -83,6 +102,7 @@ def without_rendered() -> None:
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 
     rendered.RenderedPages.get = get  # type: ignore[method-assign]
+    rendered.RenderedPages.rendered = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 def rank_text(rank: int, second: int) -> str:
@@ -108,23 +128,22 @@ def write_ranks(folder: Path, second: int) -> None:
 
 
 def page_cpu_ms(pages: int) -> dict[str, float]:
-    """CPU of the spool's pass, of the first page after new values, and of one more page: medians in ms, without waiting."""
+    """CPU of the spool's pass, and of pages whose GPUs' values changed or did not: medians in ms, without waiting."""
     folder = Path(tempfile.mkdtemp())
     spool = reading.Spool(SpoolFolder(folder), stale_s=60, forget_s=600)
     snapshot: Any = None
-    own = page.Page(
-        "node", SimulatedFleet("8", interval_s=0.001), spool=cast("Any", SimpleNamespace(name="spool", latest=lambda: snapshot))
-    )
-    found: dict[str, list[float]] = {"spool_pass": [], "page_with_new_values": [], "page_again": []}
+    ranks = cast("Any", SimpleNamespace(name="spool", latest=lambda: snapshot))
+    moving, still = (page.Page("node", SimulatedFleet("8", interval_s=interval_s), spool=ranks) for interval_s in (0.001, 3600))
+    found: dict[str, list[float]] = {"spool_pass": [], "page_of_new_gpu_values": [], "page_of_the_same_gpu_values": []}
     for second in range(pages):
         write_ranks(folder, second)
         began = time.thread_time()
         sample = spool.read()
         read = time.thread_time()
         snapshot = Snapshot(sample, fresh=True, ok=True, age_s=0, duration_s=0, reason=None)
-        own.render()
+        moving.render()
         first = time.thread_time()
-        own.render()
+        still.render()
         spans = (read - began, first - read, time.thread_time() - first)
         for values, span in zip(found.values(), spans, strict=True):
             values.append(1000 * span)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.alerts.external_metrics import EXTERNAL
 
 from rankscope.alerts.commands import alerts
 from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.alerts.rules.tables import EXTERNAL, POLICIES
+from rankscope.alerts.rules.tables import POLICIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = "\n".join((DOCS / name).read_text() for name in ("alerts.md", "rules.md", "webhooks.md", "receiver.md"))

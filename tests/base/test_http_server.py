@@ -24,10 +24,15 @@ async def healthy(_request: Request) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def serving(handler: Handler = healthy, *, max_connections: int | None = None) -> AsyncIterator[tuple[Server, int]]:
+async def serving(
+    handler: Handler = healthy,
+    *,
+    max_connections: int | None = None,
+    evicted: Callable[[str], object] = lambda _: None,
+) -> AsyncIterator[tuple[Server, int]]:
     """A server and its port; tests that stop it themselves may."""
     sock = socket.create_server(("127.0.0.1", 0), backlog=512)
-    server = Server([Endpoint(sock, application(handler))], max_connections=max_connections)
+    server = Server([Endpoint(sock, application(handler), evicted=evicted)], max_connections=max_connections)
     port = sock.getsockname()[1]
     server.start()
     try:
@@ -82,6 +87,28 @@ def test_slow_heads_are_evicted_for_the_next_client_the_longest_idle_first() -> 
     run(main)
 
 
+def test_evictions_are_reported_only_of_clients_that_wait_for_an_answer() -> None:
+    evicted: list[str] = []
+
+    async def main() -> None:
+        async with serving(max_connections=4, evicted=evicted.append) as (_, port):
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+            for reader, writer in idle:
+                writer.write(HEALTHY)
+                await reader.readuntil(b"healthy\n")
+            # The next client replaces the longest idle one; half of a request does not protect it from the client after it.
+            waiting = await asyncio.open_connection("127.0.0.1", port)
+            waiting[1].write(HALF_A_REQUEST)
+            await ended(idle[0][0])
+            assert evicted == []
+            assert await ask(port) == b"HTTP/1.1 200 OK\r\n"
+            assert evicted == ["127.0.0.1"]
+            for _, writer in (*idle, waiting):
+                writer.close()
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     ("sent", "deadline"),
     [
@@ -126,6 +153,117 @@ def test_a_response_that_is_not_read_has_a_deadline(monkeypatch: pytest.MonkeyPa
                         await asyncio.sleep(0.01)
 
     run(main)
+
+
+class Counted:
+    """A page with a number; its responses can be repeated while ``valid``, with the number of the repetition."""
+
+    def __init__(self) -> None:
+        self.handled: list[str] = []
+        self.repeated = 0
+        self.valid = True
+
+    async def __call__(self, request: Request) -> Response:
+        self.handled.append(request.path)
+        return Response(200, b"handled\n", headers=(("x-own", "1"),), again=self._again)
+
+    def _again(self) -> Response | None:
+        self.repeated += self.valid
+        return Response(200, b"repeat!\n", headers=(("x-own", "1"),)) if self.valid else None
+
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_a_request_that_equals_the_last_one_is_answered_without_its_handler() -> None:
+    async def main() -> None:
+        page = Counted()
+        async with serving(page) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+            async def exchange(sent: bytes, answer: bytes) -> bytes:
+                writer.write(sent)
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+                assert await asyncio.wait_for(reader.readexactly(8), PATIENCE_S) == answer
+                return head
+
+            heads = [await exchange(GET, b"handled\n") for _ in range(2)]
+            heads += [await exchange(GET, b"repeat!\n") for _ in range(3)]
+            assert len(set(heads)) == 1
+            # the application may ask for the handler, and another request always gets it
+            page.valid = False
+            await exchange(GET, b"handled\n")
+            page.valid = True
+            await exchange(GET, b"repeat!\n")
+            await exchange(GET.replace(b"/a", b"/b"), b"handled\n")
+            await exchange(GET, b"handled\n")
+            # two at once are not one, also when they come again
+            for _ in range(3):
+                writer.write(GET + GET)
+                for _ in range(2):
+                    await asyncio.wait_for(reader.readuntil(b"\r\n\r\nhandled\n"), PATIENCE_S)
+            # in pieces
+            for _ in range(3):
+                writer.write(GET[:9])
+                await asyncio.sleep(0.01)
+                await exchange(GET[9:], b"handled\n")
+            repeated = page.repeated
+            for _ in range(3):
+                await exchange(GET.replace(b"GET", b"POST"), b"handled\n")
+            for _ in range(3):
+                writer.write(GET.replace(b"GET", b"HEAD"))
+                await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+            assert (page.repeated, repeated) == (4, 4)
+            writer.write(GET.replace(b"x\r\n", b"x\r\nConnection: close\r\n"))
+            await ended(reader)
+            writer.close()
+
+    run(main)
+
+
+def test_a_client_that_repeats_its_request_and_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "RESPONSE_DEADLINE_S", 0.1)
+    page = bytes(2**20)
+
+    async def large(_request: Request) -> Response:
+        return Response(200, page, again=lambda: Response(200, page))
+
+    async def main() -> None:
+        async with serving(large) as (server, port):
+            loop = asyncio.get_running_loop()
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.setblocking(False)
+                for _ in range(2):  # read, so that the next request is a repetition
+                    await loop.sock_sendall(client, GET)
+                    left = len(page)
+                    while left > 0:
+                        left -= len(await asyncio.wait_for(loop.sock_recv(client, 2**20), PATIENCE_S))
+                    await asyncio.sleep(0.01)
+                with contextlib.suppress(ConnectionError):
+                    while server._connections:
+                        await loop.sock_sendall(client, GET)
+                        await asyncio.sleep(0.01)
+
+    run(main)
+
+
+def test_an_idle_connection_ends_after_repeated_requests_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.5)
+    page = Counted()
+
+    async def main() -> None:
+        async with serving(page) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(4):
+                writer.write(GET)
+                await asyncio.wait_for(
+                    reader.readuntil(b"!\n" if page.repeated or len(page.handled) == 2 else b"handled\n"), PATIENCE_S
+                )
+            await ended(reader)
+            writer.close()
+
+    run(main)
+    assert page.repeated == 2
 
 
 def test_a_response_under_way_ends_before_the_server_does() -> None:

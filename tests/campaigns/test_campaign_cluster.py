@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from tests.e2e.cluster import EXPECTED, Cluster, training_cluster
 
+from rankscope.alerts.alert import unix_ns
+from rankscope.runs.reader import RunReader
+
 pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch"), pytest.mark.timeout(1800)]
 
 SLOW_LINK = "8mbit"
@@ -106,6 +109,59 @@ def test_a_host_that_is_cut_off_stops_the_job_until_it_is_back(cluster: Cluster,
     assert cluster.end_training() == [0, 0]
     assert cluster.fired() == EXPECTED["host cut off"]
     row("host cut off", seen_s=seen, ended_s=ended)
+
+
+@pytest.mark.parametrize(
+    ("fault", "timeout_s"),
+    [("host powered off", 12.0), ("host powered off, others wait", 90.0)],
+    ids=["the others crash soon", "the others crash while the hang fires"],
+)
+def test_ranks_of_a_host_that_loses_power_are_named_and_not_those_that_crash_for_it(
+    tmp_path: Path, row: Callable[..., None], fault: str, timeout_s: float
+) -> None:
+    with training_cluster(tmp_path, timeout_s=timeout_s) as cluster:
+        cluster.wait_for_steps(60)
+        node = cluster.nodes[1]
+        began = time.time_ns()
+        cluster.power_off(node)
+        if "TrainingHang" in EXPECTED[fault]:
+            cluster.until(lambda: "TrainingHang" in cluster.firing(), "the hang fires while the others wait")
+        seen = cluster.expect("host powered off", began)
+        lost = cluster.of("TrainingRankLost")
+        assert sorted((alert["labels"]["rank"], alert["labels"]["host"]) for alert in lost) == [
+            ("2", node.name),
+            ("3", node.name),
+        ]
+        assert {alert["annotations"]["consequence"] for alert in lost} == {"0,1"}
+        reader = RunReader(cluster.run)
+        for alert in lost:
+            last = list(reader.steps(0, int(alert["labels"]["rank"])))[-1]
+            assert int(alert["annotations"]["last_step"]) == last.step
+            # In the milliseconds of the annotation
+            assert 0 <= last.start_unix_ns + last.wall_us * 1e3 - unix_ns(alert["annotations"]["last_heard"]) < 2e6
+        # Of the others there is only that they crashed
+        assert {rank: info.end_reason for rank, info in reader.infos(0).items()} == {0: "crash", 1: "crash", 2: None, 3: None}
+        cluster.until(lambda: "TrainingHang" not in cluster.firing(), "a job that crashed no longer hangs")
+        assert cluster.fired() == EXPECTED[fault]
+        row(fault, timeout_s=timeout_s, seen_s=seen)
+
+
+def test_ranks_that_vanish_with_their_connections_are_named_beside_those_that_crash_at_once(
+    cluster: Cluster, row: Callable[..., None]
+) -> None:
+    fault, node = "all processes of a host killed", cluster.nodes[1]
+    began = time.time_ns()
+    node.power_off()
+    seen = cluster.expect(fault, began)
+    ranks = cluster.until(lambda: len(of := lost_ranks(cluster)) == 4 and of, "all ranks are lost")
+    assert ranks == {"0": "ended", "1": "ended", "2": "silent", "3": "silent"}
+    assert cluster.fired() == EXPECTED[fault]
+    row(fault, seen_s=seen)
+
+
+def lost_ranks(cluster: Cluster) -> dict[str, str]:
+    """Cause of the loss of each rank that was reported as lost."""
+    return {alert["labels"]["rank"]: alert["annotations"]["cause"] for alert in cluster.of("TrainingRankLost")}
 
 
 def test_a_slow_link_is_communication_and_no_rank_is_blamed(cluster: Cluster, row: Callable[..., None]) -> None:

@@ -1,4 +1,4 @@
-"""Asking a live run for a profile: against ranks played by the test, which write what real ones write."""
+"""NvmlCalls a live run for a profile: against ranks played by the test, which write what real ones write."""
 
 from __future__ import annotations
 

@@ -52,6 +52,9 @@ EXPECTED: Final[dict[str, frozenset[str]]] = {
     "exporter killed": frozenset({"ExporterAbsent"}),
     "Prometheus restarted": frozenset({"ExporterAbsent"}),  # restarted while the alert about a killed exporter fires
     "host cut off": frozenset({"ExporterAbsent", "TrainingStalled", "TrainingHang"}),
+    "host powered off": frozenset({"ExporterAbsent", "TrainingRankLost"}),  # and the others crash before anything else fires
+    "host powered off, others wait": frozenset({"ExporterAbsent", "TrainingStalled", "TrainingHang", "TrainingRankLost"}),
+    "all processes of a host killed": frozenset({"ExporterAbsent", "TrainingRankLost"}),
     "host link slow": frozenset({"TrainingCommunicationBound", "TrainingStepRegression"}),
 }
 """Fault to the names of all alerts that fire."""
@@ -160,7 +163,7 @@ class Host(Services):
         child.wait()
 
     def power_off(self) -> None:
-        """Kill every process of the host at once; its interfaces are gone with them."""
+        """Kill every process of the host at once, which resets its connections; its interfaces are gone with them."""
         if self._holder.poll() is None:
             os.killpg(self._holder.pid, signal.SIGKILL)
             self._holder.wait()
@@ -202,12 +205,12 @@ class Node(Host):
         state = ("--state-dir", self.folder / "state", "--control.socket", self.folder / "control.sock")
         self.start("exporter", rankscope_command("exporter", *options, *state), env=self.driver.env)
 
-    def train(self, run: Path, stop: Path, *, nodes: int, ranks: int, width: int) -> None:
+    def train(self, run: Path, stop: Path, *, nodes: int, ranks: int, width: int, timeout_s: float) -> None:
         """This node's part of the job: torchrun under the recorder."""
         shape = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--node-rank", str(self.index - 1))
         master = ("--master-addr", address_of(1), "--master-port", str(MASTER_PORT))
         torchrun = (sys.executable, "-m", "torch.distributed.run", *shape, *master)
-        job = (JOB, stop, "--pause", "0.1", "--width", str(width))
+        job = (JOB, stop, "--pause", "0.1", "--width", str(width), "--timeout", str(timeout_s))
         recorded = ("--no-verdict", "--run-dir", run, "--spool-dir", self.spool, "--window-every", "40")
         env = {
             "GLOO_SOCKET_IFNAME": "eth0",
@@ -222,8 +225,12 @@ class Node(Host):
 class Cluster:
     """Two nodes or more, and the hub that watches them. ``start`` begins everything but the job."""
 
-    def __init__(self, folder: Path, *, nodes: int = 2, ranks_per_node: int = 2, width: int = 4096) -> None:
+    def __init__(
+        self, folder: Path, *, nodes: int = 2, ranks_per_node: int = 2, width: int = 4096, timeout_s: float = 1800.0
+    ) -> None:
+        """``timeout_s``: seconds after which a collective of the job fails."""
         self.folder = folder
+        self.timeout_s = timeout_s
         self.ranks_per_node = ranks_per_node
         self.width = width
         programs = {name: program(name) for name in ("prometheus", "prometheus-alertmanager")}
@@ -299,7 +306,7 @@ class Cluster:
         """Start the job on every node, and wait until every rank makes steps and Prometheus knows them."""
         shape = {"nodes": len(self.nodes), "ranks": self.ranks_per_node, "width": self.width}
         for node in self.nodes:
-            node.train(self.run, self.stop_file, **shape)
+            node.train(self.run, self.stop_file, timeout_s=self.timeout_s, **shape)
         world = len(self.nodes) * self.ranks_per_node
         self.until(lambda: self.value("count(rank_last_step > 20)") == world, "every rank makes steps")
 
@@ -307,6 +314,11 @@ class Cluster:
         """Tell the job to end; exit status of each node's part."""
         self.stop_file.touch()
         return [node.wait("training", timeout=START_S) for node in self.nodes]
+
+    def power_off(self, node: Node) -> None:
+        """Have a node lose power: it leaves the network first, so that nothing of it resets the connections of the others."""
+        self.cut(node)
+        node.power_off()
 
     def cut(self, node: Node) -> None:
         """Switch off the node's port of the switch."""
@@ -420,10 +432,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def training_cluster(folder: Path) -> Iterator[Cluster]:
+def training_cluster(folder: Path, *, timeout_s: float = 1800.0) -> Iterator[Cluster]:
     """A cluster with everything started and a job that makes steps; skips where that is not permitted."""
     require_namespaces(folder)
-    with Cluster(folder) as cluster:
+    with Cluster(folder, timeout_s=timeout_s) as cluster:
         cluster.start()
         cluster.train()
         yield cluster

@@ -34,14 +34,8 @@ WITHOUT_FIRST_SAMPLE = "from rankscope.exporter import serving; serving._FIRST_S
 
 
 @pytest.fixture(scope="session")
-def build_fake_nvml() -> Callable[..., Path]:
-    """``build_fake_nvml("-DWITHOUT_ENERGY")`` compiles the fake driver and returns the library."""
-    return build_library
-
-
-@pytest.fixture(scope="session")
-def fake_nvml_library(build_fake_nvml: Callable[..., Path]) -> Path:
-    return build_fake_nvml()
+def fake_nvml_library() -> Path:
+    return build_library()
 
 
 @pytest.fixture

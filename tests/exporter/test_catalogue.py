@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import re
 import shlex
 import subprocess
@@ -18,7 +17,6 @@ from tests.exporter.jobs.job_node import slurm_folder
 from tests.rank_file import rank_text
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
-from rankscope.exporter.commands import exporter as command
 from rankscope.exporter.reference import CODES, METRICS, with_tables
 from rankscope.exporter.xids import ACTIONABLE, XIDS
 from rankscope.runs.metrics import RANK_METRICS
@@ -144,18 +142,6 @@ def test_the_commands_of_the_documentation_work(cli: Callable[..., subprocess.Co
     assert commands
     for line in commands:
         assert cli(*shlex.split(line), "--spool", tmp_path / "spool").returncode == 0
-
-
-def test_the_unit_starts_the_command_and_leaves_nvml_what_it_needs() -> None:
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read_string(UNIT.read_text())
-    program, *arguments = shlex.split(unit["Service"]["ExecStart"].removeprefix("/usr/bin/env "))
-
-    assert [program, arguments[0]] == ["rankscope", "exporter"]
-    command.make_context("exporter", arguments[1:])
-    for breaks_nvml in ("PrivateDevices", "ProtectProc", "ProcSubset", "ProtectKernelLogs", "DevicePolicy"):
-        assert breaks_nvml not in unit["Service"]
 
 
 def test_reading_the_catalogue_loads_no_server_and_no_driver() -> None:

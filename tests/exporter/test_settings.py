@@ -15,9 +15,9 @@ from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver
 
 from rankscope.exporter.catalogue import COLLECTORS
-from rankscope.exporter.commands import _settings, exporter
+from rankscope.exporter.commands import _settings, exporter, option_names
 from rankscope.exporter.errors import ExporterInputError
-from rankscope.exporter.settings import Settings, option
+from rankscope.exporter.settings import Settings
 
 DEFAULTS = frozenset(name for name, collector in COLLECTORS.items() if collector.default_on)
 
@@ -120,6 +120,11 @@ def test_a_mistake_in_the_file_says_where_and_what(config: Callable[[str], Path]
     ("arguments", "said"),
     [
         (["--interval", "0"], "0 is too small: 100ms at least"),
+        (["--interval", "soon"], "'soon' is not a duration"),
+        (["--listen", "nowhere"], "nowhere"),
+        (["--listen", "localhost:99999"], "99999"),
+        (["--no-collector.gpu", "--no-collector.spool"], "all collectors are off"),
+        (["--no-collector.gpu", "--simulate", "1"], "needs the gpu collector"),
         (["--web.telemetry-path", "/dcgm/metrics"], "/dcgm/metrics is taken"),
         (["--web.telemetry-path", "/-/metrics"], "/-/metrics is taken"),
         (["--web.telemetry-path", "/"], "/ is taken"),
@@ -179,7 +184,9 @@ def test_the_level_and_the_format_of_the_log_are_words_in_any_case() -> None:
 def test_settings_are_called_as_their_options_are() -> None:
     written = {name for param in exporter.params for name in (*param.opts, *param.secondary_opts)}
 
-    assert {option(field.name) for field in dataclasses.fields(Settings)} <= written | {"--collector.…"}
+    names = option_names()
+
+    assert {names[field.name] for field in dataclasses.fields(Settings)} <= written | {"--collector.…"}
 
 
 def test_a_file_that_cannot_be_read_is_status_3(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
             assert row["communication_us"] > 0
             assert 0 <= row["overlap_ratio"] <= 1
         assert analysis["imposed_wait"][0]["rank"] == 1
-        # six pauses, and what else a busy machine adds or hides
-        assert analysis["imposed_wait"][0]["imposed_us"] > 6 * PAUSE_S * 1e6 / 2
+        # at least one of the six pauses: a busy machine delays the other rank, too, which hides a part
+        assert analysis["imposed_wait"][0]["imposed_us"] > PAUSE_S * 1e6
         for trace in result["traces"]:
             assert (run / trace).is_file()
         assert len(result["traces"]) == 2

@@ -16,14 +16,14 @@ import httpx
 import pytest
 from tests.local_http import answering, respond
 
-from rankscope.alerts.deliver.http import EgressError, PinnedTransport, http_client, named_by_operator, proxy_for, resolve
+from rankscope.alerts.deliver.http import EgressError, PinnedTransport, check_address, http_client, proxy_for, resolve
 from rankscope.alerts.deliver.post import NoAnswerError, post
 from rankscope.base.errors import RankscopeError
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.1", "127.0.0.1", "fd00::1", "8.8.8.8", "::1"])
 def test_what_the_operator_named_may_be_private(address: str) -> None:
-    named_by_operator("hooks.internal", address)
+    check_address("hooks.internal", address)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_what_the_operator_named_may_be_private(address: str) -> None:
 )
 def test_a_name_never_leads_to_metadata_but_the_address_itself_may_be_written(address: str) -> None:
     for name in ("metadata.evil.example", "2852039166", "0xa9fea9fe", "localhost"):
-        with pytest.raises(EgressError, match="link-local or a cloud's metadata"):
-            named_by_operator(name, address)
-    named_by_operator(address, address)
+        with pytest.raises(EgressError, match="link-local"):
+            check_address(name, address)
+    check_address(address, address)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_name_with_many_dead_addresses_takes_no_longer_than_one(monkeypatch: p
 def test_a_name_server_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr("rankscope.alerts.deliver.http.socket.getaddrinfo", lambda *_, **__: release.wait(30) and [])
-    with pytest.raises(EgressError, match="no answer from the name server in time"):
+    with pytest.raises(EgressError, match="name server"):
         resolve("slow.example", 80, timeout_s=0.05)
     release.set()
 

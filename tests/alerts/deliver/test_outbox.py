@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,7 @@ from tests.full_disk import disk_with_room_for
 from tests.webhook_receiver import SimulatedClock, about, notice
 
 from rankscope.alerts.deliver.message import MAX_PAYLOAD_BYTES
-from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.outbox_queue import Claimed, OutboxQueue, Outcome
+from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.alerts.store.folders import STORE_FILE
 
@@ -28,8 +26,10 @@ def box() -> Outbox:
     return Outbox(Store(None, clock=SimulatedClock()))
 
 
-def claim(box: Outbox, most: int = 32) -> list[Claimed]:
-    return OutboxQueue(box).claim("hook", now_ns=box.now_ns(), most=most, probe=False)
+def claim(box: Outbox) -> ClaimedMessage:
+    message = box.claim("hook")
+    assert message is not None
+    return message
 
 
 def alerts_of(box: Outbox) -> list[tuple[str, str]]:
@@ -56,7 +56,7 @@ def test_an_alert_that_is_twice_in_a_payload_is_told_once(box: Outbox) -> None:
 
 def test_what_was_delivered_is_not_put_again(box: Outbox) -> None:
     box.put(about(notice(1)))
-    OutboxQueue(box).record([Outcome(message=one, state="delivered") for one in claim(box)])
+    box.record(claim(box), "delivered")
     assert box.put(about(notice(1))) == 0
     assert box.counts() == {("hook", "delivered"): 1}
 
@@ -74,15 +74,6 @@ def test_something_more_about_an_alert_that_was_told_is_told(box: Outbox) -> Non
     # and both are dropped when it ends unheard
     assert box.put(about(notice(1, ended=True))) == 0
     assert alerts_of(box) == []
-
-
-def test_an_attempt_that_was_not_made_does_not_count(box: Outbox) -> None:
-    box.put(about(notice(1)))
-    [claimed] = claim(box)
-    box.put(about(notice(2)))
-    assert [one.alerts for one in box.listed()] == [1, 1]
-    OutboxQueue(box).record([Outcome(message=claimed, state="unsent")])
-    assert [one.attempts for one in box.listed()] == [0, 0]
 
 
 def test_an_alert_that_ended_before_anybody_heard_of_it_is_told_to_nobody(box: Outbox) -> None:
@@ -105,24 +96,24 @@ def test_where_a_beginning_may_have_been_heard_the_end_is_told_too(box: Outbox) 
 
 def test_an_end_that_comes_while_the_beginning_is_refused_is_dropped_with_it(box: Outbox) -> None:
     box.put(about(notice(1)))
-    [claimed] = claim(box)
+    claimed = claim(box)
     box.put(about(notice(1, ended=True), notice(2)))
-    OutboxQueue(box).record([Outcome(message=claimed, state="waiting", reason="answered 500", next_attempt_ns=1)])
+    box.record(claimed, "waiting", reason="answered 500", next_attempt_ns=1)
     assert alerts_of(box) == [("2", "firing")]
 
 
 def test_an_end_after_a_beginning_that_was_given_up_unheard_is_not_told(box: Outbox) -> None:
     box.put(about(notice(1), notice(2)))
-    [claimed] = claim(box)
-    OutboxQueue(box).record([Outcome(message=claimed, state="dead", reason="refused with 404")])
+    claimed = claim(box)
+    box.record(claimed, "dead", reason="refused with 404")
     assert box.put(about(notice(1, ended=True))) == 0
     # Replayed, what is still true is told
     [dead] = box.listed(state="dead")
     assert box.replay([dead.id]) == [dead.id]
     assert alerts_of(box) == [("2", "firing")]
     # and once all of it is over, nothing is
-    [claimed] = claim(box)
-    OutboxQueue(box).record([Outcome(message=claimed, state="dead", reason="refused with 404")])
+    claimed = claim(box)
+    box.record(claimed, "dead", reason="refused with 404")
     box.put(about(notice(2, ended=True)))
     assert box.replay() == []
 
@@ -132,13 +123,12 @@ def test_an_end_whose_beginning_was_told_by_others_is_told(box: Outbox) -> None:
 
 
 def test_messages_of_a_group_keep_their_order(box: Outbox) -> None:
-    queue = OutboxQueue(box)
     box.put(about(notice(1)))
-    [first] = claim(box)
+    first = claim(box)
     box.put(about(notice(2), notice(1, run="other")))
-    queue.record([Outcome(message=first, state="waiting", heard=True, next_attempt_ns=box.now_ns() + 10**9)])
+    box.record(first, "waiting", received=True, next_attempt_ns=box.now_ns() + 10**9)
     # While the first of a group has to wait, only other groups are sent
-    assert [one.group[-8:] for one in claim(box)] == ['"other"}']
+    assert b'"run_id":"other"' in claim(box).body
 
 
 def test_of_large_alerts_what_matters_is_kept() -> None:
@@ -169,14 +159,6 @@ def test_labels_of_any_size_make_a_message(box: Outbox) -> None:
     messages = about(huge)
     assert len(messages[0].body) <= 20_000
     assert box.put(messages) == 1
-
-
-def test_the_file_is_for_its_owner_only_and_outlives_the_process(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "state"
-    Outbox(Store(path)).put(about(notice(1)))
-    modes = {stat.S_IMODE(entry.stat().st_mode) for entry in path.iterdir()}
-    assert modes == {0o600}
-    assert alerts_of(Outbox(Store(path))) == [("1", "firing")]
 
 
 def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:
@@ -251,23 +233,22 @@ def test_an_outbox_that_is_full_becomes_empty(tmp_path: Path, monkeypatch: pytes
 
     with pytest.raises(StoreError, match="holds 1 MiB already"):
         fill()
-    queue, count = OutboxQueue(box), len(box.listed())
-    while claimed := claim(box):
-        queue.record([Outcome(message=one, state="dead", reason="x" * 300) for one in claimed])
+    count = len(box.listed())
+    while claimed := box.claim("hook"):
+        box.record(claimed, "dead", reason="x" * 300)
     assert box.counts() == {("hook", "dead"): count}
     box.drop(state="dead")
     assert box.put(about(notice(1))) == 1
 
 
 def test_what_is_over_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch, box: Outbox) -> None:
-    monkeypatch.setattr("rankscope.alerts.deliver.outbox_queue.KEPT_DELIVERED", 5)
-    monkeypatch.setattr("rankscope.alerts.deliver.outbox_queue.KEPT_DEAD", 3)
-    monkeypatch.setattr("rankscope.alerts.deliver.outbox_queue.KEPT_ALERTS", 10)
-    queue = OutboxQueue(box)
+    monkeypatch.setattr("rankscope.alerts.deliver.outbox.KEPT_DELIVERED", 5)
+    monkeypatch.setattr("rankscope.alerts.deliver.outbox.KEPT_DEAD", 3)
+    monkeypatch.setattr("rankscope.alerts.deliver.outbox.KEPT_STATES", 10)
     box.put(about(*(notice(1, run=str(run)) for run in range(40))))
-    claimed = claim(box, 30)
-    queue.record([Outcome(message=one, state="delivered" if number < 15 else "dead") for number, one in enumerate(claimed)])
-    queue.prune()
+    for number in range(30):
+        box.record(claim(box), "delivered" if number < 15 else "dead")
+    box.prune()
     assert box.counts() == {("hook", "delivered"): 5, ("hook", "dead"): 3, ("hook", "waiting"): 10}
 
 
@@ -288,7 +269,7 @@ def test_a_new_start_of_the_machine_puts_nothing_off_for_long(tmp_path: Path) ->
     box.put(about(notice(1)))
     box.store.close()
     with sqlite3.connect(path / STORE_FILE) as database:
-        database.execute("UPDATE messages SET entered_ns = 4e18, next_attempt_ns = 4e18")
+        database.execute("UPDATE messages SET queued_ns = 4e18, next_attempt_ns = 4e18")
         database.execute("UPDATE meta SET value = 'another boot' WHERE name = 'boot'")
     database.close()
     [one] = Outbox(Store(path)).listed()

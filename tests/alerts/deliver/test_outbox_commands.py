@@ -14,7 +14,6 @@ from tests.webhook_receiver import WebhookReceiver, about, notice, receiving
 
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.outbox_queue import OutboxQueue, Outcome
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch import setup as watching
@@ -44,10 +43,11 @@ def box(tmp_path: Path) -> Path:
     """An outbox in which one message is dead, one delivered, one waits."""
     path = tmp_path / "state" / "rankscope" / "watch-1"
     box = Outbox(Store(path))
-    queue = OutboxQueue(box)
     box.put(about(*(notice(1, run=f"run\x1b[2J{number}") for number in range(3))))
-    dead, delivered = queue.claim("hook", now_ns=box.now_ns(), most=2, probe=False)
-    queue.record([Outcome(message=dead, state="dead", reason="refused with 404"), Outcome(message=delivered, state="delivered")])
+    for state in ("dead", "delivered"):
+        message = box.claim("hook")
+        assert message is not None
+        box.record(message, state, reason="refused with 404" if state == "dead" else "")
     box.store.close()
     return path
 

@@ -24,7 +24,7 @@ from rankscope.alerts.deliver.outbox_command import outbox
 from rankscope.alerts.deliver.retrying import Judgement, judge_status, pause_s
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
-from rankscope.alerts.deliver.target import Rate, Target
+from rankscope.alerts.deliver.targets import Rate, Target
 from rankscope.alerts.store.database import Store, StoreError
 
 SECRET = "s3cr3t-token"

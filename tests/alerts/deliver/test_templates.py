@@ -16,7 +16,7 @@ from tests.webhook_receiver import about, notice
 from rankscope.alerts.alert import Alert, Notice
 from rankscope.alerts.deliver.courier import AppriseCourier, text_message
 from rankscope.alerts.deliver.signing import Secret
-from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.deliver.templates import TEMPLATES
 
 FULL = {

@@ -11,7 +11,7 @@ from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.retrying import Judgement
 from rankscope.alerts.deliver.sender import Sender
-from rankscope.alerts.deliver.target import webhook_target
+from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.forwarding import Forwarding

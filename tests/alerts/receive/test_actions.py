@@ -13,13 +13,13 @@ from tests.played_ranks import two_ranks
 
 from rankscope.alerts.receive import actor as actor_module
 from rankscope.alerts.receive.actor import Actor, _run_of, _Running
-from rankscope.alerts.receive.analyst import Finished
-from rankscope.alerts.receive.captured import steps_together
+from rankscope.alerts.receive.analyst import ChildResult
+from rankscope.alerts.receive.captured import merged_steps
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.facts import Facts
 from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, UnknownRunError
-from rankscope.alerts.receive.notification import Arrived
+from rankscope.alerts.receive.notification import ReceivedAlert
 
 CAPTURE = ActionRule(alert="TrainingStraggler", do="capture", at_most="1/10min per run", at_most_overall="2/1h")
 DUMP = ActionRule(alert="TrainingStraggler", do="dump")
@@ -28,7 +28,7 @@ DUMP = ActionRule(alert="TrainingStraggler", do="dump")
 def test_a_capture_is_wanted_once_in_an_episode() -> None:
     heard = Heard(CAPTURE)
     ((_, words),) = heard.hear(heard.alert())
-    assert "3 of its next steps" in words["capture_asked"]
+    assert "next 3 steps" in words["capture_request"]
     (action,) = heard.inbox.actions("wanted")
     assert (action.kind, action.run_id, action.steps) == ("capture", "r1", 3)
     heard.hear(heard.alert(), after_s=5 * 3600)
@@ -42,14 +42,14 @@ def test_a_capture_is_wanted_once_in_an_episode() -> None:
 def test_captures_are_so_many_per_run_and_in_all() -> None:
     heard = Heard(CAPTURE)
     told = heard.hear(*(heard.alert(rank=str(rank)) for rank in range(3)))
-    assert sum("follows" in words["capture_asked"] for _, words in told) == 1
-    assert sum("at most 1/10min per run" in words["capture_asked"] for _, words in told) == 2
-    asked = [words["capture_asked"] for run in "bcd" for _, words in heard.hear(heard.alert(run_id=run))]
+    assert sum("follows" in words["capture_request"] for _, words in told) == 1
+    assert sum("limit of 1/10min per run" in words["capture_request"] for _, words in told) == 2
+    asked = [words["capture_request"] for run in "bcd" for _, words in heard.hear(heard.alert(run_id=run))]
     assert ["follows" in one for one in asked] == [True, False, False]
-    assert asked[1].endswith("at most 2/1h")
+    assert "2/1h" in asked[1]
     # later there is room again
     ((_, words),) = heard.hear(heard.alert(run_id="e"), after_s=3601)
-    assert "follows" in words["capture_asked"]
+    assert "follows" in words["capture_request"]
 
 
 def test_two_rules_of_a_kind_ask_once() -> None:
@@ -63,9 +63,9 @@ def test_a_run_is_one_run_to_the_limits_whatever_alerts_call_it() -> None:
     heard.worker._analyst = SimpleNamespace(facts=lambda _: Facts(run_id="r1", problem="damaged"))  # type: ignore[assignment]
     ((_, first),) = heard.hear(heard.alert(run_id=""))
     ((_, second),) = heard.hear(heard.alert(run=""))
-    assert "follows" in first["capture_asked"]
-    assert second["capture_asked"].startswith("no, ")
-    assert "1/10min per run" in second["capture_asked"]
+    assert "follows" in first["capture_request"]
+    assert second["capture_request"].startswith("not requested")
+    assert "1/10min per run" in second["capture_request"]
 
 
 def test_a_clock_that_was_ahead_does_not_forbid_captures_until_then() -> None:
@@ -73,7 +73,7 @@ def test_a_clock_that_was_ahead_does_not_forbid_captures_until_then() -> None:
     for number in range(2):
         heard.hear(heard.alert(run_id=str(number)), after_s=365 * 86400)
     ((_, words),) = heard.hear(heard.alert(run_id="now"), after_s=-2 * 365 * 86400)
-    assert "follows" in words["capture_asked"]
+    assert "follows" in words["capture_request"]
 
 
 def acting(heard: Heard, *rules: ActionRule, shown: list[str]) -> Actor:
@@ -86,7 +86,7 @@ def test_what_the_file_allows_no_more_when_it_is_due_is_not_done() -> None:
     # given a restart with a file that allows captures for another team only
     actor = acting(heard, ActionRule(alert="TrainingStraggler", do="capture", match={"team": "a"}), shown=shown)
     actor.run_due()
-    assert heard.inbox.actions("wanted", "asked", "recorded") == []
+    assert heard.inbox.actions("wanted", "requested", "recorded") == []
     assert "the receiver's file does not allow it any more" in shown[0]
 
 
@@ -108,10 +108,10 @@ def test_a_follow_up_keeps_the_mark_of_its_alert_and_what_it_said_to_do(annotati
 def test_what_to_do_comes_once_and_names_processes_where_they_are_known() -> None:
     stack, culprit, unnamed = (f"py-spy dump --pid {who}" for who in ("1   (rank 1)", "5   (rank 5)", "PID shows where it is"))
     own = f"rankscope hang r\n{stack}"
-    assert steps_together(own, f"{unnamed}\nrankscope analyze r") == f"{own}\nrankscope analyze r"
-    assert steps_together(own, f"{culprit}\n{unnamed}\n{stack}") == f"{culprit}\n{stack}\nrankscope hang r"
-    assert steps_together("", unnamed) == unnamed
-    assert steps_together("", "") == ""
+    assert merged_steps(own, f"{unnamed}\nrankscope analyze r") == f"{own}\nrankscope analyze r"
+    assert merged_steps(own, f"{culprit}\n{unnamed}\n{stack}") == f"{culprit}\n{stack}\nrankscope hang r"
+    assert merged_steps("", unnamed) == unnamed
+    assert merged_steps("", "") == ""
 
 
 def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Pat
     two_ranks(tmp_path / "two", run_id="r2")
     runs = KnownRuns([tmp_path])
     (action,) = heard.inbox.actions("wanted")
-    alert = msgspec.json.decode(action.alert, type=Arrived)
+    alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
     assert runs.find(_run_of(action, alert)).run_id == "r1"
     # of one that was not looked at in time, there is only the name
     with pytest.raises(UnknownRunError, match="are 2"):
@@ -139,9 +139,9 @@ def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.
     actor = acting(heard, CAPTURE, shown=shown)
     (action,) = heard.inbox.actions("wanted")
     ended: list[bool] = []
-    child: Any = SimpleNamespace(poll=lambda: Finished(0, b"{}", ""), end=lambda: ended.append(True))
+    child: Any = SimpleNamespace(poll=lambda: ChildResult(0, b"{}", ""), end=lambda: ended.append(True))
     actor._running[action.number] = _Running(action, KnownRun(Path("/"), "r1", "", simulated=False), child)
-    monkeypatch.setattr(actor_module, "said_by_capture", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(actor_module, "capture_result", lambda *_, **__: 1 / 0)
     actor.run_due()
     actor.run_due()
     assert (actor._running, ended) == ({}, [True])
@@ -165,4 +165,4 @@ def test_what_is_done_leaves_no_alert_behind() -> None:
     heard.inbox.move(recorded, "done")
     (done,) = heard.inbox.actions("done")
     assert (done.alert, done.result) == (b"", None)
-    assert heard.inbox.acted("capture", action.fingerprint, action.starts_unix_ns)
+    assert heard.inbox.has_action("capture", action.fingerprint, action.starts_unix_ns)

@@ -58,4 +58,4 @@ def test_its_output_and_status_are_returned(tmp_path: Path, make_run: Callable[.
     assert (done.status, b'"rankscope.analysis/1"' in done.output) == (0, True)
     failed = BoundedChild(["analyze", str(tmp_path / "none")], limit_s=120).wait()
     assert failed.status == 3
-    assert "none" in failed.said
+    assert "none" in failed.error

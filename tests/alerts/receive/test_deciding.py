@@ -231,7 +231,7 @@ def test_a_folder_of_runs_that_is_away_is_no_reason_to_know_nothing_and_none_to_
     away = tmp_path / "away"
     runs = KnownRuns([tmp_path / "here", away])
     assert runs.find(RunName("one", "test")).run_id == "one"
-    gone = re.escape(f"{away} cannot be looked into: No such file or directory")
+    gone = re.escape(f"{away} cannot be read: No such file or directory")
     with pytest.raises(UnknownRunError, match=f"not under the receiver's --runs; {gone}"):
         runs.find(RunName("two", "test"))
     with pytest.raises(UnknownRunError, match=f"are 1; {gone}"):

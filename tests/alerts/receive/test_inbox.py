@@ -18,14 +18,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_what_was_accepted_outlives_the_receiver(folder: Path) -> None:
-    with Store(folder, report=pytest.fail) as store:
-        assert Inbox(store).accept(b"{}", key="k", now_unix_ns=1)
-    with Store(folder, report=pytest.fail) as store:
-        assert [one.body for one in Inbox(store).waiting(9)] == [b"{}"]
-        assert not Inbox(store).accept(b"{}", key="k", now_unix_ns=2)
-
-
 def test_of_alerts_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "MAX_EPISODES", 3)
     heard = Heard()

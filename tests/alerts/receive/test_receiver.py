@@ -217,7 +217,7 @@ def test_lines_that_nobody_takes_hold_up_nobody(monkeypatch: pytest.MonkeyPatch)
         written.append(line)
 
     # given somebody who looks on, and stops reading
-    lines = shown_module.Shown(write)
+    lines = shown_module.LineQueue(write)
     for number in range(100):
         lines(str(number))
     lines.close()
@@ -228,7 +228,7 @@ def test_lines_that_nobody_takes_hold_up_nobody(monkeypatch: pytest.MonkeyPatch)
     lines.close()
     kept = [line for line in written if line.isdecimal()]
     assert kept == [str(number) for number in range(len(kept))]
-    assert f"… {100 - len(kept)} lines were lost: they came faster than they could be shown" in written
+    assert any(line.startswith(f"… {100 - len(kept)} lines were dropped") for line in written)
 
 
 SHORT_DEADLINES = (
@@ -316,7 +316,7 @@ def test_it_accepts_what_it_cannot_show(serving: tuple[subprocess.Popen[str], st
 def test_it_does_not_listen_to_others_unless_told(cli: Callable[..., Any], address: str) -> None:
     done = cli("alerts", "serve", "--listen", address)
     assert done.returncode == 2
-    assert "say in [receive] of --config who may" in done.stderr
+    assert "[receive] of --config" in done.stderr
 
 
 def test_a_port_in_use_is_one_clear_line(cli: Callable[..., Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from rankscope.alerts.receive import app as app_module
 from rankscope.alerts.receive.app import MAX_BODIES_BYTES, MAX_BODY_BYTES, ReceiverApp
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.notification import MAX_ALERTS
+from rankscope.alerts.receive.server import receiver_endpoint
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.store.database import Store
+from rankscope.base.http_server import Server
 
 
 @pytest.fixture
@@ -136,6 +139,32 @@ def test_refusals_for_one_reason_are_reported_together(
     asyncio.run(post_all())
     assert all(fact in reports[0] for fact in ("400", "not_understood"))
     assert all(fact in reports[1] for fact in ("4 more", "not_understood"))
+
+
+def test_senders_that_are_cut_off_for_others_are_counted_and_logged_once_per_burst(client: Client, reports: list[str]) -> None:
+    def counted() -> str:
+        return client.app._counters.page().decode()
+
+    metric = 'rankscope_receiver_refused_total{{reason="evicted"}} {}'
+    assert metric.format(0) in counted()
+
+    async def serve() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            server = Server([receiver_endpoint(client.app, sock)], max_connections=2)
+            server.start()
+            senders = []
+            for _ in range(5):
+                senders.append(await asyncio.open_connection(*sock.getsockname()))
+                senders[-1][1].write(b"POST /webhook HTTP/1.1\r\n")
+                await asyncio.sleep(0)
+            await until(lambda: metric.format(3) in counted())
+            await server.stop()
+            for _, writer in senders:
+                writer.close()
+
+    asyncio.run(serve())
+    [line] = reports
+    assert all(fact in line for fact in ("127.0.0.1", "evicted"))
 
 
 @pytest.mark.parametrize(

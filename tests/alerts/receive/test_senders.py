@@ -19,7 +19,7 @@ from rankscope.alerts.receive import authentication
 from rankscope.alerts.receive.app import ReceiverApp
 from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.receive.setup import ways
+from rankscope.alerts.receive.setup import load_credentials
 from rankscope.base.errors import InputError
 
 BODY = msgspec.json.encode(PAYLOAD)
@@ -32,8 +32,8 @@ class Asked:
     def __init__(self, folder: Path, inbox: Inbox, **receive: Any) -> None:
         self.said: list[str] = []
         section = msgspec.convert(receive, ReceiveSection)
-        self.ways = ways(section, folder=folder, report=self.said.append)
-        self.client = Client(ReceiverApp(inbox, show=lambda _: None, report=self.said.append, ways=self.ways))
+        self.credentials = load_credentials(section, folder=folder, report=self.said.append)
+        self.client = Client(ReceiverApp(inbox, show=lambda _: None, report=self.said.append, credentials=self.credentials))
 
     def post(self, headers: dict[str, str], body: bytes = BODY) -> int:
         return self.client.request("POST", "/webhook", body, headers).status_code
@@ -155,7 +155,7 @@ def test_a_secret_that_is_none_is_an_error_at_the_start(tmp_path: Path, receive:
     (tmp_path / "short").write_text("whsec_c2hvcnQ=")
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(InputError, match=why) as caught:
-        ways(msgspec.convert(receive, ReceiveSection), folder=tmp_path, report=lambda _: None)
+        load_credentials(msgspec.convert(receive, ReceiveSection), folder=tmp_path, report=lambda _: None)
     assert "c2hvcnQ" not in str(caught.value)
 
 
@@ -196,7 +196,7 @@ def test_who_guesses_is_not_heard_for_a_while_and_told_to_come_again(
         grafana_secrets=[{"file": "token"}, *long],
     )
     monkeypatch.setattr(proxied.client.app, "_failures", failures)
-    assert proxied.ways.guessable == [str(tmp_path / "token")]
+    assert proxied.credentials.guessable == [str(tmp_path / "token")]
     heard = (bearer("r" * 24), basic(f"am:{'r' * 24}"), signed(NEW), grafana(b"r" * 24))
     assert [proxied.post(headers) for headers in heard] == [200] * 4
     guessed: tuple[dict[str, str], ...] = (

@@ -57,7 +57,7 @@ def test_what_is_not_known_is_not_made_up() -> None:
     assert (told.name, told.meaning, told.action, told.source) == (None, None, None, None)
     assert (told.alert, told.drain) == ("GpuXidRepeated", False)
     text = explain_text(explain(["9999"]))
-    assert "not known here" in text
+    assert "unknown" in text
     assert SOURCE.url in text
 
 

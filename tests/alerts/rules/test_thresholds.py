@@ -11,7 +11,15 @@ import pytest
 import yaml
 
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.alerts.rules.thresholds import DEFAULTS, SEVERITIES, SHARED, default_text, duration_seconds, in_words, thresholds
+from rankscope.alerts.rules.thresholds import (
+    DEFAULTS,
+    SEVERITIES,
+    SHARED,
+    default_text,
+    duration_seconds,
+    duration_text,
+    thresholds,
+)
 from rankscope.base.errors import InputError
 
 
@@ -142,11 +150,11 @@ def test_without_a_price_there_is_no_cost(written: Callable[[str], Path]) -> Non
         ("[GpuXidRepeated]\nbursts = 2.5\n", "[GpuXidRepeated] bursts: 2.5 is not a whole number"),
         ('[price]\ncurrency = "\\""\n', "[price] currency: "),
         ('[price]\nper_gpu_hour = "2.5"\n', "[price] per_gpu_hour: '2.5' is not a number"),
-        ('for = "5m"\n', "for: stands in no table"),
-        ('[[GpuDown]]\nfor = "5m"\n', "GpuDown: stands in no table"),
+        ('for = "5m"\n', "for: not in a table"),
+        ('[[GpuDown]]\nfor = "5m"\n', "GpuDown: not in a table"),
         ("[GpuDown\n", "not TOML: "),
         (b"\xff\xfe", "not UTF-8"),
-        (b"#" * (2 << 20), "more than 1 MiB"),
+        (b"#" * (2 << 20), "larger than 1 MiB"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_file_and_setting(
@@ -177,7 +185,7 @@ def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_durations_are_told_in_words(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+    assert duration_text(seconds) == words
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.store.database import Store, StoreError, read_only
 from rankscope.alerts.store.folders import STORE_FILE
-from rankscope.alerts.watch.ledger import Ledger
-from rankscope.alerts.watch.state import load_ledger, read_entries, save_ledger
+from rankscope.alerts.watch.ledger import Ledger, load_ledger, read_entries, save_ledger
 from rankscope.base.errors import InputError
 
 
@@ -31,7 +30,7 @@ def filled(folder: Path) -> Store:
     store = Store(folder, report=pytest.fail)
     Inbox(store).accept(b"{}", key="k", now_unix_ns=1)
     Outbox(store).put(about(*(notice(rank, run=str(rank)) for rank in range(20))))
-    save_ledger(store, Ledger(alive=["/runs/one"]))
+    save_ledger(store, Ledger(active=["/runs/one"]))
     return store
 
 
@@ -45,7 +44,7 @@ def test_all_parts_share_one_file_for_its_owner_only(folder: Path) -> None:
     with Store(folder, report=pytest.fail) as again:
         assert len(Inbox(again).waiting(9)) == 1
         assert Outbox(again).counts() == {("hook", "waiting"): 20}
-        assert load_ledger(again).alive == ["/runs/one"]
+        assert load_ledger(again).active == ["/runs/one"]
 
 
 def test_one_holder_at_a_time(folder: Path) -> None:
@@ -75,9 +74,9 @@ def test_an_inner_transaction_is_part_of_the_outer_one(folder: Path) -> None:
 
 def test_queries_of_other_threads_do_not_wait_for_a_transaction(folder: Path) -> None:
     with filled(folder) as store, store.transaction() as database, ThreadPoolExecutor(1) as other:
-        database.execute("DELETE FROM alive")
-        assert other.submit(store.query, "SELECT run FROM alive").result(120) == [("/runs/one",)]
-        assert store.query("SELECT run FROM alive") == []
+        database.execute("DELETE FROM active_runs")
+        assert other.submit(store.query, "SELECT run FROM active_runs").result(120) == [("/runs/one",)]
+        assert store.query("SELECT run FROM active_runs") == []
 
 
 def test_a_newer_version_is_refused_and_left_as_it_is(folder: Path) -> None:
@@ -144,23 +143,23 @@ def test_a_damaged_file_is_set_aside_and_reported_once(folder: Path, damage: str
 def test_a_full_disk_is_one_line_and_changes_nothing(folder: Path) -> None:
     with filled(folder) as store, disk_with_room_for(20_000):
         with pytest.raises(StoreError, match=f"{STORE_FILE}: cannot be used") as caught:
-            save_ledger(store, Ledger(alive=["x" * 100_000]))
+            save_ledger(store, Ledger(active=["x" * 100_000]))
         assert "\n" not in str(caught.value)
-        assert load_ledger(store).alive == ["/runs/one"]
+        assert load_ledger(store).active == ["/runs/one"]
 
 
 def test_readers_see_a_live_watcher_and_a_finished_one(folder: Path) -> None:
     with filled(folder) as store:
         with store.transaction(), read_only(folder) as database:
             assert database is not None
-            assert database.execute("SELECT run FROM alive").fetchall() == [("/runs/one",)]
+            assert database.execute("SELECT run FROM active_runs").fetchall() == [("/runs/one",)]
         assert store.hold()
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     with read_only(folder) as database:
         assert database is not None
-        assert database.execute("SELECT run FROM alive").fetchall() == [("/runs/one",)]
+        assert database.execute("SELECT run FROM active_runs").fetchall() == [("/runs/one",)]
         with pytest.raises(sqlite3.OperationalError):
-            database.execute("DELETE FROM alive")
+            database.execute("DELETE FROM active_runs")
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 

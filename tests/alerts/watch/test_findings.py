@@ -96,14 +96,6 @@ def test_evidence_is_said_in_units_that_people_use(name: str, value: float, unit
     assert reading(Evidence(name=name, value=value, unit=unit)) == said
 
 
-def test_a_probability_is_written_as_one(make_analysis: Callable[..., Analysis]) -> None:
-    analysis = make_analysis(2)
-    evidence = [Evidence(name="p_value", value=0.0004998, unit="probability", detail="permutation test")]
-    finding = msgspec.structs.replace(analysis.findings[0], evidence=evidence)
-    [found] = candidates(msgspec.structs.replace(analysis, findings=[finding]))
-    assert found.alert.annotations["evidence"] == "p = 0.0005 (permutation test)"
-
-
 @pytest.mark.parametrize("kind", ["balanced", "compute_bound", "pipeline_bubble"])
 def test_findings_about_the_job_as_a_whole_wake_nobody(make_analysis: Callable[..., Analysis], kind: str) -> None:
     analysis = make_analysis(2)

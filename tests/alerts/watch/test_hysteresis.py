@@ -23,17 +23,6 @@ def follow(history: list[bool], policy: Policy) -> list[Track | None]:
     return tracks
 
 
-def test_three_in_a_row_fire_and_three_without_resolve() -> None:
-    tracks = follow([True, True, True, False, False, True, False, False, False], Policy(3, 3))
-    states = [track.state if track else None for track in tracks]
-    assert states == ["pending", "pending", "firing", "firing", "firing", "firing", "firing", "firing", "resolved"]
-
-
-def test_alternating_evidence_never_fires() -> None:
-    tracks = follow([True, True, False] * 10, Policy(3, 3))
-    assert {track.state for track in tracks if track} == {"pending"}
-
-
 @given(histories, policies)
 def test_it_starts_to_fire_only_after_enough_consecutive_findings(history: list[bool], policy: Policy) -> None:
     tracks = [None, *follow(history, policy)]

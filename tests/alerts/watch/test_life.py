@@ -17,7 +17,7 @@ from rankscope.alerts.watch.dumps import AGAIN_S, WAIT_S
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.alerts.watch.life import Patience
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
-from rankscope.alerts.watch.watcher import CRASH_TOLD_S, FORGET_AFTER_S, FORGET_LIFE_AFTER_S
+from rankscope.alerts.watch.watcher import CRASH_FIRING_S, FORGET_AFTER_S, FORGET_LIFE_AFTER_S
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import attempt_dir, control_dir, flight_dir, rank_dir
@@ -360,7 +360,7 @@ def test_a_run_that_may_not_be_written_to_is_told_of_without_dumps(world: Callab
     let_pass(watched, 20, run)
     let_pass(watched, 2 * PATIENCE_S)
     assert watched.firing() == ["TrainingHang"]
-    assert len([line for line in watched.reports if "no dumps could be asked for" in line]) == 1
+    assert len([line for line in watched.reports if "dumps cannot be requested" in line]) == 1
 
 
 # The end -----------------------------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(
     heard = [(one.alert.labels["alertname"], one.ends_at_unix_ns is not None) for call in watched.receiver.calls for one in call]
     assert heard == [("TrainingStraggler", False), ("TrainingCrashed", False), ("TrainingStraggler", True)]
     assert watched.receiver.calls[-1][0].alert.annotations["ended_because"] == "the run ended early"
-    let_pass(watched, CRASH_TOLD_S)
+    let_pass(watched, CRASH_FIRING_S)
     assert watched.firing() == []
     assert watched.events[-1].annotations["ended_because"].endswith("10 min")
     # Whoever is told of changes only is not told that it is mended

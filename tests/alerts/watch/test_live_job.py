@@ -12,14 +12,14 @@ import pytest
 from tests.watched_job import QUICK, Watch, training
 
 from rankscope.alerts.store.database import Store
-from rankscope.alerts.watch.state import load_ledger
+from rankscope.alerts.watch.ledger import load_ledger
 from rankscope.runs.reader import RunReader
 
 
 def alive(state: Path) -> list[str]:
     """Runs that the watcher has seen making steps."""
     with Store(state) as store:
-        return load_ledger(store).alive
+        return load_ledger(store).active
 
 
 @pytest.mark.slow

@@ -14,9 +14,8 @@ from tests.step_files import append
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.following import Following
-from rankscope.alerts.watch.ledger import Ledger
+from rankscope.alerts.watch.ledger import Ledger, load_ledger, read_entries, save_ledger
 from rankscope.alerts.watch.runs import RESTART_GRACE_S, SHOWN, Glance, Glances
-from rankscope.alerts.watch.state import load_ledger, read_entries, save_ledger
 from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result import Analysis
 from rankscope.base.errors import InputError
@@ -238,7 +237,7 @@ def test_an_analysis_that_fails_is_reported_once_and_changes_nothing(
         assert not world.evaluate(error)
     assert world.evaluate(error)
     assert told.heard == [("firing", "2"), ("resolved", "2")]
-    assert world.watcher.troubled
+    assert world.watcher.has_problems
 
 
 def test_a_final_evaluation_that_fails_is_made_again(make_run: Any, make_analysis: Any, told: Told) -> None:
@@ -249,7 +248,7 @@ def test_a_final_evaluation_that_fails_is_made_again(make_run: Any, make_analysi
     assert not world.evaluate(InputError("x/steps.npy", "Stale file handle"))
     assert world.evaluate(make_analysis(2))
     assert told.heard == [("firing", "2"), ("resolved", "2")]
-    assert not world.watcher.troubled
+    assert not world.watcher.has_problems
 
 
 def test_a_run_whose_evaluations_failed_until_its_end_is_no_history(make_run: Any, make_analysis: Any, told: Told) -> None:
@@ -303,7 +302,7 @@ def test_a_run_that_vanishes_is_reported_and_forgotten_after_a_while(make_run: A
     world.now_s += FORGET_AFTER_S
     world.evaluate(make_analysis(run_id="other-1"), other)
     assert ("resolved", "2") in told.heard
-    assert any(str(run.path) in line and "nothing new from the run for 60 min" in line for line in world.reports)
+    assert any(str(run.path) in line and "no new record for 60 min" in line for line in world.reports)
 
 
 def test_a_followed_run_whose_folder_vanishes_is_waited_for(make_run: Any, make_analysis: Any, told: Told) -> None:
@@ -319,7 +318,7 @@ def test_a_followed_run_whose_folder_vanishes_is_waited_for(make_run: Any, make_
     run.end()
     assert world.evaluate()
     assert told.heard == [("firing", "2"), ("resolved", "2")]
-    assert world.reports[1:] == [f"{run.path}: there again"]
+    assert world.reports[1:] == [f"{run.path}: readable again"]
 
 
 def test_in_a_folder_of_runs_an_unreadable_one_costs_only_itself(make_run: Any, make_analysis: Any, told: Told) -> None:
@@ -376,7 +375,7 @@ def test_findings_that_cannot_be_written_are_mentioned_once_and_alerts_go_out(
 def test_a_ledger_of_another_version_is_an_error_naming_the_file(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         with store.transaction() as database:
-            database.execute("INSERT INTO followed (entry) VALUES (?)", (b'{"run": 7}',))
+            database.execute("INSERT INTO alerts (entry) VALUES (?)", (b'{"run": 7}',))
         with pytest.raises(InputError, match=STORE_FILE):
             load_ledger(store)
         with pytest.raises(InputError, match=STORE_FILE):
@@ -408,7 +407,7 @@ def test_ranks_that_cannot_be_read_cost_nobody_else_and_are_told_once(make_run: 
     assert told.heard == [("firing", "2")]
     [report] = world.reports
     assert report.startswith(f"{folder}: Not a directory")
-    assert not world.watcher.troubled
+    assert not world.watcher.has_problems
 
 
 def test_of_many_files_that_cannot_be_read_some_are_named(make_run: Any, make_analysis: Any, told: Told) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from rankscope.alerts.watch.page import STUCK_AFTER_S, Watched, WatcherPage
+from rankscope.alerts.watch.page import STUCK_AFTER_S, Evaluation, WatcherPage
 from rankscope.base.errors import InputError
 
 FINISHED = "\nrankscope_watcher_finished 1\n"
-SEEN = Watched(runs=3, firing=1, troubles=0, untold=2)
+SEEN = Evaluation(runs=3, firing=1, problems=0, undelivered=2)
 
 
 def test_the_last_evaluation_is_served_and_one_that_is_long_ago_is_no_health() -> None:
@@ -32,8 +32,8 @@ def test_the_last_evaluation_is_served_and_one_that_is_long_ago_is_no_health() -
         assert lines == [
             "rankscope_watcher_runs 3",
             "rankscope_watcher_alerts_firing 1",
-            "rankscope_watcher_troubles 0",
-            "rankscope_watcher_untold_receivers 2",
+            "rankscope_watcher_problems 0",
+            "rankscope_watcher_undelivered_receivers 2",
             "rankscope_watcher_finished 0",
             "rankscope_watcher_evaluated_timestamp_seconds 1700000100.000",
         ]

@@ -14,7 +14,7 @@ from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.output import Event
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.ledger import Ledger, Policy
-from rankscope.alerts.watch.past import StepPast
+from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.watcher import Options, Watcher
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.rank_columns import RankColumns

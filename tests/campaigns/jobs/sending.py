@@ -9,7 +9,7 @@ from pathlib import Path
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
-from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import Store
 
 

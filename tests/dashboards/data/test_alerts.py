@@ -1,4 +1,4 @@
-"""Alerts from the watcher's files and from a Prometheus, each of them once."""
+"""Alerts of the dashboard, from the watcher's files."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rankscope.alerts.alert import Alert, fingerprint
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE, watcher_state
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
-from rankscope.alerts.watch.ledger import Entry, Ledger, Track
-from rankscope.alerts.watch.state import save_ledger
+from rankscope.alerts.watch.ledger import Entry, Ledger, Track, save_ledger
 from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, alert_record
-from rankscope.dashboards.data.alerts import about_run, alerts_of, merged
+from rankscope.dashboards.data.alerts import about_run, alerts_of
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.runs.paths import findings_file
 
@@ -68,7 +65,7 @@ def test_what_the_watcher_wrote_is_one_alert_from_beginning_to_end(run: RunSumma
     assert (before.name, before.severity, before.run_id, before.rank) == ("TrainingStraggler", "warning", "run-1", 2)
     assert (before.summary, before.description) == ("Rank 2 is slow.", "imposed wait 39 ms")
     assert (before.evidence, before.runbook_url) == ("/run/run-1?rank=2", "https://wiki/T.md")
-    assert before.tellers == ("watcher",)
+    assert before.source == "watcher"
 
 
 def test_an_alert_of_a_run_that_is_over_and_that_nobody_ended_is_not_said_to_fire(run: RunSummary) -> None:
@@ -114,10 +111,10 @@ def test_damaged_lines_are_left_out_and_what_cannot_be_read_is_said(run: RunSumm
     state.parent.mkdir(parents=True)
     state.write_text("no ledger")
 
-    told = found(run)
+    result = found(run)
 
-    assert [alert.state for alert in told.alerts] == ["firing"]
-    [problem] = told.problems
+    assert [alert.state for alert in result.alerts] == ["firing"]
+    [problem] = result.problems
     assert problem.startswith(f"{state}: not a store")
     assert state.read_text() == "no ledger"
 
@@ -125,10 +122,10 @@ def test_damaged_lines_are_left_out_and_what_cannot_be_read_is_said(run: RunSumm
 def test_a_folder_in_place_of_the_findings_is_a_problem_and_no_more(run: RunSummary) -> None:
     findings_file(Path(run.path)).mkdir()
 
-    told = found(run)
+    result = found(run)
 
-    assert told.alerts == []
-    assert told.problems == [f"{findings_file(Path(run.path))}: Is a directory"]
+    assert result.alerts == []
+    assert result.problems == [f"{findings_file(Path(run.path))}: Is a directory"]
 
 
 def test_only_what_falls_into_the_time_is_told(run: RunSummary) -> None:
@@ -141,19 +138,19 @@ def test_only_what_falls_into_the_time_is_told(run: RunSummary) -> None:
 
 @pytest.mark.parametrize("address", ["javascript:alert(1)", "runbooks/T.md", "//evil", "http://[", "data:text/html,x"])
 def test_a_runbook_that_is_no_web_page_is_not_linked(address: str) -> None:
-    record = alert_record(LABELS, {"runbook_url": address}, state="firing", started_unix_ns=AT, teller="watcher")
+    record = alert_record(LABELS, {"runbook_url": address}, state="firing", started_unix_ns=AT, source="watcher")
 
     assert record.runbook_url is None
 
 
 @pytest.mark.parametrize("rank", ["-1", "²", "99999999", "x", ""])
 def test_a_rank_that_is_none_is_none(rank: str) -> None:
-    assert alert_record({**LABELS, "rank": rank}, {}, state="firing", started_unix_ns=AT, teller="watcher").rank is None
+    assert alert_record({**LABELS, "rank": rank}, {}, state="firing", started_unix_ns=AT, source="watcher").rank is None
 
 
 def test_a_run_is_told_of_its_own_alerts_and_of_those_of_its_hardware() -> None:
     def about(**labels: str) -> AlertRecord:
-        return alert_record({"alertname": "X", **labels}, {}, state="firing", started_unix_ns=AT, teller="prometheus")
+        return alert_record({"alertname": "X", **labels}, {}, state="firing", started_unix_ns=AT, source="prometheus")
 
     mine = [
         about(run_id="run-1", host="far"),
@@ -168,61 +165,24 @@ def test_a_run_is_told_of_its_own_alerts_and_of_those_of_its_hardware() -> None:
     assert shown == AlertsFound(mine, ["p"])
 
 
-def told(teller: Any, start: int, end: int | None, summary: str = "", state: Any = None, **labels: str) -> AlertRecord:
-    return alert_record(
-        {**LABELS, **labels},
-        {"summary": summary},
-        state=state or ("firing" if end is None else "resolved"),
-        started_unix_ns=AT + start * SECOND,
-        ended_unix_ns=None if end is None else AT + end * SECOND,
-        teller=teller,
-    )
-
-
-def test_the_same_alert_of_both_is_one_with_the_watchers_words() -> None:
-    [alert] = merged([told("prometheus", 300, 900, "coarse", gpu_uuid="GPU-1"), told("watcher", 10, 590, "with the cause")])
-
-    assert (alert.started_unix_ns, alert.ended_unix_ns) == (AT + 10 * SECOND, AT + 900 * SECOND)
-    assert (alert.summary, set(alert.tellers)) == ("with the cause", {"watcher", "prometheus"})
-    assert alert.labels["gpu_uuid"] == "GPU-1"
-
-
-def test_as_long_as_one_says_that_it_fires_it_does() -> None:
-    [alert] = merged([told("watcher", 0, 100), told("prometheus", 50, None)])
-
-    assert (alert.state, alert.ended_unix_ns) == ("firing", None)
-
-
-def test_who_has_seen_the_end_knows_better_than_who_was_gone() -> None:
-    [alert] = merged([told("watcher", 0, None, state="lost"), told("prometheus", 50, 100)])
-
-    assert (alert.state, alert.ended_unix_ns) == ("resolved", AT + 100 * SECOND)
-
-
-def test_two_alerts_of_one_teller_are_two_and_so_are_those_of_two_ranks() -> None:
-    assert len(merged([told("watcher", 0, 100), told("watcher", 110, 200)])) == 2
-    assert len(merged([told("watcher", 0, 100), told("prometheus", 0, 100, rank="3")])) == 2
-    assert len(merged([told("watcher", 0, 100), told("prometheus", 1000, 1100)])) == 2
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["watcher", "prometheus"]), st.integers(0, 2000), st.none() | st.integers(1, 500)), max_size=8
-    )
-)
-def test_nothing_that_was_told_is_lost(alerts: list[tuple[str, int, int | None]]) -> None:
-    given_ = [told(teller, start, None if length is None else start + length) for teller, start, length in alerts]
-
-    once = merged(given_)
-
-    assert len(once) <= len(given_)
-    for alert in given_:
-        assert any(
-            one.started_unix_ns <= alert.started_unix_ns
-            and (one.ended_unix_ns is None or (alert.ended_unix_ns is not None and alert.ended_unix_ns <= one.ended_unix_ns))
-            and set(alert.tellers) <= set(one.tellers)
-            for one in once
+def test_an_alert_that_fires_is_shown_once_though_two_watchers_follow_it(run: RunSummary) -> None:
+    # Given the line in the run and the states of the watchers of the run and of its folder
+    root = Path(run.path).parent
+    finding(run, "firing", 0, summary="Rank 2 is slow.")
+    for watched in (root, Path(run.path)):
+        entry = Entry(
+            run=run.path,
+            fingerprint=fingerprint(LABELS),
+            alert=Alert(labels=LABELS, annotations={}),
+            track=Track("firing"),
+            starts_at_unix_ns=AT,
         )
+        with Store(watcher_state(watched)) as store:
+            save_ledger(store, Ledger(entries=[entry]))
+
+    [alert] = found(run, root=root).alerts
+
+    assert (alert.state, alert.summary, alert.started_unix_ns) == ("firing", "Rank 2 is slow.", AT)
 
 
 def test_records_can_be_told_to_a_program(run: RunSummary) -> None:

@@ -274,7 +274,7 @@ def test_no_message_has_a_secret(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(None, "No such file"), (b"", "empty"), (b"a\nb", "on one line"), (b"\xff", "not text")]
+    ("content", "says"), [(None, "No such file"), (b"", "empty"), (b"a\nb", "one line"), (b"\xff", "not text")]
 )
 def test_a_token_that_cannot_be_used_is_said_before_anybody_is_asked(
     hostile: Hostile, tmp_path: Path, content: bytes | None, says: str

@@ -19,7 +19,6 @@ from tests.exporter.fake_driver import uuid_of
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.thresholds import thresholds
 
-build_fake_nvml = exporter.build_fake_nvml
 fake_nvml_library = exporter.fake_nvml_library
 start_exporter = exporter.start_exporter
 

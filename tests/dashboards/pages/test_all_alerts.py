@@ -49,7 +49,7 @@ def alert(state: Any = "resolved", start_ns: int = AT, end_ns: int | None = AT +
         state=state,
         started_unix_ns=start_ns,
         ended_unix_ns=end_ns,
-        teller="watcher",
+        source="watcher",
     )
 
 
@@ -79,7 +79,7 @@ def test_a_row_has_what_is_known_and_leaves_out_what_is_not() -> None:
     known = alert_row(
         replace(alert(gpu_uuid="GPU-1"), evidence="/run/run-1?rank=2"), {"run-1": "bert"}, now_unix_ns=AT + 9 * MINUTE
     )
-    unknown = alert_row(alert_record({}, {}, state="lost", started_unix_ns=AT, teller="prometheus"), {}, now_unix_ns=AT)
+    unknown = alert_row(alert_record({}, {}, state="lost", started_unix_ns=AT, source="prometheus"), {}, now_unix_ns=AT)
 
     assert known | {"id": ""} == {
         "id": "",

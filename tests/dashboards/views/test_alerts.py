@@ -28,7 +28,7 @@ def alert(
         state=state,
         started_unix_ns=AT + start * SECOND,
         ended_unix_ns=None if end is None else AT + end * SECOND,
-        teller="watcher",
+        source="watcher",
     )
 
 
@@ -76,7 +76,7 @@ def test_what_alerts_say_comes_after_what_is_missing_and_with_the_runbook(run: R
 
     assert "Prometheus: gone" in text
     assert text.index("Prometheus: gone") < text.index("It is slow.")
-    assert "told by the watcher" in text
+    assert "by the watcher" in text
     assert "Markdown" in text  # nobody serves the runbook, so the page has it
 
 

@@ -206,7 +206,7 @@ def test_the_inventory_of_another_version_is_left_alone_and_a_damaged_one_put_as
     assert fleet.state()["inventory_durable"] is False
     fleet.stop()
     assert json.loads(file.read_text())["schema"] == "rankscope.gpus/2"
-    assert len(fleet.lines("another version's")) == 1
+    assert len(fleet.lines("another version")) == 1
 
     file.write_text('{"gpus": [')
     fleet = start_fleet(state_dir=str(state_dir))
@@ -258,4 +258,4 @@ def test_a_state_folder_that_cannot_be_written_is_logged_once_and_harms_no_gpu(
 
     fleet.until_up(ZERO, ONE)
     fleet.until_sampled(ZERO, 0.5)
-    assert len(fleet.lines("cannot write") + fleet.lines("cannot read")) == 1
+    assert len(fleet.lines(str(tmp_path / "file"))) == 1

@@ -26,8 +26,6 @@ from tests.exporter.jobs.job_node import (
     value_of,
 )
 
-from rankscope.exporter.errors import ExporterMissingError
-from rankscope.exporter.jobs import kubelet
 from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.jobs.join import claims_of
 from rankscope.exporter.jobs.party import Device, Hold, Identity
@@ -264,14 +262,6 @@ def test_a_source_that_hangs_or_fails_costs_what_it_alone_knows(node: Callable[.
             asked = {one.labels[0][1]: one.value for one in series if one.metric == "rankscope_exporter_jobs_source_ok"}
             assert asked == {"slurm": 1, "kubelet": 0}
         released.set()
-
-
-def test_a_named_kubelet_needs_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(kubelet, "find_spec", lambda name: None)
-
-    JobsCollector(slurm_dir=tmp_path)
-    with pytest.raises(ExporterMissingError):
-        JobsCollector(podresources_socket=tmp_path / "kubelet.sock")
 
 
 JOIN = "gpu_temperature_celsius * on (uuid) group_left (job_id, user, rank, run_id) gpu_job_info"

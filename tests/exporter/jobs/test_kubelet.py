@@ -73,7 +73,7 @@ def fake(process: FakeKubelet) -> FakeKubelet:
 
 @pytest.fixture
 def kubelet(fake: FakeKubelet) -> Iterator[Kubelet]:
-    kubelet = Kubelet(fake.socket, asked_for=True)
+    kubelet = Kubelet(fake.socket, explicit=True)
     yield kubelet
     kubelet.close()
 
@@ -157,7 +157,7 @@ def test_a_kubelet_that_restarts_is_found_again(fake: FakeKubelet, kubelet: Kube
 
 def test_a_socket_that_comes_and_goes_is_believed_as_long_when_nobody_asked_for_it(fake: FakeKubelet) -> None:
     fake.says(pods=[["ml", "a", {"train": {"nvidia.com/gpu": [GPU]}}]])
-    kubelet = Kubelet(fake.socket, asked_for=False)
+    kubelet = Kubelet(fake.socket, explicit=False)
     source = HoldSource("kubelet", kubelet.read)
     first = source.read(0.0)
 
@@ -200,24 +200,24 @@ def test_a_socket_where_nobody_answers(tmp_path: Path, monkeypatch: pytest.Monke
         silent.bind(f"{folder}/kubelet.sock")
         silent.listen()
         with pytest.raises(KubeletError, match=r"deadline_exceeded|unavailable"):
-            Kubelet(Path(folder) / "kubelet.sock", asked_for=False).read()
+            Kubelet(Path(folder) / "kubelet.sock", explicit=False).read()
     (tmp_path / "file").touch()
     with pytest.raises(KubeletError, match="not a socket"):
-        Kubelet(tmp_path / "file", asked_for=False).read()
+        Kubelet(tmp_path / "file", explicit=False).read()
 
 
 def test_without_a_kubelet_nothing_is_known_and_a_named_one_is_missed(tmp_path: Path) -> None:
-    assert Kubelet(tmp_path / "kubelet.sock", asked_for=False).read() is None
+    assert Kubelet(tmp_path / "kubelet.sock", explicit=False).read() is None
     with pytest.raises(KubeletError, match="there is none"):
-        Kubelet(tmp_path / "kubelet.sock", asked_for=True).read()
+        Kubelet(tmp_path / "kubelet.sock", explicit=True).read()
 
 
 def test_without_grpc_nothing_is_known_unless_it_is_asked_for(fake: FakeKubelet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubelet_module, "find_spec", lambda name: None)
 
-    assert Kubelet(fake.socket, asked_for=False).read() is None
+    assert Kubelet(fake.socket, explicit=False).read() is None
     with pytest.raises(ExporterMissingError, match=r"pip install 'rankscope\[kubernetes\]'"):
-        Kubelet(fake.socket, asked_for=True)
+        Kubelet(fake.socket, explicit=True)
 
 
 @pytest.mark.parametrize("missing", ["grpc", "google", "google.protobuf"])
@@ -233,9 +233,9 @@ from pathlib import Path
 from rankscope.exporter.errors import ExporterMissingError
 from rankscope.exporter.jobs.kubelet import Kubelet
 socket = Path(sys.argv[1])
-print(Kubelet(socket, asked_for=False).read())
+print(Kubelet(socket, explicit=False).read())
 try:
-    Kubelet(socket, asked_for=True)
+    Kubelet(socket, explicit=True)
 except ExporterMissingError as error:
     print(error)
 """

@@ -32,7 +32,7 @@ def script(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., subp
 
 
 def _read(folder: Path) -> SlurmFolder:
-    return SlurmFolder(folder, asked_for=False)
+    return SlurmFolder(folder, explicit=False)
 
 
 def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_folder_of_somebody_else_is_trusted_when_it_was_named(tmp_path: Path) 
 
     with pytest.raises(SlurmError, match="uid 4242"):
         _read(folder).read()
-    assert len(SlurmFolder(folder, asked_for=True).read() or ()) == 1
+    assert len(SlurmFolder(folder, explicit=True).read() or ()) == 1
 
 
 def test_a_link_instead_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -231,12 +231,12 @@ def test_the_gauge_lies_within_its_bounds(fake: FakeDriver, gauge: int) -> None:
 _PASSES = """
 import sys, time
 from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
-from rankscope.exporter.nvml.asking import Asking
+from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.one_pass import Pass
 from rankscope.exporter.nvml.utilization import BusySeconds
 nvml = load_nvml()
 nvml.nvmlInit()
-ask = Asking(nvml, lambda name: None)
+ask = NvmlCalls(nvml, lambda name: None)
 ask.handle = nvml.nvmlDeviceGetHandleByIndex(0)
 busy = BusySeconds()
 for line in sys.stdin:

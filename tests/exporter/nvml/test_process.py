@@ -50,59 +50,6 @@ def test_values_follow_the_driver_and_end_while_a_gpu_is_lost(
     assert exporter.values("gpu_temperature_celsius", uuid=FIRST) == []
 
 
-def test_a_gpu_without_an_identity_is_counted(start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver) -> None:
-    fake_nvml.gpus[1]["lost"] = 1
-    fake_nvml.write()
-
-    exporter = start_exporter(env=fake_nvml.env)
-
-    assert exporter.values("rankscope_exporter_unidentified_gpus") == [1.0]
-    assert exporter.values("gpu_up") == [1.0]
-
-
-def test_unsupported_metrics_are_absent_with_the_reason(
-    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver
-) -> None:
-    first = fake_nvml.gpus[0]
-    first["power"] = "err:3"
-    first["memory_temperature"] = "err:3"  # the call succeeds, the value inside does not
-    first["utilization"] = 400
-    first["clock_memory"] = "err:999"
-    fake_nvml.write()
-
-    exporter = start_exporter(env=fake_nvml.env)
-
-    absences = {
-        (dict(labels)["metric"], dict(labels).get("series", ""), dict(labels)["reason"]): value
-        for (name, labels), value in exporter.page().items()
-        if name == "gpu_metric_absent_info" and ("uuid", FIRST) in labels
-    }
-    for absent in (
-        ("gpu_power_watts", "", "not_supported"),
-        ("gpu_memory_temperature_celsius", "", "not_supported"),
-        ("gpu_utilization_ratio", "", "implausible"),
-        ("gpu_clock_hertz", "clock=memory", "unknown"),
-    ):
-        assert absences[absent] == 1
-    for metric in ("gpu_power_watts", "gpu_memory_temperature_celsius", "gpu_utilization_ratio"):
-        assert exporter.values(metric, uuid=FIRST) == []
-        assert exporter.values(metric, uuid=SECOND) != []
-    assert exporter.values("gpu_clock_hertz", uuid=FIRST, clock="sm") == [1.71e9]
-    assert exporter.values("gpu_up", uuid=FIRST) == [1.0]
-
-
-def test_a_driver_too_old_for_a_call_costs_that_metric(
-    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver, build_fake_nvml: Callable[..., Path]
-) -> None:
-    fake_nvml.library = build_fake_nvml("-DWITHOUT_ENERGY")
-
-    exporter = start_exporter(env=fake_nvml.env)
-
-    assert exporter.values("gpu_energy_joules_total") == []
-    assert exporter.values("gpu_metric_absent_info", metric="gpu_energy_joules_total", reason="function_not_found") == [1.0, 1.0]
-    assert exporter.values("gpu_up") == [1.0, 1.0]
-
-
 def test_a_call_that_hangs_costs_that_gpu_only(start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver) -> None:
     exporter = start_exporter("--call-timeout", "0.5", env=fake_nvml.env, prelude=IMPATIENT)
     assert exporter.get("/-/ready").status == 200
@@ -151,19 +98,6 @@ def test_a_signal_before_the_first_sample_ends_it_as_well(fake_nvml: FakeDriver,
     finally:
         process.kill()
         process.communicate()
-
-
-def test_a_driver_loaded_later_is_found(start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver) -> None:
-    fake_nvml.fail("nvmlInitWithFlags", 9)
-    exporter = start_exporter(env=fake_nvml.env, prelude=IMPATIENT)
-    assert exporter.values("rankscope_exporter_collector_success", collector="gpu") == [0.0]
-    assert exporter.values("gpu_up") == []
-    assert "driver_not_loaded" in exporter.get("/-/ready").text
-
-    fake_nvml.heal()
-
-    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
-    assert exporter.stderr.count("driver_not_loaded") == 1
 
 
 def test_without_a_driver_the_exporter_stays_up(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -215,7 +213,8 @@ def test_nobody_listening_is_an_error_of_the_collector(fake: FakeDriver) -> None
 
     sample = sample_of(fake)
 
-    assert sample.errors == {"xid": "Xid events cannot be had: not_supported"}
+    assert sample.errors.keys() == {"xid"}
+    assert "not_supported" in sample.errors["xid"]
     assert fake.counts()["nvmlEventSetFree"] == fake.counts()["nvmlEventSetCreate"]
 
 
@@ -259,43 +258,3 @@ def test_a_process_is_named_as_the_kernel_names_it(fake: FakeDriver) -> None:
 
     ((pid, name),) = sample.all("gpu_process_memory_used_bytes")
     assert (pid, name) == (str(os.getpid()), Path("/proc/self/comm").read_text().strip())
-
-
-@pytest.mark.parametrize("hold_lock", [False, True])
-def test_the_fake_hangs_a_call_for_one_gpu_or_for_the_whole_process(fake: FakeDriver, *, hold_lock: bool) -> None:
-    script = """
-import pynvml, sys, threading
-pynvml.nvmlInit()
-first, second = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in (0, 1))
-hanging = threading.Thread(target=pynvml.nvmlDeviceGetPowerUsage, args=(first,), daemon=True)
-hanging.start()
-hanging.join(0.2)
-other = threading.Thread(target=pynvml.nvmlDeviceGetTemperature, args=(second, 0), daemon=True)
-other.start()
-other.join(float(sys.argv[1]))
-print(hanging.is_alive(), other.is_alive(), flush=True)
-sys.stdin.read(1)
-hanging.join()
-other.join()
-print("healed")
-"""
-    fake.hang("nvmlDeviceGetPowerUsage", gpu=0, hold_lock=hold_lock)
-    command = [sys.executable, "-c", script, "0.3" if hold_lock else "60"]
-    with subprocess.Popen(
-        command, env={**os.environ, **fake.env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"True {hold_lock}\n"
-        fake.heal()
-        process.stdin.close()
-        assert process.stdout.readline() == "healed\n"
-
-
-def test_the_fake_sees_a_change_that_is_not_announced(fake: FakeDriver) -> None:
-    fake.path.with_name(fake.path.name + ".version").unlink()
-    with opened(fake) as asked:
-        assert asked.sample().value("gpu_power_watts") == 251.25
-        fake.path.write_text(fake.path.read_text().replace("gpu0.power 251250", "gpu0.power 99000"))
-
-        assert asked.sample().value("gpu_power_watts") == 99

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import subprocess
-import threading
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator
-from http import HTTPStatus
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -404,95 +397,6 @@ def test_promtool_reads_it(page: Page, require_program: Callable[[str], str]) ->
 
     assert b"error while linting" not in checked.stderr
     assert checked.returncode in (0, 3)
-
-
-@pytest.fixture
-def served(page: Page) -> Iterator[int]:
-    """The page on a port."""
-    dcgm = DcgmPage(page)
-    dcgm.render()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body, content_type = dcgm.render()
-            self.send_response(200)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
-
-
-# What boards draw and rules ask of dcgm-exporter, and how many series of this node answer.
-QUESTIONS = {
-    'DCGM_FI_DEV_GPU_TEMP{instance=~".+", gpu=~"0|1"}': 2,
-    "avg(DCGM_FI_DEV_GPU_TEMP)": 1,
-    "sum(DCGM_FI_DEV_POWER_USAGE)": 1,
-    "DCGM_FI_DEV_SM_CLOCK * 1000000": 1,
-    "DCGM_FI_DEV_GPU_UTIL > 1": 2,
-    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE < 1": 3,
-    "sum by (Hostname, gpu) (DCGM_FI_DEV_FB_USED)": 3,
-    "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) > 0": 4,
-    "max by (Hostname, UUID, pod) (DCGM_FI_DEV_FB_FREE) < 1e6": 4,
-    "DCGM_FI_DEV_XID_ERRORS > 0": 1,
-    "DCGM_FI_DEV_XID_ERRORS == 79": 1,
-    "DCGM_FI_DEV_GPU_TEMP > 120": 0,
-    "DCGM_FI_DEV_ROW_REMAP_FAILURE > 0": 0,
-    "increase(DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS[1m]) > 0": 0,
-    "rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[1m]) / 1000": 3,
-    "rate(DCGM_FI_DEV_PCIE_REPLAY_COUNTER[1m]) > 8": 0,
-    'count by (modelName) (DCGM_FI_DEV_GPU_TEMP{Hostname="node1"})': 2,
-    'DCGM_FI_DEV_GPU_UTIL * on (UUID) group_left (pod) DCGM_FI_DEV_POWER_USAGE{exported_pod=~".*"}': 2,
-    'DCGM_FI_DEV_GPU_UTIL{pod!=""}': 1,
-}
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_boards_and_rules_written_for_dcgm_get_their_answers(
-    served: int, require_program: Callable[[str], str], free_port: Callable[[], int], tmp_path: Path
-) -> None:
-    config = tmp_path / "prometheus.yml"
-    config.write_text(
-        "global: {scrape_interval: 500ms}\n"
-        f"scrape_configs: [{{job_name: dcgm, honor_labels: true, static_configs: [{{targets: ['127.0.0.1:{served}']}}]}}]\n"
-    )
-    address = f"127.0.0.1:{free_port()}"
-    command = [require_program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
-
-    def ask(question: str) -> list[Any]:
-        url = f"http://{address}/api/v1/query?query={urllib.parse.quote(question)}"
-        try:
-            with urllib.request.urlopen(url, timeout=60) as response:
-                found: list[Any] = json.load(response)["data"]["result"]
-        except urllib.error.HTTPError as error:
-            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # it is still starting, too
-                return []
-            pytest.fail(f"{question}: {error.read().decode()}")
-        except (urllib.error.URLError, ConnectionError):  # it is still starting
-            return []
-        return found
-
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
-    try:
-        until = time.monotonic() + 120
-        while len(ask("count_over_time(DCGM_FI_DEV_GPU_TEMP[1m]) > 2")) < 3:
-            assert time.monotonic() < until, (tmp_path / "log").read_text()
-            time.sleep(0.2)
-        answers = {question: len(ask(question)) for question in QUESTIONS}
-    finally:
-        process.terminate()
-        process.wait(60)
-
-    assert answers == QUESTIONS
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
     add_MetricsServiceServicer_to_server,
 )
 from tests.exporter.pages.golden_node import A100, DIVIDED, H100, HUNG, node
-from tests.exporter.pages.otlp_page import page_of, spooled_histogram
+from tests.exporter.pages.otlp_page import page_of
 from tests.otlp_http import receiving
 
 from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
@@ -244,16 +244,6 @@ def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing:
     ]
     assert _of(found, "rankscope.rank.state", rankscope__rank="3", rankscope__state="running") == [1]
     assert not [name for name in found if "xxx" in name]
-
-
-def test_a_histogram_arrives_as_counters(http_collector: Received, pushing: Callable[[Page], OtlpPush]) -> None:
-    pushing(page_of(node(), spooled_histogram(1, 2, 0, total=9.5)))
-
-    found = points(*http_collector.wait(3)[:3])
-    buckets = {bound: _of(found, "rankscope.rank.step_duration.bucket", le=bound) for bound in ("1.0", "10.0", "+Inf")}
-    assert buckets == {"1.0": [1], "10.0": [3], "+Inf": [3]}
-    assert _of(found, "rankscope.rank.step_duration.sum", hw__id=H100, rankscope__rank="3") == [9.5]
-    assert _of(found, "rankscope.rank.step_duration.count", hw__id=H100, rankscope__rank="3") == [3]
 
 
 def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[Page], OtlpPush]) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.exporter.conftest import RunningExporter, exporters
+from tests.exporter.conftest import RunningExporter
 from tests.exporter.web.conftest import Simulated
 
 from rankscope.base.http import Request
-from rankscope.base.http_server import MAX_CONNECTIONS
 from rankscope.exporter.web.control import Control
 
 pytestmark = pytest.mark.slow  # each starts real processes
@@ -31,75 +29,12 @@ def connect(exporter: RunningExporter) -> socket.socket:
     return socket.create_connection((exporter.host, exporter.port), timeout=120)
 
 
-@pytest.fixture(scope="module")
-def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningExporter]:
-    """An exporter with short deadlines and a large page."""
-    with exporters(tmp_path_factory.mktemp("hurried")) as start:
-        yield start("--simulate", "64", prelude=SHORT_DEADLINES)
-
-
-def test_clients_that_do_not_finish_their_request_are_cut_off(hurried: RunningExporter) -> None:
-    unfinished_body = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome"
-    with contextlib.ExitStack() as stack:
-        stalled = []
-        for before in (b"", HEALTHY):
-            for sent in (b"", HALF_A_REQUEST, unfinished_body):
-                connection = stack.enter_context(connect(hurried))
-                if before:
-                    connection.sendall(before)
-                    assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-                connection.sendall(sent)
-                stalled.append(connection)
-
-        # the end of the connection, by a reset or in order, and no time-out of ours
-        for connection in stalled:
-            with contextlib.suppress(ConnectionResetError):
-                while connection.recv(4096):
-                    pass
-
-    assert hurried.get("/-/healthy").status == 200
-
-
-def test_a_client_that_does_not_read_is_cut_off(hurried: RunningExporter) -> None:
-    with connect(hurried) as connection:
-        # given a client that asks and asks without reading a page
-        with contextlib.suppress(ConnectionError):
-            for _ in range(5000):
-                connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
-
-        # then the connection ends without any further reading of ours
-        poll = select.poll()
-        poll.register(connection, select.POLLHUP | select.POLLERR)
-        assert poll.poll(120_000)
-
-    assert hurried.get("/-/healthy").status == 200
-
-
 def test_nonsense_on_the_line_gets_a_400_and_harms_no_other(simulated: Simulated) -> None:
     with connect(simulated.exporter) as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
 
     assert simulated.exporter.get("/-/healthy").status == 200
-
-
-def test_a_crowd_of_idle_and_stalled_connections_leaves_scrapers_theirs(simulated: Simulated) -> None:
-    exporter = simulated.exporter
-    scraper = exporter.connect()
-    scraper.request("GET", "/metrics")
-    assert b"gpu_up" in scraper.getresponse().read()
-    with contextlib.ExitStack() as stack:
-        for number in range(MAX_CONNECTIONS + 100):
-            connection = stack.enter_context(connect(exporter))
-            with contextlib.suppress(ConnectionError):  # displaced already
-                connection.sendall(HALF_A_REQUEST if number % 2 else b"")
-
-        # on the same connection, which none of them has displaced, and on new ones
-        scraper.request("GET", "/metrics")
-        assert b"gpu_up" in scraper.getresponse().read()
-        for _ in range(3):
-            assert exporter.values("gpu_up") == [1.0, 1.0]
-    scraper.close()
 
 
 def ask(exporter: RunningExporter, sent: bytes) -> bytes:

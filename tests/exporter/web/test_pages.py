@@ -109,8 +109,8 @@ def test_collect_chooses_collectors_and_refuses_others(simulated: Simulated) -> 
 
 def test_the_dcgm_page_beside_ours_and_on_an_address_of_its_own(simulated: Simulated) -> None:
     exporter = simulated.exporter
-    exporter.wait_until(lambda: "DCGM's names" in exporter.stderr)
-    port = re.search(r"DCGM's names are on http://127\.0\.0\.1:(\d+)/metrics", exporter.stderr)
+    exporter.wait_until(lambda: "DCGM-compatible page" in exporter.stderr)
+    port = re.search(r"the DCGM-compatible page is on http://127\.0\.0\.1:(\d+)/metrics", exporter.stderr)
     assert port is not None
 
     def get(path: str) -> tuple[int, str]:

@@ -112,6 +112,17 @@ def test_who_asks_rarely_but_regularly_finds_the_page_ready_too(play: Callable[[
     play(story)
 
 
+def test_a_scrape_that_comes_a_little_early_finds_the_page_ready_too(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        await scraped.at(0)
+        await scraped.at(5.4)
+        await scraped.news(9.4)  # 1.4 s before the next one is due
+        assert await scraped.at(10.4) == 3
+        assert scraped.made == 3
+
+    play(story)
+
+
 def test_a_page_is_made_once_however_slow_and_however_much_news_there_is(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
         await scraped.at(0)
@@ -172,5 +183,21 @@ def test_what_has_to_be_shown_at_once_is(play: Callable[[Story], None]) -> None:
         await scraped.at(0)
         scraped.pages.forget()
         assert await scraped.at(0) == 2
+
+    play(story)
+
+
+def test_a_page_taken_without_waiting_counts_as_a_request(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        assert scraped.pages.rendered("page") is None
+        await scraped.at(0)
+        await scraped.at(1)
+        for second in range(1, 5):
+            await scraped.news(second + 0.5)
+            scraped.now_s = 1000 + second + 1
+            assert scraped.pages.rendered("page") == (str(second + 2).encode(), "text/plain")
+        # too old
+        scraped.now_s += 2 * AHEAD_INTERVALS
+        assert scraped.pages.rendered("page") is None
 
     play(story)

@@ -143,46 +143,6 @@ def test_a_full_disk_costs_nothing_but_durability(
     assert node.journal.skipped_lines == 0
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount")
-def test_a_really_full_disk(tmp_path: Path) -> None:
-    script = """
-import sys
-from pathlib import Path
-from rankscope.exporter.source import GpuIdentity, XidEvent
-from rankscope.exporter.xid.journal import XidJournal
-folder = Path(sys.argv[1])
-journal = XidJournal(folder / "state", job_at=lambda uuid: None)
-filler = folder / "filler"
-with filler.open("wb", buffering=0) as file:
-    try:
-        while True:
-            file.write(bytes(4096))
-    except OSError:
-        pass
-gpu = GpuIdentity(uuid="GPU-1", index=0, model="", pci_bus_id="00000000:1a:00.0")
-for number in range(5000):
-    journal.record("GPU-1", gpu.pci_bus_id, XidEvent(float(number), 79))
-journal.flush()
-print(journal.problem)
-filler.unlink()
-journal.flush()
-print(journal.problem)
-journal.close()
-again = XidJournal(folder / "state", job_at=lambda uuid: None)
-print([one.value for one in again.series([gpu]) if ("xid", "79") in one.labels and one.metric == "gpu_xid_errors_total"])
-"""
-    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1M none "$1" && shift && exec "$@"', "sh", tmp_path]
-    done = subprocess.run(
-        [*map(str, mount), sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    if "unshare" in done.stderr or "mount:" in done.stderr:
-        pytest.skip("no file systems can be mounted here")
-
-    problem, healed, counted = done.stdout.splitlines()
-    assert os.strerror(errno.ENOSPC) in problem, done.stderr
-    assert (healed, counted) == ("None", "[5000]")
-
-
 def test_a_folder_that_cannot_be_written_is_said_once_and_heals(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     node = Node(tmp_path / "file" / "state")

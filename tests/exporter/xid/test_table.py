@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from rankscope.exporter.catalogue import BY_NAME
-from rankscope.exporter.xids import ACTIONABLE, CRITICAL, FALLEN_OFF_THE_BUS, SOURCE, SXID_SEVERITIES, XIDS
+from rankscope.exporter.xids import ACTIONABLE, CRITICAL, FALLEN_OFF_THE_BUS, SOURCE, XIDS
 
 
 def test_every_code_is_explained_and_what_asks_for_an_action_names_one() -> None:
@@ -23,7 +23,6 @@ def test_the_well_known_ones_are_where_everybody_expects_them() -> None:
     assert {48, 64, 74, 79, 94, 95, 119, 120, 140} <= set(ACTIONABLE)
     assert not {13, 31, 43, 45, 63} & set(ACTIONABLE)
     assert XIDS[FALLEN_OFF_THE_BUS].action == "reboot"
-    assert (SXID_SEVERITIES["fatal"].actionable, SXID_SEVERITIES["non_fatal"].actionable) == (True, False)
 
 
 def test_there_are_few_that_are_series_of_every_gpu() -> None:

@@ -23,7 +23,6 @@ from rankscope.profiler.settings import EXPORTER_URL, RecorderSettings
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, HardwareSample, RankInfo, RunInfo
 
-build_fake_nvml = exporter.build_fake_nvml
 fake_nvml_library = exporter.fake_nvml_library
 fake_nvml = exporter.fake_nvml
 start_exporter = exporter.start_exporter

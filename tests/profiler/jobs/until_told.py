@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -20,11 +21,14 @@ def main() -> None:
     parser.add_argument("stop", type=Path)
     parser.add_argument("--pause", type=float, default=0.003, help="seconds of each step that nobody computes in")
     parser.add_argument("--width", type=int, default=32, help="of the hidden layer: 72 bytes of gradients each")
+    parser.add_argument("--timeout", type=float, help="seconds after which a collective fails, once all ranks are there")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, args.width), nn.ReLU(), nn.Linear(args.width, 1)))
+    if args.timeout is not None:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=args.timeout))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step, enough = 0, torch.zeros(1)
     while not enough.item():

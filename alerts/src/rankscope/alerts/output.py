@@ -1,4 +1,4 @@
-"""What the watcher says on standard output: one line per event, for people or for programs."""
+"""Output of the watcher: one line per event, as text or JSON, and progress lines."""
 
 from __future__ import annotations
 
@@ -72,6 +72,11 @@ def print_line(line: str, *, err: bool = False) -> OSError | None:
         _drop_buffered(err=err)
         return error
     return None
+
+
+def report_line(line: str) -> None:
+    """Print a message on one line of standard error."""
+    print_line(f"rankscope: {one_line(' '.join(line.split()))}", err=True)
 
 
 @contextmanager

@@ -7,13 +7,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.alert import Alert, Notice, rfc3339
+from rankscope.alerts.alert import Notice, rfc3339
 
 PAYLOAD_VERSION: Final = "4"
 GROUP_LABELS: Final = ("alertname", "run_id")
 """Alerts with equal values of these labels are sent in one payload."""
 MAX_ALERTS: Final = 16
-"""Most alerts in one payload, small enough for most receivers; the rest are counted in ``truncatedAlerts``."""
+"""Most alerts in one payload, small enough for most receivers."""
 NOT_ENDED: Final = "0001-01-01T00:00:00Z"
 
 _Status = Literal["firing", "resolved"]
@@ -46,30 +46,30 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     alerts: list[PayloadAlert]
 
 
-def group_key(alert: Alert) -> str:
-    """Key of the alert's group, which never changes: ``{}:{alertname="…", run_id="…"}``."""
-    pairs = ", ".join(f"{name}={_quote(value)}" for name, value in sorted(_group_labels(alert).items()))
+def group_key(labels: dict[str, str]) -> str:
+    """Key of an alert's group, which never changes: ``{}:{alertname="…", run_id="…"}``."""
+    pairs = ", ".join(f"{name}={msgspec.json.encode(value).decode()}" for name, value in sorted(_group_labels(labels).items()))
     return f"{{}}:{{{pairs}}}"
 
 
-def build_payload(notices: Sequence[Notice], *, external_url: str = "", most_alerts: int = MAX_ALERTS) -> Payload:
-    """Build one payload from the notices of one group, firing alerts first. ``notices`` must not be empty."""
-    alerts = [_payload_alert(notice) for notice in sorted(notices, key=lambda notice: notice.ends_at_unix_ns is not None)]
+def build_payload(alerts: list[PayloadAlert], *, key: str, external_url: str = "") -> Payload:
+    """Build one payload from the alerts of one group, firing alerts first. ``alerts`` must not be empty."""
+    alerts = sorted(alerts, key=lambda alert: alert.status)
     return Payload(
         version=PAYLOAD_VERSION,
-        group_key=group_key(notices[0].alert),
-        truncated_alerts=max(0, len(alerts) - most_alerts),
-        status="firing" if alerts[0].status == "firing" else "resolved",
+        group_key=key,
+        status=alerts[0].status,
         receiver="rankscope",
-        group_labels=_group_labels(notices[0].alert),
+        group_labels=_group_labels(alerts[0].labels),
         common_labels=common([alert.labels for alert in alerts]),
         common_annotations=common([alert.annotations for alert in alerts]),
         external_url=external_url,
-        alerts=alerts[:most_alerts],
+        alerts=alerts,
     )
 
 
-def _payload_alert(notice: Notice) -> PayloadAlert:
+def payload_alert(notice: Notice) -> PayloadAlert:
+    """Convert a notice to an alert of a payload."""
     ended = notice.ends_at_unix_ns
     return PayloadAlert(
         status="firing" if ended is None else "resolved",
@@ -82,15 +82,11 @@ def _payload_alert(notice: Notice) -> PayloadAlert:
     )
 
 
-def _group_labels(alert: Alert) -> dict[str, str]:
-    return {name: alert.labels[name] for name in GROUP_LABELS if name in alert.labels}
+def _group_labels(labels: dict[str, str]) -> dict[str, str]:
+    return {name: labels[name] for name in GROUP_LABELS if name in labels}
 
 
 def common(mappings: Sequence[dict[str, str]]) -> dict[str, str]:
     """Entries that all mappings have in common. ``mappings`` must not be empty."""
     first, *others = mappings
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
-
-
-def _quote(value: str) -> str:
-    return msgspec.json.encode(value).decode()

@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.alerts.deliver.post import Deadline, plain_words, redact
+from rankscope.alerts.deliver.post import Deadline, error_text, redact
+from rankscope.alerts.deliver.signing import Secret, SecretUnavailableError
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
-from rankscope.runs.segments import open_regular
 
 TOKEN_VARIABLE: Final = "RANKSCOPE_PROMETHEUS_TOKEN"  # noqa: S105  the variable's name, not what is in it
 MAX_BYTES: Final = 64 * 2**20
@@ -37,7 +37,6 @@ _MOST_SECONDS: Final = 9.2e9
 _NUMBER: Final = re.compile(r"^\[Errno -?\d+\] ")
 _SHOWN: Final = 300
 """Most characters of the server's error text in a message."""
-_MAX_TOKEN: Final = 64 * 1024
 
 _T = TypeVar("_T")
 
@@ -141,24 +140,24 @@ class Prometheus:
     def query_range(self, expression: str, *, span_unix_ns: tuple[int, int], step_s: float) -> Answer:
         """Evaluate an expression every ``step_s``, from the first to the last moment of ``span_unix_ns``."""
         first, last = span_unix_ns
-        asked = {"query": expression, "start": _seconds(first), "end": _seconds(last), "step": f"{step_s:.3f}"}
-        return self._query("query_range", asked)
+        parameters = {"query": expression, "start": _seconds(first), "end": _seconds(last), "step": f"{step_s:.3f}"}
+        return self._query("query_range", parameters)
 
     def alerts(self) -> list[ActiveAlert]:
         """Alerts that are pending or firing now."""
-        data, _ = self._ask("GET", "alerts", {}, _Alerts)
+        data, _ = self._request("GET", "alerts", {}, _Alerts)
         return data.alerts
 
-    def _query(self, what: str, asked: dict[str, str]) -> Answer:
+    def _query(self, what: str, parameters: dict[str, str]) -> Answer:
         # Expressions may exceed the length limit of a URL.
-        data, warnings = self._ask("POST", what, asked, _Result)
+        data, warnings = self._request("POST", what, parameters, _Result)
         try:
             return Answer([_series(found) for found in data.result], warnings)
         except (ValueError, OverflowError) as error:
             raise PrometheusError(self.name, f"a value in its answer cannot be used: {one_line(str(error))[:_SHOWN]}") from error
 
-    def _ask(self, method: str, what: str, asked: dict[str, str], kind: type[_T]) -> tuple[_T, list[str]]:
-        status, body = self._exchange(method, f"{self._server.url.rstrip('/')}/api/v1/{what}", asked)
+    def _request(self, method: str, what: str, parameters: dict[str, str], kind: type[_T]) -> tuple[_T, list[str]]:
+        status, body = self._exchange(method, f"{self._server.url.rstrip('/')}/api/v1/{what}", parameters)
         envelope: _Envelope | None = None
         try:
             envelope = msgspec.json.decode(body, type=_Envelope)
@@ -170,23 +169,23 @@ class Prometheus:
                     self.name,
                     f"its answer is not one of Prometheus' API ({one_line(str(error))[:_SHOWN]}); is a Prometheus there?",
                 ) from error
-        said = "" if envelope is None else one_line(envelope.error)[:_SHOWN]
-        raise PrometheusError(self.name, _refusal(status, said))
+        reason = "" if envelope is None else one_line(envelope.error)[:_SHOWN]
+        raise PrometheusError(self.name, _refusal(status, reason))
 
-    def _exchange(self, method: str, url: str, asked: dict[str, str]) -> tuple[int, bytes]:
+    def _exchange(self, method: str, url: str, parameters: dict[str, str]) -> tuple[int, bytes]:
         """Send a request; return status and body of the response."""
         headers = self._credentials()
         with Deadline(self._answer_s) as deadline:
             try:
                 with self._client.stream(
-                    method, url, data=asked or None, headers=headers, extensions={"trace": deadline.trace}
+                    method, url, data=parameters or None, headers=headers, extensions={"trace": deadline.trace}
                 ) as response:
                     body = bytearray()
                     for piece in response.iter_bytes():
                         body += piece
                         if len(body) > self._max_bytes:
                             limit = f"{self._max_bytes / 2**20:.0f} MiB"
-                            raise PrometheusError(self.name, f"its answer is larger than {limit}; ask for less time at once")
+                            raise PrometheusError(self.name, f"its answer is larger than {limit}; choose a shorter time range")
             except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
                 if deadline.passed or isinstance(error, httpx.TimeoutException):
                     raise PrometheusDownError(
@@ -198,48 +197,38 @@ class Prometheus:
         return response.status_code, bytes(body)
 
     def _unreachable(self, error: Exception) -> PrometheusError:
-        words = _NUMBER.sub("", plain_words(error, self._server.url))
-        if "CERTIFICATE_VERIFY_FAILED" in words:
+        text = _NUMBER.sub("", error_text(error, self._server.url))
+        if "CERTIFICATE_VERIFY_FAILED" in text:
             return PrometheusError(
-                self.name, "its TLS certificate is signed by nobody known here; name the authority's file with --prometheus-ca"
+                self.name, "its TLS certificate is signed by an unknown authority; --prometheus-ca names the authority's file"
             )
         if isinstance(error, httpx.ConnectError):
-            return PrometheusDownError(self.name, f"cannot be reached: {words}; is Prometheus running there?")
-        return PrometheusError(self.name, f"its answer cannot be read: {one_line(words)[:_SHOWN]}")
+            return PrometheusDownError(self.name, f"cannot be reached: {text}; is Prometheus running there?")
+        return PrometheusError(self.name, f"its answer cannot be read: {one_line(text)[:_SHOWN]}")
 
     def _credentials(self) -> dict[str, str]:
-        if self._ours:
-            return {}
         file = self._server.token_file
-        if file is None:
-            text = os.environ.get(TOKEN_VARIABLE, "").strip()
-            where = f"the variable {TOKEN_VARIABLE}"
-        else:
-            where = str(file)
-            try:
-                with open_regular(file) as opened:
-                    text = opened.read(_MAX_TOKEN).decode().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else None
-                raise InputError(file, f"the token of Prometheus cannot be read: {reason or 'not text'}") from error
-            if not text:
-                raise InputError(file, "the token of Prometheus is to be in it, and it is empty")
-        if not text:
+        if self._ours or (file is None and not os.environ.get(TOKEN_VARIABLE, "").strip()):
             return {}
-        if not text.isprintable() or not text.isascii():
-            raise InputError(where, "not a token, nor USER:PASSWORD, on one line")
+        secret = Secret(env=TOKEN_VARIABLE) if file is None else Secret(file=file)
+        try:
+            text = secret.read()
+        except SecretUnavailableError as error:
+            raise InputError(secret.where, f"the token of Prometheus cannot be read: {error.reason}") from error
+        if not text.isascii():
+            raise InputError(secret.where, "expected a token or USER:PASSWORD in ASCII")
         if ":" in text:
             return {"Authorization": f"Basic {b64encode(text.encode()).decode()}"}
         return {"Authorization": f"Bearer {text}"}
 
 
-def _refusal(status: int, said: str) -> str:
+def _refusal(status: int, reason: str) -> str:
     if httpx.codes.is_redirect(status):
         return f"answered {status}; redirects are not followed: give the address that it leads to"
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        return f"lets nobody in without the right credentials ({status}); name a file with them by --prometheus-token-file"
-    if said:
-        return f"cannot answer: {said}"
+        return f"refused the credentials ({status}); --prometheus-token-file names a file with them"
+    if reason:
+        return f"cannot answer: {reason}"
     if status == httpx.codes.NOT_FOUND:
         return "has no Prometheus API (404); give the address up to, and without, /api/v1"
     return f"answered {status}; see the log of the server"

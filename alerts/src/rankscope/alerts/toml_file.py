@@ -1,4 +1,4 @@
-"""A TOML file of the operator's: read within bounds, and each mistake in it one line with its place. Needs no extra."""
+"""TOML files of the operator: reading within limits, and errors in one line with their place. Needs no extra."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KINDS: Final = {
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-def in_words(reason: str, place: str, kind: object, *, section: str = "") -> str:
+def validation_text(reason: str, place: str, kind: object, *, section: str = "") -> str:
     """Translate a validation error of ``msgspec`` for the author of the file.
 
     ``place`` is the path of the error (``.target[0].name``) within ``section``, which should be of type ``kind``.
@@ -64,9 +64,9 @@ def name_at(value: object, place: str) -> str:
             value = value.get(step)
         elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
             value = value[int(step)]
-        said = value.get("name") if isinstance(value, dict) else None
-        if isinstance(said, str) and _NAME.fullmatch(said):
-            name = f" ({said})"
+        text = value.get("name") if isinstance(value, dict) else None
+        if isinstance(text, str) and _NAME.fullmatch(text):
+            name = f" ({text})"
     return name
 
 
@@ -135,7 +135,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error
     if len(content) > MOST_BYTES:
-        raise InputError(path, "more than 1 MiB: this is no file of settings")
+        raise InputError(path, "larger than 1 MiB, so not a configuration file")
     try:
         found = tomllib.loads(content.decode())
     except UnicodeDecodeError as error:
@@ -143,7 +143,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(path, f"not TOML: {error}") from error
     if _has_nul(found):
-        raise InputError(path, "a text in it holds \\u0000, which no path, address or name may")
+        raise InputError(path, "a text contains \\u0000, which is not allowed")
     return found
 
 
@@ -166,4 +166,4 @@ def converted(path: Path, value: object, kind: type[_T], *, section: str = "") -
         reason, _, place = str(error).partition(" - at `$")
         place = place.rstrip("`")
         where = f"{section}{place}".removeprefix(".") + name_at(value, place)
-        raise InputError(path, in_words(reason, place, kind, section=section), place=where or None) from error
+        raise InputError(path, validation_text(reason, place, kind, section=section), place=where or None) from error

@@ -24,7 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
-from rankscope.base.http import TEXT
+from rankscope.base.http import AGAIN, TEXT, Response
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +50,14 @@ class Endpoint:
 
     ``tls`` is called for every connection, so that the next handshake uses a new certificate; it returns None for plain HTTP.
     ``admit`` receives the transport and returns False to refuse the client.
+    ``evicted`` receives the address of a client whose request was cut off to make room for another client; empty if unknown.
     """
 
     sock: socket.socket
     app: Callable[..., Any]
     tls: Callable[[], ssl.SSLContext | None] = lambda: None
     admit: Callable[[Any], bool] = lambda _transport: True
+    evicted: Callable[[str], object] = lambda _address: None
 
 
 class _DefectFilter(logging.Filter):
@@ -86,43 +88,13 @@ _protocol_logger.setLevel(logging.ERROR)  # uvicorn logs a warning for every req
 _protocol_logger.addFilter(_DefectFilter())
 
 
-class _JoinedWrites(asyncio.Transport):
-    """Transport that joins all writes of one event loop iteration, because uvicorn writes head and body separately."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._pieces: list[bytes] = []
-        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
-        self.is_closing = transport.is_closing  # type: ignore[method-assign]
-        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
-        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
-        self.abort = transport.abort  # type: ignore[method-assign]
-
-    def write(self, data: bytes) -> None:  # type: ignore[override]
-        """Buffer the data; it is sent in the next iteration of the event loop."""
-        if data:
-            if not self._pieces:
-                self._loop.call_soon(self.flush)
-            self._pieces.append(data)
-
-    def close(self) -> None:
-        """Send buffered data and close."""
-        self.flush()
-        self._transport.close()
-
-    def flush(self) -> None:
-        """Send buffered data."""
-        if self._pieces:
-            data = b"".join(self._pieces)
-            self._pieces.clear()
-            self._transport.write(data)
-
-
 class Connection(H11Protocol):
-    """uvicorn's connection with a deadline for each state.
+    """uvicorn's connection with a deadline for each state, and a short way for repeated requests.
 
     uvicorn itself waits forever for the rest of a request, and for a client that does not read its response.
+
+    A scraper sends the same bytes every time. When a request equals the one before, byte by byte, it is answered by that one's
+    ``Response.again`` without parsing it and without a task.
     """
 
     def __init__(
@@ -132,17 +104,21 @@ class Connection(H11Protocol):
         *,
         admit: Callable[[Any], bool],
         on_close: Callable[[Connection], None],
+        on_evict: Callable[[str], object],
     ) -> None:
         super().__init__(config, state, {}, asyncio.get_running_loop())
         self.logger = _protocol_logger
         self._admit = admit
         self._on_close = on_close
+        self._on_evict = on_evict
         self._between_requests = False
         self._made = False
         self._half_closed = False
         self._ending = False
         self._deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._last_request = b""  # empty unless it was received in one piece, alone, between two responses
+        self._again: Callable[[], Response | None] | None = None
         self.answered = 0
         self.active_at_s = self.loop.time()
 
@@ -153,7 +129,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline of the first request."""
-        super().connection_made(_JoinedWrites(transport, self.loop))
+        super().connection_made(transport)
         self._made = True
         if self.client is not None:
             host, port = self.client
@@ -168,8 +144,14 @@ class Connection(H11Protocol):
             return
         self.active_at_s = self.loop.time()
         if self._between_requests:
+            if data == self._last_request and self._repeat():
+                return
             self._between_requests = False
             self._close_after(REQUEST_DEADLINE_S)
+            self._last_request = data if len(data) <= MAX_HEAD_BYTES else b""  # idle connections must not keep bodies
+        else:
+            self._last_request = b""
+        self._again = None
         super().data_received(data)
 
     def handle_events(self) -> None:
@@ -184,8 +166,10 @@ class Connection(H11Protocol):
         """Start the deadline of the next request, by which the client must also have received this response."""
         self.answered += 1
         self.active_at_s = self.loop.time()
-        assert isinstance(self.transport, _JoinedWrites)
-        self.transport.flush()
+        if self.conn.trailing_data[0]:
+            self._last_request = b""
+        elif self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE and self.scope["method"] == "GET":
+            self._again = self.scope.get(AGAIN)  # type: ignore[assignment]
         super().on_response_complete()  # may start the next pipelined request
         if self.busy or self.transport.is_closing():
             return
@@ -236,6 +220,24 @@ class Connection(H11Protocol):
             self.cycle.keep_alive = False
         else:
             self.transport.close()
+
+    def evict(self) -> None:
+        """Close immediately to make room; an idle client loses nothing by it."""
+        if not self._between_requests:
+            self._on_evict(self.client[0] if self.client else "")
+        self.end(at_once=True)
+
+    def _repeat(self) -> bool:
+        """Answer a request that equals the last one; return False if it has to be parsed and handled as usual."""
+        response = self._again() if self._again is not None and not self.flow.write_paused else None
+        if response is None:
+            return False
+        self.transport.write(response.encoded())
+        self.answered += 1
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._close_after(KEEP_ALIVE_S + REQUEST_DEADLINE_S)
+        return True
 
     def _should_upgrade(self) -> bool:
         return False  # uvicorn would log a warning for every upgrade request
@@ -316,7 +318,7 @@ class Server:
                 continue
             if len(self._connections) >= self._max_connections:
                 self._evict()
-            connection = Connection(config, self._state, admit=endpoint.admit, on_close=self._forget)
+            connection = Connection(config, self._state, admit=endpoint.admit, on_close=self._forget, on_evict=endpoint.evicted)
             self._connections[connection] = asyncio.create_task(self._open(endpoint, accepted, connection))
 
     async def _open(self, endpoint: Endpoint, accepted: socket.socket, connection: Connection) -> None:
@@ -344,7 +346,7 @@ class Server:
             return False
         least = min(self._connections, key=lambda one: (one.busy, one.answered > 0, one.active_at_s))
         self._connections.pop(least).cancel()
-        least.end(at_once=True)
+        least.evict()
         return True
 
 

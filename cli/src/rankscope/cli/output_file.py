@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from rankscope.alerts.output import progress_line
 from rankscope.base.errors import InputError
 from rankscope.runs.named import named_run
 from rankscope.runs.paths import findings_file, run_file
@@ -86,14 +87,5 @@ def output(target: str) -> Iterator[tuple[Write, Callable[[], int]]]:
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
     """Yields what reports a piece of work, how much of it is done, and of how much; shown on a terminal only."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-
-    def say(what: str, done: int, of: int) -> None:
-        click.echo(f"\r\x1b[K{what}: {done} of {of}" if of > 1 else f"\r\x1b[K{what}", nl=False, err=True)
-
-    try:
-        yield say
-    finally:
-        click.echo("\r\x1b[K", nl=False, err=True)
+    with progress_line() as show:
+        yield lambda what, done, of: show(f"{what}: {done} of {of}" if of > 1 else what)

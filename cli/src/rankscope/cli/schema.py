@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from rankscope.alerts.deliver.outbox_result import Listings
+from rankscope.alerts.deliver.outbox_command import Listings
 from rankscope.alerts.deliver.trial import Trial
 from rankscope.alerts.replay.result import Replay
 from rankscope.alerts.rules.explain import Explanation

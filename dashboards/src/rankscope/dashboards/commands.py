@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rankscope.alerts.options import prometheus_access
 from rankscope.alerts.output import progress_line
 from rankscope.analysis.locations import Location, local_path, location
 from rankscope.base.errors import MissingError, RankscopeError
@@ -96,7 +95,14 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
     metavar="URL",
     help="Prometheus that scrapes the nodes, http://host:9090: hardware readings and alerts come from there as well.",
 )
-@prometheus_access
+@click.option(
+    "--prometheus-token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="One line: a bearer token, or USER:PASSWORD.  [default: $RANKSCOPE_PROMETHEUS_TOKEN]",
+)
+@click.option(
+    "--prometheus-ca", type=click.Path(path_type=Path, dir_okay=False), help="Certificate of the authority of an https address."
+)
 def dashboard(
     *,
     path: Location,

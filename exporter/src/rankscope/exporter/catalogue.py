@@ -13,12 +13,12 @@ import msgspec
 
 
 class Collector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A collector, enabled by ``--collector.NAME``. ``asks_gpu``: it runs in the process of each GPU."""
+    """A collector, enabled by ``--collector.NAME``. ``reads_gpu``: it runs in the process of each GPU."""
 
     name: str
-    default_on: bool
-    asks_gpu: bool
     help: str
+    default_on: bool = True
+    reads_gpu: bool = True
 
 
 class DcgmName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,10 +65,10 @@ class CatalogueMetric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     collector: str
     group: Literal["gpu", "job", "node", "rank", "exporter"]
     type: Literal["gauge", "counter"]
-    unit: str
-    labels: tuple[str, ...]
     help: str
     source: str
+    unit: str = ""
+    labels: tuple[str, ...] = ("uuid",)
     dcgm: tuple[DcgmName, ...] = ()
     otel: OtelName | None = None
 

@@ -28,16 +28,16 @@ Examples:
   rankscope exporter                                 all GPUs of this node
   rankscope exporter --simulate 4 --once             a page without a GPU
   rankscope exporter --listen 127.0.0.1:9838         for this machine only
-  rankscope exporter --no-collector.gpu --spool DIR  only the ranks' files
+  rankscope exporter --no-collector.gpu --spool DIR  only files of ranks
   rankscope exporter release 3 --ttl 10m             to reset GPU 3
 
 Every option can also be given as RANKSCOPE_EXPORTER_ and its name in capitals, with _ for . and -
 (RANKSCOPE_EXPORTER_WEB_LISTEN_ADDRESS=:9838), or as a key of the --config file (web.listen-address = ":9838").
-A flag counts before the environment, that before the file. SIGHUP reads the file again; what is in the environment
-stays as it was at the start.
+A flag takes precedence over the environment, the environment over the file. SIGHUP reads the file again; the
+environment stays that of the start.
 
-Exit status: 0 ended by a signal, 2 usage, 3 an address, folder or file that cannot be used, 4 something is not
-installed, 5 the driver was replaced and 6 the process that asks it is gone: both want a restart.
+Exit status: 0 ended by a signal, 2 usage, 3 an address, folder or file that cannot be used, 4 a package is missing,
+5 the driver was replaced, 6 the process that starts the GPUs' processes died. 5 and 6 need a restart.
 """
 
 
@@ -94,13 +94,13 @@ def _collector_options(command: Any) -> Any:
     multiple=True,
     default=(f":{DEFAULT_PORT}",),
     show_default=True,
-    help="Where to serve; repeatable; IPv6 as [::]:9838, port 0 for any.",
+    help="Address to listen on; repeatable; IPv6 as [::]:9838; port 0 is any free port.",
 )
 @_web(
     "--web.config.file",
     "web_config",
     type=_PATH,
-    help="TLS and users, in the format of exporter-toolkit; followed as it changes.",
+    help="TLS and users, in the format of exporter-toolkit; read again when it changes.",
 )
 @_web(
     "--web.telemetry-path",
@@ -108,17 +108,19 @@ def _collector_options(command: Any) -> Any:
     default="/metrics",
     show_default=True,
     callback=_telemetry_path,
-    help="Path of the page.",
+    help="Path of the metrics.",
 )
 @_collector_options
-@section("Collectors")("--collector.disable-defaults", "disable_defaults", is_flag=True, help="Only collectors that are named.")
+@section("Collectors")(
+    "--collector.disable-defaults", "disable_defaults", is_flag=True, help="Run only the collectors that are enabled by name."
+)
 @_gpus(
     "--interval",
     "interval_s",
     type=Duration("100ms", "1m"),
     default="1s",
     show_default=True,
-    help="How often GPUs and spool are read: from 100ms to 1m.",
+    help="Interval of reading GPUs and spool, from 100ms to 1m.",
 )
 @_gpus(
     "--call-timeout",
@@ -126,39 +128,39 @@ def _collector_options(command: Any) -> Any:
     type=Duration("100ms"),
     default="5s",
     show_default=True,
-    help="A call to the driver that takes longer hangs.",
+    help="A driver call that takes longer counts as hung.",
 )
-@_gpus("--expected-gpus", type=click.IntRange(0, 1024), metavar="N", help="How many GPUs this node should have.")
+@_gpus("--expected-gpus", type=click.IntRange(0, 1024), metavar="N", help="Number of GPUs that this node should have.")
 @_gpus(
     "--state-dir",
     type=_PATH,
-    help="Known GPUs and the Xid journal, across restarts.  [default: /var/lib/rankscope/exporter, or one of your own]",
+    help="Folder of the known GPUs and the Xid journal.  [default: /var/lib/rankscope/exporter, or the user's own]",
 )
 @_gpus(
     "--exit-on-stale-driver/--no-exit-on-stale-driver",
     "restart_on_stale_driver",
     default=True,
     show_default=True,
-    help="End with status 5 when the driver and its library here no longer match and no GPU answers any more.",
+    help="Exit with status 5 when driver and library no longer match and no GPU answers.",
 )
 @_gpus(
     "--xid.kernel-log/--no-xid.kernel-log",
     "xid_kernel_log",
     default=True,
     show_default=True,
-    help="Look for Xids in the kernel log, too.",
+    help="Also read Xids from the kernel log.",
 )
 @_gpus(
     "--simulate",
     type=SimulatedGpus(),
     metavar="N[xMODEL]",
-    help="Invent N GPUs instead of reading real ones; labelled as such.",
+    help="Simulate N GPUs instead of reading real ones; labelled as simulated.",
 )
 @_gpus("--host", help="Host label of gpu_info.  [default: this machine's name]")
 @_spool(
     "--spool",
     type=_PATH,
-    help="Folder where ranks leave their text files.  [default: /run/rankscope/spool, or one of your own without it]",
+    help="Folder with the text files of ranks and of NCCL Inspector.  [default: /run/rankscope/spool, or the user's own]",
 )
 @_spool(
     "--spool-stale",
@@ -166,7 +168,7 @@ def _collector_options(command: Any) -> Any:
     type=_DURATION,
     default="5m",
     show_default=True,
-    help="A rank is silent when its file is older.",
+    help="Age of a file from which its rank counts as silent.",
 )
 @_spool(
     "--spool-forget",
@@ -174,44 +176,56 @@ def _collector_options(command: Any) -> Any:
     type=_DURATION,
     default="24h",
     show_default=True,
-    help="A silent rank is forgotten after this time.",
+    help="Age of a file from which it is ignored.",
 )
 @_spool(
     "--spool.from-processes",
     "spool_from_processes",
     is_flag=True,
-    help="Also look for the spool inside the containers of processes on the GPUs.",
+    help="Also read the spool inside the containers of processes on the GPUs.",
 )
-@_jobs("--jobs.user/--jobs.no-user", "jobs_users", default=True, show_default=True, help="Show whose job it is.")
+@_jobs("--jobs.user/--jobs.no-user", "jobs_users", default=True, show_default=True, help="Show the user of a job.")
 @_jobs("--jobs.pod/--jobs.no-pod", "jobs_pods", default=True, show_default=True, help="Show namespace, pod and container.")
 @_jobs(
-    "--jobs.slurm-dir", "jobs_slurm_dir", type=_PATH, help="Where Slurm's prolog leaves the jobs.  [default: /run/rankscope/jobs]"
+    "--jobs.slurm-dir",
+    "jobs_slurm_dir",
+    type=_PATH,
+    help="Folder in which Slurm's prolog records the jobs.  [default: /run/rankscope/jobs]",
 )
-@_jobs("--jobs.podresources-socket", "jobs_podresources_socket", type=_PATH, help="Kubelet's socket for the allocations of pods.")
-@_push("--compat", type=click.Choice(["dcgm"]), help="Another exporter's metrics, beside ours: dcgm is at /dcgm/metrics.")
-@_push("--compat.dcgm-counters", "compat_counters", type=_PATH, help="Which of them: a counters file (CSV) of dcgm-exporter.")
+@_jobs("--jobs.podresources-socket", "jobs_podresources_socket", type=_PATH, help="The kubelet's PodResources socket.")
+@_push("--compat", type=click.Choice(["dcgm"]), help="Also serve the metrics of another exporter: dcgm, at /dcgm/metrics.")
+@_push(
+    "--compat.dcgm-counters", "compat_counters", type=_PATH, help="Metrics of that page: a counters file (CSV) of dcgm-exporter."
+)
 @_push(
     "--compat.dcgm-hostname",
     "compat_hostname",
     type=click.Choice(["Hostname", "hostname"]),
     default="Hostname",
     show_default=True,
-    help="How that label is spelled; newer releases use the latter.",
+    help="Spelling of that label; newer releases of dcgm-exporter use hostname.",
 )
 @_push(
-    "--compat.listen-address", "compat_listen", type=_ADDRESS, multiple=True, help="Serve that page as /metrics here; repeatable."
+    "--compat.listen-address",
+    "compat_listen",
+    type=_ADDRESS,
+    multiple=True,
+    help="Address that serves that page at /metrics; repeatable.",
 )
-@_push("--otlp", is_flag=True, help="Push to OpenTelemetry; where to say the OTEL_… variables.")
+@_push("--otlp", is_flag=True, help="Push to OpenTelemetry, as configured by the OTEL_… variables.")
 @_control(
     "--control.socket",
     "control_socket",
     type=_PATH,
-    help="Unix socket that takes releases.  [default: below /run/rankscope, or one of your own]",
+    help="Unix socket for releases.  [default: below /run/rankscope, or the user's own]",
 )
 @_control(
-    "--control.token-file", "token_file", type=_PATH, help="Take releases over HTTPS, too, from who has the token in this file."
+    "--control.token-file",
+    "token_file",
+    type=_PATH,
+    help="Also accept releases over HTTPS, from clients with the token in this file.",
 )
-@_control("--forget", multiple=True, metavar="UUID", help="Forget a GPU that was taken out of this node, and exit; repeatable.")
+@_control("--forget", multiple=True, metavar="UUID", help="Forget a GPU that was removed from this node, and exit; repeatable.")
 @_daemon("--config", type=_PATH, is_eager=True, expose_value=False, callback=_load, help="TOML file with any of these options.")
 @_daemon(
     "--log.level",
@@ -219,21 +233,21 @@ def _collector_options(command: Any) -> Any:
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="info",
     show_default=True,
-    help="What to log.",
+    help="Least severe level to log.",
 )
 @_daemon(
     "--log.format",
     "log_format",
     type=click.Choice(["text", "logfmt", "json"], case_sensitive=False),
-    help="How.  [default: text on a terminal, else logfmt]",
+    help="Format of the log.  [default: text on a terminal, else logfmt]",
 )
 @_daemon("--once", is_flag=True, help="Print one page and exit.")
 @click.pass_context
 def exporter(ctx: click.Context, /, once: bool, forget: tuple[str, ...], **given: Any) -> None:
-    """Serve this node's GPUs, and what its ranks publish, to Prometheus.
+    """Serve the metrics of this node's GPUs and ranks to Prometheus.
 
-    GPUs are read in the background, each by a process of its own; a scrape of /metrics shows the last sample and never waits
-    for a driver. Without a driver the exporter stays up, says so in rankscope_exporter_collector_success, and tries again.
+    Each GPU is read in the background by a process of its own. A scrape of /metrics shows the last sample and never waits for
+    the driver. Without a driver the exporter keeps running, reports it in rankscope_exporter_collector_success, and retries.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = given["control_socket"]
@@ -252,11 +266,17 @@ def exporter(ctx: click.Context, /, once: bool, forget: tuple[str, ...], **given
             click.echo(daemon.render_once(settings, remarks=remarks), nl=False)
         else:
             arguments = ctx.meta[_ARGUMENTS]
-            daemon.run(settings, read_again=lambda: _read_again(arguments), remarks=remarks)
+            daemon.run(settings, read_again=lambda: _read_again(arguments), option_names=option_names(), remarks=remarks)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("rankscope"):
             raise
         raise ExporterMissingError(f"the exporter needs {error.name}: pip install 'rankscope[exporter]'") from error
+
+
+def option_names() -> dict[str, str]:
+    """Return the command-line option of each setting."""
+    names = {str(param.name): param.opts[0] for param in exporter.params}
+    return names | dict.fromkeys(("collectors", "collectors_off"), "--collector.…") | {"compat_dcgm": names["compat"]}
 
 
 def _read_again(arguments: tuple[str, ...]) -> Settings:
@@ -291,18 +311,18 @@ def _collectors(named: dict[str, bool | None], *, disable: bool) -> frozenset[st
     Enabling a collector that queries GPUs by name also enables ``gpu``; without ``gpu`` no such collector runs.
     """
     on = {name for name, choice in named.items() if (COLLECTORS[name].default_on and not disable if choice is None else choice)}
-    asked = {name for name, choice in named.items() if choice and COLLECTORS[name].asks_gpu}
+    asked = {name for name, choice in named.items() if choice and COLLECTORS[name].reads_gpu}
     if named["gpu"] is False:
         if asked:
             raise click.UsageError(f"--collector.{min(asked)} needs the gpu collector")
-        on = {name for name in on if not COLLECTORS[name].asks_gpu}
+        on = {name for name in on if not COLLECTORS[name].reads_gpu}
     elif asked:
         on.add("gpu")
     # Jobs are attributed to GPUs, so the jobs collector needs the gpu collector.
     if "gpu" not in on:
         on.discard("jobs")
     if not on:
-        raise click.UsageError("nothing to do: all collectors are off")
+        raise click.UsageError("all collectors are off: enable one with --collector.NAME")
     return frozenset(on)
 
 
@@ -330,9 +350,7 @@ def _forget(settings: Settings, uuids: tuple[str, ...]) -> None:
         try:
             inventory.forget(folder, uuid)
         except KeyError as error:
-            raise ExporterInputError(
-                f"{folder}: no GPU {uuid} is remembered there; is this the exporter's --state-dir?"
-            ) from error
+            raise ExporterInputError(f"{folder}: no GPU {uuid} is known there; is this the exporter's --state-dir?") from error
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise ExporterInputError(f"{folder}: {reason}; name the exporter's folder with --state-dir") from error
@@ -351,11 +369,17 @@ def _named(gpu: str) -> None:
 
 @exporter.command()
 @click.argument("gpu")
-@click.option("--ttl", default="10m", show_default=True, metavar="DURATION", help="When to begin again by itself; 24h at most.")
+@click.option(
+    "--ttl",
+    default="10m",
+    show_default=True,
+    metavar="DURATION",
+    help="Time after which the exporter reads the GPU again; at most 24h.",
+)
 @_SOCKET_OPTION
 @click.pass_obj
 def release(control_socket: Path | None, gpu: str, ttl: str, socket: Path | None) -> None:
-    """Have the running exporter let go of GPU (uuid, PCI bus id or index), for a reset or a MIG change.
+    """Make the running exporter close GPU (uuid, PCI bus id or index), for a reset or a MIG change.
 
     Exit status 1: its process is stuck in the driver.
     """
@@ -371,9 +395,9 @@ def release(control_socket: Path | None, gpu: str, ttl: str, socket: Path | None
 @_SOCKET_OPTION
 @click.pass_obj
 def resume(control_socket: Path | None, gpu: str, socket: Path | None) -> None:
-    """Have the running exporter ask a released GPU again."""
+    """Let the running exporter read a released GPU again."""
     from rankscope.exporter.web.control import ask
 
     _named(gpu)
     ask(socket or control_socket or default_socket(), "resume", gpu=gpu)
-    click.echo(f"GPU {gpu} is asked again")
+    click.echo(f"GPU {gpu} is read again")

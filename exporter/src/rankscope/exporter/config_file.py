@@ -29,30 +29,36 @@ def load_config(path: Path, ctx: click.Context) -> dict[str, Any]:
         if isinstance(param, SectionOption) and param.key not in _NOT_IN_FILE:
             options |= {name.removeprefix("--"): param for name in param.opts if name.startswith("--")}
     values: dict[str, Any] = {}
-    for key, value in _flat(_read(path)):
+    try:
+        table = tomllib.loads(read_text(path, "configuration", "--config"))
+    except tomllib.TOMLDecodeError as error:
+        raise ExporterInputError(f"{path}: not TOML: {error}") from error
+    for key, value in _flat(table):
         option = options.get(key)
         if option is None:
             raise ExporterInputError(f"{path}: unknown key {key!r}; {_hint(key, options)}")
         assert option.name is not None
         if option.name in values:
-            raise ExporterInputError(f"{path}: {key!r} says again what another key has said; keep one of them")
+            raise ExporterInputError(f"{path}: {key!r} sets the same option as another key; keep one of them")
         values[option.name] = _value(path, key, value, option, ctx)
     return values
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def read_text(path: Path, what: str, option: str) -> str:
+    """Return the text of a file that the user named with ``option``; ``what`` it should be.
+
+    Raises ``ExporterInputError`` if it cannot be read, is larger than 1 MiB, or is not UTF-8.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
-            raise ExporterInputError(f"{path}: larger than {_MAX_BYTES} bytes; this is no configuration")
-        return tomllib.loads(content.decode())
+            raise ExporterInputError(f"{path}: larger than 1 MiB; this is no {what}")
+        return content.decode("utf-8-sig")  # some editors write a byte order mark
     except OSError as error:
-        raise ExporterInputError(f"{path}: {error.strerror or error}; name another file with --config") from error
+        raise ExporterInputError(f"{path}: {error.strerror or error}; name another file with {option}") from error
     except UnicodeDecodeError as error:
-        raise ExporterInputError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ExporterInputError(f"{path}: not TOML: {error}") from error
+        raise ExporterInputError(f"{path}: byte {error.start} is not UTF-8; save this {what} as UTF-8") from error
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,40 +7,42 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from rankscope.base.http import open_listener
 from rankscope.exporter import logs
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.settings import Settings
-from rankscope.exporter.web.listening import listen
 
 logger = logging.getLogger(__name__)
 
 
-def run(settings: Settings, *, read_again: Callable[[], Settings], remarks: Sequence[str] = ()) -> NoReturn:
+def run(
+    settings: Settings, *, read_again: Callable[[], Settings], option_names: Mapping[str, str], remarks: Sequence[str] = ()
+) -> NoReturn:
     """Serve until SIGTERM, SIGINT, or until only a restart helps; then exit the process with the exit status.
 
-    ``read_again`` returns the settings after a SIGHUP; ``remarks`` are logged as warnings. Raises ``ExporterInputError`` and
-    ``ExporterMissingError``.
+    ``read_again`` returns the settings after a SIGHUP; ``option_names`` are those of the settings; ``remarks`` are logged as
+    warnings. Raises ``InputError``, ``ExporterInputError`` and ``ExporterMissingError``.
     """
     logs.set_up(settings.log_level, settings.log_format)
-    _say(remarks)
+    _log_remarks(remarks)
     _allow_descriptors()
     # Until the server installs its own handlers: a signal must end the process even while a driver is slow to start.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _signal, _frame: os._exit(0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(listen(host, port)) for host, port in settings.listen]
-        compatible = [opened.enter_context(listen(host, port)) for host, port in settings.compat_listen]
+        sockets = [opened.enter_context(open_listener(host, port)) for host, port in settings.listen]
+        compatible = [opened.enter_context(open_listener(host, port)) for host, port in settings.compat_listen]
         nursery = _nursery(settings)
         logs.never_wait()
         # Imported after the fork: modules imported earlier would use memory in every GPU's process.
         from rankscope.exporter.serving import serve
 
-        status = serve(settings, nursery, sockets, compatible, read_again=read_again)
+        status = serve(settings, nursery, sockets, compatible, read_again=read_again, option_names=option_names)
         logs.flush()
         # A thread that is stuck in a file system or in the driver must not keep the process alive.
         os._exit(status)
@@ -49,7 +51,7 @@ def run(settings: Settings, *, read_again: Callable[[], Settings], remarks: Sequ
 def render_once(settings: Settings, *, remarks: Sequence[str] = ()) -> str:
     """Return one page as text, after one pass of every collector. Writes no state and creates no spool."""
     logs.set_up("warning", settings.log_format)
-    _say(remarks)
+    _log_remarks(remarks)
     counters = counters_of(settings)
     settings = with_collectors(settings, counters)
     nursery = _nursery(settings)
@@ -68,7 +70,7 @@ def render_once(settings: Settings, *, remarks: Sequence[str] = ()) -> str:
     return b"\n".join(pages).decode()
 
 
-def _say(remarks: Sequence[str]) -> None:
+def _log_remarks(remarks: Sequence[str]) -> None:
     for remark in remarks:
         logger.warning(remark)
 

@@ -27,7 +27,7 @@ class NeverWaitingHandler(logging.Handler):
         # Each counter is written by one thread only and needs no lock.
         self._refused = 0
         self._unwritten = 0
-        self._told = 0
+        self._reported = 0
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
 
@@ -52,19 +52,19 @@ class NeverWaitingHandler(logging.Handler):
             try:
                 self._write(line)
                 if self._lines.empty():
-                    self._tell_what_is_missing()
+                    self._report_dropped()
             except OSError:
                 self._unwritten += 1  # a closed pipe or a full disk; the next line is tried again
             finally:
                 self._lines.task_done()
 
-    def _tell_what_is_missing(self) -> None:
+    def _report_dropped(self) -> None:
         dropped = self._refused + self._unwritten
-        if dropped > self._told:
-            text = "lines of the log were dropped, because nobody took them: %d"
-            record = logging.LogRecord("rankscope.exporter.logs", logging.WARNING, "", 0, text, (dropped - self._told,), None)
+        if dropped > self._reported:
+            text = "log lines were dropped, because the pipe was full: %d"
+            record = logging.LogRecord("rankscope.exporter.logs", logging.WARNING, "", 0, text, (dropped - self._reported,), None)
             self._write(self.format(record))
-            self._told = dropped
+            self._reported = dropped
 
     def _write(self, line: str) -> None:
         rest = memoryview(f"{line}\n".encode(errors="backslashreplace"))

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import sys
+import threading
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
@@ -22,6 +23,29 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 _LEVELS: Final = {"WARNING": "warn", "CRITICAL": "error"}
 _BARE: Final = re.compile(r"[A-Za-z0-9_./:+@%,\[\]()-]+", re.ASCII)
 _MAX_VALUE: Final = 4000
+
+
+class ProblemLog:
+    """Log of one lasting problem: a warning for each new reason, and a note when it is over. Thread-safe.
+
+    ``problem`` is the warning, with one ``%s`` for the reason; ``over`` is the note, if there is one.
+    """
+
+    def __init__(self, logger: logging.Logger, problem: str, over: str = "") -> None:
+        self.reason: str | None = None
+        self._logger = logger
+        self._problem = problem
+        self._over = over
+        self._lock = threading.Lock()
+
+    def report(self, reason: str | None) -> None:
+        """Set the present reason; None if there is no problem."""
+        with self._lock:
+            before, self.reason = self.reason, reason
+        if reason is not None and reason != before:
+            self._logger.warning(self._problem, reason)
+        elif reason is None and before is not None and self._over:
+            self._logger.info(self._over)
 
 
 def set_up(level: LogLevel, style: LogFormat, stream: TextIO | None = None) -> None:

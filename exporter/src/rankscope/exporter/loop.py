@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from rankscope.exporter.logs import ProblemLog
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -60,7 +62,7 @@ class CollectorLoop(Generic[T]):
         self._duration_s = 0.0
         self._pass_began: float | None = None
         self._error: str | None = _NO_SAMPLE
-        self._logged: str | None = None
+        self._problems = ProblemLog(logger, f"collector {name}: %s", f"collector {name} works again")
         # A daemon thread: one that is stuck in a driver must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"collector-{name}", daemon=True)
 
@@ -97,7 +99,8 @@ class CollectorLoop(Generic[T]):
             error = "the present pass does not end"
         elif not fresh and error is None:
             error = "the last sample is too old"
-        self._log(error)
+        if error != _NO_SAMPLE:
+            self._problems.report(error)
         return Snapshot(last, fresh, error is None, age_s, duration_s, error)
 
     def _run(self) -> None:
@@ -117,19 +120,8 @@ class CollectorLoop(Generic[T]):
                 self._pass_began, self._duration_s, self._error = None, ended - began, error
                 if error is None:
                     self._last, self._last_at = result, ended
-            self._log(error)
+            self._problems.report(error)
             self._first_pass.set()
             failures = 0 if error is None else failures + 1
             pause_s = self._interval_s * min(2 ** max(0, min(failures, 10) - 1), _LONGEST_RETRY_INTERVALS)
             self._stop.wait(max(0.0, began + pause_s - ended))
-
-    def _log(self, reason: str | None) -> None:
-        with self._lock:
-            before = self._logged
-            if reason in (before, _NO_SAMPLE):
-                return
-            self._logged = reason
-        if reason is None:
-            logger.info("collector %s works again", self.name)
-        else:
-            logger.warning("collector %s: %s", self.name, reason)

@@ -36,7 +36,7 @@ def metric_tables() -> str:
 
 def xid_table() -> str:
     """Return a Markdown table of the Xids."""
-    lines = ["| Xid | name | what it means | mostly from | usual action | somebody has to act |", "|---|---|---|---|---|---|"]
+    lines = ["| Xid | name | meaning | mostly from | usual action | needs an operator |", "|---|---|---|---|---|---|"]
     for xid in sorted(XIDS.values(), key=lambda one: one.code):
         act = "yes" if xid.actionable else ""
         lines.append(f"| {xid.code} | `{xid.name}` | {xid.meaning} | {xid.cause} | {xid.action.replace('_', ' ')} | {act} |")
@@ -57,7 +57,7 @@ def _between(markers: tuple[str, str], text: str, document: str) -> str:
 
 
 def _collectors() -> str:
-    lines = ["| collector | by default | what it brings |", "|---|---|---|"]
+    lines = ["| collector | by default | content |", "|---|---|---|"]
     for name, collector in COLLECTORS.items():
         lines.append(f"| `{name}` | {'on' if collector.default_on else 'off'} | {collector.help} |")
     return "\n".join(lines) + "\n"
@@ -67,7 +67,7 @@ def _table(title: str, rows: list[CatalogueMetric]) -> str:
     lines = [
         f"### {title}",
         "",
-        "| metric | type | labels | what it says | from | DCGM | OpenTelemetry |",
+        "| metric | type | labels | meaning | from | DCGM | OpenTelemetry |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -82,8 +82,8 @@ def _otel(row: CatalogueMetric) -> str:
     otel = otel_name(row.name, row.type)
     if otel is None:
         return ""
-    told = ", ".join(f"`{key}={value}`" for key, value in otel.attributes.items() if key != "hw.type")
-    return f"`{otel.name}` in `{otel.unit}`" + (f", {told}" if told else "")
+    attributes = ", ".join(f"`{key}={value}`" for key, value in otel.attributes.items() if key != "hw.type")
+    return f"`{otel.name}` in `{otel.unit}`" + (f", {attributes}" if attributes else "")
 
 
 if __name__ == "__main__":

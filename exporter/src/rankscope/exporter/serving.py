@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.pages.otlp import OtlpPush
-from rankscope.exporter.settings import RELOADED, Settings, default_socket, option
+from rankscope.exporter.settings import RELOADED, Settings, default_socket
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import App
 from rankscope.exporter.web.control import read_token
@@ -52,6 +52,7 @@ def serve(
     compatible_sockets: list[socket.socket],
     *,
     read_again: Callable[[], Settings],
+    option_names: Mapping[str, str],
 ) -> int:
     """Serve on the sockets until a signal arrives or only a restart helps; return the exit status.
 
@@ -81,7 +82,7 @@ def serve(
     loop = asyncio.new_event_loop()
     ended: asyncio.Future[int] = loop.create_future()
     endpoints = _endpoints(app, access, sockets, compatible_sockets, control)
-    reload = _Reload(settings, read_again, access, app)
+    reload = _Reload(settings, read_again, option_names, access, app)
 
     async def live() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,10 +91,10 @@ def serve(
         # Listen after the first pass, so that the first scrape shows the GPUs, but do not wait long for one that hangs.
         first = asyncio.ensure_future(loop.run_in_executor(None, assembly.wait, _FIRST_SAMPLE_S))
         await asyncio.wait((first, asyncio.shield(ended)), return_when=asyncio.FIRST_COMPLETED)
-        _say_what_is_asked(assembly)
+        _log_gpus(assembly)
         server = Server(endpoints)
         server.start()
-        _say_where("https" if access.web.tls is not None else "http", settings.telemetry_path, sockets, compatible_sockets)
+        _log_addresses("https" if access.web.tls is not None else "http", settings.telemetry_path, sockets, compatible_sockets)
         notify("READY=1")
         status = await ended
         notify("STOPPING=1")
@@ -103,7 +104,7 @@ def serve(
     assembly.start()
     if push is not None:
         push.start()
-    _introduce(assembly, control_path if control is not None else None)
+    _log_start(assembly, control_path if control is not None else None)
     status = loop.run_until_complete(live())
     if push is not None:
         push.stop()
@@ -135,9 +136,17 @@ def _end(ended: asyncio.Future[int], status: int) -> None:
 class _Reload:
     """SIGHUP handler: read the settings again, apply those that can change, and log those that need a restart."""
 
-    def __init__(self, settings: Settings, read_again: Callable[[], Settings], access: WebAccess, app: App) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        read_again: Callable[[], Settings],
+        option_names: Mapping[str, str],
+        access: WebAccess,
+        app: App,
+    ) -> None:
         self._settings = settings
         self._read_again = read_again
+        self._option_names = option_names
         self._access = access
         self._app = app
 
@@ -153,9 +162,9 @@ class _Reload:
         logs.set_up(settings.log_level, settings.log_format)
         self._app.control.token_file = settings.token_file
         self._access.follow(settings.web_config)
-        for name in sorted({option(setting) for setting in changes - RELOADED}):
-            logger.warning("%s has changed: that needs a restart", name)
-        taken = ",".join(sorted(option(name) for name in changes & RELOADED))
+        for name in sorted({self._option_names[setting] for setting in changes - RELOADED}):
+            logger.warning("%s has changed, which needs a restart", name)
+        taken = ",".join(sorted(self._option_names[name] for name in changes & RELOADED))
         logger.info("settings were read again", extra={"changed": taken or "nothing"})
         # Settings that need a restart keep their values here, so that the next SIGHUP logs them again.
         self._settings = replace(self._settings, **{name: getattr(settings, name) for name in RELOADED})
@@ -182,28 +191,28 @@ def _control_socket(settings: Settings) -> tuple[Path, socket.socket | None]:
         return path, None
 
 
-def _introduce(assembly: Assembly, control: Path | None) -> None:
+def _log_start(assembly: Assembly, control: Path | None) -> None:
     page = assembly.page
     if page.simulated:
-        logger.warning("the GPUs are SIMULATED: everything about them is invented")
+        logger.warning("the GPUs are SIMULATED: their values are not real")
     if assembly.spool_folder is not None:
-        logger.info("ranks leave their files in a folder", extra={"spool": str(assembly.spool_folder)})
+        logger.info("the spool is read", extra={"spool": str(assembly.spool_folder)})
     if control is not None:
         logger.info("GPUs can be released through a socket", extra={"socket": str(control)})
 
 
-def _say_what_is_asked(assembly: Assembly) -> None:
+def _log_gpus(assembly: Assembly) -> None:
     fleet = assembly.page.fleet
     if fleet is not None:
         state = fleet.state()
-        logger.info("GPUs are asked", extra={"gpus": len(state.gpus), "up": sum(gpu.up for gpu in state.gpus)})
+        logger.info("GPUs are read", extra={"gpus": len(state.gpus), "up": sum(gpu.up for gpu in state.gpus)})
 
 
-def _say_where(scheme: str, path: str, sockets: list[socket.socket], compatible_sockets: list[socket.socket]) -> None:
+def _log_addresses(scheme: str, path: str, sockets: list[socket.socket], compatible_sockets: list[socket.socket]) -> None:
     for sock in sockets:
         logger.info("listening on %s://%s%s", scheme, _name(sock), path)
     for sock in compatible_sockets:
-        logger.info("DCGM's names are on %s://%s/metrics", scheme, _name(sock))
+        logger.info("the DCGM-compatible page is on %s://%s/metrics", scheme, _name(sock))
 
 
 def _name(sock: socket.socket) -> str:

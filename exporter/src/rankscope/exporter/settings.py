@@ -18,38 +18,6 @@ DCGM_PATH: Final = "/dcgm/metrics"
 RELOADED: Final = frozenset({"log_level", "log_format", "token_file", "web_config"})
 """Settings that a SIGHUP applies; all others need a restart."""
 
-_OPTIONS: Final = {
-    "listen": "--web.listen-address",
-    "web_config": "--web.config.file",
-    "telemetry_path": "--web.telemetry-path",
-    "collectors": "--collector.…",
-    "collectors_off": "--collector.…",
-    "interval_s": "--interval",
-    "call_timeout_s": "--call-timeout",
-    "restart_on_stale_driver": "--exit-on-stale-driver",
-    "xid_kernel_log": "--xid.kernel-log",
-    "spool_stale_s": "--spool-stale",
-    "spool_forget_s": "--spool-forget",
-    "spool_from_processes": "--spool.from-processes",
-    "jobs_users": "--jobs.user",
-    "jobs_pods": "--jobs.pod",
-    "jobs_slurm_dir": "--jobs.slurm-dir",
-    "jobs_podresources_socket": "--jobs.podresources-socket",
-    "compat_dcgm": "--compat",
-    "compat_counters": "--compat.dcgm-counters",
-    "compat_hostname": "--compat.dcgm-hostname",
-    "compat_listen": "--compat.listen-address",
-    "control_socket": "--control.socket",
-    "token_file": "--control.token-file",
-    "log_level": "--log.level",
-    "log_format": "--log.format",
-}
-
-
-def option(setting: str) -> str:
-    """Return the command-line option of a setting."""
-    return _OPTIONS.get(setting, f"--{setting.replace('_', '-')}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

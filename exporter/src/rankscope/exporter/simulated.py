@@ -35,13 +35,12 @@ def parse_simulation(text: str) -> tuple[int, Board]:
 
 
 class SimulatedFleet:
-    """``Fleet`` of plausible, slowly varying GPUs; the same ``seed`` and ``clock`` give the same values.
+    """``Fleet`` of plausible, slowly varying GPUs; the same ``clock`` gives the same values.
 
     Args:
         spec: number and model, ``4`` or ``8xH100``.
         collectors: names of the collectors whose metrics are simulated.
         interval_s: seconds after which values change.
-        seed: seed of the GPUs' differences.
         clock: returns seconds; only differences from the value at construction matter.
         now: returns the unix time at construction.
 
@@ -57,12 +56,11 @@ class SimulatedFleet:
         *,
         collectors: frozenset[str] = DEFAULT_COLLECTORS,
         interval_s: float = 1.0,
-        seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         count, board = parse_simulation(spec)
-        dice = random.Random(seed)  # noqa: S311  not for secrets
+        dice = random.Random(0)  # noqa: S311  not for secrets
         self._gpus = [SimulatedGpu.rolled(board, index, dice) for index in range(count)]
         self._collectors = collectors
         self._interval_s = interval_s
@@ -121,7 +119,7 @@ class SimulatedFleet:
             monotonic_s=self._started + at_s,
             readings=tuple(one for one in gpu.readings(at_s) if BY_NAME[one.metric].collector in self._collectors),
             absent=tuple(one for one in gpu.absent() if BY_NAME[one.metric].collector in self._collectors),
-            runs=tuple(CollectorRun(name, 0.0, None) for name in sorted(self._collectors) if COLLECTORS[name].asks_gpu),
+            runs=tuple(CollectorRun(name, 0.0, None) for name in sorted(self._collectors) if COLLECTORS[name].reads_gpu),
         )
 
     def _gpu_state(self, sample: GpuSample, age_s: float, released: tuple[float, float] | None) -> GpuState:

@@ -1,4 +1,4 @@
-"""The table of Xid and SXid errors, read from ``xids.toml``: meaning, cause and usual action of each code."""
+"""The table of Xid errors, read from ``xids.toml``: meaning, cause and usual action of each code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ Action = Literal[
     "contact_vendor",
     "see_recovery_action",
 ]
-Severity = Literal["fatal", "non_fatal"]
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,18 +32,9 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     name: str
     meaning: str
     cause: Literal["hardware", "driver", "application"]
-    actionable: bool
-    action: Action
+    actionable: bool = False
+    action: Action = "none"
     critical: bool = False
-
-
-class SxidSeverity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Meaning and action of a severity (fatal or not) that an NVSwitch's driver reports with an SXid."""
-
-    severity: Severity
-    meaning: str
-    actionable: bool
-    action: Action
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +48,6 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Source
     xid: tuple[Xid, ...]
-    sxid_severity: tuple[SxidSeverity, ...]
 
 
 _FILE: Final = msgspec.toml.decode((files("rankscope.exporter") / "xids.toml").read_bytes(), type=_File)
@@ -71,8 +60,6 @@ ACTIONABLE: Final[tuple[int, ...]] = tuple(sorted(xid.code for xid in _FILE.xid 
 
 CRITICAL: Final[tuple[int, ...]] = tuple(code for code in ACTIONABLE if XIDS[code].critical)
 """Critical codes; every GPU has a series of each, starting before the first occurrence."""
-
-SXID_SEVERITIES: Final[dict[Severity, SxidSeverity]] = {one.severity: one for one in _FILE.sxid_severity}
 
 FALLEN_OFF_THE_BUS: Final = 79
 """Xid of a GPU that no longer answers over PCIe; the driver does not always report it as an Xid."""

@@ -1,7 +1,7 @@
 """Delivery of alerts: to Alertmanagers, posted again at every evaluation, and to webhooks through an outbox on disk.
 
 Path of an alert: ``receivers`` (Alertmanager's API, or the outbox) → ``message`` (a payload small enough for its target)
-→ ``outbox`` (in the store) → ``sender``, ``target_sender`` (a thread per target) → ``templates`` (the target's format)
-→ ``signing`` → ``courier`` (one attempt) → ``retrying`` (delivered, retried or given up).
-``target`` and ``targets`` are the operator's configuration; ``http`` and ``post`` limit the time and destination of a request.
+→ ``outbox`` (in the store) → ``sender`` (a thread per target) → ``templates`` (the target's format) → ``signing``
+→ ``courier`` (one attempt) → ``retrying`` (delivered, retried or given up). ``targets`` is the operator's configuration; ``http``
+and ``post`` limit the time and destination of a request; ``outbox_command`` and ``trial`` are the command line.
 """

@@ -1,9 +1,8 @@
-"""One attempt to deliver one message to a target over HTTP: rendered, signed, and judged by its answer."""
+"""One attempt to deliver a message to a target, over HTTP or through Apprise."""
 
 from __future__ import annotations
 
 import base64
-import importlib.util
 import subprocess
 import sys
 import time
@@ -18,11 +17,11 @@ from rankscope.alerts.deliver.http import CONNECT_S, http_client
 from rankscope.alerts.deliver.post import DeliveryError, NoAnswerError, post
 from rankscope.alerts.deliver.retrying import Judgement, judge_status, not_answered
 from rankscope.alerts.deliver.signing import ID_HEADER, SecretError, SecretUnavailableError, parse_secret, sign
-from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.deliver.templates import TEMPLATES
 from rankscope.alerts.deliver.templates.facts import Facts, facts, headline
 from rankscope.alerts.payload import Payload
-from rankscope.base.errors import MissingError, RankscopeError
+from rankscope.base.errors import RankscopeError
 from rankscope.base.options import http_url
 
 
@@ -39,8 +38,6 @@ class HttpCourier:
     def __init__(self, target: Target, *, wall: Callable[[], float] = time.time) -> None:
         self._target = target
         self._wall = wall
-        self._known: tuple[object, ...] = ()
-        self._client: httpx.Client | None = None
 
     def attempt(self, message_id: str, payload: bytes) -> Judgement:
         """POST the rendered and signed message. Secrets are read for each attempt, so they can be rotated without a restart."""
@@ -52,14 +49,16 @@ class HttpCourier:
             headers = self._headers(message_id, body)
         except (SecretUnavailableError, SecretError) as error:
             return not_answered(str(error), sent=False)
+        timeout = httpx.Timeout(target.timeout_s, connect=min(CONNECT_S, target.timeout_s))
         try:
-            client = self._client_for(url)
+            client = http_client(url, timeout=timeout, ca_file=target.ca_file, proxy=target.proxy)
         except RankscopeError as error:  # the proxy is unusable
             return not_answered(f"cannot connect: {error}", sent=False)
         except (OSError, ValueError) as error:  # the CA file is unusable
             return not_answered(f"cannot connect: {getattr(error, 'strerror', None) or type(error).__name__}", sent=False)
         try:
-            answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)
+            with client:
+                answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)
         except NoAnswerError as error:
             return not_answered(str(error), sent=error.sent, late=error.late)
         except DeliveryError as error:
@@ -71,7 +70,7 @@ class HttpCourier:
         try:
             return http_url(url.read())
         except click.BadParameter as error:  # the file may be corrected before the next attempt
-            raise SecretUnavailableError(f"{url.where}: {error.message}") from error
+            raise SecretUnavailableError(url.where, error.message) from error
 
     def _headers(self, message_id: str, body: bytes) -> dict[str, str]:
         target = self._target
@@ -86,21 +85,6 @@ class HttpCourier:
         if target.basic is not None:
             headers["Authorization"] = f"Basic {base64.b64encode(target.basic.read().encode()).decode()}"
         return headers
-
-    def _client_for(self, url: str) -> httpx.Client:
-        """Return the client for ``url``. A new one is created when the address or the CA file has changed."""
-        ca_file = self._target.ca_file
-        stat = None if ca_file is None else ca_file.stat()
-        known = (url, None if stat is None else (stat.st_ino, stat.st_mtime_ns, stat.st_size))
-        if self._client is not None and known != self._known:
-            self._client.close()
-            self._client = None
-        if self._client is None:
-            seconds = self._target.timeout_s
-            timeout = httpx.Timeout(seconds, connect=min(CONNECT_S, seconds))
-            self._client = http_client(url, timeout=timeout, ca_file=ca_file, proxy=self._target.proxy)
-            self._known = known
-        return self._client
 
 
 _CAP: Final = 300
@@ -127,12 +111,6 @@ done = service.notify(
 )
 sys.exit(0 if done else 1)
 """
-
-
-def require_apprise() -> None:
-    """Raise ``MissingError`` if Apprise is not installed."""
-    if importlib.util.find_spec("apprise") is None:
-        raise MissingError("Apprise is not installed; run: pip install 'rankscope[apprise]'")
 
 
 class AppriseCourier:
@@ -164,31 +142,31 @@ class AppriseCourier:
         except OSError as error:
             return not_answered(f"cannot start a process: {error.strerror or error}", sent=False)
         if done.returncode == 0:
-            return Judgement(kind="delivered", reason="taken by Apprise", heard=True)
+            return Judgement(kind="delivered", reason="accepted by Apprise", received=True)
         if done.returncode == _REFUSED:
-            return Judgement(kind="dead", reason="Apprise knows no service of such an address")
+            return Judgement(kind="dead", reason="Apprise supports no service with such an address")
         return not_answered("Apprise could not deliver it", sent=True)
 
 
 def text_message(payload: bytes) -> dict[str, str]:
     """Convert a payload to plain text: ``title``, ``body`` and ``kind`` (firing, critical, resolved or ended)."""
-    told = msgspec.json.decode(payload, type=Payload)
-    parts = [_text(facts(alert, _CAP)) for alert in told.alerts]
-    critical = any(alert.status == "firing" and alert.labels.get("severity") == "critical" for alert in told.alerts)
-    mended = not any(alert.annotations.get("ended_because") for alert in told.alerts)
+    content = msgspec.json.decode(payload, type=Payload)
+    parts = [_text(facts(alert, _CAP)) for alert in content.alerts]
+    critical = any(alert.status == "firing" and alert.labels.get("severity") == "critical" for alert in content.alerts)
+    mended = not any(alert.annotations.get("ended_because") for alert in content.alerts)
     over = "resolved" if mended else "ended"
-    kind = over if told.status == "resolved" else "critical" if critical else "firing"
+    kind = over if content.status == "resolved" else "critical" if critical else "firing"
     body = "\n\n".join(parts)
     while len(body.encode(errors="replace")) > _MOST_BYTES:
         parts.pop()
-        body = "\n\n".join([*parts, f"… and {len(told.alerts) - len(parts)} more"])
-    return {"title": headline(told, 100), "body": body, "kind": kind}
+        body = "\n\n".join([*parts, f"… and {len(content.alerts) - len(parts)} more"])
+    return {"title": headline(content, 100), "body": body, "kind": kind}
 
 
-def _text(told: Facts) -> str:
-    lines = [told.heading, told.summary, *(f"{name}: {text}" for name, text in told.said)]
-    if not told.brief:
-        lines += [f"next: {step}" for step in told.next]
-        lines += [told.description, told.deciding]
-    lines += [f"{words}: {address}" for words, address in told.links]
+def _text(content: Facts) -> str:
+    lines = [content.heading, content.summary, *(f"{name}: {text}" for name, text in content.fields)]
+    if not content.brief:
+        lines += [f"next: {step}" for step in content.next]
+        lines += [content.description, content.deciding]
+    lines += [f"{words}: {address}" for words, address in content.links]
     return "\n".join(line for line in lines if line)

@@ -1,4 +1,4 @@
-"""HTTP clients that verify TLS, follow nobody elsewhere, and connect to the address that was checked."""
+"""HTTP clients that verify TLS, follow no redirects, and connect only to addresses that were checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from rankscope.alerts.deliver.post import redact, through
+from rankscope.alerts.deliver.post import redact, with_proxy
 from rankscope.base.errors import InputError, MissingError
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -33,14 +33,14 @@ class EgressError(Exception):
     """A host cannot be resolved, or must not be contacted; the message names the host and the reason."""
 
 
-def named_by_operator(host: str, address: str) -> None:
+def check_address(host: str, address: str) -> None:
     """Check that a host from the operator's configuration may be reached at ``address``. Private addresses are allowed.
 
     Raises ``EgressError`` for a link-local or cloud-metadata address, unless ``host`` is that address itself.
     """
-    if _literal(host) is None and any(inner in network for inner in _meant(address) for network in _GUARDED):
+    if _literal(host) is None and any(inner in network for inner in _with_embedded(address) for network in _GUARDED):
         raise EgressError(
-            f"{host} leads to {address}, which is link-local or a cloud's metadata; name the address itself to allow it"
+            f"{host} resolves to {address}, a link-local or cloud-metadata address; configure the address itself to allow it"
         )
 
 
@@ -51,7 +51,7 @@ def resolve(host: str, port: int, *, timeout_s: float) -> list[str]:
         return [str(literal)]
     answers: queue.SimpleQueue[list[str] | OSError] = queue.SimpleQueue()
 
-    def ask() -> None:
+    def look_up() -> None:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             answers.put(list(dict.fromkeys(str(address[0]) for *_, address in found)))
@@ -59,11 +59,11 @@ def resolve(host: str, port: int, *, timeout_s: float) -> list[str]:
             answers.put(error if isinstance(error, OSError) else OSError(str(error)))
 
     # In a separate thread: the system's resolver has no timeout that we could set.
-    threading.Thread(target=ask, name="rankscope-resolve", daemon=True).start()
+    threading.Thread(target=look_up, name="rankscope-resolve", daemon=True).start()
     try:
         answer = answers.get(timeout=timeout_s)
     except queue.Empty:
-        raise EgressError(f"{host}: no answer from the name server in time") from None
+        raise EgressError(f"{host}: the name server did not answer in time") from None
     if isinstance(answer, OSError):
         raise EgressError(f"{host}: {answer.strerror or answer}")
     return answer
@@ -77,7 +77,7 @@ def _literal(host: str) -> _Address | None:
         return None
 
 
-def _meant(address: str) -> list[_Address]:
+def _with_embedded(address: str) -> list[_Address]:
     """Return the address and the IPv4 addresses embedded in it (mapped, 6to4, Teredo, NAT64)."""
     outer = ipaddress.ip_address(address)
     inner: list[_Address | None] = []
@@ -109,12 +109,12 @@ class PinnedTransport(httpx.BaseTransport):
         url = request.url
         host = url.raw_host.decode("ascii")
         port = url.port or {"http": 80, "https": 443}[url.scheme]
-        asked = request.extensions.get("timeout", {})
-        timeout_s = float(asked.get("connect") or CONNECT_S)
+        timeouts = request.extensions.get("timeout", {})
+        timeout_s = float(timeouts.get("connect") or CONNECT_S)
         try:
             addresses = resolve(host, port, timeout_s=timeout_s)
             for address in addresses:
-                named_by_operator(host, address)
+                check_address(host, address)
         except EgressError as error:
             raise httpx.ConnectError(str(error), request=request) from error
         refused: httpx.TransportError | None = None
@@ -123,7 +123,7 @@ class PinnedTransport(httpx.BaseTransport):
             request.extensions = {
                 **request.extensions,
                 "sni_hostname": host,
-                "timeout": {**asked, "connect": timeout_s / len(addresses)},
+                "timeout": {**timeouts, "connect": timeout_s / len(addresses)},
             }
             try:
                 return self._inner.handle_request(request)
@@ -132,7 +132,7 @@ class PinnedTransport(httpx.BaseTransport):
         raise refused or httpx.ConnectError(f"{host}: no address", request=request)
 
     def close(self) -> None:
-        """Close what is inside."""
+        """Close the inner transport."""
         self._inner.close()
 
 
@@ -148,10 +148,10 @@ class ProxiedTransport(httpx.BaseTransport):
         try:
             return self._inner.handle_request(request)
         except httpx.TransportError as error:
-            raise type(error)(through(error, self._proxy), request=request) from error
+            raise type(error)(with_proxy(error, self._proxy), request=request) from error
 
     def close(self) -> None:
-        """Close what is inside."""
+        """Close the inner transport."""
         self._inner.close()
 
 

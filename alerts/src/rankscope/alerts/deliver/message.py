@@ -14,7 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.alert import Notice
-from rankscope.alerts.payload import MAX_ALERTS, Payload, PayloadAlert, build_payload, common, group_key
+from rankscope.alerts.payload import MAX_ALERTS, Payload, PayloadAlert, build_payload, common, group_key, payload_alert
 
 MAX_PAYLOAD_BYTES: Final = 18_000
 """Some receivers refuse 20 kB, and a template adds text."""
@@ -23,6 +23,9 @@ _CAPS: Final = ((4000, None), (1500, None), (500, None), (150, None), (150, 32),
 _LONGEST_URL: Final = 1000
 _LONGEST_NAME: Final = 200
 _CUT: Final = "…"
+
+
+State = Literal["waiting", "delivered", "dead", "overtaken"]
 
 
 class AlertState(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +53,28 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     alerts: tuple[AlertState, ...]
 
 
+class MessageSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One message in a listing."""
+
+    id: str
+    target: str
+    group: str
+    state: State
+    alerts: int
+    attempts: int
+    created_unix_ns: int
+    finished_unix_ns: int | None = None
+    next_attempt_s: float | None = None
+    """Seconds until the next attempt; only for a waiting message."""
+    last_error: str = ""
+    about: str = ""
+    """State, severity, name and place of the first alert, and the number of further alerts."""
+    labels: dict[str, str] = {}
+    """Labels common to all alerts."""
+    starts_at: str = ""
+    """Start of the earliest alert, as in the payload."""
+
+
 def messages(target: str, payload: Payload, *, most_alerts: int = MAX_ALERTS, revision: str = "") -> list[Message]:
     """Split a payload into messages for a target, none of them too large. No alert is left out."""
     return [_message(target, part, revision) for part in split(payload, most_alerts=most_alerts)]
@@ -59,17 +84,14 @@ def messages_about(
     target: str, notices: Sequence[Notice], *, external_url: str = "", most_alerts: int = MAX_ALERTS
 ) -> list[Message]:
     """Build messages for a target from alerts of any number of groups."""
-    groups: dict[tuple[str, str], list[Notice]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[PayloadAlert]] = defaultdict(list)
     for notice in notices:
-        groups[group_key(notice.alert), notice.revision].append(notice)
+        groups[group_key(notice.alert.labels), notice.revision].append(payload_alert(notice))
     return [
         message
-        for (_, revision), group in groups.items()
+        for (key, revision), alerts in groups.items()
         for message in messages(
-            target,
-            build_payload(group, external_url=external_url, most_alerts=len(group)),
-            most_alerts=most_alerts,
-            revision=revision,
+            target, build_payload(alerts, key=key, external_url=external_url), most_alerts=most_alerts, revision=revision
         )
     ]
 

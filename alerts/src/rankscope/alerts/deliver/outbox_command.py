@@ -1,4 +1,4 @@
-"""``rankscope alerts outbox``: lists messages and sends again what was given up. Needs no extra."""
+"""``rankscope alerts outbox``: messages of a store, and replay of dead ones. Needs no extra."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from rankscope.alerts.alert import rfc3339, unix_ns
-from rankscope.alerts.deliver.outbox_result import Listed, Listing, Listings, Shown, State
+from rankscope.alerts.deliver.message import MessageSummary, State
 from rankscope.alerts.store.folders import STORE_FILE, default_folders
 from rankscope.base.errors import InputError
 from rankscope.base.options import format_option
@@ -24,12 +24,36 @@ _SHOWN = 100
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of one store, oldest first, and the number of messages by state."""
+
+    path: str
+    counts: dict[str, int]
+    messages: list[MessageSummary]
+
+
+class Listings(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of ``list --format json``."""
+
+    schema: Literal["rankscope.outbox-list/1"] = "rankscope.outbox-list/1"
+    outboxes: list[Listing]
+
+
+class MessageDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of ``show --format json``."""
+
+    path: str
+    message: MessageSummary
+    payload: msgspec.Raw
+    """``null`` if the payload is not JSON."""
+
+
 @click.group()
 def outbox() -> None:
-    """Messages to targets: waiting, delivered, given up.
+    """Messages to targets: waiting, delivered, dead.
 
-    A message that was not accepted within its time, or was refused, is kept: look at it, repair the target, send it again.
-    The next `rankscope alerts watch` or `serve` with the same --state sends it; one that runs does so at once.
+    Refused messages, and those not accepted in time, are kept as dead: show them, repair the target, replay them.
+    A running `rankscope alerts watch` or `serve` with the same --state sends them at once, otherwise the next one does.
     """
 
 
@@ -56,7 +80,7 @@ def list_(
 ) -> None:
     """List messages, oldest first.
 
-    waiting: to be sent; delivered: accepted; dead: given up; overtaken: the alert ended before the target was told of it.
+    waiting: not yet accepted; delivered; dead: given up; overtaken: the alert ended before its firing state was delivered.
     """
     listings = [_listing(path, box, state, target, last) for path, box in _opened(folders)]
     if format_ == "json":
@@ -77,7 +101,7 @@ def list_(
 @format_option("json: the message and its payload.")
 @click.pass_context
 def show(ctx: click.Context, *, id_: str, folders: tuple[Path, ...], format_: Literal["text", "json"]) -> None:
-    """Show a message and what is in it.
+    """Show a message with its payload.
 
     Exit status: 0 done, 1 no such message.
     """
@@ -91,7 +115,7 @@ def show(ctx: click.Context, *, id_: str, folders: tuple[Path, ...], format_: Li
         except (msgspec.DecodeError, UnicodeDecodeError):  # written by another program
             text, payload = payload.decode(errors="replace"), b"null"
         if format_ == "json":
-            click.echo(msgspec.json.encode(Shown(path=str(path), message=message, payload=msgspec.Raw(payload))))
+            click.echo(msgspec.json.encode(MessageDetails(path=str(path), message=message, payload=msgspec.Raw(payload))))
         else:
             click.echo(f"{_line(message)}\ngroup {one_line(message.group)}, created {rfc3339(message.created_unix_ns)}")
             click.echo("\n".join(one_line(line) for line in text.splitlines()))
@@ -102,20 +126,20 @@ def show(ctx: click.Context, *, id_: str, folders: tuple[Path, ...], format_: Li
 
 @outbox.command()
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--dead", is_flag=True, help="All messages that were given up.")
+@click.option("--dead", is_flag=True, help="All dead messages.")
 @_target
 @_folders
 @click.pass_context
 def replay(ctx: click.Context, *, ids: tuple[str, ...], dead: bool, target: str | None, folders: tuple[Path, ...]) -> None:
-    """Send messages again that were given up.
+    """Send dead messages again.
 
-    Alerts that have ended since are left out. A target that was disabled, because it answered 410, is enabled.
+    Alerts that have ended since are left out. A target that was disabled because it answered 410 is enabled.
 
-    Exit status: 0 done, 1 a named message was not given up, or its alerts have ended.
+    Exit status: 0 done, 1 a named message is not dead, or its alerts have ended.
     """
     _require_choice(ids, dead or target is not None, "--dead, --target NAME")
     done = [id_ for _, box in _opened(folders) for id_ in box.replay(ids or None, target=target)]
-    _tell(ctx, ids, done, "will be sent again", "was not given up, or has ended since")
+    _report(ctx, ids, done, "will be sent again", "is not dead, or its alerts have ended")
 
 
 @outbox.command()
@@ -131,7 +155,7 @@ def drop(ctx: click.Context, *, ids: tuple[str, ...], state: State | None, targe
     """
     _require_choice(ids, state is not None or target is not None, "--only STATE, --target NAME")
     done = [id_ for _, box in _opened(folders) for id_ in box.drop(ids or None, state=state, target=target)]
-    _tell(ctx, ids, done, "deleted", "is no message here")
+    _report(ctx, ids, done, "deleted", "is not in these stores")
 
 
 def _require_choice(ids: Sequence[str], chosen: bool, options: str) -> None:
@@ -139,7 +163,7 @@ def _require_choice(ids: Sequence[str], chosen: bool, options: str) -> None:
         raise click.UsageError(f"name messages by their ids, or give {options}")
 
 
-def _tell(ctx: click.Context, ids: Sequence[str], done: Sequence[str], what: str, why_not: str) -> None:
+def _report(ctx: click.Context, ids: Sequence[str], done: Sequence[str], what: str, why_not: str) -> None:
     click.echo(f"{len(done)} {'message' if len(done) == 1 else 'messages'} {what}")
     missing = [id_ for id_ in ids if id_ not in done]
     for id_ in missing:
@@ -168,7 +192,7 @@ def _listing(path: Path, box: Outbox, state: State | None, target: str | None, l
     return Listing(path=str(path), counts=counts, messages=box.listed(state=state, target=target, most=last))
 
 
-def _line(message: Listed) -> str:
+def _line(message: MessageSummary) -> str:
     since = unix_ns(message.starts_at)
     when = f", since {rfc3339(since)}" if since > 0 else ""
     head = f"{message.state:<9} {rfc3339(message.created_unix_ns)} {message.id} {message.target}"

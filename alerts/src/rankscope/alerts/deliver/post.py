@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
-import itertools
 import socket
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,31 +26,33 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self.passed = False
-        self._seconds = seconds
         self._over = False
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
         self._connection: socket.socket | None = None
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        _WATCHDOG.watch(self, time.monotonic() + self._seconds)
+        self._timer.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._timer.cancel()
         with self._lock:
             self._over = True
             self._connection = None
 
     def trace(self, _event: str, info: Mapping[str, Any]) -> None:
         """Record the socket when httpx reports a new connection, plain or TLS."""
-        ask = getattr(info.get("return_value"), "get_extra_info", None)
-        connection = ask("socket") if ask else None
+        get_info = getattr(info.get("return_value"), "get_extra_info", None)
+        connection = get_info("socket") if get_info else None
         if isinstance(connection, socket.socket):
             with self._lock:
                 self._connection = connection
                 if self.passed:
                     _shut(connection)
 
-    def cut(self) -> None:
+    def _cut(self) -> None:
         """Mark the deadline as passed and shut down the connection, unless the request has finished."""
         with self._lock:
             if self._over:
@@ -61,39 +60,6 @@ class Deadline:
             self.passed = True
             if self._connection is not None:
                 _shut(self._connection)
-
-
-class _Watchdog:
-    """Thread for all deadlines: a timer per request would cost more than the request."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Deadline]] = []
-        self._numbers = itertools.count()
-        self._thread: threading.Thread | None = None
-
-    def watch(self, deadline: Deadline, when_s: float) -> None:
-        """Cut ``deadline`` at ``when_s`` on ``time.monotonic``, unless its request has finished."""
-        with self._changed:
-            heapq.heappush(self._due, (when_s, next(self._numbers), deadline))
-            if self._thread is None or not self._thread.is_alive():  # dead in a forked process
-                self._thread = threading.Thread(target=self._run, name="rankscope-deadlines", daemon=True)
-                self._thread.start()
-            elif self._due[0][2] is deadline:
-                self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                wait_s = self._due[0][0] - time.monotonic() if self._due else None
-                if wait_s is None or wait_s > 0:
-                    self._changed.wait(wait_s)
-                    continue
-                deadline = heapq.heappop(self._due)[2]
-            deadline.cut()
-
-
-_WATCHDOG = _Watchdog()
 
 
 def _shut(connection: socket.socket) -> None:
@@ -105,22 +71,22 @@ def _shut(connection: socket.socket) -> None:
 _THROUGH: Final = ", through the proxy "
 
 
-def through(error: Exception, proxy: str) -> str:
+def with_proxy(error: Exception, proxy: str) -> str:
     """Append the proxy, without its password, to the text of an error."""
     return f"{error}{_THROUGH}{redact(proxy)}"
 
 
-def plain_words(error: Exception, url: str, *, late: bool = False) -> str:
+def error_text(error: Exception, url: str, *, late: bool = False) -> str:
     """Return the text of an error, or its class name if the text contains parts of ``url``.
 
-    ``late`` replaces the text by "no answer in time". A proxy that ``through`` appended stays.
+    ``late`` replaces the text by "no answer in time". A proxy that ``with_proxy`` appended stays.
     """
-    text, said, proxy = str(error).partition(_THROUGH)
+    text, separator, proxy = str(error).partition(_THROUGH)
     parts = urlsplit(url)
     secrets = [part for part in (parts.path.strip("/"), parts.query, parts.username, parts.password) if part]
     if not text or any(secret in text for secret in secrets):
         text = type(error).__name__
-    return ("no answer in time" if late else text) + said + proxy
+    return ("no answer in time" if late else text) + separator + proxy
 
 
 def redact(url: str) -> str:
@@ -172,12 +138,12 @@ def post(
                 return Answer(response.status_code, response.headers.get("Retry-After", ""), response.headers.get("Date", ""))
         except (httpx.ConnectTimeout, httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
             late = deadline.passed or isinstance(error, httpx.ConnectTimeout)
-            raise NoAnswerError(plain_words(error, url, late=late), sent=False, late=late) from error
+            raise NoAnswerError(error_text(error, url, late=late), sent=False, late=late) from error
         except httpx.LocalProtocolError as error:  # its text contains headers
             raise DeliveryError(type(error).__name__) from error
         except httpx.TransportError as error:
             late = deadline.passed or isinstance(error, httpx.TimeoutException)
-            raise NoAnswerError(plain_words(error, url, late=late), sent=True, late=late) from error
+            raise NoAnswerError(error_text(error, url, late=late), sent=True, late=late) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise DeliveryError(type(error).__name__) from error
 

@@ -12,7 +12,7 @@ from rankscope.alerts.alert import Notice, rfc3339
 from rankscope.alerts.deliver.message import messages_about
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.post import DeliveryError, post_json, redact
-from rankscope.alerts.deliver.target import Target
+from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import StoreError
 
 MOST_ALERTS: Final = 256
@@ -32,7 +32,7 @@ class Alertmanager:
         self._url = url.rstrip("/") + "/api/v2/alerts"
 
     def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
-        """Post firing and resolved alerts. Posting them again is safe. Raises ``DeliveryError``."""
+        """Post firing and resolved alerts. Repeated posts are safe. Raises ``DeliveryError``."""
         for begin in range(0, len(notices), MOST_ALERTS):
             alerts = [self._post_alert(notice, now_unix_ns) for notice in notices[begin : begin + MOST_ALERTS]]
             post_json(self._client, self._url, msgspec.json.encode(alerts))

@@ -1,4 +1,4 @@
-"""What becomes of a message after an attempt: delivered, tried again when, or given up. Pure. Needs no extra."""
+"""Result of an attempt: the message is delivered, retried after a pause, or given up. Pure. Needs no extra."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Judgement:
 
     kind: Literal["delivered", "retry", "dead", "gone"]
     reason: str = ""
-    heard: bool = False
+    received: bool = False
     """The receiver may have accepted the message."""
     wait_s: float | None = None
     """Seconds that the receiver requested."""
@@ -42,22 +42,22 @@ class Judgement:
 def judge_status(status: int, *, retry_after: str = "", date: str = "", wall_s: float = 0.0) -> Judgement:
     """Judge an answer. ``retry_after`` and ``date`` are its headers; ``wall_s`` is our time, used without a date."""
     if 200 <= status < 300:
-        return Judgement(kind="delivered", reason=f"answered {status}", heard=True)
+        return Judgement(kind="delivered", reason=f"answered {status}", received=True)
     if 300 <= status < 400:
         return Judgement(kind="dead", reason=f"answered {status}; redirects are not followed")
     if status == HTTPStatus.GONE:
-        return Judgement(kind="gone", reason=f"refused with {status}: the receiver is gone for good")
+        return Judgement(kind="gone", reason=f"refused with {status}: the receiver no longer exists")
     if status in _BUSY or status in _DENIED or status >= 500 or status < 200:
         wait_s = retry_after_s(retry_after, date=date, wall_s=wall_s)
         throttle = wait_s is not None or status in _UNKNOWN or status in _DENIED or status == HTTPStatus.TOO_MANY_REQUESTS
         reason = f"{'refused with' if status in _DENIED else 'answered'} {status}"
-        return Judgement(kind="retry", reason=reason, heard=status in _UNKNOWN, wait_s=wait_s, throttle=throttle)
+        return Judgement(kind="retry", reason=reason, received=status in _UNKNOWN, wait_s=wait_s, throttle=throttle)
     return Judgement(kind="dead", reason=f"refused with {status}")
 
 
 def not_answered(reason: str, *, sent: bool, late: bool = False) -> Judgement:
     """Judge an attempt without an answer. ``late``: it timed out."""
-    return Judgement(kind="retry", reason=cut(reason, _REASON_CHARACTERS), heard=sent, throttle=late or not sent)
+    return Judgement(kind="retry", reason=cut(reason, _REASON_CHARACTERS), received=sent, throttle=late or not sent)
 
 
 def retry_after_s(header: str, *, date: str, wall_s: float) -> float | None:

@@ -1,25 +1,184 @@
-"""The sender: one thread per target, so that a slow receiver holds up no other, and one process per store."""
+"""The sender: one thread per target, so that a slow receiver delays no other, and one process per store.
+
+A target's messages are sent in order, no faster than its rate, retried after failures, and given up in the end. While a target
+fails as a whole, single messages probe it.
+"""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
+import msgspec
+
 from rankscope.alerts.deliver.courier import AppriseCourier, Courier, HttpCourier
-from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.outbox_queue import OutboxQueue
-from rankscope.alerts.deliver.retrying import RETRY_FOR_S
-from rankscope.alerts.deliver.target import Target
-from rankscope.alerts.deliver.target_sender import TargetSender
+from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
+from rankscope.alerts.deliver.retrying import RETRY_FOR_S, Judgement, pause_s
+from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import StoreError
+from rankscope.base.text import duration
 from rankscope.runs.decoders import make_decoders
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 """Poll interval for messages of other processes; ``wake`` announces those of this process."""
 SHORTEST_S: Final = 0.01
 TIDY_S: Final = 60.0
+TOLERATED: Final = 3
+"""After this many failures in a row, of any messages, the target counts as failing."""
+
+
+class TargetSender:
+    """Sender of one target's messages. ``report`` takes one line when something changes; ``chance`` is the jitter of pauses."""
+
+    def __init__(
+        self, target: Target, outbox: Outbox, courier: Courier, *, report: Callable[[str], None], chance: Callable[[], float]
+    ) -> None:
+        self.target = target
+        self.lost = 0
+        """Messages given up since the start."""
+        self.busy = False
+        self._outbox = outbox
+        self._courier = courier
+        self._report = report
+        self._chance = chance
+        self._full_ns = 0
+        """When the allowance of the target's rate is full again."""
+        self._failures = 0
+        self._pauses = 0
+        self._not_before_ns = 0
+        self._reason = ""
+        self._reported = ""
+        self._unrecorded: Callable[[], None] | None = None
+        """Recording of the last attempt's result, with the next claim or by ``flush``; kept while the disk is full."""
+
+    def run_due(self) -> bool:
+        """Send one message if one is due; return whether it was attempted. Raises ``StoreError``."""
+        self.busy = True
+        try:
+            return self._run_due()
+        finally:
+            self.busy = False
+
+    def next_ns(self) -> int | None:
+        """Return when there is work again; ``None`` if no message waits. Raises ``StoreError``."""
+        due = self._outbox.next_due_ns(self.target.name)
+        return None if due is None else max(due, self._not_before_ns, self._allowed_ns())
+
+    def _allowed_ns(self) -> int:
+        """Return when the target's rate allows the next message: ``count`` in a burst, then one every ``per_s / count``."""
+        rate = self.target.rate
+        return 0 if rate is None else self._full_ns - int((rate.per_s - rate.per_s / rate.count) * 1e9)
+
+    def flush(self) -> None:
+        """Record the result of the last attempt. Raises ``StoreError``."""
+        if self._unrecorded is not None:
+            self._unrecorded()
+            self._unrecorded = None
+
+    def _run_due(self) -> bool:
+        now = self._outbox.now_ns()
+        if (reason := self._outbox.disabled(self.target.name)) is not None:
+            self.flush()
+            self._expire(now + 1, reason)
+            return False
+        if now < max(self._not_before_ns, self._allowed_ns()):
+            self.flush()
+            return False
+        message = self._next_message()
+        if message is not None:
+            if (rate := self.target.rate) is not None:
+                self._full_ns = max(now, self._full_ns) + int(rate.per_s / rate.count * 1e9)
+            self._process(message, self._attempt(message))
+        if self._pauses:
+            self.flush()
+            self._expire(self._outbox.now_ns() - int(self.target.retry_for_s * 1e9), self._too_long())
+        return message is not None
+
+    def _next_message(self) -> ClaimedMessage | None:
+        """Claim the next message; one write to the disk also records the result of the last one."""
+        claim = partial(self._outbox.claim, self.target.name, probe=self._pauses > 0)
+        if self._unrecorded is None:
+            return claim()
+        with self._outbox.store.transaction():
+            self._unrecorded()
+            message = claim()
+        self._unrecorded = None
+        return message
+
+    def _attempt(self, message: ClaimedMessage) -> Judgement:
+        try:
+            return self._courier.attempt(message.id, message.body)
+        except msgspec.DecodeError:
+            return Judgement(kind="dead", reason="cannot be sent: the payload is not readable")
+        except Exception as error:  # noqa: BLE001 - a bug in one message must not stop the others
+            # This machine may be short of a resource for a while.
+            return Judgement(kind="retry", reason=f"cannot be sent: {type(error).__name__}", received=True)
+
+    def _process(self, message: ClaimedMessage, judgement: Judgement) -> None:
+        if judgement.kind == "retry":
+            self._failed(message, judgement)
+            return
+        # A target that refuses one message answers, so the others are sent.
+        failures, self._failures, self._pauses, self._not_before_ns = self._failures, 0, 0, 0
+        if judgement.kind == "delivered":
+            if failures and self._reported:
+                self._report(f"{self.target.label}: delivered after {failures} failed attempts")
+            self._reported = ""
+            self._unrecorded = partial(self._outbox.record, message, "delivered", received=True)
+            return
+        self._give_up(message, judgement.reason, received=judgement.received)
+        if judgement.kind == "gone":
+            self._outbox.disable(self.target.name, judgement.reason)
+
+    def _failed(self, message: ClaimedMessage, judgement: Judgement) -> None:
+        now = self._outbox.now_ns()
+        self._failures += 1
+        self._reason = judgement.reason
+        if judgement.throttle or self._pauses or self._failures >= TOLERATED:
+            self._pauses += 1
+            self._not_before_ns = now + self._wait_ns(self._pauses, judgement)
+        if now - message.queued_ns > self.target.retry_for_s * 1e9:
+            self._give_up(message, self._too_long(), received=judgement.received)
+            return
+        self._unrecorded = partial(
+            self._outbox.record,
+            message,
+            "waiting",
+            reason=judgement.reason,
+            received=judgement.received,
+            next_attempt_ns=now + self._wait_ns(message.attempts, judgement),
+        )
+        self._report_once(f"not delivered so far: {judgement.reason}")
+
+    def _give_up(self, message: ClaimedMessage, reason: str, *, received: bool) -> None:
+        self._unrecorded = partial(self._outbox.record, message, "dead", reason=reason, received=received)
+        self._count_lost(1, reason)
+
+    def _expire(self, queued_before_ns: int, reason: str) -> None:
+        if given_up := self._outbox.expire(self.target.name, queued_before_ns=queued_before_ns, reason=reason):
+            self._count_lost(given_up, reason)
+
+    def _count_lost(self, count: int, reason: str) -> None:
+        self.lost += count
+        see = self._outbox.store.see
+        self._report_once(f"not delivered: {reason}" + (f"; kept{see}" if see else ""))
+
+    def _too_long(self) -> str:
+        return f"not accepted within {duration(self.target.retry_for_s * 1e6)}: {self._reason}"
+
+    def _wait_ns(self, failures: int, judgement: Judgement) -> int:
+        return int(max(pause_s(failures, chance=self._chance()), judgement.wait_s or 0.0) * 1e9)
+
+    def _report_once(self, text: str) -> None:
+        """Report a line once, until the line changes or a message is delivered."""
+        if text != self._reported:
+            self._reported = text
+            self._report(f"{self.target.label}: {text}")
 
 
 def courier_for(target: Target) -> Courier:
@@ -40,29 +199,18 @@ class Sender:
         *,
         report: Callable[[str], None],
         courier: Callable[[Target], Courier] = courier_for,
-        chance: Callable[[], float] | None = None,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._outbox = outbox
-        self._queue = OutboxQueue(outbox)
         self._report = report
         self._stopping = threading.Event()
-        more = {} if chance is None else {"chance": chance}
         self._senders = {
-            target.name: TargetSender(
-                target,
-                self._queue,
-                courier(target),
-                clock=outbox.now_ns,
-                report=report,
-                stopping=self._stopping.is_set,
-                **more,
-            )
-            for target in targets
+            target.name: TargetSender(target, outbox, courier(target), report=report, chance=chance) for target in targets
         }
         self._wakes = {name: threading.Event() for name in self._senders}
         self._threads: list[threading.Thread] = []
         self._locking = threading.Lock()
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._tidied_s: float | None = None
 
     def start(self) -> None:
@@ -77,9 +225,9 @@ class Sender:
         """Stop, waiting up to ``timeout_s`` for attempts in progress. Undelivered messages stay in the outbox."""
         self._stopping.set()
         self.wake()
-        patience = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(max(0.0, patience - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
             self._outbox.store.release()
 
@@ -90,14 +238,14 @@ class Sender:
 
     def run_due(self) -> int:
         """Send everything that is due by the outbox's clock; returns the number of attempts. Raises ``StoreError``."""
-        if not self._is_ours():
+        if not self._acquire():
             return 0
-        total = 0
+        attempts = 0
         for sender in self._senders.values():
-            while attempts := sender.run_due():
-                total += attempts
+            while sender.run_due():
+                attempts += 1
         self._tidy()
-        return total
+        return attempts
 
     def next_ns(self) -> int | None:
         """Return when the next message is due by the outbox's clock; ``None`` if none waits. Raises ``StoreError``."""
@@ -105,7 +253,7 @@ class Sender:
 
     def waiting(self) -> list[str]:
         """Return the labels of targets with waiting messages. Raises ``StoreError``."""
-        return [sender.target.label for name, sender in self._senders.items() if sender.busy or self._queue.has_waiting(name)]
+        return [sender.target.label for name, sender in self._senders.items() if sender.busy or self._outbox.has_waiting(name)]
 
     def lost(self) -> list[str]:
         """Return the labels of targets for which messages were given up since the start."""
@@ -113,15 +261,15 @@ class Sender:
 
     def drain(self, timeout_s: float) -> list[str]:
         """Wait up to ``timeout_s`` until no message waits. Returns the labels of targets with waiting messages."""
-        patience = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         self.wake()
         while True:
             try:
                 waiting = self.waiting()
             except StoreError as error:
-                self._complain(str(error))
+                self._report_once(str(error))
                 waiting = [sender.target.label for sender in self._senders.values()]
-            if not waiting or time.monotonic() >= patience:
+            if not waiting or time.monotonic() >= deadline:
                 return waiting
             time.sleep(0.02)
 
@@ -129,56 +277,53 @@ class Sender:
         sender, wake = self._senders[name], self._wakes[name]
         while not self._stopping.is_set():
             wake.clear()
-            pause_s = LOOK_S
+            wait_s = POLL_S
             try:
-                if self._is_ours():
+                if self._acquire():
                     if sender.run_due():
-                        pause_s = 0.0
-                    else:
-                        due = sender.next_ns()
-                        if due is not None:
-                            pause_s = min(LOOK_S, max(SHORTEST_S, (due - self._outbox.now_ns()) / 1e9))
+                        wait_s = 0.0
+                    elif (due := sender.next_ns()) is not None:
+                        wait_s = min(POLL_S, max(SHORTEST_S, (due - self._outbox.now_ns()) / 1e9))
                     self._tidy()
-                    self._said.pop(name, None)
+                    self._reported.pop(name, None)
             except StoreError as error:
-                self._complain(str(error), name)
+                self._report_once(str(error), name)
             except Exception as error:  # noqa: BLE001 - a thread that ends would leave its target without alerts
-                self._complain(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}", name)
-            if pause_s:
-                wake.wait(pause_s)
+                self._report_once(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}", name)
+            if wait_s:
+                wake.wait(wait_s)
+        with suppress(StoreError):  # the message stays in the outbox
+            sender.flush()
 
-    def _is_ours(self) -> bool:
-        """Acquire the store for sending, unless another process holds it; returns ``True`` on success."""
+    def _acquire(self) -> bool:
+        """Lock the store for sending; return ``False`` while another process holds it."""
         with self._locking:
             if not self._outbox.store.hold():
-                self._complain(f"{self._outbox.store.name}: another process sends from it; this one stands by")
+                self._report_once(f"{self._outbox.store.name}: another process sends from it; this one stands by")
                 return False
-            self._begin_once()
+            if self._tidied_s is None:
+                self._outbox.enable_all()
+                self._tidied_s = 0.0
             return True
-
-    def _begin_once(self) -> None:
-        if self._tidied_s is None:
-            self._queue.enable_all()
-            self._tidied_s = 0.0
 
     def _tidy(self) -> None:
         """Every ``TIDY_S`` seconds: prune, and give up old messages to targets that are no longer configured."""
-        now_s = self._outbox.now_ns() / 1e9
+        now_ns = self._outbox.now_ns()
         with self._locking:
-            if self._tidied_s is not None and 0 < now_s - self._tidied_s < TIDY_S:
+            if self._tidied_s is not None and 0 < now_ns / 1e9 - self._tidied_s < TIDY_S:
                 return
-            self._tidied_s = now_s
-        self._queue.prune()
-        before_ns = self._outbox.now_ns() - int(RETRY_FOR_S * 1e9)
-        for target, count in self._queue.waiting().items():
+            self._tidied_s = now_ns / 1e9
+        self._outbox.prune()
+        before_ns = now_ns - int(RETRY_FOR_S * 1e9)
+        for target, count in self._outbox.waiting().items():
             if target not in self._senders:
-                self._complain(f"{count} messages wait for {target}, which is not configured{self._queue.see}", target)
-                self._queue.expire(target, entered_before_ns=before_ns, reason="no such target is configured")
+                self._report_once(f"{count} messages wait for {target}, which is not configured{self._outbox.store.see}", target)
+                self._outbox.expire(target, queued_before_ns=before_ns, reason="no such target is configured")
 
-    def _complain(self, line: str, about: str = "") -> None:
+    def _report_once(self, line: str, about: str = "") -> None:
         """Report a line once, until the line for this target changes or the target works again."""
-        if self._said.get(about) != line:
-            self._said[about] = line
+        if self._reported.get(about) != line:
+            self._reported[about] = line
             # Several targets may fail for one reason, such as a full disk.
-            if list(self._said.values()).count(line) == 1:
+            if list(self._reported.values()).count(line) == 1:
                 self._report(line)

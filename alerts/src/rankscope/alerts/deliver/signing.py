@@ -1,4 +1,4 @@
-"""Signatures of webhooks as Standard Webhooks has them: who sent it, that nobody changed it, and when. Needs no extra.
+"""Signatures of webhooks by Standard Webhooks, which prove sender, integrity and time. Needs no extra.
 
 Three headers: ``webhook-id``, the same for every attempt to deliver a message; ``webhook-timestamp``, the second of the attempt;
 ``webhook-signature``, ``v1,`` and the base64 of HMAC-SHA256 over ``id.timestamp.body``, one for each secret, separated by spaces.
@@ -18,6 +18,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from rankscope.base.errors import InputError
 from rankscope.runs.segments import open_regular
 
 ID_HEADER: Final = "webhook-id"
@@ -72,9 +73,10 @@ def verify(keys: Sequence[bytes], headers: Mapping[str, str], body: bytes, *, no
         raise SignatureError(f"{TIMESTAMP_HEADER} is not a number of seconds")
     if abs(int(timestamp) - now_s) > TOLERANCE_S:
         raise SignatureError(f"{TIMESTAMP_HEADER} is more than {TOLERANCE_S} s from our clock")
-    given = [word.removeprefix("v1,") for word in headers[SIGNATURE_HEADER].split() if word.startswith("v1,")]
+    signatures = [word.removeprefix("v1,") for word in headers[SIGNATURE_HEADER].split() if word.startswith("v1,")]
     expected = [_signature(key, message_id, timestamp, body).encode() for key in keys]
-    matches = [hmac.compare_digest(one.encode(errors="replace"), other) for one in given[:_MOST_SIGNATURES] for other in expected]
+    found = [one.encode(errors="replace") for one in signatures[:_MOST_SIGNATURES]]
+    matches = [hmac.compare_digest(one, other) for one in found for other in expected]
     if not any(matches):
         raise SignatureError("no signature matches")
     return message_id
@@ -88,7 +90,7 @@ def _signature(key: bytes, message_id: str, timestamp: str, body: bytes) -> str:
 _MAX_BYTES: Final = 64 * 1024
 
 
-class SecretUnavailableError(Exception):
+class SecretUnavailableError(InputError):
     """A secret cannot be read now; the message names its place, never its content."""
 
 
@@ -114,9 +116,9 @@ class Secret:
         """Read the secret: one printable line, not empty. Raises ``SecretUnavailableError``."""
         text = self._text().strip()
         if not text:
-            raise SecretUnavailableError(f"{self.where}: empty")
+            raise SecretUnavailableError(self.where, "empty")
         if not text.isprintable():
-            raise SecretUnavailableError(f"{self.where}: expected one line of text")
+            raise SecretUnavailableError(self.where, "expected one line of text")
         return text
 
     def _text(self) -> str:
@@ -125,15 +127,15 @@ class Secret:
         if self.file is None:
             assert self.env is not None
             if self.env not in os.environ:
-                raise SecretUnavailableError(f"{self.where}: not set")
+                raise SecretUnavailableError(self.where, "not set")
             return os.environ[self.env]
         try:
             with open_regular(self.file) as file:
                 return file.read(_MAX_BYTES).decode()
         except OSError as error:
-            raise SecretUnavailableError(f"{self.file}: {error.strerror or error}") from error
+            raise SecretUnavailableError(self.where, error.strerror or str(error)) from error
         except UnicodeDecodeError:
-            raise SecretUnavailableError(f"{self.file}: not text") from None
+            raise SecretUnavailableError(self.where, "not text") from None
 
 
 class SecretPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,7 +146,7 @@ class SecretPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         if (self.env is None) == (self.file is None):
-            raise ValueError("give either env or file; secrets themselves do not belong into this file")
+            raise ValueError("give either env or file; this file must not contain the secret itself")
 
     def secret(self, folder: Path) -> Secret:
         """Return the secret; a relative file name starts at ``folder``."""

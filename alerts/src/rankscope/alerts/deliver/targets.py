@@ -1,25 +1,82 @@
-"""``alerts.toml``: the operator's targets. Every mistake in it is one line: which target, which field, what is wrong."""
+"""The operator's targets, and their part of ``alerts.toml``.
+
+An error in the file is reported in one line with the target, the field and the reason.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import click
 import msgspec
 
-from rankscope.alerts.deliver.courier import require_apprise
 from rankscope.alerts.deliver.message import cut
+from rankscope.alerts.deliver.post import receiver_key, redact
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
 from rankscope.alerts.deliver.signing import Secret, SecretError, SecretPlace, SecretUnavailableError, parse_secret
-from rankscope.alerts.deliver.target import ATTEMPT_S, Rate, Target, TemplateName
+from rankscope.alerts.payload import MAX_ALERTS
 from rankscope.alerts.toml_file import converted, duration, read_toml
-from rankscope.base.errors import InputError
+from rankscope.base.errors import InputError, MissingError
 from rankscope.base.options import http_url, parse_rate
+
+ATTEMPT_S: Final = 15.0
+"""Seconds for one attempt, from name resolution to the headers of the answer."""
+
+TemplateName = Literal["generic", "slack", "teams", "pagerduty", "apprise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most ``count`` deliveries per ``per_s`` seconds. A burst of ``count`` is allowed after ``per_s`` without any."""
+
+    count: float
+    per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One destination of alerts. Its ``repr`` contains no secret."""
+
+    name: str
+    """Name in the outbox."""
+    key: str
+    """Name in the watcher's state file, which contains Alertmanagers, too."""
+    label: str
+    """Name in messages to users."""
+    url: Secret
+    template: TemplateName = "generic"
+    secrets: tuple[Secret, ...] = ()
+    """Signing secrets; each of them adds a signature."""
+    bearer: Secret | None = None
+    basic: Secret | None = None
+    """``USER:PASSWORD``."""
+    routing_key: Secret | None = None
+    """For PagerDuty only."""
+    retry_for_s: float = RETRY_FOR_S
+    rate: Rate | None = None
+    ca_file: Path | None = None
+    proxy: str | None = field(default=None, repr=False)
+    """Address of the proxy; empty for none; ``None`` reads the environment."""
+    timeout_s: float = ATTEMPT_S
+
+    @property
+    def most_alerts(self) -> int:
+        """Maximum number of alerts in one message."""
+        return 1 if self.template == "pagerduty" else MAX_ALERTS
+
+
+def webhook_target(url: str) -> Target:
+    """Build the target for ``--webhook URL``."""
+    name = receiver_key("webhook", url)
+    # The name distinguishes webhooks on one host, and appears in outbox listings, too.
+    return Target(name=name, key=name, label=f"{name} {redact(url)}", url=Secret(value=url))
+
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PAGERDUTY: Final = "https://events.pagerduty.com/v2/enqueue"
@@ -103,7 +160,7 @@ class _Place:
         """Report a missing file, or raise ``_WrongError`` without ``absent``."""
         if self.absent is None:
             raise _WrongError(field, reason)
-        self.absent(f"{self.name}: {reason}; it waits for this file")
+        self.absent(f"{self.name}: {reason}; retried until the file exists")
 
 
 def _target(entry: _TargetEntry, place: _Place, taken: set[str]) -> Target:
@@ -114,7 +171,7 @@ def _target(entry: _TargetEntry, place: _Place, taken: set[str]) -> Target:
     url = _url(entry, place)
     _refuse_contradictions(entry)
     if entry.template == "apprise":
-        require_apprise()
+        _require_apprise()
     ca_file = None if entry.ca_file is None else place.folder / entry.ca_file
     if ca_file is not None and not ca_file.is_file():
         place.waits("ca_file", f"{ca_file}: no such file")
@@ -136,15 +193,21 @@ def _target(entry: _TargetEntry, place: _Place, taken: set[str]) -> Target:
     )
 
 
+def _require_apprise() -> None:
+    """Raise ``MissingError`` if Apprise is not installed."""
+    if importlib.util.find_spec("apprise") is None:
+        raise MissingError("Apprise is not installed; run: pip install 'rankscope[apprise]'")
+
+
 def _refuse_contradictions(entry: _TargetEntry) -> None:
     if (entry.template == "pagerduty") != (entry.routing_key is not None):
         raise _WrongError("routing_key", 'required with template = "pagerduty", and only there')
     if entry.bearer is not None and entry.basic is not None:
-        raise _WrongError("basic", "there is a bearer already")
+        raise _WrongError("basic", "not together with bearer")
     if entry.template == "apprise":
         for name in ("secrets", "bearer", "basic", "ca_file", "proxy"):
             if getattr(entry, name):
-                raise _WrongError(name, "Apprise's own address says how it is spoken to")
+                raise _WrongError(name, "not with Apprise: its address contains all settings")
 
 
 def _no_key(text: str) -> str:
@@ -156,7 +219,7 @@ def _no_key(text: str) -> str:
 
 
 def _no_token(text: str) -> str:
-    return "" if text.isascii() else "a header takes ASCII only"
+    return "" if text.isascii() else "a header allows ASCII only"
 
 
 def _no_login(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Verdicts: one run after the other is analysed in a process of its own, and who asks is never kept waiting."""
+"""Verdicts about runs: one run after the other is analysed in a child process, and no caller waits for it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _END_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ChildResult:
     """Result of a child process."""
 
     status: int | None
     """Exit status; ``None`` if the child was killed at its time limit."""
     output: bytes
-    said: str
+    error: str
     """Last line of standard error."""
 
 
@@ -62,7 +62,7 @@ class BoundedChild:
 
     def __init__(self, arguments: Sequence[str], *, limit_s: float) -> None:
         self._until = time.monotonic() + limit_s
-        self._finished: Finished | None = None
+        self._finished: ChildResult | None = None
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by ``poll``
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(MEMORY_BYTES), str(OUTPUT_BYTES)]
@@ -74,7 +74,7 @@ class BoundedChild:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
 
-    def poll(self) -> Finished | None:
+    def poll(self) -> ChildResult | None:
         """Return the result; ``None`` while the process runs."""
         if self._finished is None:
             status = self._process.poll()
@@ -84,10 +84,10 @@ class BoundedChild:
                 self.end()
             output, errors = (_all_of(file) for file in (self._output, self._errors))
             lines = errors.decode(errors="replace").strip().splitlines()
-            self._finished = Finished(status, output, lines[-1].removeprefix("rankscope: ") if lines else "")
+            self._finished = ChildResult(status, output, lines[-1].removeprefix("rankscope: ") if lines else "")
         return self._finished
 
-    def wait(self) -> Finished:
+    def wait(self) -> ChildResult:
         """Wait for the process, and return the result."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, self._until - time.monotonic()))
@@ -114,7 +114,7 @@ about many runs, and the first verdict must stay valid until the last one is rea
 """
 LIMIT_S: Final = 60.0
 """Time limit for one run: others wait meanwhile. A verdict after the alerts' wait is delivered late."""
-MAX_ASKED: Final = 64
+MAX_QUEUED: Final = 64
 _KEPT: Final = 64
 
 
@@ -130,7 +130,7 @@ class Analyst:
         self._fresh_s = max(FRESH_S, waits_s)
         self._ready = ready
         self._changed = threading.Condition()
-        self._asked: dict[RunName, None] = {}
+        self._queue: dict[RunName, None] = {}
         self._known: OrderedDict[RunName, tuple[float, Facts]] = OrderedDict()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="analyst", daemon=True)
@@ -151,34 +151,34 @@ class Analyst:
             known = self._known.get(named)
             if known is not None and time.monotonic() - known[0] < self._fresh_s:
                 return known[1]
-            if named not in self._asked:
-                if len(self._asked) >= MAX_ASKED:
+            if named not in self._queue:
+                if len(self._queue) >= MAX_QUEUED:
                     return Facts(problem="alerts about too many runs arrived at once to analyse them all", late=True)
-                self._asked[named] = None
+                self._queue[named] = None
                 self._changed.notify()
         return None
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._asked and not self._stopping:
+                while not self._queue and not self._stopping:
                     self._changed.wait()
                 if self._stopping:
                     return
-                named = next(iter(self._asked))
+                named = next(iter(self._queue))
             try:
-                facts = self._looked_at(named)
+                facts = self._analyse(named)
             except Exception as error:  # noqa: BLE001 - a damaged run must not stop the analysis of the next one
                 facts = Facts(problem=f"the run cannot be analysed: {type(error).__name__}")
             with self._changed:
-                del self._asked[named]
+                del self._queue[named]
                 self._known.pop(named, None)
                 self._known[named] = (time.monotonic(), facts)
                 while len(self._known) > _KEPT:
                     self._known.popitem(last=False)
             self._ready()
 
-    def _looked_at(self, named: RunName) -> Facts:
+    def _analyse(self, named: RunName) -> Facts:
         try:
             run = self._runs.find(named)
         except UnknownRunError as error:
@@ -190,7 +190,7 @@ class Analyst:
         if done.status is None:
             return Facts(problem=f"the run could not be analysed within {self._limit_s:g} s", run_id=run.run_id)
         if done.status != 0:
-            return Facts(problem=f"the run cannot be analysed: {done.said or f'status {done.status}'}", run_id=run.run_id)
+            return Facts(problem=f"the run cannot be analysed: {done.error or f'status {done.status}'}", run_id=run.run_id)
         facts = facts_of(msgspec.json.decode(done.output, type=Analysis))
         if facts.run_id and facts.run_id != run.run_id:
             return Facts(problem="the run was replaced by another while it was analysed")

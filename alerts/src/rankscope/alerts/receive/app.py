@@ -21,7 +21,7 @@ import msgspec
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.output import alert_line
-from rankscope.alerts.receive.authentication import UNGUESSABLE, Failures, Headers, Ways
+from rankscope.alerts.receive.authentication import UNGUESSABLE, Credentials, Failures, Headers
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.inbox import BusyError, Inbox
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
@@ -42,6 +42,9 @@ CHALLENGE: Final = b'Bearer, Basic realm="rankscope"'
 REPORTED_FAILURES: Final = ("not_authenticated", "failed_attempts")
 """Reported by ``authentication.Failures``, by address."""
 
+EVICTED: Final = "evicted"
+"""Reason of a connection that was closed before its answer, to make room for another."""
+
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -59,7 +62,7 @@ _PATHS: Final = {
 _TEXT: Final = b"text/plain; charset=utf-8"
 
 
-class Received(msgspec.Struct, frozen=True, kw_only=True):
+class AcceptedPayload(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted payload, unchanged except for white space."""
 
     received_unix_ns: int
@@ -70,7 +73,7 @@ class Deliveries(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to ``GET /deliveries``: the last accepted payloads, oldest first, and the total number so far."""
 
     total: int
-    deliveries: list[Received]
+    deliveries: list[AcceptedPayload]
 
 
 class _Refused(Exception):  # noqa: N818 - an HTTP answer, not an error
@@ -94,12 +97,19 @@ class _Refusals:
 
     def add(self, refused: _Refused, client: str) -> None:
         """Report a refusal. Runs in the event loop."""
-        if refused.reason in self._further:
-            self._further[refused.reason] += 1
+        self._add(refused.reason, client, f"with {refused.status} ({refused.reason}): {refused.text}")
+
+    def add_evicted(self, client: str) -> None:
+        """Report a connection that was closed before its answer. Runs in the event loop."""
+        self._add(EVICTED, client, f"without an answer ({EVICTED}): too many connections are open, the sender has to try again")
+
+    def _add(self, reason: str, client: str, how: str) -> None:
+        if reason in self._further:
+            self._further[reason] += 1
             return
-        self._further[refused.reason] = 0
-        self._report(f"refused a delivery from {one_line(client)} with {refused.status} ({refused.reason}): {refused.text}")
-        asyncio.get_running_loop().call_later(REFUSALS_S, self._summarise, refused.reason)
+        self._further[reason] = 0
+        self._report(f"refused a delivery from {one_line(client) or 'an unknown address'} {how}")
+        asyncio.get_running_loop().call_later(REFUSALS_S, self._summarise, reason)
 
     def _summarise(self, reason: str) -> None:
         if further := self._further.pop(reason):
@@ -135,7 +145,7 @@ class ReceiverApp:
 
     ``show`` takes one line per alert and never raises. ``report`` takes problems. ``accepted`` is called after a delivery was
     stored. ``report`` and ``accepted`` must be thread-safe. The metrics count the messages in ``outbox``. With ``out`` every
-    accepted payload is appended to that file as one line of JSON (``Received``) before it is acknowledged.
+    accepted payload is appended to that file as one line of JSON (``AcceptedPayload``) before it is acknowledged.
     """
 
     def __init__(
@@ -145,7 +155,7 @@ class ReceiverApp:
         show: Callable[[str], object],
         report: Callable[[str], object],
         out: Path | None = None,
-        ways: Ways | None = None,
+        credentials: Credentials | None = None,
         counters: Counters | None = None,
         accepted: Callable[[], object] = lambda: None,
         outbox: Outbox | None = None,
@@ -156,7 +166,7 @@ class ReceiverApp:
         self._show = show
         self._report = report
         self._out = out
-        self._ways = ways or Ways()
+        self._credentials = credentials or Credentials()
         self._failures = Failures(report)
         self._counters = counters or Counters()
         self._accepted = accepted
@@ -176,7 +186,7 @@ class ReceiverApp:
         except _Refused as refused:
             self._counters.add("refused", reason=refused.reason)
             if scope["path"] == "/webhook" and refused.reason not in REPORTED_FAILURES:
-                self._refusals.add(refused, (scope.get("client") or ("an unknown address",))[0])
+                self._refusals.add(refused, (scope.get("client") or ("",))[0])
             status, kind, body = refused.status, _TEXT, f"{refused.text}\n".encode()
             headers = refused.headers
         start = [
@@ -188,6 +198,11 @@ class ReceiverApp:
         ]
         await send({"type": "http.response.start", "status": status, "headers": start})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def evicted(self, address: str) -> None:
+        """Count and report a client whose request was cut off because too many connections are open."""
+        self._counters.add("refused", reason=EVICTED)
+        self._refusals.add_evicted(address)
 
     async def _answer(self, scope: _Scope, receive: _Receive) -> tuple[int, bytes, bytes]:
         method, path = scope["method"], scope["path"]
@@ -218,15 +233,15 @@ class ReceiverApp:
     ) -> tuple[Headers, bytes]:
         """Authenticate a request, and return its headers and body. Raises ``_Refused``."""
         address = (scope.get("client") or ("",))[0]
-        left_s = self._failures.shut_out_s(address) if self._ways.any else 0.0
+        left_s = self._failures.blocked_s(address) if self._credentials.any else 0.0
         shortest = UNGUESSABLE if left_s else 0
         times = Counter(name for name, _ in scope["headers"])
         headers = {name: value for name, value in scope["headers"] if times[name] == 1}
-        known = not self._ways.any or self._ways.by_header(headers, shortest=shortest)
-        if not known and not (self._ways.signed or self._ways.grafana):
+        known = not self._credentials.any or self._credentials.by_header(headers, shortest=shortest)
+        if not known and not (self._credentials.signed or self._credentials.grafana):
             raise self._stranger(address, left_s)
         body = await _body(scope, receive, reserve) if with_body or not known else b""
-        if not known and not self._ways.by_signature(headers, body, now_s=time.time(), shortest=shortest):
+        if not known and not self._credentials.by_signature(headers, body, now_s=time.time(), shortest=shortest):
             raise self._stranger(address, left_s)
         return headers, body
 
@@ -235,7 +250,7 @@ class ReceiverApp:
             return _Refused(503, "failed_attempts", "too many failed attempts from this address", _later(left_s))
         self._failures.failed(address)
         headers = ((b"www-authenticate", CHALLENGE), (b"connection", b"close"))
-        return _Refused(401, "not_authenticated", "who are you? The credentials are missing or wrong", headers)
+        return _Refused(401, "not_authenticated", "credentials are missing or wrong", headers)
 
     async def _take(self, headers: Headers, body: bytes) -> tuple[int, bytes, bytes]:
         notification, new = await self._off_loop(lambda: self._keep(headers.get(b"webhook-id"), body))
@@ -243,7 +258,7 @@ class ReceiverApp:
             self._counters.add("duplicates")
             return 200, b"application/json", b'{"accepted": true, "duplicate": true}\n'
         self._counters.add("deliveries", sender=notification.source)
-        self._shown(notification)
+        self._show_alerts(notification)
         self._accepted()
         return 200, b"application/json", b'{"accepted": true}\n'
 
@@ -266,12 +281,12 @@ class ReceiverApp:
     def _append(self, body: bytes, now_unix_ns: int) -> None:
         if self._out is not None:
             with self._out.open("ab") as file:
-                file.write(msgspec.json.encode(Received(received_unix_ns=now_unix_ns, payload=msgspec.Raw(body))) + b"\n")
+                file.write(msgspec.json.encode(AcceptedPayload(received_unix_ns=now_unix_ns, payload=msgspec.Raw(body))) + b"\n")
 
     def _not_stored(self, reason: str) -> _Refused:
         if self._writable:
             self._writable = False
-            self._report(f"{reason}; senders are asked to try again")
+            self._report(f"{reason}; senders get 503 and retry")
         return _Refused(503, "not_stored", "cannot store the delivery", _later(5))
 
     def _stored(self) -> None:
@@ -279,15 +294,15 @@ class ReceiverApp:
             self._writable = True
             self._report("deliveries can be stored again")
 
-    def _shown(self, said: Notification) -> None:
-        for alert in said.alerts:
+    def _show_alerts(self, notification: Notification) -> None:
+        for alert in notification.alerts:
             self._show(alert_line(f"{alert.status.upper():<8}", alert.labels, alert.annotations))
-        if said.truncated_alerts:
-            self._show(f"… and {said.truncated_alerts} more that {one_line(said.source)} left out")
+        if notification.truncated_alerts:
+            self._show(f"… and {notification.truncated_alerts} more, left out by {one_line(notification.source)}")
 
     def _listing(self) -> Deliveries:
         total, kept = self._inbox.kept()
-        received = [Received(received_unix_ns=one.received_unix_ns, payload=msgspec.Raw(one.body)) for one in kept]
+        received = [AcceptedPayload(received_unix_ns=one.received_unix_ns, payload=msgspec.Raw(one.body)) for one in kept]
         return Deliveries(total=total, deliveries=received)
 
     def _metrics(self) -> bytes:

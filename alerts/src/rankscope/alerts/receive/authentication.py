@@ -1,4 +1,4 @@
-"""Who sends: a bearer token, a user and password, or a signature over the body. Several of each, so that they can be changed."""
+"""Authentication of senders: bearer token, user and password, or a signature over the body; several of each, for rotation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Headers = Mapping[bytes, bytes]
 """Headers by lower-case name; a repeated header is left out."""
 
 
-class Known:
+class RotatedSecret:
     """Current value of a secret, or its last readable value, so that a rotation locks no sender out.
 
     Raises ``SecretUnavailableError`` if the secret cannot be read at the start. Later ``report`` takes one line.
@@ -41,10 +41,10 @@ class Known:
         self._secret = secret
         self._report = report
         self._value = secret.read()
-        self._troubled = False
+        self._pause_after = False
 
     def __repr__(self) -> str:
-        return f"Known({self._secret.where})"
+        return f"RotatedSecret({self._secret.where})"
 
     @property
     def where(self) -> str:
@@ -56,24 +56,24 @@ class Known:
         """Value of the secret."""
         try:
             self._value = self._secret.read()
-            self._troubled = False
+            self._pause_after = False
         except SecretUnavailableError as error:
-            if not self._troubled:
-                self._troubled = True
-                self._report(f"{error}; the secret that was read before stays in use")
+            if not self._pause_after:
+                self._pause_after = True
+                self._report(f"{error}; the last value stays in use")
         return self._value.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class Credentials:
     """Accepted credentials. Without any, requests need no authentication."""
 
-    bearer: Sequence[Known] = ()
-    basic: Sequence[tuple[str, Known]] = ()
+    bearer: Sequence[RotatedSecret] = ()
+    basic: Sequence[tuple[str, RotatedSecret]] = ()
     """User and password."""
-    signed: Sequence[Known] = ()
+    signed: Sequence[RotatedSecret] = ()
     """Standard Webhooks: ``whsec_…``."""
-    grafana: Sequence[Known] = ()
+    grafana: Sequence[RotatedSecret] = ()
     grafana_timestamp_header: str | None = None
     """As set in Grafana; then its signature covers ``TIME:BODY``."""
 
@@ -149,10 +149,10 @@ class Failures:
 
     report: Callable[[str], object]
     clock: Callable[[], float] = time.monotonic
-    _told: float = -math.inf
+    _reported_s: float = -math.inf
     _counted: OrderedDict[str, tuple[float, int]] = field(default_factory=OrderedDict)
 
-    def shut_out_s(self, address: str) -> float:
+    def blocked_s(self, address: str) -> float:
         """Return the seconds until the address is accepted again; 0 if it is not shut out."""
         began, count = self._counted.get(address, (0.0, 0))
         return max(0.0, began + FAILURES_S - self.clock()) if count >= MAX_FAILURES else 0.0
@@ -164,10 +164,10 @@ class Failures:
         if now - began > FAILURES_S:
             began, count = now, 0
         if count + 1 == MAX_FAILURES:
-            self.report(f"{address}: {MAX_FAILURES} failed attempts within a minute; it gets 503 for the rest of that")
-        elif count == 0 and now - self._told >= FAILURES_S:
-            self._told = now
-            self.report(f"refused a request from {address or 'an unknown address'}: not authenticated; others are only counted")
+            self.report(f"{address}: {MAX_FAILURES} failed attempts within a minute; answered with 503 for the rest of it")
+        elif count == 0 and now - self._reported_s >= FAILURES_S:
+            self._reported_s = now
+            self.report(f"refused a request from {address or 'an unknown address'}: not authenticated; more are only counted")
         self._counted[address] = (began, count + 1)
         while len(self._counted) > MAX_ADDRESSES:
             self._counted.popitem(last=False)

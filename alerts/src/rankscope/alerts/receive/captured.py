@@ -1,4 +1,4 @@
-"""What a run answered to an action, as words of an alert: which rank, why, what it cost the others, and where to see it."""
+"""Results of actions as annotations of an alert: rank, cause, cost to the other ranks, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rankscope.alerts.receive.analyst import Finished
+from rankscope.alerts.receive.analyst import ChildResult
 from rankscope.alerts.receive.facts import MAX_TEXT, by_name_only
 from rankscope.alerts.receive.known_runs import KnownRun
 from rankscope.alerts.watch.findings import reading
@@ -24,7 +24,7 @@ Outcome = Literal["shown", "incomplete", "refused", "unanswered", "impossible"]
 """``incomplete``: some ranks are missing; ``impossible``: no request could be made, or no result could be read."""
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an action."""
 
     outcome: Outcome
@@ -49,49 +49,49 @@ class _Captured(msgspec.Struct, frozen=True, kw_only=True):
     dumps: list[Any] = []
 
 
-def impossible(what: str, why: str) -> Said:
+def impossible_result(what: str, why: str) -> ActionResult:
     """Build the result of an action that could not be carried out."""
-    return Said(outcome="impossible", annotations=_texts({"summary": f"No {what}: {why}"}))
+    return ActionResult(outcome="impossible", annotations=_texts({"summary": f"No {what}: {why}"}))
 
 
-def is_marked(annotations: dict[str, str]) -> bool:
+def is_simulated(annotations: dict[str, str]) -> bool:
     """Check for simulated GPUs: the watcher's alerts have an annotation, those of Prometheus rules a prefix."""
     return annotations.get("simulated") == "true" or annotations.get("summary", "").startswith("[simulated")
 
 
-def marked(said: Said) -> Said:
+def mark_simulated(result: ActionResult) -> ActionResult:
     """Mark a result as coming from simulated GPUs."""
-    return said if is_marked(said.annotations) else _led(said, "[simulated GPUs] ", simulated="true")
+    return result if is_simulated(result.annotations) else _led(result, "[simulated GPUs] ", simulated="true")
 
 
-def of_run(said: Said, run: KnownRun, *, by_name: bool) -> Said:
+def result_of_run(result: ActionResult, run: KnownRun, *, by_name: bool) -> ActionResult:
     """Add remarks about the run to a result: found by name only, simulated GPUs."""
     if by_name:
-        said = _led(said, by_name_only(run.run_id), found_by_name=run.run_id)
-    return marked(said) if run.simulated else said
+        result = _led(result, by_name_only(run.run_id), found_by_name=run.run_id)
+    return mark_simulated(result) if run.simulated else result
 
 
-def _led(said: Said, lead: str, **more: str) -> Said:
+def _led(result: ActionResult, lead: str, **more: str) -> ActionResult:
     return msgspec.structs.replace(
-        said, annotations={**said.annotations, **more, "summary": f"{lead}{said.annotations.get('summary', '')}"}
+        result, annotations={**result.annotations, **more, "summary": f"{lead}{result.annotations.get('summary', '')}"}
     )
 
 
-def steps_together(before: str, found: str) -> str:
+def merged_steps(before: str, found: str) -> str:
     """Merge ``next`` for a follow-up: stacks of processes first, then the alert's steps, then other new steps."""
     new = found.splitlines()
     return "\n".join(concrete([*filter(is_stack, new), *before.splitlines(), *new]))
 
 
-def said_by_capture(done: Finished, *, dashboard_url: str | None) -> Said:
+def capture_result(done: ChildResult, *, dashboard_url: str | None) -> ActionResult:
     """Describe the result of a capture."""
     result = _decoded(done)
     if result is None:
-        return impossible("capture", done.said or "the command that asks for it failed")
+        return impossible_result("capture", done.error or "the command that requests it failed")
     found = result.analysis
     if found is None or result.first_step is None:
         outcome: Outcome = "unanswered" if result.accepted is None else "refused"
-        return Said(
+        return ActionResult(
             outcome=outcome,
             annotations=_texts({"summary": f"The capture was {outcome}: {result.reason}"}),
         )
@@ -121,21 +121,22 @@ def said_by_capture(done: Finished, *, dashboard_url: str | None) -> Said:
         texts |= {"verdict_host": row.host or "", "gpu_uuid": row.gpu_uuid or ""} if row is not None else {}
     if dashboard_url is not None and found.source.run_id:
         texts["dashboard_url"] = window_url(dashboard_url, found.source.run_id, first_step=result.first_step, rank=verdict.rank)
-    return Said(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
+    return ActionResult(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
 
 
-def said_by_dump(dumped: Finished, hang: Finished | None, *, run: KnownRun, dashboard_url: str | None) -> Said:
+def dump_result(dumped: ChildResult, hang: ChildResult | None, *, run: KnownRun, dashboard_url: str | None) -> ActionResult:
     """Describe the result of a dump of the ranks' Flight Recorders."""
     result = _decoded(dumped)
     if result is None or hang is None:
-        return impossible("dump", dumped.said or "the command that asks for it failed")
+        return impossible_result("dump", dumped.error or "the command that requests it failed")
     missing = "; ".join(f"rank {row.rank}: {row.reason}" for row in result.missing[:8])
     if not result.dumps:
-        return Said(outcome="unanswered", annotations=_texts({"summary": f"No rank wrote a dump: {missing}", "missing": missing}))
+        texts = {"summary": f"No rank wrote a dump: {missing}", "missing": missing}
+        return ActionResult(outcome="unanswered", annotations=_texts(texts))
     try:
         report = msgspec.json.decode(hang.output, type=HangReport)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return impossible("verdict about the dumps", hang.said or "they cannot be read")
+        return impossible_result("verdict about the dumps", hang.error or "they cannot be read")
     texts = {
         "summary": f"Flight Recorders: {report.summary}",
         "missing": missing,
@@ -147,7 +148,7 @@ def said_by_dump(dumped: Finished, hang: Finished | None, *, run: KnownRun, dash
     }
     if dashboard_url is not None:
         texts["dashboard_url"] = overview_url(dashboard_url, run.run_id, rank=report.culprits[0] if report.culprits else None)
-    return Said(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
+    return ActionResult(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
 
 
 def _stacks(run: Path, ranks: Sequence[int]) -> list[str]:
@@ -160,7 +161,7 @@ def _stacks(run: Path, ranks: Sequence[int]) -> list[str]:
     return stacks(info for info in infos if info is not None)
 
 
-def _decoded(done: Finished) -> _Captured | None:
+def _decoded(done: ChildResult) -> _Captured | None:
     try:
         return msgspec.json.decode(done.output, type=_Captured)
     except (msgspec.DecodeError, UnicodeDecodeError):

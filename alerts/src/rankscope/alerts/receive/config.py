@@ -1,4 +1,4 @@
-"""The receiver's part of ``alerts.toml``: ``[receive]``, ``[[route]]`` and ``[[action]]``; ``[[target]]`` is the sender's."""
+"""Receiver's part of ``alerts.toml``: ``[receive]``, ``[[route]]``, ``[[action]]``; ``deliver.targets`` has ``[[target]]``."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ActionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if duration(self.wait) > 86_400:
             raise ValueError(f"wait: a result is waited for at most a day, and a request is void after {MAX_AGE_SECONDS:.0f} s")
 
-    def meets(self, labels: dict[str, str]) -> bool:
+    def applies(self, labels: dict[str, str]) -> bool:
         """Check whether the rule applies to an alert with these labels."""
         return labels.get("alertname") == self.alert and Route(match=self.match, targets=[]).matches(labels)
 
@@ -145,7 +145,7 @@ def unknown_alerts(config: ReceiverConfig) -> list[str]:
     for number, rule in enumerate(config.actions):
         if rule.alert not in known:
             close = difflib.get_close_matches(rule.alert, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "right if it is one of your own"
+            hint = f"did you mean {close[0]}?" if close else "correct if the alert is your own"
             lines.append(f"action[{number}].alert: rankscope has no alert {rule.alert!r}; {hint}")
     return lines
 

@@ -11,11 +11,11 @@ from typing import Final
 _HELP: Final = {
     "rankscope_receiver_deliveries_total": ("counter", "Deliveries accepted, by sender: alertmanager, grafana."),
     "rankscope_receiver_duplicates_total": ("counter", "Deliveries that had been accepted before, by their webhook-id."),
-    "rankscope_receiver_refused_total": ("counter", "Requests refused, by reason."),
-    "rankscope_receiver_alerts_total": ("counter", "Alerts looked at, by what they were: change, update, reminder, repeated."),
+    "rankscope_receiver_refused_total": ("counter", "Refused requests, by reason."),
+    "rankscope_receiver_alerts_total": ("counter", "Alerts processed, by kind: change, update, reminder, repeated."),
     "rankscope_receiver_truncated_alerts_total": ("counter", "Alerts that were left out of deliveries."),
     "rankscope_receiver_enriched_total": ("counter", "Alerts that name a run, by outcome: verdict, no_verdict."),
-    "rankscope_receiver_late_verdicts_total": ("counter", "Verdicts that were looked for after their alerts, by outcome."),
+    "rankscope_receiver_late_verdicts_total": ("counter", "Verdicts that came after their alerts were forwarded, by outcome."),
     "rankscope_receiver_forwarded_total": ("counter", "Messages put into the outbox."),
     "rankscope_receiver_actions_total": ("counter", "Actions, by kind and outcome."),
     "rankscope_receiver_waiting": ("gauge", "Accepted deliveries that are not processed yet."),
@@ -30,7 +30,9 @@ _HELP: Final = {
 GAUGES: Final = tuple(name.removeprefix("rankscope_receiver_") for name, (kind, _) in _HELP.items() if kind == "gauge")
 """Arguments of ``Counters.page``."""
 _Key = tuple[str, tuple[tuple[str, str], ...]]
-REFUSALS: Final = ("too_large", "not_understood", "not_authenticated", "failed_attempts", "slow", "cut_off", "busy", "not_stored")
+REFUSALS: Final = (
+    "too_large", "not_understood", "not_authenticated", "failed_attempts", "slow", "cut_off", "busy", "not_stored", "evicted",
+)  # fmt: skip
 """Reasons for refusing a delivery. They start at 0: Prometheus sees no increase in a counter whose first value is 1."""
 
 
@@ -57,7 +59,7 @@ class Counters:
         for name, (kind, text) in _HELP.items():
             lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
             for (_, labels), value in sorted(item for item in values.items() if item[0][0] == name):
-                pairs = ",".join(f'{label}="{said}"' for label, said in labels)
+                pairs = ",".join(f'{label}="{text}"' for label, text in labels)
                 lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
         return ("\n".join(lines) + "\n").encode()
 
@@ -67,14 +69,14 @@ MAX_WAITING: Final = 10_000
 CLOSE_S: Final = 2.0
 
 
-class Shown:
+class LineQueue:
     """Queue of lines from any thread, which never blocks. One thread passes them to ``write``."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
         self._lost = 0
-        self._thread = threading.Thread(target=self._run, name="shown", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
         self._thread.start()
 
     def __call__(self, line: str) -> None:
@@ -97,4 +99,4 @@ class Shown:
             self._write(line)
             if self._lost:
                 lost, self._lost = self._lost, 0
-                self._write(f"… {lost} lines were lost: they came faster than they could be shown")
+                self._write(f"… {lost} lines were dropped: they came faster than they could be printed")

@@ -1,4 +1,4 @@
-"""Whether an alert that arrives is news: senders repeat themselves, and two Alertmanagers say everything twice."""
+"""Episodes of alerts, which decide whether a received alert is forwarded: senders repeat alerts, and there may be two senders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 LATE_S: Final = 60.0
 """For this long after an episode's end, a firing alert that started no later than the episode is a late copy of it."""
 
-News = Literal["change", "update", "reminder"]
+Change = Literal["change", "update", "reminder"]
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,11 +21,11 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["firing", "resolved"]
     changed_unix_ns: int
     """When the status was received."""
-    told_unix_ns: int
+    forwarded_unix_ns: int
     """When the firing state was last forwarded; 0: never."""
-    told: int = 1
+    forwarded: int = 1
     """Number of times that the firing state was forwarded."""
-    again: int = 0
+    repeats: int = 0
     """Number of earlier episodes with the same start: a restarted server continues with its old start times."""
 
     updated_unix_ns: int = 0
@@ -34,8 +34,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def revision(self) -> str:
         """Key that distinguishes this message from earlier ones about the same state; empty the first time."""
-        again = f"again-{self.again}" if self.again else ""
-        return f"{again}told-{self.told}" if self.status == "firing" and self.told > 1 else again
+        again = f"again-{self.repeats}" if self.repeats else ""
+        return f"{again}forwarded-{self.forwarded}" if self.status == "firing" and self.forwarded > 1 else again
 
 
 def next_episode(
@@ -47,19 +47,19 @@ def next_episode(
     now_unix_ns: int,
     repeat_after_s: float,
     updated_unix_ns: int = 0,
-) -> tuple[Episode, News | None]:
-    """Return the episode after an alert arrived, and the kind of news; ``None`` if the alert need not be forwarded.
+) -> tuple[Episode, Change | None]:
+    """Return the episode after an alert arrived, and the kind of change; ``None`` if the alert need not be forwarded.
 
-    News is a change of status, an update by the sender, and an alert that still fires ``repeat_after_s`` after it was last
-    forwarded. The end of an alert that never fired here is no news.
+    A change is another status, an update by the sender, and an alert that still fires ``repeat_after_s`` after it was last
+    forwarded. The end of an alert that never fired here is no change.
     """
     fresh = Episode(
         fingerprint=fingerprint,
         starts_unix_ns=starts_unix_ns,
         status=status,
         changed_unix_ns=now_unix_ns,
-        told_unix_ns=now_unix_ns if status == "firing" else 0,
-        again=known.again + 1 if known is not None and known.starts_unix_ns == starts_unix_ns else 0,
+        forwarded_unix_ns=now_unix_ns if status == "firing" else 0,
+        repeats=known.repeats + 1 if known is not None and known.starts_unix_ns == starts_unix_ns else 0,
         updated_unix_ns=updated_unix_ns,
     )
     if known is None:
@@ -74,8 +74,8 @@ def next_episode(
         late = 0 <= now_unix_ns - known.changed_unix_ns < LATE_S * 1e9 and 0 < starts_unix_ns <= known.starts_unix_ns
         return (known, None) if late else (fresh, "change")
     updated = updated_unix_ns > known.updated_unix_ns
-    if not updated and abs(now_unix_ns - known.told_unix_ns) < repeat_after_s * 1e9:
+    if not updated and abs(now_unix_ns - known.forwarded_unix_ns) < repeat_after_s * 1e9:
         return known, None
     latest = max(updated_unix_ns, known.updated_unix_ns)
-    episode = msgspec.structs.replace(known, told_unix_ns=now_unix_ns, told=known.told + 1, updated_unix_ns=latest)
+    episode = msgspec.structs.replace(known, forwarded_unix_ns=now_unix_ns, forwarded=known.forwarded + 1, updated_unix_ns=latest)
     return episode, "update" if updated else "reminder"

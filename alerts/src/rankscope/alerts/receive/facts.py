@@ -1,4 +1,4 @@
-"""What is known of a run when an alert about it goes on, and what of that the alert says."""
+"""The part of a run's analysis that alerts about it include."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope.runs.links import overview_url
 MAX_TEXT: Final = 2_000
 """Characters of an annotation: the content of a run is untrusted."""
 _FINDINGS: Final = 64
-_TELL_OF: Final[dict[str, tuple[str, ...]]] = {
+_ALERTS_OF_KIND: Final[dict[str, tuple[str, ...]]] = {
     **{kind: (rule.alertname,) for kind, rule in ALERT_OF_KIND.items()},
     "hang": (HANG.alertname, "TrainingStalled", "TrainingHangSuspected"),
 }
@@ -81,8 +81,8 @@ def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str |
         "simulated": "true" if facts.simulated else "",
         "coverage": "" if facts.coverage is None else f"{facts.coverage:.0%}",
     }
-    said = labels.get("rank", "")
-    rank = int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else None
+    label = labels.get("rank", "")
+    rank = int(label) if label.isascii() and label.isdecimal() and len(label) < 10 else None
     found = _about(facts, labels.get("alertname", ""), rank)
     if found is not None:
         texts |= {
@@ -114,10 +114,10 @@ def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str |
 def _about(facts: Facts, alertname: str, rank: int | None) -> Verdict | Finding | None:
     """Return the verdict, or else the costliest finding, that an alert of this name is about; of ``rank`` if given."""
     verdict = facts.verdict
-    if verdict is not None and alertname in _TELL_OF.get(verdict.kind, ()) and rank in (None, verdict.rank, *verdict.ranks):
+    kinds = {kind for kind, alerts in _ALERTS_OF_KIND.items() if alertname in alerts}
+    if verdict is not None and verdict.kind in kinds and rank in (None, verdict.rank, *verdict.ranks):
         return verdict
-    of_kind = (finding for finding in facts.findings if alertname in _TELL_OF.get(finding.kind, ()))
-    return next((finding for finding in of_kind if rank in (None, finding.rank)), None)
+    return next((finding for finding in facts.findings if finding.kind in kinds and rank in (None, finding.rank)), None)
 
 
 def _text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The receiver's part of the store: accepted deliveries, the episodes of alerts, and actions. Accepted means on the disk."""
+"""The receiver's part of the store: accepted deliveries, the episodes of alerts, and actions. Accepted deliveries are on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_EPISODES: Final = 100_000
 MAX_WAITING: Final = 1_000
 MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
 
-ActionState = Literal["wanted", "asked", "recorded", "done"]
+ActionState = Literal["wanted", "requested", "recorded", "done"]
 
 
 class BusyError(StoreError):
@@ -49,13 +49,13 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     starts_unix_ns: int
     run_id: str
     state: ActionState = "wanted"
-    """``asked``: a request id is stored, and the request may be in the run; ``recorded``: ``result`` is stored; ``done``: the
+    """``requested``: a request id is stored, and the request may be in the run; ``recorded``: ``result`` is stored; ``done``: the
     result was forwarded.
     """
     created_unix_ns: int
     steps: int
     alert: bytes
-    """The alert as received, ``Arrived`` as JSON; empty if the action is ``done``."""
+    """The alert as received, ``ReceivedAlert`` as JSON; empty if the action is ``done``."""
     request_id: str | None = None
     result: bytes | None = None
 
@@ -124,10 +124,10 @@ class Inbox:
                 (now_unix_ns - int(KEPT_S * 1e9), MAX_KNOWN),
             )
             old = now_unix_ns - int(EPISODE_KEPT_S * 1e9)
-            db.execute("DELETE FROM episodes WHERE max(changed_unix_ns, told_unix_ns) < ?", (old,))
+            db.execute("DELETE FROM episodes WHERE max(changed_unix_ns, forwarded_unix_ns) < ?", (old,))
             db.execute(
                 "DELETE FROM episodes WHERE (SELECT count(*) FROM episodes) > ? AND fingerprint IN "
-                "(SELECT fingerprint FROM episodes ORDER BY max(changed_unix_ns, told_unix_ns) DESC LIMIT -1 OFFSET ?)",
+                "(SELECT fingerprint FROM episodes ORDER BY max(changed_unix_ns, forwarded_unix_ns) DESC LIMIT -1 OFFSET ?)",
                 (MAX_EPISODES, MAX_EPISODES),
             )
             db.execute("DELETE FROM actions WHERE state = 'done' AND created_unix_ns < ?", (old,))
@@ -160,11 +160,11 @@ class Inbox:
         marks = ", ".join("?" * len(states))
         return self._actions(f"kind != 'verdict' AND state IN ({marks})", states)
 
-    def verdicts_owed(self) -> list[Action]:
+    def owed_verdicts(self) -> list[Action]:
         """Return verdicts that are still to be forwarded, oldest first."""
         return self._actions("kind = 'verdict'", ())
 
-    def verdicts_owed_count(self) -> int:
+    def owed_verdict_count(self) -> int:
         """Count verdicts that are still to be forwarded."""
         [[count]] = self.store.query("SELECT count(*) FROM actions WHERE kind = 'verdict'")
         return int(count)
@@ -174,14 +174,14 @@ class Inbox:
         rows = self.store.query(f"SELECT {names} FROM actions WHERE {which} ORDER BY number", parameters)  # noqa: S608 - our own names
         return [Action(**dict(zip(Action.__struct_fields__, row, strict=True))) for row in rows]
 
-    def acted(self, kind: str, fingerprint: str, starts_unix_ns: int) -> bool:
+    def has_action(self, kind: str, fingerprint: str, starts_unix_ns: int) -> bool:
         """Check whether this episode has had an action of this kind."""
         found = self.store.query(
             "SELECT 1 FROM actions WHERE kind = ? AND fingerprint = ? AND starts_unix_ns = ?", (kind, fingerprint, starts_unix_ns)
         )
         return bool(found)
 
-    def acted_lately(self, kind: str, within_s: float, run_id: str | None = None, *, now_unix_ns: int) -> int:
+    def recent_actions(self, kind: str, within_s: float, run_id: str | None = None, *, now_unix_ns: int) -> int:
         """Count actions within ``within_s`` before or after now, of one run or of all.
 
         The upper bound matters after a clock was ahead: its actions must not block new ones until the time catches up.

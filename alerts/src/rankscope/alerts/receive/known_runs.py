@@ -1,4 +1,4 @@
-"""Runs by their id, or by their name: what an alert says names a run here, or nothing. It never becomes a path."""
+"""Runs by id or name. Labels of an alert select one of the known runs; they never become a path."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class KnownRuns:
         """Find the run with the given id; without an id the only live one with the name. Raises ``UnknownRunError``."""
         runs = list(self._all())
         self._read = {path: read for path, read in self._read.items() if path in {run.path for run in runs}}
-        gone = "".join(f"; {root} cannot be looked into: {reason}" for root, reason in absent(self._roots).items())
+        gone = "".join(f"; {root} cannot be read: {reason}" for root, reason in absent(self._roots).items())
         if named.run_id:
             found = [run for run in runs if run.run_id == named.run_id]
             if len(found) > 1:
-                raise UnknownRunError(f"{len(found)} folders under --runs say that they are this run")
+                raise UnknownRunError(f"{len(found)} folders under --runs have this run id")
         else:
             # A name is typically the script's: it does not identify one of several runs, or a run that is over.
             of_name = [run for run in runs if run.name == named.name]

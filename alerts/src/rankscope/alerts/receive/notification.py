@@ -1,4 +1,4 @@
-"""What arrives, in one shape: Alertmanager's webhook payload (version "4") and that of Grafana's alerting (version "1")."""
+"""Webhook payloads of Alertmanager (version "4") and of Grafana's alerting (version "1"), converted to one type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotUnderstoodError(ValueError):
     """A body is not a supported payload; the message gives the reason in one line."""
 
 
-class Arrived(msgspec.Struct, frozen=True, kw_only=True):
+class ReceivedAlert(msgspec.Struct, frozen=True, kw_only=True):
     """One alert as received. Its fingerprint is computed here, because that of the sender is not trusted."""
 
     status: _Status
@@ -37,12 +37,9 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     """One delivery."""
 
     source: Literal["alertmanager", "grafana"]
-    receiver: str
-    group_key: str
-    external_url: str
-    truncated_alerts: int
-    """Alerts that the sender or this receiver left out; reported, so that their absence is noticed."""
-    alerts: list[Arrived]
+    truncated_alerts: int = 0
+    """Alerts that the sender or this receiver left out"""
+    alerts: list[ReceivedAlert] = []
 
 
 class _Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -84,25 +81,22 @@ def read_notification(body: bytes) -> Notification:
     left_out = max(0, len(read.alerts) - MAX_ALERTS)
     return Notification(
         source="alertmanager" if read.version == "4" else "grafana",
-        receiver=read.receiver,
-        group_key=read.group_key,
-        external_url=read.external_url or "",
         truncated_alerts=max(0, read.truncated_alerts or 0) + left_out,
-        alerts=[_arrived(alert) for alert in read.alerts[:MAX_ALERTS]],
+        alerts=[_received_alert(alert) for alert in read.alerts[:MAX_ALERTS]],
     )
 
 
-def _arrived(alert: _Alert) -> Arrived:
-    said = {
+def _received_alert(alert: _Alert) -> ReceivedAlert:
+    extra = {
         "values": alert.value_string,
         "silence_url": alert.silence_url,
         "dashboard_url": alert.dashboard_url,
         "panel_url": alert.panel_url,
     }
-    return Arrived(
+    return ReceivedAlert(
         status=alert.status,
         labels=alert.labels,
-        annotations={name: text for name, text in said.items() if text} | (alert.annotations or {}),
+        annotations={name: text for name, text in extra.items() if text} | (alert.annotations or {}),
         starts_at=alert.starts_at,
         ends_at=alert.ends_at,
         generator_url=alert.generator_url or "",
@@ -111,7 +105,7 @@ def _arrived(alert: _Alert) -> Arrived:
     )
 
 
-def payload_alert(alert: Arrived) -> PayloadAlert:
+def payload_alert(alert: ReceivedAlert) -> PayloadAlert:
     """Convert a received alert for forwarding."""
     return PayloadAlert(
         status=alert.status,

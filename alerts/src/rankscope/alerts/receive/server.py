@@ -1,4 +1,4 @@
-"""Serve the receiver until a signal, with TLS where it has a certificate."""
+"""HTTP server of the receiver, with TLS if there is a certificate."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def serve(
     takes problems with the certificate. Raises ``InputError`` for files that are no certificate and key.
     """
     if certificate is None:
-        endpoint = Endpoint(sock, app)
+        endpoint = receiver_endpoint(app, sock)
     else:
         file, key = certificate
         complaints: list[str] = []
@@ -72,12 +72,19 @@ def serve(
         def failed(error: Exception) -> None:
             if complaints != [str(error)]:
                 complaints[:] = [str(error)]
-                report(f"{error}; the certificate that was read before stays in use")
+                report(f"{error}; the last certificate stays in use")
 
         followed = FollowedFiles(lambda: (_context(file, key), certificate), changed=changed, failed=failed)
         changed(followed.get())
-        endpoint = Endpoint(sock, app, followed.get)
+        endpoint = receiver_endpoint(app, sock, tls=followed.get)
     serve_until_signal([endpoint], grace_s=STOP_S, started=begins)
+
+
+def receiver_endpoint(
+    app: ReceiverApp, sock: socket.socket, *, tls: Callable[[], ssl.SSLContext | None] = lambda: None
+) -> Endpoint:
+    """Endpoint of a receiver, which counts and reports the senders that the server evicts."""
+    return Endpoint(sock, app, tls, evicted=app.evicted)
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""Putting a receiver together from its file and the command line, and serving."""
+"""Construction of a receiver from its file and the command line."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from typing import Final
 import click
 
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.signing import SecretError, SecretPlace, SecretUnavailableError, parse_secret
-from rankscope.alerts.output import print_line
+from rankscope.alerts.deliver.signing import SecretError, SecretPlace, parse_secret
+from rankscope.alerts.output import print_line, report_line
 from rankscope.alerts.receive.actor import Actor
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.app import ReceiverApp
-from rankscope.alerts.receive.authentication import UNGUESSABLE, Known, Ways
+from rankscope.alerts.receive.authentication import UNGUESSABLE, Credentials, RotatedSecret
 from rankscope.alerts.receive.config import ReceiverConfig, ReceiveSection, load_config, unknown_alerts
-from rankscope.alerts.receive.counters import Counters, Shown
-from rankscope.alerts.receive.forwarding import Forwarding
+from rankscope.alerts.receive.counters import Counters, LineQueue
+from rankscope.alerts.receive.forwarding import Forwarding, LateVerdicts
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.known_runs import KnownRuns, absent
-from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.server import serve as serve_app
 from rankscope.alerts.receive.worker import Policy, Worker
 from rankscope.alerts.store.database import Store, StoreError
@@ -33,7 +32,6 @@ from rankscope.alerts.toml_file import duration
 from rankscope.base.errors import InputError
 from rankscope.base.http import host_port, is_loopback, open_listener
 from rankscope.base.options import ListenAddress
-from rankscope.base.text import one_line
 from rankscope.runs.decoders import make_decoders
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9099"
@@ -87,7 +85,7 @@ def settings(
         except OSError:  # a file server may come back; other alerts must be delivered meanwhile
             pass
     if config.actions and not folders:
-        raise click.UsageError("there are actions, and no runs to ask: name folders of runs with --runs")
+        raise click.UsageError("actions need runs: name folders of runs with --runs")
     if state is None and file is not None:
         state = receiver_state() if receive.state is None else folder / receive.state
     return Settings(
@@ -102,41 +100,35 @@ def settings(
     )
 
 
-class Receiving:
+class Receiver:
     """A receiver: the application, and the threads that process accepted deliveries."""
 
     def __init__(self, chosen: Settings) -> None:
         self._chosen = chosen
-        self._show: Callable[[str], object] = print_line
-        self._reported: Callable[[str], None] = _report
+        self._show, self._report = LineQueue(print_line), LineQueue(report_line)
         self._counters = Counters()
-        self._ways = ways(chosen.config.receive, folder=chosen.folder, report=self._report)
+        self._credentials = load_credentials(chosen.config.receive, folder=chosen.folder, report=self._report)
         host, _ = chosen.listen
-        if not self._ways.any and not is_loopback(host):
+        if not self._credentials.any and not is_loopback(host):
             raise click.UsageError(
-                f"{host} can be reached from other machines, where anyone could send and read alerts; say in [receive] of "
-                "--config who may: bearer, basic, webhook_secrets or grafana_secrets"
+                f"{host} can be reached from other machines, where anyone could send and read alerts; set credentials in "
+                "[receive] of --config: bearer, basic, webhook_secrets or grafana_secrets"
             )
-
-    def _report(self, line: str) -> None:
-        self._reported(line)
 
     def serve(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises ``InputError``."""
         chosen = self._chosen
         host, port = chosen.listen
         with ExitStack() as stack:
-            shown, reported = Shown(print_line), Shown(_report)
-            for lines in (shown, reported):
+            for lines in (self._show, self._report):
                 stack.callback(lines.close)
-            self._show, self._reported = shown, reported
             for line in unknown_alerts(chosen.config):
-                self._reported(f"{chosen.config_file}: {line}")
-            for where in self._ways.guessable:
+                self._report(f"{chosen.config_file}: {line}")
+            for where in self._credentials.guessable:
                 short = f"fewer than {UNGUESSABLE} characters"
-                self._reported(f"{where}: {short}: nobody who sends it is heard while others guess from the same address")
+                self._report(f"{where}: {short}: refused while an address that it comes from is blocked for failed attempts")
             for root, reason in absent(chosen.runs).items():
-                self._reported(f"{root}: cannot look for runs here: {reason}; tried again with every alert")
+                self._report(f"{root}: cannot look for runs here: {reason}; retried with every alert")
             store = stack.enter_context(self._store())
             inbox, outbox = Inbox(store), Outbox(store)
             forwarding = self._forwarding(stack, outbox)
@@ -146,20 +138,20 @@ class Receiving:
             app = ReceiverApp(
                 inbox,
                 show=self._show,
-                report=self._reported,
+                report=self._report,
                 out=chosen.out,
-                ways=self._ways,
+                credentials=self._credentials,
                 counters=self._counters,
                 accepted=woken.set,
                 outbox=outbox,
             )
             scheme = "http" if chosen.certificate is None else "https"
-            said = f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook"
-            serve_app(app, sock, certificate=chosen.certificate, report=self._reported, begins=lambda: click.echo(said, err=True))
+            line = f"listening on {scheme}://{host_port(host, sock.getsockname()[1])}/webhook"
+            serve_app(app, sock, certificate=chosen.certificate, report=self._report, begins=lambda: click.echo(line, err=True))
 
     def _begin(self, stack: ExitStack, inbox: Inbox, forwarding: Forwarding | None) -> threading.Event:
         chosen, receive = self._chosen, self._chosen.config.receive
-        woken, asked, stopping = threading.Event(), threading.Event(), threading.Event()
+        woken, wanted, stopping = threading.Event(), threading.Event(), threading.Event()
         runs = KnownRuns(chosen.runs)
         within_s = duration(receive.enrich_within)
         analyst = Analyst(runs, waits_s=within_s, ready=woken.set) if chosen.runs else None
@@ -175,11 +167,11 @@ class Receiving:
                 rules=chosen.config.actions,
             ),
             counters=self._counters,
-            report=self._reported,
+            report=self._report,
             forwarding=forwarding,
             analyst=analyst,
             late=late,
-            acted=asked.set,
+            on_action=wanted.set,
         )
         threads = [threading.Thread(target=worker.run, args=(woken, stopping), name="worker", daemon=True)]
         if chosen.config.actions:
@@ -189,15 +181,15 @@ class Receiving:
                 rules=chosen.config.actions,
                 counters=self._counters,
                 show=self._show,
-                report=self._reported,
+                report=self._report,
                 forwarding=forwarding,
                 dashboard_url=chosen.dashboard_url,
             )
-            threads.append(threading.Thread(target=actor.run, args=(asked, stopping), name="actor", daemon=True))
+            threads.append(threading.Thread(target=actor.run, args=(wanted, stopping), name="actor", daemon=True))
 
         def end() -> None:
             stopping.set()
-            for event in (woken, asked):
+            for event in (woken, wanted):
                 event.set()
             if analyst is not None:
                 analyst.stop()
@@ -216,7 +208,7 @@ class Receiving:
     def _store(self) -> Store:
         state = self._chosen.state
         try:
-            store = Store(state, report=self._reported)
+            store = Store(state, report=self._report)
             if store.hold():
                 return store
         except StoreError as error:
@@ -232,8 +224,8 @@ class Receiving:
         from rankscope.alerts.deliver.sender import Sender
         from rankscope.alerts.deliver.targets import load_targets
 
-        targets = load_targets(chosen.config_file, absent=self._reported)
-        sender = Sender(outbox, targets, report=self._reported)
+        targets = load_targets(chosen.config_file, absent=self._report)
+        sender = Sender(outbox, targets, report=self._report)
         stack.callback(sender.stop)
         sender.start()
         return Forwarding(
@@ -241,34 +233,26 @@ class Receiving:
             targets={target.name: target.most_alerts for target in targets},
             routes=chosen.config.routes,
             external_url=chosen.dashboard_url or "",
-            woken=sender.wake,
+            wake=sender.wake,
         )
 
 
-def ways(receive: ReceiveSection, *, folder: Path, report: Callable[[str], object]) -> Ways:
+def load_credentials(receive: ReceiveSection, *, folder: Path, report: Callable[[str], object]) -> Credentials:
     """Load the accepted credentials; ``folder`` is the base of their files. Raises ``InputError`` for an unusable secret."""
 
-    def known(place: SecretPlace) -> Known:
-        secret = place.secret(folder)
-        try:
-            return Known(secret, report=report)
-        except SecretUnavailableError as error:
-            raise InputError(secret.where, str(error).removeprefix(f"{secret.where}: ")) from error
+    def known(place: SecretPlace) -> RotatedSecret:
+        return RotatedSecret(place.secret(folder), report=report)
 
     signed = [known(place) for place in receive.webhook_secrets]
     for one in signed:
         try:
             parse_secret(one.value.decode())
         except SecretError as error:
-            raise InputError(one.where, f"no secret of Standard Webhooks: {error}") from error
-    return Ways(
+            raise InputError(one.where, f"not a Standard Webhooks secret: {error}") from error
+    return Credentials(
         bearer=[known(place) for place in receive.bearer],
         basic=[(source.user, known(source.password)) for source in receive.basic],
         signed=signed,
         grafana=[known(place) for place in receive.grafana_secrets],
         grafana_timestamp_header=receive.grafana_timestamp_header,
     )
-
-
-def _report(line: str) -> None:
-    print_line(f"rankscope: {one_line(' '.join(line.split()))}", err=True)

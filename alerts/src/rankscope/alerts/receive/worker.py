@@ -1,4 +1,4 @@
-"""Processing of accepted deliveries: find what is news, enrich it, pass it on, note what to ask runs for.
+"""Processing of accepted deliveries: what changed is enriched and forwarded, and actions are stored for the actor.
 
 The messages of a delivery, the episodes of its alerts and the actions they call for are stored in one transaction. After a crash
 before that transaction the delivery is processed again.
@@ -14,22 +14,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
+from rankscope.alerts.receive.actor import run_until_stopped, wanted_actions
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.decisions import wanted_actions
-from rankscope.alerts.receive.episodes import Episode, News, next_episode
+from rankscope.alerts.receive.episodes import Change, Episode, next_episode
 from rankscope.alerts.receive.facts import Facts, annotations_of
-from rankscope.alerts.receive.forwarding import Forwarded, Forwarding, forwarded
+from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, LateVerdicts, forwarded
 from rankscope.alerts.receive.inbox import Action, Delivery, Inbox
 from rankscope.alerts.receive.known_runs import run_named
-from rankscope.alerts.receive.late_verdicts import LateVerdicts
-from rankscope.alerts.receive.notification import Arrived, Notification, NotUnderstoodError, read_notification
+from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, ReceivedAlert, read_notification
 from rankscope.alerts.store.database import StoreError
 
-LOOK_S: Final = 0.5
-TROUBLE_S: Final = 5.0
-"""Pause after a failed write."""
+POLL_S: Final = 0.5
 PRUNE_S: Final = 600.0
 PRUNE_DELIVERIES: Final = 100
 POISON_S: Final = 60.0
@@ -47,11 +44,11 @@ class Policy:
 
 
 @dataclass(slots=True)
-class _News:
+class _Changes:
     """Alerts of one delivery that have to be forwarded, and the episodes after it."""
 
     episodes: dict[str, Episode] = field(default_factory=dict)
-    alerts: list[tuple[Arrived, Episode, News]] = field(default_factory=list)
+    alerts: list[tuple[ReceivedAlert, Episode, Change]] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
 
 
@@ -71,7 +68,7 @@ class Worker:
         forwarding: Forwarding | None = None,
         analyst: Analyst | None = None,
         late: LateVerdicts | None = None,
-        acted: Callable[[], object] = lambda: None,
+        on_action: Callable[[], object] = lambda: None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._inbox = inbox
@@ -81,7 +78,7 @@ class Worker:
         self._forwarding = forwarding
         self._analyst = analyst
         self._late = late
-        self._acted = acted
+        self._on_action = on_action
         self._clock = clock
         self._began_unix_ns = clock()
         self._waits: dict[int, float] = {}
@@ -90,27 +87,15 @@ class Worker:
         self._since_pruned = 0
         self._poison: dict[int, float] = {}
         """Deliveries that caused an internal fault, and when."""
-        self._trouble = ""
 
     def run(self, woken: threading.Event, stopping: threading.Event) -> None:
         """Run until ``stopping`` is set; ``woken`` announces work."""
-        while not stopping.is_set():
-            woken.wait(LOOK_S)
-            woken.clear()
-            try:
-                while not stopping.is_set() and self.run_due():
-                    pass
-                self._trouble = ""
-            except (StoreError, OSError) as error:
-                self._troubled(str(error), stopping)
-            except Exception as error:  # noqa: BLE001 - a bug costs one attempt, not all later alerts
-                self._troubled(f"internal fault: {type(error).__name__}: {error}", stopping)
 
-    def _troubled(self, what: str, stopping: threading.Event) -> None:
-        if what != self._trouble:
-            self._trouble = what
-            self._report(f"{what}; what was accepted is kept, and tried again")
-        stopping.wait(TROUBLE_S)
+        def work() -> None:
+            while not stopping.is_set() and self.run_due():
+                pass
+
+        run_until_stopped(work, woken, stopping, poll_s=POLL_S, report=self._report, kept="accepted deliveries")
 
     def run_due(self) -> bool:
         """Process the deliveries that need not wait; returns ``True`` if there were any. Raises ``StoreError``."""
@@ -119,7 +104,7 @@ class Worker:
         last = 0
         # One at a time to limit memory: each may have the maximum size of a body.
         while batch := self._inbox.waiting(1, after=last):
-            done += sum([self._looked_at(delivery, held) for delivery in batch])
+            done += sum([self._process_delivery(delivery, held) for delivery in batch])
             last = batch[-1].number
         if self._late is not None:
             self._late.run_due()
@@ -129,26 +114,26 @@ class Worker:
             self._pruned, self._since_pruned = time.monotonic(), 0
         return done > 0
 
-    def _looked_at(self, delivery: Delivery, held: set[str]) -> bool:
+    def _process_delivery(self, delivery: Delivery, held: set[str]) -> bool:
         """Process a delivery, unless it has to wait. No later delivery about the same alerts may overtake it."""
         try:
-            said = read_notification(delivery.body)
+            notification = read_notification(delivery.body)
         except NotUnderstoodError as error:  # accepted by another version of rankscope
             self._report(f"delivery {delivery.number} was accepted and is not understood: {error}")
-            said = Notification(source="alertmanager", receiver="", group_key="", external_url="", truncated_alerts=0, alerts=[])
-        about = {alert.fingerprint for alert in said.alerts}
-        if about & held or not self._tried(delivery, said):
+            notification = Notification(source="alertmanager")
+        about = {alert.fingerprint for alert in notification.alerts}
+        if about & held or not self._process_safely(delivery, notification):
             held |= about
             return False
         self._waits.pop(delivery.number, None)
         return True
 
-    def _tried(self, delivery: Delivery, said: Notification) -> bool:
+    def _process_safely(self, delivery: Delivery, notification: Notification) -> bool:
         """Process a delivery. One that causes an internal fault stays in the inbox and does not block the others."""
         if time.monotonic() - self._poison.get(delivery.number, -math.inf) < POISON_S:
             return False
         try:
-            done = self._deal_with(delivery, said)
+            done = self._process(delivery, notification)
         except (StoreError, OSError):
             raise
         except Exception as error:  # noqa: BLE001 - a bug must not stop the alerts of other deliveries
@@ -159,57 +144,57 @@ class Worker:
         self._poison.pop(delivery.number, None)
         return done
 
-    def _deal_with(self, delivery: Delivery, said: Notification) -> bool:
+    def _process(self, delivery: Delivery, notification: Notification) -> bool:
         now = self._clock()
-        news = self._news(said.alerts, now)
-        facts = self._facts(delivery, news)
+        changes = self._changes(notification.alerts, now)
+        facts = self._facts(delivery, changes)
         if facts is None:
             return False
         actions: list[Action] = []
-        told: list[Forwarded] = []
-        for alert, episode, what in news.alerts:
-            words = self._words(alert, episode, facts.get(alert.fingerprint), actions)
-            if what == "reminder":
-                words |= {"reminder": str(episode.told - 1), UPDATED_AT: rfc3339(episode.told_unix_ns)}
-            told.append(forwarded(alert, episode, words))
+        alerts: list[ForwardedAlert] = []
+        for alert, episode, kind in changes.alerts:
+            annotations = self._annotations(alert, episode, facts.get(alert.fingerprint), actions)
+            if kind == "reminder":
+                annotations |= {"reminder": str(episode.forwarded - 1), UPDATED_AT: rfc3339(episode.forwarded_unix_ns)}
+            alerts.append(forwarded(alert, episode, annotations))
         forwarded_count = 0
         with self._inbox.store.transaction():
-            if self._forwarding is not None and told:
-                forwarded_count = self._forwarding.put(told)
-            self._inbox.settle(delivery.number, list(news.episodes.values()), actions, now_unix_ns=now)
+            if self._forwarding is not None and alerts:
+                forwarded_count = self._forwarding.put(alerts)
+            self._inbox.settle(delivery.number, list(changes.episodes.values()), actions, now_unix_ns=now)
         self._counters.add("forwarded", forwarded_count)
-        for kind in news.kinds:
-            self._counters.add("alerts", what=kind)
-        self._counters.add("truncated_alerts", said.truncated_alerts)
+        for counted in changes.kinds:
+            self._counters.add("alerts", what=counted)
+        self._counters.add("truncated_alerts", notification.truncated_alerts)
         if actions:
-            self._acted()
+            self._on_action()
         return True
 
-    def _words(self, alert: Arrived, episode: Episode, known: Facts | None, actions: list[Action]) -> dict[str, str]:
+    def _annotations(self, alert: ReceivedAlert, episode: Episode, known: Facts | None, actions: list[Action]) -> dict[str, str]:
         """Return our annotations of an alert; append the actions that it calls for to ``actions``."""
-        words: dict[str, str] = {}
+        annotations: dict[str, str] = {}
         if known is not None:
-            words = annotations_of(known, alert.labels, dashboard_url=self._policy.dashboard_url)
+            annotations = annotations_of(known, alert.labels, dashboard_url=self._policy.dashboard_url)
             self._counters.add("enriched", outcome="no_verdict" if known.verdict is None else "verdict")
-            if known.late and self._late is not None and (owed := self._late.owed(alert, episode, besides=len(actions))):
-                words["no_verdict"] += "; it follows when it is there"
+            if known.late and self._late is not None and (owed := self._late.owed(alert, episode, new=len(actions))):
+                annotations["no_verdict"] += "; it follows when it is ready"
                 actions.append(owed)
         rules = () if known is not None and known.unknown else self._policy.rules
         run_id = "" if known is None else known.run_id
         now = self._clock()
         for kind, text, action in wanted_actions(rules, alert, episode, self._inbox, actions, run_id=run_id, now_unix_ns=now):
-            words[f"{kind}_asked"] = text
+            annotations[f"{kind}_request"] = text
             if action is None:
                 self._counters.add("actions", kind=kind, outcome="rate_limited")
             else:
                 actions.append(action)
-        return words
+        return annotations
 
-    def _news(self, alerts: Sequence[Arrived], now_unix_ns: int) -> _News:
-        news = _News()
+    def _changes(self, alerts: Sequence[ReceivedAlert], now_unix_ns: int) -> _Changes:
+        changes = _Changes()
         for alert in alerts:
-            known = news.episodes.get(alert.fingerprint) or self._inbox.episode(alert.fingerprint)
-            episode, what = next_episode(
+            known = changes.episodes.get(alert.fingerprint) or self._inbox.episode(alert.fingerprint)
+            episode, kind = next_episode(
                 known,
                 fingerprint=alert.fingerprint,
                 status=alert.status,
@@ -218,11 +203,11 @@ class Worker:
                 repeat_after_s=self._policy.repeat_after_s,
                 updated_unix_ns=unix_ns(alert.annotations.get(UPDATED_AT, "")),
             )
-            news.episodes[alert.fingerprint] = episode
-            news.kinds.append(what or "repeated")
-            if what is not None:
-                news.alerts.append((alert, episode, what))
-        return news
+            changes.episodes[alert.fingerprint] = episode
+            changes.kinds.append(kind or "repeated")
+            if kind is not None:
+                changes.alerts.append((alert, episode, kind))
+        return changes
 
     def _waited_s(self, delivery: Delivery) -> float:
         """Return the seconds since a delivery arrived or this process started. Setting the clock back does not reduce them."""
@@ -230,14 +215,14 @@ class Worker:
         came = max(delivery.received_unix_ns, self._began_unix_ns)
         return max(time.monotonic() - since, (self._clock() - came) / 1e9)
 
-    def _facts(self, delivery: Delivery, news: _News) -> dict[str, Facts] | None:
+    def _facts(self, delivery: Delivery, changes: _Changes) -> dict[str, Facts] | None:
         """Return facts by fingerprint for firing alerts that name a run; ``None`` while the delivery has to wait."""
         if self._analyst is None:
             return {}
         late = self._waited_s(delivery) >= self._policy.enrich_within_s
         found: dict[str, Facts] = {}
         waits = False
-        for alert, _, _ in news.alerts:
+        for alert, _, _ in changes.alerts:
             named = run_named(alert.labels)
             if named is None or alert.status != "firing":
                 continue

@@ -19,27 +19,29 @@ from rankscope.base.options import Duration, format_option
 @click.option(
     "--rule", "rules", multiple=True, metavar="NAME", help="Alert to replay. Repeatable.  [default: all of the watcher's]"
 )
-@click.option("--interval", type=Duration(), metavar="DURATION", help="Time between evaluations.  [default: 5s]")
-@click.option("--fire-after", type=click.IntRange(1), help="Consecutive evaluations to fire.  [default: 3]")
-@click.option("--resolve-after", type=click.IntRange(1), help="Consecutive evaluations to resolve.  [default: 3]")
+@click.option(
+    "--interval", type=Duration(), metavar="DURATION", default="5s", show_default=True, help="Time between evaluations."
+)
+@click.option("--fire-after", type=click.IntRange(1), default=3, show_default=True, help="Consecutive evaluations to fire.")
+@click.option("--resolve-after", type=click.IntRange(1), default=3, show_default=True, help="Consecutive evaluations to resolve.")
 @judging_options
 @format_option("json: one object, of the schema that `rankscope schema replay` prints.")
 def replay(
     run: Path,
     *,
     rules: tuple[str, ...],
-    interval: float | None,
-    fire_after: int | None,
-    resolve_after: int | None,
+    interval: float,
+    fire_after: int,
+    resolve_after: int,
     least_firing: float,
     silent_after: float,
     silent_steps: float,
     budget: tuple[str, ...],
     format_: Literal["text", "json"],
 ) -> None:
-    """Would the watcher have fired over a recorded RUN, when, for which rank, and when would it have ended?
+    """Replay the watcher over a recorded RUN: which alerts would have fired and ended, when, and for which rank.
 
-    The run grows before the watcher as it did when it was recorded. Nothing is delivered, and nothing is written into the run.
+    A copy of the run grows as the run did when it was recorded. Nothing is delivered, and nothing is written into the run.
     --least-firing, --silent-after, --silent-steps and --budget are those of `rankscope alerts watch`.
 
     Prometheus rules are not replayed: test thresholds with `promtool test rules`, or query the rule's expression in Grafana.
@@ -52,22 +54,25 @@ def replay(
 
     Exit status: 0 done, whether anything would have fired or not, 2 no such alert, 3 the run cannot be read.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.replay.replay import INTERVAL_S, WATCHER_RULES, How, replay_run
+    from rankscope.alerts.owners import WATCHER_ALERTS
+    from rankscope.alerts.replay.replay import replay_run
     from rankscope.alerts.replay.result import replay_text
     from rankscope.alerts.watch.ledger import Policy
     from rankscope.alerts.watch.life import Patience
+    from rankscope.alerts.watch.watcher import Options
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as for Ctrl-C: the copy of the run is removed
         signal.signal(number, signal.default_int_handler)
-    if unknown := [rule for rule in rules if rule not in WATCHER_RULES]:
-        raise click.UsageError(f"the watcher has no alert {unknown[0]!r}; it has {', '.join(WATCHER_RULES)}")
-    with progress_line() as say:
-        how = How(
-            interval_s=interval or INTERVAL_S,
-            policy=Policy(fire_after or 3, resolve_after or 3, least_firing),
+    if unknown := [rule for rule in rules if rule not in WATCHER_ALERTS]:
+        raise click.UsageError(f"the watcher has no alert {unknown[0]!r}; it has {', '.join(WATCHER_ALERTS)}")
+    with progress_line() as show:
+        options = Options(
+            policy=Policy(fire_after, resolve_after, least_firing),
             patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
             budgets=budgets(budget),
-            progress=lambda percent: say(f"replaying the watcher: {percent} % of the run"),
+            interval_s=interval,
         )
-        result = replay_run(run, rules, how=how)
+        result = replay_run(
+            run, rules, options=options, progress=lambda percent: show(f"replaying the watcher: {percent} % of the run")
+        )
     click.echo(msgspec.json.encode(result).decode() if format_ == "json" else replay_text(result))

@@ -1,4 +1,4 @@
-"""A recorded run as it was at a moment: a folder that grows as the run's folder did while it was recorded.
+"""A copy of a recorded run that grows as the run did while it was recorded.
 
 A record appears in the copy at the time at which its step, window or collective ended. The recorder itself writes up to a second
 later, and some seconds later after a profiled step.

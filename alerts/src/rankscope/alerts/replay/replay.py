@@ -1,4 +1,4 @@
-"""Would it have fired? The watcher over a recorded run, which grows before it as it grew when it was recorded.
+"""Replay of the watcher over a recorded run, which grows as it did when it was recorded.
 
 The replay runs the real watcher with a simulated clock. It delivers nothing and writes nothing into the run.
 """
@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,49 +20,34 @@ from rankscope.alerts.output import Event
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
-from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.findings import candidates
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger, Policy
-from rankscope.alerts.watch.life import Patience
 from rankscope.alerts.watch.runs import RESTART_GRACE_S, why_unreadable
 from rankscope.alerts.watch.watcher import FORGET_AFTER_S, Options, Watcher
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result import Analysis, Evidence, Finding
 from rankscope.base.errors import InputError
 
-INTERVAL_S: Final = 5.0
-"""Time between evaluations, the default of ``rankscope alerts watch``."""
-LEAST_FIRING_S: Final = 60.0
-LOOKED_ON_S: Final = 1200.0
+DEFAULTS: Final = Options(policy=Policy(least_firing_s=60.0))
+"""Settings of the watcher, with the defaults of ``rankscope alerts watch``."""
+IDLE_S: Final = 1200.0
 """Time without growth after which evaluations are skipped until the run grows or a timeout of the watcher expires."""
 
-WATCHER_RULES: Final = WATCHER_ALERTS
-"""Names of the watcher's alerts."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """Settings of the watcher, with the defaults of ``rankscope alerts watch``.
+def replay_run(
+    run: Path, rules: Sequence[str] = (), *, options: Options = DEFAULTS, progress: Callable[[int], None] = lambda _percent: None
+) -> Replay:
+    """Replay the watcher's alerts ``rules`` over a run (default: all). Raises ``RankscopeError``.
 
     ``progress`` receives the replayed share of the run in percent.
     """
-
-    interval_s: float = INTERVAL_S
-    policy: Policy = field(default_factory=lambda: Policy(least_firing_s=LEAST_FIRING_S))
-    patience: Patience = field(default_factory=Patience)
-    budgets: Budgets = field(default_factory=Budgets)
-    progress: Callable[[int], None] = lambda _percent: None
-
-
-def replay_run(run: Path, rules: Sequence[str] = (), *, how: How | None = None) -> Replay:
-    """Replay the alerts ``rules`` over a run (default: all ``WATCHER_RULES``). Raises ``RankscopeError``."""
     with naming_the_folder(), tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
         growing = GrowingRun(run, Path(folder), latest_unix_ns=time.time_ns())
-        replaying = _Replaying(run, growing, how or How())
+        replaying = _Replaying(run, growing, options, progress)
         replaying.go()
-    return replaying.result(rules or WATCHER_RULES)
+    return replaying.result(rules or WATCHER_ALERTS)
 
 
 @contextmanager
@@ -73,18 +58,19 @@ def naming_the_folder() -> Iterator[None]:
     except OSError as error:
         raise InputError(
             error.filename or tempfile.gettempdir(),
-            f"{error.strerror or error}; a copy of the run lies there meanwhile: TMPDIR names another place",
+            f"{error.strerror or error}; the replay needs a copy of the run there; TMPDIR names another folder",
         ) from error
 
 
 class _Replaying:
     """A watcher, its simulated clock, and the spells so far."""
 
-    def __init__(self, run: Path, growing: GrowingRun, how: How) -> None:
+    def __init__(self, run: Path, growing: GrowingRun, options: Options, progress: Callable[[int], None]) -> None:
         self._run = run
         self._growing = growing
-        self._how = how
-        self._interval_ns = int(how.interval_s * 1e9)
+        self._options = options
+        self._progress = progress
+        self._interval_ns = int(options.interval_s * 1e9)
         self._start_unix_ns = self._now = min(growing.info.start_unix_ns, growing.next_unix_ns or growing.info.start_unix_ns)
         self._evaluations = 0
         self._spells: dict[str, list[Spell]] = {}
@@ -97,16 +83,10 @@ class _Replaying:
         self._watcher = Watcher(
             growing.path,
             analyse=self._analyse,
-            follow=_Seen(lambda: self._now / 1e9, self._remember),
-            delivery=Delivery(interval_s=how.interval_s, report=self._note),
+            follow=_ObservedFollowing(lambda: self._now / 1e9, self._remember),
+            delivery=Delivery(interval_s=options.interval_s, report=self._note),
             ledger=Ledger(),
-            options=Options(
-                policy=how.policy,
-                patience=how.patience,
-                budgets=how.budgets,
-                interval_s=how.interval_s,
-                ask_for_dumps=False,
-            ),
+            options=replace(options, ask_for_dumps=False),
             report=self._note,
             emit=self._take,
             save=lambda _ledger: None,
@@ -128,15 +108,15 @@ class _Replaying:
             over = self._watcher.evaluate()
             self._evaluations += 1
             self._look_at_pending()
-            self._how.progress(self._percent())
+            self._progress(self._percent())
 
     def result(self, rules: Sequence[str]) -> Replay:
         """Return the result for the alerts ``rules``."""
-        how = self._how.policy
-        least = f" and at least {how.least_firing_s:g} s" if how.least_firing_s else ""
-        policy = (
-            f"fires after {how.fire_after} evaluations in a row with the finding, {self._how.interval_s:g} s apart; "
-            f"ends after {how.resolve_after} without it{least}, or with the run"
+        policy = self._options.policy
+        least = f" and at least {policy.least_firing_s:g} s" if policy.least_firing_s else ""
+        described = (
+            f"fires after {policy.fire_after} evaluations in a row with the finding, {self._options.interval_s:g} s apart; "
+            f"ends after {policy.resolve_after} without it{least}, or with the run"
         )
         info = self._growing.info
         spells = sorted((spell for each in self._spells.values() for spell in each), key=lambda spell: spell.pending_unix_ns)
@@ -149,12 +129,12 @@ class _Replaying:
             simulated=info.simulated,
             start_unix_ns=self._start_unix_ns,
             end_unix_ns=self._now,
-            interval_s=self._how.interval_s,
+            interval_s=self._options.interval_s,
             evaluations=self._evaluations,
             rules=[
                 Replayed(
                     rule=rule,
-                    policy=policy,
+                    policy=described,
                     spells=[spell for spell in spells if spell.labels["alertname"] == rule],
                 )
                 for rule in rules
@@ -172,7 +152,7 @@ class _Replaying:
         grows = self._growing.next_unix_ns
         if grows is not None and grows <= self._now + self._interval_ns:
             return self._now + self._interval_ns
-        if self._now - self._grown_unix_ns < LOOKED_ON_S * 1e9 and self._now + self._interval_ns <= time.time_ns():
+        if self._now - self._grown_unix_ns < IDLE_S * 1e9 and self._now + self._interval_ns <= time.time_ns():
             return self._now + self._interval_ns  # lack of growth can itself raise an alert
         waits = [self._grown_unix_ns + int(seconds * 1e9) for seconds in (RESTART_GRACE_S, FORGET_AFTER_S)]
         moments = [moment for moment in waits if self._now < moment <= time.time_ns()]
@@ -248,7 +228,7 @@ class _Replaying:
         return text.replace(shlex.quote(growing), shlex.quote(run)).replace(growing, run)
 
 
-class _Seen(Following):
+class _ObservedFollowing(Following):
     """``Following`` that passes every analysis to ``seen``."""
 
     def __init__(self, clock: Callable[[], float], seen: Callable[[Analysis], Analysis]) -> None:

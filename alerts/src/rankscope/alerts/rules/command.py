@@ -28,7 +28,7 @@ thresholds_option: Final = click.option(
     "--thresholds",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="TOML file with what is to be otherwise: numbers, durations, severities, alerts to leave out, the price of a GPU.",
+    help="TOML file with other thresholds: numbers, durations, severities, disabled alerts, the price of a GPU.",
 )
 
 
@@ -44,11 +44,11 @@ def rules() -> None:
 @rules.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @_addressed
-@click.option("--force", is_flag=True, help="Replace also files that are not as an export left them.")
+@click.option("--force", is_flag=True, help="Replace also files that were edited after an export.")
 def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook_url: str, force: bool) -> None:
     """Write the rule file and one runbook per alert into DIR.
 
-    What an earlier export left there is replaced. Where somebody changed a file since, nothing is written: --force replaces it.
+    Files of an earlier export are replaced. If one of them was edited since, nothing is written; --force replaces it, too.
 
     \b
     Examples:
@@ -56,7 +56,7 @@ def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook
       rankscope alerts rules export rules --thresholds ours.toml
       rankscope alerts rules export rules --dashboard-url https://gpu.example
 
-    Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong, DIR cannot be written, or somebody changed what is there.
+    Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong, DIR cannot be written, or a file in it was edited.
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.rules.export import export as write
     from rankscope.alerts.rules.thresholds import thresholds as read
@@ -118,7 +118,7 @@ def _unreachable(url: str) -> str:
 def default_thresholds() -> None:
     """Print the default thresholds, a file to start from.
 
-    Each with what it means and in which unit.
+    Comments give the meaning and the unit of each.
 
     \b
     Example:
@@ -133,11 +133,10 @@ def default_thresholds() -> None:
 @click.argument("questions", metavar="XID|ALERT...", nargs=-1, required=True)
 @format_option("json: one object, of the schema that `rankscope schema explain` prints.")
 def explain(questions: tuple[str, ...], format_: Literal["text", "json"]) -> None:
-    """What an Xid error or an alert means, and what to do about it.
+    """Explain an Xid error or an alert, and what to do about it.
 
-    Of an Xid: its meaning, where it mostly comes from, the usual action, the source and when it was read; then our policy, which
-    is which alert tells of it and whether the node is drained, and the runbook. Of an alert: what it compares with by default,
-    and its runbook.
+    For an Xid: meaning, usual cause, usual action, source with its date; then the policy (which alert reports it, whether the
+    node is drained) and the runbook. For an alert: default thresholds and runbook.
 
     \b
     Examples:
@@ -145,7 +144,7 @@ def explain(questions: tuple[str, ...], format_: Literal["text", "json"]) -> Non
       rankscope alerts explain GpuDown
       rankscope alerts explain 13 31 94 --format json
 
-    Exit status: 0 done, also for an Xid that nothing is known about, 2 no such alert.
+    Exit status: 0 done, also for an unknown Xid, 2 no such alert.
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.rules.explain import UnknownAlertError, explain_text
     from rankscope.alerts.rules.explain import explain as explained

@@ -1,4 +1,4 @@
-"""What an Xid or an alert means, where it comes from, and what is done about it: ``rankscope.explain/1``."""
+"""Meaning, source and policy of Xids and alerts: ``rankscope.explain/1``."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ _ACTIONS: Final = {
     "check_nvlink": "find the failing end of the NVLink, then reset the GPU",
     "check_power": "look at the power cables",
     "update_software": "update driver or firmware",
-    "contact_vendor": "have it looked at by the vendor",
-    "see_recovery_action": "see what the driver asks for: gpu_recovery_action",
+    "contact_vendor": "have the vendor examine it",
+    "see_recovery_action": "see gpu_recovery_action, the action that the driver requires",
 }
 
 
@@ -147,8 +147,8 @@ def _pages(one: XidExplained | AlertExplained) -> list[str]:
 def _xid_text(xid: XidExplained) -> str:
     if xid.meaning is None or xid.action is None:
         rows = {
-            "means": "not known here: it is in no source that was read, or none says anything certain",
-            "do": f"look it up in {SOURCE.url}, keep the kernel's words (dmesg -T | grep -i xid), ask the vendor",
+            "means": "unknown: not in the sources of the table",
+            "do": f"look it up in {SOURCE.url}, keep the kernel log (dmesg -T | grep -i xid), ask the vendor",
         }
     else:
         rows = {
@@ -157,9 +157,9 @@ def _xid_text(xid: XidExplained) -> str:
             "do": _ACTIONS[xid.action],
             "source": f"{xid.source}, read on {xid.read_on}: {xid.source_url}",
         }
-    told = "nobody is told of a single one" if xid.severity is None else f"alert {xid.alert} ({xid.severity})"
-    told += "".join(f", or {alert.name} ({alert.severity})" for alert in xid.also)
-    rows["policy"] = f"{told}{'; drain the node' if xid.drain else ''}. {xid.why}"
+    alerts = "a single one raises no alert" if xid.severity is None else f"alert {xid.alert} ({xid.severity})"
+    alerts += "".join(f", or {alert.name} ({alert.severity})" for alert in xid.also)
+    rows["policy"] = f"{alerts}{'; drain the node' if xid.drain else ''}. {xid.why}"
     return _table(f"Xid {xid.code}{f': {xid.name}' if xid.name else ''}", rows)
 
 

@@ -1,4 +1,4 @@
-"""The rule file and the runbooks in a folder, where what somebody changed there is not lost."""
+"""Export of the rule file and the runbooks to a folder; edited files are not overwritten."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def export(
     )
     if changed:
         more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise InputError(
-            folder / changed[0], f"was not written by an export, or changed since{more}; --force replaces what is there"
-        )
+        raise InputError(folder / changed[0], f"was edited after the export, or not written by one{more}; --force replaces it")
     # Digests first: files of an interrupted export must not count as edited.
     marks = {name: [*dict.fromkeys((_mark(content), *written.get(name, [])[:1]))] for name, content in contents.items()}
     _write(folder / WRITTEN_FILE, msgspec.json.format(msgspec.json.encode(marks)) + b"\n")

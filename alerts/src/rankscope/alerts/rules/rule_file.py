@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.tables import POLICIES
-from rankscope.alerts.rules.thresholds import SHARED, Tables, Value, duration_seconds, in_words, thresholds
+from rankscope.alerts.rules.thresholds import SHARED, Tables, Value, duration_seconds, duration_text, thresholds
 from rankscope.alerts.watch.budgets import BUDGETS, Budgets
 from rankscope.alerts.watch.life import Patience
 from rankscope.exporter.xids import XIDS
@@ -64,7 +64,7 @@ def rules_text(
     """
     for name, base in (("dashboard", dashboard_url), ("runbook", runbook_url)):
         if "@" in (base.partition("//")[2] or base).partition("/")[0]:
-            raise ValueError(f"the {name} URL has a user in it, who would stand in every alert: leave out what is before the @")
+            raise ValueError(f"the {name} URL contains a user, which every alert would show: leave out the part before the @")
         # The address becomes part of YAML and of Prometheus templates: only characters that are plain text in both.
         if not _SAFE_BASE.fullmatch(base):
             raise ValueError(f"the {name} URL is not a plain address: letters, digits and ._~:/[]@%+- only")
@@ -111,7 +111,7 @@ def _with_settings(text: str, tables: Tables) -> str:
     ``${name}`` is a setting of the alert or a phrase, ``${table.name}`` a shared setting.
     """
     phrases = {name: text for name, text in _phrases().items() if name != "runbook"}
-    shared = _shared(tables) | phrases | _of_xids() | {"price": _price(tables["price"])}
+    shared = _shared(tables) | phrases | _xid_values() | {"price": _price(tables["price"])}
 
     def alert(match: re.Match[str]) -> str:
         mine = tables[match[1]]
@@ -143,7 +143,7 @@ def _watcher_defaults() -> dict[str, Value]:
     budgets, patience = Budgets(), Patience()
     return {
         **{f"budget.{name}.percent": f"{100 * getattr(budgets, name):.15g} %" for name in BUDGETS},
-        "watcher.silent_after.words": in_words(patience.silent_after_s),
+        "watcher.silent_after.words": duration_text(patience.silent_after_s),
         "watcher.silent_steps": f"{patience.silent_steps:g}",
     }
 
@@ -152,16 +152,16 @@ def _measured(settings: Mapping[str, Value]) -> dict[str, Value]:
     """Add derived values to ``settings``: durations in seconds for arithmetic, durations and ratios as text."""
     lengths = {name: duration_seconds(value) for name, value in settings.items() if isinstance(value, str)}
     known = {name: length for name, length in lengths.items() if length is not None}
-    told = {name: value for name, value in settings.items() if name.endswith("seconds") and not isinstance(value, str)}
+    seconds = {name: value for name, value in settings.items() if name.endswith("seconds") and not isinstance(value, str)}
     return {
         **settings,
         **{f"{name}_seconds": length for name, length in known.items()},
-        **{f"{name}.words": in_words(float(length)) for name, length in {**known, **told}.items()},
+        **{f"{name}.words": duration_text(float(length)) for name, length in {**known, **seconds}.items()},
         **{f"{name}.percent": f"{100 * float(value):.15g} %" for name, value in settings.items() if name.endswith("_ratio")},
     }
 
 
-def _of_xids() -> dict[str, Value]:
+def _xid_values() -> dict[str, Value]:
     """Values for the Xids of each alert: a regular expression of the codes, and a template of their meanings."""
     by_alert = {policy.alert: policy.codes for policy in POLICIES}
     codes = {f"xids.{alert}": "|".join(map(str, codes)) for alert, codes in by_alert.items()}

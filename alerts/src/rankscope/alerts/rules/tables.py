@@ -1,4 +1,4 @@
-"""Tables that rules rest on: the policy per Xid (``xid_policy.toml``), and metrics of other exporters (``external.toml``)."""
+"""Policy of each Xid: the alert that it raises, and whether the node is drained (``xid_policy.toml``)."""
 
 from __future__ import annotations
 
@@ -29,29 +29,10 @@ POLICIES: Final = msgspec.toml.decode(
     (files("rankscope.alerts") / "rules" / "xid_policy.toml").read_bytes(), type=_PolicyFile
 ).policy
 
-OTHERS: Final = Policy(
-    alert="GpuXidRepeated", drain=False, codes=(), why="A single one needs nobody; one that comes again and again does."
-)
+OTHERS: Final = Policy(alert="GpuXidRepeated", drain=False, codes=(), why="A single one needs no action; repeated ones do.")
 """Policy of every code that no other policy names."""
 
 
 def policy_of(code: int) -> Policy:
     """Return the policy of a code."""
     return next((policy for policy in POLICIES if code in policy.codes), OTHERS)
-
-
-class ExternalMetric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A metric of another exporter: its name, that exporter, and the ``labels`` that the rules use."""
-
-    name: str
-    source: str = msgspec.field(name="from")
-    labels: tuple[str, ...]
-
-
-class _ExternalFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    metric: tuple[ExternalMetric, ...]
-
-
-EXTERNAL: Final = msgspec.toml.decode(
-    (files("rankscope.alerts") / "rules" / "external.toml").read_bytes(), type=_ExternalFile
-).metric

@@ -1,4 +1,4 @@
-"""What the rules compare with: the shipped ``rules/thresholds.toml``, and over it what an operator's file says otherwise."""
+"""Thresholds of the rules: the shipped ``thresholds.toml``, overridden by the operator's file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ Value = bool | int | float | str
 Tables = Mapping[str, Mapping[str, Value]]
 
 SEVERITIES: Final = ("critical", "warning", "info")
-OF_EVERY_ALERT: Final = ("enabled", "severity", "for", "keep_firing_for")
 SHARED: Final = ("price", "gpu_states")
 """Tables of settings that several alerts share."""
 
@@ -67,7 +66,7 @@ def duration_seconds(text: str) -> int | float | None:
     return sum(int(part[:-letters]) * unit for part, unit, letters in parts if part)
 
 
-def in_words(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Format a duration as text: ``600`` is ``10 minutes``, ``5400`` is ``1 hour 30 minutes``."""
     parts = []
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
@@ -80,7 +79,7 @@ def _read(path: Path) -> dict[str, dict[str, object]]:
     tables = read_toml(path)
     for name, settings in tables.items():
         if not isinstance(settings, dict):
-            raise InputError(path, "stands in no table: settings are written below [NAME OF AN ALERT]", place=name)
+            raise InputError(path, "not in a table: settings belong below [NAME OF AN ALERT]", place=name)
     return tables
 
 

@@ -6,12 +6,12 @@ import os
 import shlex
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from rankscope.alerts.store.clock import SteadyClock, steady_clock
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.store.schema import SCHEMA, TABLES, VERSION
 from rankscope.base.errors import InputError, RankscopeError
@@ -183,23 +183,34 @@ class Store:
             connection.execute("PRAGMA query_only = ON")
             return connection
 
-    def _agreed_clock(self) -> SteadyClock:
+    def _agreed_clock(self) -> Callable[[], int]:
+        """Return a clock in nanoseconds since about 1970 that is not affected when the machine's clock is set.
+
+        It is the wall clock at one moment plus the boot-time clock since then. All processes of one boot share that moment.
+        """
         boot = boot_id()
+        if not boot:
+            return time.time_ns
         with self.transaction() as database:
             found = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('boot', 'offset_ns')").fetchall())
-            if found.get("boot") == boot and boot:
-                return steady_clock(int(found["offset_ns"]))
-            clock = steady_clock()
-            values = [("boot", boot), ("offset_ns", str(clock.offset_ns))]
-            database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
-            # Times from before the reboot must not lie in the future of the new clock.
-            now = clock()
-            database.execute(
-                "UPDATE messages SET entered_ns = min(entered_ns, ?), next_attempt_ns = min(next_attempt_ns, ?)"
-                " WHERE state = 'waiting'",
-                (now, now + LONGEST_WAIT_NS),
-            )
-        return clock
+            if found.get("boot") == boot:
+                offset_ns = int(found["offset_ns"])
+            else:
+                offset_ns = time.time_ns() - _since_boot_ns()
+                values = [("boot", boot), ("offset_ns", str(offset_ns))]
+                database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
+                # Times from before the reboot must not lie in the future of the new clock.
+                now = offset_ns + _since_boot_ns()
+                database.execute(
+                    "UPDATE messages SET queued_ns = min(queued_ns, ?), next_attempt_ns = min(next_attempt_ns, ?)"
+                    " WHERE state = 'waiting'",
+                    (now, now + LONGEST_WAIT_NS),
+                )
+        return lambda: offset_ns + _since_boot_ns()
+
+
+def _since_boot_ns() -> int:
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 @contextmanager

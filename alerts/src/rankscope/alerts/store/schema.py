@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 SCHEMA: Final = "rankscope.alerts-store"
-VERSION: Final = 1
+VERSION: Final = 2
 """``user_version`` of the file."""
 
 TABLES: Final = """
@@ -25,9 +25,9 @@ CREATE TABLE episodes (
   starts_unix_ns INTEGER NOT NULL,
   status TEXT NOT NULL,
   changed_unix_ns INTEGER NOT NULL,
-  told_unix_ns INTEGER NOT NULL,
-  told INTEGER NOT NULL,
-  again INTEGER NOT NULL,
+  forwarded_unix_ns INTEGER NOT NULL,
+  forwarded INTEGER NOT NULL,
+  repeats INTEGER NOT NULL,
   updated_unix_ns INTEGER NOT NULL
 );
 
@@ -55,7 +55,7 @@ CREATE TABLE messages (
   alert_count INTEGER NOT NULL,
   state TEXT NOT NULL CHECK (state IN ('waiting', 'delivered', 'dead', 'overtaken')),
   created_unix_ns INTEGER NOT NULL,
-  entered_ns INTEGER NOT NULL,
+  queued_ns INTEGER NOT NULL,
   next_attempt_ns INTEGER NOT NULL DEFAULT 0,
   attempts INTEGER NOT NULL DEFAULT 0,
   uncertain INTEGER NOT NULL DEFAULT 0,
@@ -65,7 +65,7 @@ CREATE TABLE messages (
 CREATE INDEX messages_waiting ON messages (target, group_key, sequence) WHERE state = 'waiting';
 CREATE INDEX messages_by_state ON messages (state, sequence);
 
-CREATE TABLE told (
+CREATE TABLE alert_states (
   target TEXT NOT NULL,
   fingerprint TEXT NOT NULL,
   starts_at TEXT NOT NULL,
@@ -75,11 +75,11 @@ CREATE TABLE told (
   number INTEGER NOT NULL,
   PRIMARY KEY (target, fingerprint, starts_at, status, revision)
 ) WITHOUT ROWID;
-CREATE INDEX told_by_message ON told (message);
-CREATE INDEX told_by_age ON told (number);
+CREATE INDEX alert_states_by_message ON alert_states (message);
+CREATE INDEX alert_states_by_age ON alert_states (number);
 
 CREATE TABLE disabled (target TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID;
 
-CREATE TABLE followed (number INTEGER PRIMARY KEY, entry BLOB NOT NULL);
-CREATE TABLE alive (run TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE alerts (number INTEGER PRIMARY KEY, entry BLOB NOT NULL);
+CREATE TABLE active_runs (run TEXT PRIMARY KEY) WITHOUT ROWID;
 """

@@ -1,4 +1,4 @@
-"""Saying that an alert fires or has ended: an event for whoever reads along, and a line in the run's ``findings.jsonl``.
+"""Announcement of an alert's start and end: an event on standard output, and a line in the run's ``findings.jsonl``.
 
 The ledger is saved first and records what was announced. After a crash in between, the restarted watcher announces it once.
 """
@@ -51,12 +51,12 @@ def append_finding(run: Path, record: FindingRecord) -> None:
 
 
 def is_logged(run: Path, record: FindingRecord) -> bool:
-    """Return whether the end of ``findings.jsonl`` holds this record. Raises ``OSError``."""
+    """Return whether the end of ``findings.jsonl`` holds this record; ``False`` if it cannot be read."""
     try:
         with open_regular(findings_file(run)) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             tail = file.read(TAIL_BYTES)
-    except FileNotFoundError:
+    except OSError:
         return False
     wanted = (record.fingerprint, record.status, record.time_unix_ns)
     for line in tail.splitlines():
@@ -95,15 +95,15 @@ class Announcer:
 
     def announce(self) -> None:
         """Announce every change that has not been announced yet."""
-        news = self._ledger.unlogged()
-        if not news:
+        entries = self._ledger.unlogged()
+        if not entries:
             self._emitted.clear()
             return
         self._save(self._ledger)
-        for entry in news:
-            self._say(entry)
+        for entry in entries:
+            self._announce(entry)
 
-    def _say(self, entry: Entry) -> None:
+    def _announce(self, entry: Entry) -> None:
         status: Status = "resolved" if entry.ends_at_unix_ns is not None else "firing"
         # Time of the last change: a pending entry has none.
         moment = entry.ends_at_unix_ns or entry.revised_unix_ns or entry.starts_at_unix_ns
@@ -119,8 +119,8 @@ class Announcer:
             finding=entry.finding if status == "firing" else None,
         )
         run = Path(entry.run)
-        if id(entry) in self._doubtful and _is_logged(run, record):
-            self._said(entry, status)
+        if id(entry) in self._doubtful and is_logged(run, record):
+            self._mark_logged(entry, status)
             return
         self._emit_once(entry, status, moment)
         try:
@@ -132,9 +132,9 @@ class Announcer:
                 self._report(f"{run}: findings.jsonl cannot be written: {error.strerror or error}; alerts are not affected")
                 self._failed.add(entry.run)
             return
-        self._said(entry, status)
+        self._mark_logged(entry, status)
 
-    def _said(self, entry: Entry, status: Status) -> None:
+    def _mark_logged(self, entry: Entry, status: Status) -> None:
         entry.logged, entry.finding = status, None
         self._doubtful.discard(id(entry))
 
@@ -157,10 +157,3 @@ class Announcer:
             )
         )
         self._emitted.add(key)
-
-
-def _is_logged(run: Path, record: FindingRecord) -> bool:
-    try:
-        return is_logged(run, record)
-    except OSError:
-        return False

@@ -1,4 +1,4 @@
-"""How much of the step may go where before it is an alert, and how much slower a run may become."""
+"""Budgets: the largest shares of a step for communication, input and host, and the largest slowdown."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ BUDGETS: Final = tuple(Budgets.__dataclass_fields__)
 """Names of the budgets."""
 
 
-def budgets_of(told: Sequence[str]) -> Budgets:
+def budgets_of(texts: Sequence[str]) -> Budgets:
     """Parse budgets from ``NAME=SHARE``, with a share such as ``0.3`` or ``30%``. Raises ``ValueError``."""
     shares: dict[str, float] = {}
-    for one in told:
+    for one in texts:
         name, _, text = one.partition("=")
         if name not in BUDGETS:
             raise ValueError(f"no budget {name!r}; there are {', '.join(BUDGETS)}")

@@ -1,4 +1,4 @@
-"""What deserves an alert, if it lasts: who it is about in labels, what may change in annotations, and what it costs."""
+"""Candidates: conditions that raise an alert if they last, with identity (labels), details (annotations) and cost."""
 
 from __future__ import annotations
 

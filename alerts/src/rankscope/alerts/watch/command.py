@@ -10,8 +10,8 @@ from typing import Literal
 
 import click
 
-from rankscope.alerts.options import targets_option
-from rankscope.alerts.output import print_line
+from rankscope.alerts.deliver.trial import targets_option
+from rankscope.alerts.output import report_line
 from rankscope.alerts.watch.options import budgets, judging_options
 from rankscope.analysis.locations import local_path
 from rankscope.base.errors import InputError
@@ -49,7 +49,7 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 @click.option(
     "--once",
     is_flag=True,
-    help="Evaluate and deliver once, also a run that is over, and leave. Silence takes watching: it is not judged.",
+    help="Evaluate and deliver once, also a run that is over, and exit. Silent ranks are not detected.",
 )
 @click.option(
     "--interval", type=Duration(), metavar="DURATION", default="5s", show_default=True, help="Time between evaluations."
@@ -61,21 +61,19 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
     "--ask-for-dumps/--no-ask-for-dumps",
     default=True,
     show_default=True,
-    help="Whether ranks of a stalled run are asked, once, for their Flight Recorders.",
+    help="Request Flight Recorder dumps from the ranks of a stalled run, once.",
 )
 @click.option("--dashboard-url", type=link_url, metavar="URL", help="Dashboard that alerts link to, http://host:8050.")
-@click.option(
-    "--runbook-url", type=link_url, metavar="URL", help="Where the runbooks are served; without, alerts say how to print them."
-)
+@click.option("--runbook-url", type=link_url, metavar="URL", help="Base URL of the runbooks.  [default: alerts name the command]")
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for what the watcher remembers and has to send.  [default: one per watched folder, in ~/.local/state/rankscope]",
+    help="Folder of the ledger and of messages.  [default: one per watched folder, in ~/.local/state/rankscope]",
 )
 @click.option(
     "--listen",
     type=ListenAddress(),
-    help="Serve /metrics and /-/healthy there: whether the watcher still watches.  [default: nowhere]",
+    help="Serve the watcher's own /metrics and /-/healthy.  [default: no server]",
 )
 @format_option("json: one object per line.")
 @click.pass_context
@@ -101,10 +99,10 @@ def watch(
     listen: tuple[str, int] | None,
     format_: Literal["text", "json"],
 ) -> None:
-    """Follow a run, or every run in a folder, and send an alert for what lasts.
+    """Follow a run, or all runs in a folder, and send alerts about lasting problems.
 
-    A run that has ended resolves its alerts. Following a single run, the command ends with it. With nothing to deliver to, it
-    prints what it finds.
+    The end of a run resolves its alerts. For a single run, the command ends with the run. Without a destination it prints the
+    alerts only.
 
     \b
     Examples:
@@ -115,24 +113,24 @@ def watch(
 
     Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.deliver.target import webhook_target
-    from rankscope.alerts.deliver.targets import load_targets
+    from rankscope.alerts.deliver.targets import load_targets, webhook_target
     from rankscope.alerts.watch.following import Pace
     from rankscope.alerts.watch.ledger import Policy
     from rankscope.alerts.watch.life import Patience
     from rankscope.alerts.watch.runs import discover
-    from rankscope.alerts.watch.setup import Addresses, prepare
+    from rankscope.alerts.watch.setup import prepare
     from rankscope.alerts.watch.watcher import Options
 
     try:
         runs = discover(path)
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error
-    configured = () if config is None else load_targets(config, absent=lambda line: print_line(f"rankscope: {line}", err=True))
+    configured = () if config is None else load_targets(config, absent=report_line)
     targets = (*map(webhook_target, dict.fromkeys(webhook)), *configured)
     watch = prepare(
         path,
-        addresses=Addresses(alertmanagers=alertmanager, targets=targets, dashboard=dashboard_url, runbooks=runbook_url),
+        alertmanagers=alertmanager,
+        targets=targets,
         options=Options(
             policy=Policy(fire_after or (1 if once else 3), resolve_after, least_firing),
             patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
@@ -141,16 +139,18 @@ def watch(
             ask_for_dumps=ask_for_dumps,
             pace=Pace(),
             once=once,
+            dashboard_url=dashboard_url,
+            runbook_url=runbook_url,
         ),
         state=state,
         json_lines=format_ == "json",
     )
     if not once:
         there = "" if runs == [path] else f", {len(runs)} run{'' if len(runs) == 1 else 's'} in it by now"
-        print_line(f"rankscope: watching {path}{there}", err=True)
+        report_line(f"watching {path}{there}")
     if listen is not None:
         port = watch.watcher.page.serve(*listen)
-        print_line(f"rankscope: metrics at http://{host_port(listen[0], port)}/metrics", err=True)
+        report_line(f"metrics at http://{host_port(listen[0], port)}/metrics")
     previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         watch.sender.start()
@@ -161,15 +161,15 @@ def watch(
             began = time.monotonic()
         undelivered = watch.finish()
         if listen is not None and not once and not watch.watcher.page.finish(LAST_SCRAPE_S):
-            print_line("rankscope: the end of the run was not scraped in time: silence WatcherSilent for this instance", err=True)
+            report_line("the end of the run was not scraped in time; silence WatcherSilent for this instance")
     except _Stop:
-        watch.watcher.remember()
+        watch.watcher.save()
         ctx.exit(0)
     finally:
         watch.sender.stop()
         for number, handler in previous.items():
             signal.signal(number, handler)
     if undelivered:
-        print_line(f"rankscope: not delivered to {', '.join(undelivered)}", err=True)
-    if undelivered or watch.watcher.troubled:
+        report_line(f"not delivered to {', '.join(undelivered)}")
+    if undelivered or watch.watcher.has_problems:
         ctx.exit(1)

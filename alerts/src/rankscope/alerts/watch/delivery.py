@@ -1,4 +1,4 @@
-"""Brings the alerts of the ledger to Alertmanagers, all of them at every interval, and to webhooks, once per change."""
+"""Delivery of the ledger's alerts: to Alertmanagers all of them at every interval, to webhooks each change once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Manager(Protocol):
     """An Alertmanager."""
 
     name: str
-    """Name for people, free of secrets."""
+    """Name for messages, without secrets."""
 
     def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
         """Post alerts that fire or have ended, from any thread. Raises ``DeliveryError``."""
@@ -38,7 +38,7 @@ class Receiver(Protocol):
     key: str
     """Stable name for the state file."""
     name: str
-    """Name for people, free of secrets."""
+    """Name for messages, without secrets."""
 
     def send(self, notices: Sequence[Notice]) -> None:
         """Accept notices of any groups for delivery. Raises ``DeliveryError``."""
@@ -69,15 +69,15 @@ class Delivery:
             _send_changes(receiver, ledger, failures)
         for posts in self._posts:
             posts.begin(ledger, now_unix_ns)
-        patience = time.monotonic() + wait_s
+        deadline = time.monotonic() + wait_s
         for posts in self._posts:
-            posts.finish(max(0.0, patience - time.monotonic()))
+            posts.finish(max(0.0, deadline - time.monotonic()))
         ledger.forget(lambda entry: self._is_owed(entry, now_unix_ns))
 
     def undelivered(self, ledger: Ledger) -> list[str]:
         """Names of the receivers that have not accepted the present state of an alert."""
-        lacking = [posts.name for posts in self._posts if posts.lacks(ledger)]
-        return [*lacking, *(receiver.name for receiver, _ in self._receivers if _changes(receiver, ledger))]
+        behind = [posts.name for posts in self._posts if posts.is_behind(ledger)]
+        return [*behind, *(receiver.name for receiver, _ in self._receivers if _changes(receiver, ledger))]
 
     def _is_owed(self, entry: Entry, now_unix_ns: int) -> bool:
         """Return whether a resolved alert still has to be sent."""
@@ -165,14 +165,14 @@ class _Posts:
         self._accepted = self._sending
         self._failures.end()
 
-    def lacks(self, ledger: Ledger) -> bool:
+    def is_behind(self, ledger: Ledger) -> bool:
         """Return whether the current state of any alert is not yet accepted."""
         return not self._accepted.issuperset(map(_state, _past_pending(ledger)))
 
     def _pause_s(self, ledger: Ledger) -> float:
         if self._failures.count:
             return min(RETRY_S, self._interval_s)
-        return 0.0 if self.lacks(ledger) else self._interval_s
+        return 0.0 if self.is_behind(ledger) else self._interval_s
 
 
 def _past_pending(ledger: Ledger) -> list[Entry]:
@@ -197,8 +197,8 @@ def _send_changes(receiver: Receiver, ledger: Ledger, failures: _Failures) -> No
         failures.add(error)
         return
     for entry in changed:
-        entry.told[receiver.key] = _status(entry)
-        entry.knows[receiver.key] = entry.revision
+        entry.accepted[receiver.key] = _status(entry)
+        entry.accepted_revision[receiver.key] = entry.revision
     failures.end()
 
 
@@ -208,9 +208,9 @@ def _changes(receiver: Receiver, ledger: Ledger) -> list[Entry]:
 
 def _is_change(entry: Entry, receiver: Receiver) -> bool:
     """Return whether the state of an alert must be sent to the receiver. The end of an alert is sent only after its beginning."""
-    told = entry.told.get(receiver.key)
+    accepted = entry.accepted.get(receiver.key)
     if entry.track.state == "firing":
-        return told != "firing" or entry.knows.get(receiver.key, "") != entry.revision
+        return accepted != "firing" or entry.accepted_revision.get(receiver.key, "") != entry.revision
     # An incident about a crashed run stays open until a person closes it: a timeout repairs nothing.
     only_forgotten = entry.name == CRASHED.alertname and bool(entry.ended_because)
-    return entry.track.state == "resolved" and told == "firing" and not only_forgotten
+    return entry.track.state == "resolved" and accepted == "firing" and not only_forgotten

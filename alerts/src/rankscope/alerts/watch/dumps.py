@@ -1,9 +1,9 @@
-"""Flight Recorder dumps of a run that stands still: those that are there, and those that its ranks are asked for, once."""
+"""Flight Recorder dumps of stalled runs: existing ones, and those that are requested from the ranks once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ class _Standstill:
     """State of one stalled run."""
 
     request: str | None = None
-    asked_s: float = 0.0
+    requested_s: float = 0.0
     refused: str = ""
     """Reason why no request could be left in the run."""
     files: _Files = frozenset()
@@ -54,7 +54,7 @@ class Dumps:
         self._ask = ask
         self._report = report
         self._standing: dict[Path, _Standstill] = {}
-        self._last_asked_s: dict[Path, float] = {}
+        self._last_request_s: dict[Path, float] = {}
 
     def look(self, run: Path, attempt: int, ranks: list[int], now_s: float) -> tuple[HangReport | None, str | None]:
         """Return the report on the culprit, and why there is none.
@@ -62,7 +62,7 @@ class Dumps:
         The reason is ``None`` while dumps may still arrive, and empty with a report.
         """
         standing = self._standing.setdefault(run, _Standstill())
-        too_soon = now_s - self._last_asked_s.get(run, -AGAIN_S) < AGAIN_S
+        too_soon = now_s - self._last_request_s.get(run, -AGAIN_S) < AGAIN_S
         if self._ask and not too_soon and standing.request is None and not standing.refused:
             self._leave_request(run, standing, now_s)
         files = _files(flight_dir(run, attempt))
@@ -71,32 +71,41 @@ class Dumps:
         if settled and files and files != standing.read:
             standing.read = files
             standing.report = self._read(run, standing) or standing.report
-        asked = standing.request
+        request = standing.request
         # Judged too early, ranks whose dumps are still to come would be blamed.
-        waiting = asked is not None and now_s - standing.asked_s < WAIT_S and not self._answered(run, asked, ranks)
+        complete = request is None or len(_answered(run, request, ranks)) == len(ranks) or read_answer(run, request) is not None
+        waiting = not complete and now_s - standing.requested_s < WAIT_S
         if waiting or not settled:
             return None, None
         if standing.report is not None:
             return standing.report, ""
-        if asked is None:
-            asked_before = "dumps were asked for a short while ago" if self._ask and too_soon else ""
-            return None, standing.refused or asked_before or "no Flight Recorder dumps in the run that tell who hangs"
-        return None, "the ranks were asked for Flight Recorder dumps, and those that came, if any, do not tell who hangs"
+        if request is None:
+            requested_before = "dumps were requested a short while ago" if self._ask and too_soon else ""
+            return None, standing.refused or requested_before or "no Flight Recorder dump in the run names the culprit"
+        return None, "Flight Recorder dumps were requested, and none that arrived names the culprit"
+
+    def answered(self, run: Path, ranks: Iterable[int]) -> set[int] | None:
+        """Return which of ``ranks`` answered the request; ``None`` if there was none, or one answer covers all ranks."""
+        standing = self._standing.get(run)
+        request = None if standing is None else standing.request
+        if request is None or read_answer(run, request) is not None:
+            return None
+        return _answered(run, request, ranks)
 
     def over(self, run: Path) -> None:
         """Forget a run that makes progress again or has ended."""
         self._standing.pop(run, None)
 
     def _leave_request(self, run: Path, standing: _Standstill, now_s: float) -> None:
-        request = new_request("dump", note="the watcher sees no rank make a step")
+        request = new_request("dump", note="no rank finishes a step")
         try:
             post(run, request)
         except OSError as error:
-            standing.refused = f"no dumps could be asked for: {error.strerror or error}"
+            standing.refused = f"dumps cannot be requested: {error.strerror or error}"
             self._report(f"{run}: {standing.refused}")
             return
-        standing.request, standing.asked_s = request.id, now_s
-        self._last_asked_s[run] = now_s
+        standing.request, standing.requested_s = request.id, now_s
+        self._last_request_s[run] = now_s
 
     def _read(self, run: Path, standing: _Standstill) -> HangReport | None:
         fresh = standing.request is not None and any(standing.request in name for name, _, _ in standing.files)
@@ -108,13 +117,13 @@ class Dumps:
             self._report(f"{run}: the dumps cannot be read: {type(error).__name__}: {error}")
         return None
 
-    def _answered(self, run: Path, request: str, ranks: list[int]) -> bool:
-        """Return whether all ``ranks`` have answered, or one answer covers them all."""
-        answers = control_dir(run) / Path(answer_name(request, 0)).parent
-        with suppress(OSError):
-            if sum(1 for _ in answers.iterdir()) >= len(ranks):
-                return True
-        return read_answer(run, request) is not None
+
+def _answered(run: Path, request: str, ranks: Iterable[int]) -> set[int]:
+    """Return which of ``ranks`` left an answer of their own."""
+    there: set[str] = set()
+    with suppress(OSError):
+        there = {entry.name for entry in (control_dir(run) / answer_name(request, 0)).parent.iterdir()}
+    return {rank for rank in ranks if Path(answer_name(request, rank)).name in there}
 
 
 def _files(folder: Path) -> _Files:

@@ -1,4 +1,4 @@
-"""The analyses of the runs that are followed: what has been read of them is not read again."""
+"""Incremental analyses of active runs, and the rate at which they are repeated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from rankscope.alerts.watch.past import StepPast, read_past
+from rankscope.alerts.watch.regressions import StepPast, read_past
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.hung_run import hung_report
 from rankscope.analysis.online import OnlineAnalysis

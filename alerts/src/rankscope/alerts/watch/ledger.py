@@ -1,19 +1,24 @@
 """Ledger of alerts: which are pending, firing or resolved, since when, and which webhook has accepted which change.
 
-It survives a restart of the watcher: start times and fingerprints stay, and no webhook is sent a change twice.
+It is kept in the store and survives a restart of the watcher: start times and fingerprints stay, and no webhook is sent a change
+twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, Alert, Notice, rfc3339
+from rankscope.alerts.store.database import Store, read_only
+from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.candidate import Candidate, Loss
 from rankscope.analysis.result import Finding
+from rankscope.base.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +83,9 @@ class Entry(msgspec.Struct, kw_only=True):
     """Ranks to blame, as last known."""
     revised_unix_ns: int | None = None
     """When the culprit became known or changed while the alert fired; the alert is then sent again."""
-    told: dict[str, Status] = {}
+    accepted: dict[str, Status] = {}
     """Receiver key (not its address) to the last status that it accepted."""
-    knows: dict[str, str] = {}
+    accepted_revision: dict[str, str] = {}
     """Receiver key to the last revision that it accepted."""
     logged: Status | None = None
     """Last status in the run's ``findings.jsonl``."""
@@ -147,7 +152,7 @@ class Ledger(msgspec.Struct, kw_only=True):
     """All current alerts of all runs."""
 
     entries: list[Entry] = []
-    alive: list[str] = []
+    active: list[str] = []
     """Folders of runs that made steps and have not ended; a stall of these is reported after a restart of the watcher, too."""
 
     def update(
@@ -255,3 +260,33 @@ def _ranks_of(entry: Entry) -> set[str]:
     """Return the ranks that an alert is about."""
     together = entry.alert.annotations.get("ranks", "")
     return {entry.alert.labels.get("rank", ""), *together.split(",")} - {""}
+
+
+def load_ledger(store: Store) -> Ledger:
+    """Load the ledger from ``store``, empty for a new one. Raises ``StoreError``, and ``InputError`` for undecodable entries."""
+    rows = store.query("SELECT entry FROM alerts ORDER BY number")
+    active = store.query("SELECT run FROM active_runs ORDER BY run")
+    return Ledger(entries=_decoded(rows, Path(store.name)), active=[run for (run,) in active])
+
+
+def save_ledger(store: Store, ledger: Ledger) -> None:
+    """Replace the ledger in ``store``. Raises ``StoreError``."""
+    with store.transaction() as database:
+        database.execute("DELETE FROM alerts")
+        database.execute("DELETE FROM active_runs")
+        database.executemany("INSERT INTO alerts (entry) VALUES (?)", [(msgspec.json.encode(one),) for one in ledger.entries])
+        database.executemany("INSERT OR IGNORE INTO active_runs VALUES (?)", [(run,) for run in ledger.active])
+
+
+def read_entries(folder: Path) -> list[Entry]:
+    """Read the alerts in the store in ``folder``, next to a running watcher; none without a store. Raises ``InputError``."""
+    with read_only(folder) as database:
+        rows = [] if database is None else database.execute("SELECT entry FROM alerts ORDER BY number").fetchall()
+    return _decoded(rows, folder / STORE_FILE)
+
+
+def _decoded(rows: list[tuple[bytes]], path: Path) -> list[Entry]:
+    try:
+        return [msgspec.json.decode(entry, type=Entry) for (entry,) in rows]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(path, f"not the ledger of a watcher: {error}") from error

@@ -1,4 +1,4 @@
-"""Whether the ranks of each followed run still record steps, on the watcher's own monotonic clock."""
+"""Liveness of the ranks of each followed run, on the watcher's own monotonic clock."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Final
 from rankscope.alerts.owners import HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.dumps import Dumps
-from rankscope.alerts.watch.past import StepPast
+from rankscope.alerts.watch.outage import LastSteps, Outage, find_outage, shortest_wait_s
+from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.runs import Glance
-from rankscope.alerts.watch.signs import Life, Signs, WatchedTime
+from rankscope.alerts.watch.signs import Life, WatchedTime
 from rankscope.alerts.watch.standstill import Standing
 
 SILENT_AFTER_S: Final = 120.0
@@ -60,7 +61,7 @@ class Lives:
         self._dumps = dumps
         self._elapsed = elapsed
         self._time = WatchedTime(interval_s)
-        self._lives: dict[Path, Life] = {}
+        self._lives: dict[Path, tuple[Life, LastSteps]] = {}
 
     def tick(self) -> None:
         """Begin an evaluation."""
@@ -69,10 +70,7 @@ class Lives:
     def look(self, run: Path, seen: Glance, past: StepPast | None, *, subject: Subject, news: bool) -> LifeReport:
         """Look at a run. ``news``: report also what happened before the watcher started."""
         now_s = self._time.s
-        life = self._lives.get(run)
-        if life is None or life.attempt != seen.attempt:
-            life = self._lives[run] = Life(seen.attempt)
-            self._dumps.over(run)
+        life, last_steps = self._life(run, seen.attempt)
         life.look(seen.ranks, now_s)
         patience_s = self._patience.seconds(past)
         signs = life.judge(seen.ranks, float("inf") if patience_s is None else patience_s, now_s, news=news)
@@ -83,19 +81,44 @@ class Lives:
             usual_us=None if past is None else past.usual_us(),
             gpus=gpus_of(seen),
         )
-        found, of = standing.lost(signs), {RANK_LOST.alertname}
         if signs.stalled is False:
             self._dumps.over(run)
+        outage = None
+        if signs.ended and patience_s is not None:
+            outage = find_outage(run, seen, signs.live, last_steps)
+        quiet = outage is not None and outage.is_within(signs.quiet)
+        stalled = bool(signs.stalled) and (news or life.moved)
+        # Without a reason why dumps are missing, they may still arrive.
+        hung, missing = self._dumps.look(run, seen.attempt, signs.live, now_s) if quiet or stalled else (None, None)
+        decided = quiet and missing is not None and bool(signs.gone)
+        if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, asked=True):
+            # Whether the ranks without an end are silent shows later, as does an elastic restart.
+            found = standing.lost(signs.silent)
+            return LifeReport(found=found, of={RANK_LOST.alertname}, unknown=signs.unknown | {*signs.gone}, moved=life.moved)
+        lost, first = self._lost(run, outage, past) if outage is not None and decided else (None, False)
+        found, of = standing.lost(signs.silent, {} if first else signs.gone), {RANK_LOST.alertname}
+        if lost is not None:
+            found += standing.outage(lost, {rank: life.silence_s(rank, now_s) for rank in lost.silent}, first=first)
+        if signs.stalled is False or (lost is not None and lost.silent.keys() >= {*signs.live}):
             of.add(HANG.alertname)
-        elif signs.stalled and (news or life.moved) and (stalled := self._stalled(run, seen, signs, standing)) is not None:
-            found.append(stalled)
+        elif stalled and missing is not None:
+            found.append(standing.hang(signs, hung, missing=missing))
             of.add(HANG.alertname)
         return LifeReport(found=found, of=of, unknown=signs.unknown, moved=life.moved)
 
-    def _stalled(self, run: Path, seen: Glance, signs: Signs, standing: Standing) -> Candidate | None:
-        """Return the alert about a stalled run; ``None`` while dumps that name the culprit may still arrive."""
-        report, missing = self._dumps.look(run, seen.attempt, signs.live, self._time.s)
-        return None if missing is None else standing.hang(signs, report, missing=missing)
+    def _life(self, run: Path, attempt: int) -> tuple[Life, LastSteps]:
+        known = self._lives.get(run)
+        if known is None or known[0].attempt != attempt:
+            known = self._lives[run] = (Life(attempt), LastSteps())
+            self._dumps.over(run)
+        return known
+
+    def _lost(self, run: Path, outage: Outage, past: StepPast | None) -> tuple[Outage | None, bool]:
+        """Return the quiet ranks that are lost, if any, and whether that is why the others ended."""
+        answered = self._dumps.answered(run, outage.silent)
+        first = outage.waited_s >= shortest_wait_s(past, asked=answered is not None)
+        lost = outage.without(answered) if answered is not None else outage if first else None
+        return lost, lost is not None and first
 
     def keep(self, runs: Collection[Path]) -> None:
         """Forget all other runs."""

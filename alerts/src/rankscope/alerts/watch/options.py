@@ -1,4 +1,4 @@
-"""How the watcher judges a run: options of ``watch``, and of ``replay``, which asks what it would have said."""
+"""Thresholds of the watcher as options of ``watch`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPTIONS: Final = (
         metavar="DURATION",
         default="1m",
         show_default=True,
-        help="An alert fires at least so long.",
+        help="Shortest time for which an alert fires.",
     ),
     click.option(
         "--silent-after",
@@ -36,13 +36,13 @@ _OPTIONS: Final = (
         type=click.FloatRange(2),
         default=10.0,
         show_default=True,
-        help="And at least so many times what a step takes as a rule.",
+        help="The same in median step times; the longer limit applies.",
     ),
     click.option(
         "--budget",
         multiple=True,
         metavar="NAME=SHARE",
-        help="Of the step: communication=30%, input=25%, host=35%; of the run's own past: slower=10%. Repeatable.",
+        help="Share of the step: communication=30%, input=25%, host=35%; of the past step time: slower=10%. Repeatable.",
     ),
 )
 """Options shared by ``watch`` and ``replay``."""
@@ -55,11 +55,11 @@ def judging_options(command: _Command) -> _Command:
     return command
 
 
-def budgets(told: tuple[str, ...]) -> Budgets:
+def budgets(texts: tuple[str, ...]) -> Budgets:
     """Parse the values of ``--budget``. Raises ``click.BadParameter``."""
     from rankscope.alerts.watch.budgets import budgets_of
 
     try:
-        return budgets_of(told)
+        return budgets_of(texts)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--budget") from error

@@ -21,23 +21,23 @@ _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class Evaluation:
     """Result of the last evaluation."""
 
     runs: int
     """Active runs."""
     firing: int
-    troubles: int
+    problems: int
     """Runs and folders that could not be read or evaluated."""
-    untold: int
+    undelivered: int
     """Receivers that have not accepted the current state of an alert."""
 
 
 _HELP: Final = {
-    "runs": "Runs that go on and are followed.",
-    "alerts_firing": "Alerts that fire.",
-    "troubles": "Runs and folders that the last evaluation could not read.",
-    "untold_receivers": "Alertmanagers and webhooks that have not accepted an alert in its present state.",
+    "runs": "Active runs that are followed.",
+    "alerts_firing": "Firing alerts.",
+    "problems": "Runs and folders that the last evaluation could not read.",
+    "undelivered_receivers": "Alertmanagers and webhooks that have not accepted an alert in its current state.",
     "finished": "1 when the one run that this watcher followed is over and the watcher is about to exit, 0 before.",
     "evaluated_timestamp_seconds": "When the last evaluation ended, in seconds since 1970.",
 }
@@ -53,15 +53,15 @@ class WatcherPage:
         self._clock = clock
         self._elapsed = elapsed
         self._began_s = elapsed()
-        self._last: tuple[Watched, float, float] | None = None
+        self._last: tuple[Evaluation, float, float] | None = None
         self._finished = False
         self._scrapes = threading.Condition()
         self._scraped_s: dict[str, float] = {}
         """Clients that have not scraped the end of the run yet, with the time of their last scrape."""
 
-    def evaluated(self, watched: Watched) -> None:
+    def evaluated(self, evaluation: Evaluation) -> None:
         """Record a finished evaluation."""
-        self._last = (watched, self._clock(), self._elapsed())
+        self._last = (evaluation, self._clock(), self._elapsed())
 
     @property
     def healthy(self) -> bool:
@@ -92,8 +92,8 @@ class WatcherPage:
         """Render the metrics in Prometheus' text format; empty before the end of the first evaluation."""
         if self._last is None:
             return ""
-        watched, at, _ = self._last
-        values = (watched.runs, watched.firing, watched.troubles, watched.untold, int(self._finished), f"{at:.3f}")
+        last, at, _ = self._last
+        values = (last.runs, last.firing, last.problems, last.undelivered, int(self._finished), f"{at:.3f}")
         lines = []
         for (name, text), value in zip(_HELP.items(), values, strict=True):
             full = f"rankscope_watcher_{name}"

@@ -1,10 +1,10 @@
-"""Putting a watcher together from what the command line says."""
+"""Construction of a watcher from the command line."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,14 +14,13 @@ from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
 from rankscope.alerts.deliver.sender import Sender
-from rankscope.alerts.deliver.target import Target
-from rankscope.alerts.output import Event, as_json, as_text, print_line
+from rankscope.alerts.deliver.targets import Target
+from rankscope.alerts.output import Event, as_json, as_text, print_line, report_line
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.following import Following
-from rankscope.alerts.watch.ledger import Ledger
-from rankscope.alerts.watch.state import load_ledger, save_ledger
+from rankscope.alerts.watch.ledger import Ledger, load_ledger, save_ledger
 from rankscope.alerts.watch.watcher import Options, Watcher
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
@@ -37,22 +36,6 @@ ONCE_DRAIN_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addresses:
-    """Destinations and link bases of alerts."""
-
-    alertmanagers: tuple[str, ...] = ()
-    targets: tuple[Target, ...] = ()
-    dashboard: str | None = None
-    runbooks: str | None = None
-
-    def managers(self, *, interval_s: float, once: bool) -> list[Alertmanager]:
-        """Return the Alertmanagers, each address once."""
-        # With ``once`` an alert is not posted again: it ends by Alertmanager's own resolve_timeout.
-        valid_s = None if once else VALID_INTERVALS * max(LEAST_INTERVAL_S, interval_s)
-        return [Alertmanager(url, http_client(url), valid_s=valid_s) for url in dict.fromkeys(self.alertmanagers)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
     """A watcher, and the sender that delivers its alerts to the targets."""
 
@@ -62,17 +45,18 @@ class Watch:
 
     def finish(self) -> list[str]:
         """Deliver outstanding alerts for a limited time; return the names of the receivers without a delivery."""
-        patience = time.monotonic() + (ONCE_DRAIN_S if self.once else DRAIN_S)
+        deadline = time.monotonic() + (ONCE_DRAIN_S if self.once else DRAIN_S)
         while True:
             undelivered = [*self.watcher.flush(), *self.sender.drain(0.2)]
-            if not undelivered or time.monotonic() >= patience:
+            if not undelivered or time.monotonic() >= deadline:
                 return list(dict.fromkeys([*undelivered, *self.sender.lost()]))
 
 
 def prepare(
     path: Path,
     *,
-    addresses: Addresses,
+    alertmanagers: Sequence[str],
+    targets: Sequence[Target],
     options: Options,
     state: Path | None,
     json_lines: bool,
@@ -83,17 +67,19 @@ def prepare(
     store = _store(state or watcher_state(path), path, once=options.once)
     ledger = load_ledger(store)
     outbox = Outbox(store)
-    sender = Sender(outbox, addresses.targets, report=_report)
-    managers = addresses.managers(interval_s=options.interval_s, once=options.once)
-    webhooks = [Webhook(target, outbox, wake=sender.wake, external_url=addresses.dashboard or "") for target in addresses.targets]
+    sender = Sender(outbox, targets, report=report_line)
+    # With ``once`` an alert is not posted again: it ends by Alertmanager's own resolve_timeout.
+    valid_s = None if options.once else VALID_INTERVALS * max(LEAST_INTERVAL_S, options.interval_s)
+    managers = [Alertmanager(url, http_client(url), valid_s=valid_s) for url in dict.fromkeys(alertmanagers)]
+    webhooks = [Webhook(target, outbox, wake=sender.wake, external_url=options.dashboard_url or "") for target in targets]
     watcher = Watcher(
         path,
         analyse=analyze,
         follow=Following(),
-        delivery=Delivery(managers=managers, receivers=webhooks, interval_s=options.interval_s, report=_report),
+        delivery=Delivery(managers=managers, receivers=webhooks, interval_s=options.interval_s, report=report_line),
         ledger=ledger,
-        options=replace(options, dashboard_url=addresses.dashboard, runbook_url=addresses.runbooks),
-        report=_report,
+        options=options,
+        report=report_line,
         emit=_printer(as_json if json_lines else as_text, needed=not (managers or webhooks)),
         save=_saver(store),
     )
@@ -106,18 +92,14 @@ def _store(folder: Path, watched: Path, *, once: bool) -> Store:
     Raises ``InputError`` if another watcher holds the store, except with ``once``, which shares it.
     """
     try:
-        store = Store(folder, report=_report)
+        store = Store(folder, report=report_line)
         if once or store.hold():
             return store
     except StoreError as error:
-        _report(f"{error}; alerts are sent, but undelivered ones are lost at the end, and may be sent again after a restart")
+        report_line(f"{error}; alerts are sent, but undelivered ones are lost at the end, and may be sent again after a restart")
         return Store(None)
     store.close()
-    raise InputError(watched, f"another watcher follows it already, with the state in {folder}; --state names another folder")
-
-
-def _report(line: str) -> None:
-    print_line(f"rankscope: {' '.join(line.split())}", err=True)
+    raise InputError(watched, f"another watcher with the state folder {folder} follows it; --state names another folder")
 
 
 def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event], None]:
@@ -134,7 +116,7 @@ def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event
         if needed:
             raise error
         if not failed:
-            _report(f"standard output cannot be written: {error.strerror or error}; alerts are delivered all the same")
+            report_line(f"standard output cannot be written: {error.strerror or error}; alerts are delivered all the same")
             failed.append(error)
 
     return emit
@@ -154,7 +136,7 @@ def _saver(store: Store) -> Callable[[Ledger], None]:
         except StoreError as error:
             if not failed:
                 failed.append(str(error))
-                _report(f"{error}; after a restart alerts may be sent again")
+                report_line(f"{error}; after a restart alerts may be sent again")
             return
         last[0] = data
 

@@ -43,8 +43,12 @@ class Signs:
     """Watched seconds since the last step of any rank."""
     silent: list[int]
     """Ranks without a step for longer than the patience, while others are active."""
+    quiet: list[int]
+    """Ranks without a step for longer than the patience, whether or not others are active."""
     gone: dict[int, str]
     """Ranks that crashed or were killed while others have not ended, and how."""
+    ended: bool
+    """A rank crashed or was killed while others have not ended; it may still be replaced by an elastic restart."""
     unknown: frozenset[int]
     """Ranks whose state is not known."""
     live: list[int]
@@ -105,21 +109,33 @@ class Life:
             if live and one.info is not None and self._is_gone_for_good(rank, now_s, news=news or self.moved)
         }
         silent = quiet if going else []
+        ended = bool(live) and any(self._is_news(rank, news=news or self.moved) for rank in seen)
         others = (rank for rank, one in seen.items() if one.info is not None and not _is_live(one) and not _is_gone(one))
         certain = {*going, *silent, *gone, *others}
         return Signs(
             stalled=stalled,
             standing_s=standing,
             silent=silent,
+            quiet=quiet,
             gone=gone,
+            ended=ended,
             unknown=frozenset(seen.keys() - certain),
             live=live,
         )
 
+    def silence_s(self, rank: int, now_s: float) -> float:
+        """Watched seconds since the last step of a rank, or since it was first seen."""
+        return now_s - self._ranks[rank].moved_s
+
+    def _is_news(self, rank: int, *, news: bool) -> bool:
+        """Return whether a rank died; without ``news``, only if it died after the first look."""
+        known = self._ranks[rank]
+        return known.gone_s is not None and (news or not known.gone_at_first_look)
+
     def _is_gone_for_good(self, rank: int, now_s: float, *, news: bool) -> bool:
         """Return whether a rank died and had the time to be replaced by an elastic restart."""
-        known = self._ranks[rank]
-        return known.gone_s is not None and now_s - known.gone_s >= RESTART_GRACE_S and (news or not known.gone_at_first_look)
+        gone_s = self._ranks[rank].gone_s
+        return gone_s is not None and now_s - gone_s >= RESTART_GRACE_S and self._is_news(rank, news=news)
 
 
 def _is_gone(one: RankSeen) -> bool:

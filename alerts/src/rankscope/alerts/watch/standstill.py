@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.outage import LastStep, Outage
 from rankscope.alerts.watch.signs import Signs
 from rankscope.analysis.endings import endings
 from rankscope.analysis.hang.result import HangReport
@@ -23,6 +26,8 @@ from rankscope.runs.records import RankInfo
 
 CHAIN: Final = 4
 """Most links of the wait chain in an alert."""
+HOSTS: Final = 3
+"""Most hosts that a summary lists; of more it has the number."""
 PIDS: Final = 3
 """Most ranks for which an alert suggests a stack dump."""
 
@@ -39,9 +44,54 @@ class Standing:
     gpus: Loss | None = None
     """Hourly cost of all its GPUs; ``None`` for a run without GPUs or a price."""
 
-    def lost(self, signs: Signs) -> list[Candidate]:
-        """Build one alert for each rank that ended or stopped while others are active."""
-        return [self._lost_rank(rank, signs.gone.get(rank)) for rank in sorted({*signs.silent, *signs.gone})]
+    def lost(self, silent: Collection[int], gone: Mapping[int, str] = MappingProxyType({})) -> list[Candidate]:
+        """Build one alert for each rank that stopped or ended while others are active. ``gone``: how each ended."""
+        return [self._lost_rank(rank, gone.get(rank)) for rank in sorted({*silent, *gone})]
+
+    def outage(self, outage: Outage, silence_s: Mapping[int, float], *, first: bool) -> list[Candidate]:
+        """Build one alert for each rank that is silent after others ended.
+
+        ``silence_s``: time since its last step. ``first``: it fell silent before the others ended, which is the consequence.
+        """
+        return [self._silent_rank(rank, last, outage, silence_s[rank], first=first) for rank, last in outage.silent.items()]
+
+    def _silent_rank(self, rank: int, last: LastStep | None, outage: Outage, silence_s: float, *, first: bool) -> Candidate:
+        info = self.infos[rank]
+        since = "has recorded no step" if last is None else f"has recorded nothing after step {last.step}"
+        ended = {reason: [one for one, how in outage.ended.items() if how == reason] for reason in _ENDS}
+        others = " and ".join(f"{ranks_text(ranks)} {_ENDED[reason]}" for reason, ranks in ended.items() if ranks)
+        hosts = [*dict.fromkeys(self.infos[one].host for one in outage.ended)]
+        others += f" on {', '.join(hosts)}" if len(hosts) <= HOSTS else f" on {len(hosts)} hosts"
+        waited = span(outage.waited_s)
+        after = f"In consequence {others}, {waited} after their last steps." if first else f"About then {others}."
+        return self.subject.candidate(
+            RANK_LOST,
+            {
+                "summary": (
+                    f"Rank {rank} on {info.host} of run {self.subject.title} {since}, for {span(silence_s)}, "
+                    f"and has not ended. {after}"
+                ),
+                "cause": "silent",
+                "consequence": ",".join(map(str, outage.ended)) if first else "",
+                "last_step": "" if last is None else str(last.step),
+                "last_heard": "" if last is None else rfc3339(last.end_unix_ns),
+                "gpu_uuid": info.gpu_uuid or "",
+                "evidence": (
+                    f"{ranks_text([*outage.silent])} recorded neither a later step nor an end; "
+                    f"{ranks_text([*outage.ended])} ended {waited} or more after their last steps"
+                ),
+                "next": "\n".join(
+                    [
+                        f"Check whether {info.host} has power and network: ping {shlex.quote(info.host)}",
+                        _stack_of_what_may_be_dead(info),
+                        f"Restart the job without {info.host} if it is down",
+                        f"rankscope analyze {self._quoted}",
+                    ]
+                ),
+            },
+            rank=rank,
+            host=info.host,
+        )
 
     def _lost_rank(self, rank: int, end_reason: str | None) -> Candidate:
         info = self.infos.get(rank)
@@ -141,6 +191,7 @@ class Standing:
 
 
 _ENDS: Final = {"crash": "crashed", "killed": "was killed"}
+_ENDED: Final = {"crash": "crashed", "killed": "were killed"}
 _STACK: Final = "py-spy dump --pid "
 _KERNEL: Final = "dmesg -T | grep -i -E 'oom|killed process|xid'"
 

@@ -1,4 +1,4 @@
-"""Follows runs: evaluates them once per interval, turns lasting findings into alerts, and has these delivered.
+"""The watcher: evaluates runs once per interval, raises alerts for lasting findings, and has them delivered.
 
 A failure of one run is reported in one line and affects neither other runs nor the next evaluation. The alerts of that run stay
 unchanged, because its state is unknown.
@@ -24,9 +24,8 @@ from rankscope.alerts.watch.findings import candidates, collapsed
 from rankscope.alerts.watch.following import Pace
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.alerts.watch.life import Lives, Patience, gpus_of
-from rankscope.alerts.watch.page import Watched, WatcherPage
-from rankscope.alerts.watch.past import StepPast
-from rankscope.alerts.watch.regressions import Regressions
+from rankscope.alerts.watch.page import Evaluation, WatcherPage
+from rankscope.alerts.watch.regressions import Regressions, StepPast
 from rankscope.alerts.watch.runs import Glance, Glances, Unreadable, discover, ranks_within
 from rankscope.alerts.watch.standstill import Standing
 from rankscope.analysis.hang.result import HangReport
@@ -41,7 +40,7 @@ FORGET_AFTER_S: Final = 3600.0
 """Time after which alerts of a run that is removed, unreadable or without new records end; nothing else would end them."""
 FORGET_LIFE_AFTER_S: Final = 24 * 3600.0
 """The same for ``LIFE_ALERTS``, which are about a lack of records."""
-CRASH_TOLD_S: Final = 600.0
+CRASH_FIRING_S: Final = 600.0
 """Time for which an alert about a crash fires, so that a person sees it."""
 
 
@@ -129,7 +128,7 @@ class Watcher:
         self._seen: dict[Path, Glance] = {}
         self._over: dict[Path, Glance] = {}
         self._final_failures: Counter[Path] = Counter()
-        self._trouble: dict[tuple[str, Path], str] = {}
+        self._problems: dict[tuple[str, Path], str] = {}
         self._fresh_s: dict[str, float] = {}
         """Time of the last change seen in a run, by ``elapsed``."""
         self._unreadable = Unreadable(report)
@@ -157,21 +156,21 @@ class Watcher:
             self._deliver()
         self._save(self.ledger)
         self.page.evaluated(
-            Watched(
+            Evaluation(
                 runs=len(going),
                 firing=sum(entry.track.state == "firing" for entry in self.ledger.entries),
-                troubles=len(self._trouble),
-                untold=len(self._delivery.undelivered(self.ledger)),
+                problems=len(self._problems),
+                undelivered=len(self._delivery.undelivered(self.ledger)),
             )
         )
         return self._single is not None and self._single in self._over
 
     @property
-    def troubled(self) -> bool:
+    def has_problems(self) -> bool:
         """True if the last attempt to evaluate a run failed."""
-        return bool(self._trouble)
+        return bool(self._problems)
 
-    def remember(self) -> None:
+    def save(self) -> None:
         """Save the ledger before an early exit."""
         self._save(self.ledger)
 
@@ -185,14 +184,14 @@ class Watcher:
         try:
             runs = discover(self._path)
         except OSError as error:
-            self._complain("list", self._path, f"{self._path}: {error.strerror or error}")
+            self._report_problem("list", self._path, f"{self._path}: {error.strerror or error}")
             return []
         if runs == [self._path]:
             self._single = self._path
         if self._single is not None and not runs:
-            self._complain("list", self._path, f"{self._path}: the run is gone; its alerts stay as they are")
-        elif self._trouble.pop(("list", self._path), None) is not None:
-            self._report(f"{self._path}: there again")
+            self._report_problem("list", self._path, f"{self._path}: the run has disappeared; its alerts stay unchanged")
+        elif self._problems.pop(("list", self._path), None) is not None:
+            self._report(f"{self._path}: readable again")
         if self._options.once and not runs:
             raise InputError(self._path, "no run in it (no run.json)")
         return runs
@@ -205,7 +204,7 @@ class Watcher:
         seen = self._glance(run)
         if seen is None:
             return False
-        known = str(run) in self.ledger.alive or not self.ledger.names(str(run)) <= {CRASHED.alertname}
+        known = str(run) in self.ledger.active or not self.ledger.names(str(run)) <= {CRASHED.alertname}
         followed = run == self._single or str(run) in self._fresh_s or known
         if seen.ended and not followed and not self._options.once:
             # It was over before the watcher started: not reported.
@@ -223,7 +222,7 @@ class Watcher:
             self._over[run] = seen
             self._seen.pop(run, None)
             del self._final_failures[run]
-            self._set_alive(run, alive=False)
+            self._set_active(run, active=False)
         elif not self._options.once:
             self._look_for_life(run, seen, news=run == self._single or known)
         return seen.ended
@@ -231,7 +230,7 @@ class Watcher:
     def _judged(self, run: Path, seen: Glance) -> bool:
         """Judge a run; return whether to proceed with it. A run that is over gets ``FINAL_TRIES`` attempts."""
         if self._judge(run, seen):
-            self._trouble.pop(("analyse", run), None)
+            self._problems.pop(("analyse", run), None)
             self._seen[run] = seen
         elif seen.ended:
             self._final_failures[run] += 1
@@ -251,10 +250,10 @@ class Watcher:
             seen = self._glances.glance(run, now_unix_ns=self._clock(), elapsed_s=self._elapsed())
         except (RankscopeError, OSError) as error:
             problem = InputError(run, error.strerror or str(error)) if isinstance(error, OSError) else error
-            self._complain("read", run, str(problem), problem)
+            self._report_problem("read", run, str(problem), problem)
             return None
         self._over.pop(run, None)
-        self._trouble.pop(("read", run), None)
+        self._problems.pop(("read", run), None)
         return seen
 
     def _judge(self, run: Path, seen: Glance) -> bool:
@@ -263,16 +262,16 @@ class Watcher:
         try:
             analysis = self._analyse([run]) if seen.ended or self._options.once else self._follow.update(run)
         except RankscopeError as error:
-            self._complain("analyse", run, str(error), error)
+            self._report_problem("analyse", run, str(error), error)
             return False
         except Exception as error:  # noqa: BLE001 - a bug triggered by one run must not stop the watch of the others
-            self._complain("analyse", run, f"{run}: cannot be analysed: {type(error).__name__}: {error}")
+            self._report_problem("analyse", run, f"{run}: cannot be analysed: {type(error).__name__}: {error}")
             return False
-        self._take_in(run, analysis, seen)
+        self._apply(run, analysis, seen)
         self._options.pace.analysed(run, self._elapsed(), time.process_time() - began)
         return True
 
-    def _take_in(self, run: Path, analysis: Analysis, seen: Glance) -> None:
+    def _apply(self, run: Path, analysis: Analysis, seen: Glance) -> None:
         now = self._clock()
         self._unreadable.report(run, analysis.source.unreadable)
         if seen.ended or self._options.once:
@@ -286,7 +285,7 @@ class Watcher:
                     kind=analysis.verdict.kind,
                 )
             )
-        found, told = self._found(run, analysis, seen)
+        found, decided = self._found(run, analysis, seen)
         if not seen.ended and not self._options.once:
             # For an active run, ``_look_for_life`` decides these, which is faster.
             found = [one for one in found if one.name not in LIFE_ALERTS]
@@ -296,17 +295,17 @@ class Watcher:
             policy = Policy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
         attempt = analysis.ranks[0].attempt if analysis.ranks else 0
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
-        self._update(run, found, policy=policy, unknown=unknown, of=told | {one.name for one in found})
+        self._update(run, found, policy=policy, unknown=unknown, of=decided | {one.name for one in found})
 
     def _found(self, run: Path, analysis: Analysis, seen: Glance) -> tuple[list[Candidate], set[str]]:
         """Return the alerts that the records support, and the names of all alerts that the records can decide."""
         options, price = self._options, seen.info.price_per_gpu_hour
         subject = self._subject(seen)
         found: list[Candidate] = []
-        told = {CRASHED.alertname}
+        decided = {CRASHED.alertname}
         past = self._follow.past(run, read=seen.ended or options.once)
         if analysis.verdict.kind != "insufficient_data":
-            told |= {*RECORD_ALERTS} - {*HISTORY_ALERTS}
+            decided |= {*RECORD_ALERTS} - {*HISTORY_ALERTS}
             found += candidates(
                 analysis,
                 dashboard_url=options.dashboard_url,
@@ -318,23 +317,23 @@ class Watcher:
         regressions = Regressions(run=run, subject=subject, gpus=gpus_of(seen))
         slower = None if past is None else regressions.found(past, at_least=options.budgets.slower)
         if slower is not None:
-            told |= {*HISTORY_ALERTS}
+            decided |= {*HISTORY_ALERTS}
             found += slower
         standing = Standing(run=run, subject=subject, infos=seen.infos)
         if seen.ended and (crashed := standing.crashed()) is not None:
             found.append(crashed)
-        return found, told
+        return found, decided
 
     def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
         try:
-            told = self._lives.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
+            report = self._lives.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
         except Exception as error:  # noqa: BLE001 - as in ``_judge``
-            self._complain("look", run, f"{run}: cannot be looked at: {type(error).__name__}: {error}")
+            self._report_problem("look", run, f"{run}: cannot be looked at: {type(error).__name__}: {error}")
             return
-        self._trouble.pop(("look", run), None)
-        if told.moved:
-            self._set_alive(run, alive=True)
-        self._update(run, told.found, policy=self._options.policy, unknown=told.unknown, of=told.of)
+        self._problems.pop(("look", run), None)
+        if report.moved:
+            self._set_active(run, active=True)
+        self._update(run, report.found, policy=self._options.policy, unknown=report.unknown, of=report.of)
 
     def _update(
         self, run: Path, found: Sequence[Candidate], *, policy: Policy, unknown: Collection[int], of: Collection[str]
@@ -351,40 +350,40 @@ class Watcher:
             runbook_url=self._options.runbook_url,
         )
 
-    def _set_alive(self, run: Path, *, alive: bool) -> None:
-        there = str(run) in self.ledger.alive
-        if alive and not there:
-            self.ledger.alive.append(str(run))
-        elif there and not alive:
-            self.ledger.alive.remove(str(run))
+    def _set_active(self, run: Path, *, active: bool) -> None:
+        known = str(run) in self.ledger.active
+        if active and not known:
+            self.ledger.active.append(str(run))
+        elif known and not active:
+            self.ledger.active.remove(str(run))
 
     def _deliver(self) -> None:
         # Save before delivery: after a crash in between, the same alert must be sent, not one with a later start.
         self._save(self.ledger)
         self._delivery.deliver(self.ledger, now_unix_ns=self._clock())
 
-    def _complain(self, doing: str, path: Path, reason: str, error: RankscopeError | None = None) -> None:
+    def _report_problem(self, doing: str, path: Path, reason: str, error: RankscopeError | None = None) -> None:
         """Report a problem once, and again when it changes. With ``once`` and a single run, raise ``error`` instead."""
         if error is not None and self._options.once and path == self._path:
             raise error
-        if self._trouble.get((doing, path)) != reason:
-            self._trouble[doing, path] = reason
+        if self._problems.get((doing, path)) != reason:
+            self._problems[doing, path] = reason
             self._report(reason)
 
     def _forget_lost(self) -> None:
         """End the alerts of runs that have been gone, unreadable or without a new record for too long."""
         now_s = self._elapsed()
-        for run in self.ledger.runs() | set(self.ledger.alive):
+        for run in self.ledger.runs() | set(self.ledger.active):
             silent_s = now_s - self._fresh_s.setdefault(run, now_s)
             named = self.ledger.names(run)
             if silent_s >= FORGET_LIFE_AFTER_S:
                 over = named
-                self._set_alive(Path(run), alive=False)
+                self._set_active(Path(run), active=False)
             elif silent_s >= FORGET_AFTER_S:
                 over = named - set(LIFE_ALERTS)
             else:
-                over = named & {CRASHED.alertname} if Path(run) in self._over and silent_s >= CRASH_TOLD_S else set()
+                over = named & {CRASHED.alertname} if Path(run) in self._over and silent_s >= CRASH_FIRING_S else set()
             if over:
-                because = f"nothing new from the run for {span(silent_s)}"
-                self._report(f"{run}: {because}; its alerts are ended: {', '.join(sorted(over))}")
+                because = f"no new record for {span(silent_s)}"
+                self._report(f"{run}: {because}; ended its alerts {', '.join(sorted(over))}")
                 self.ledger.resolve(run, now_unix_ns=self._clock(), because=because, of=over)

@@ -1,4 +1,4 @@
-"""One alert, whoever told of it."""
+"""One alert of the watcher or of a Prometheus."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 State = Literal["firing", "pending", "lost", "resolved"]
-"""``lost``: it fired and nobody has said that it ended, though whoever would say so is gone, or its run is over."""
-Teller = Literal["watcher", "prometheus"]
+"""``lost``: it fired, and its end was not recorded although its run is over or its source no longer reports it."""
+Source = Literal["watcher", "prometheus"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertRecord:
-    """One alert from its beginning to its end. Its texts may be anybody's."""
+    """One alert from its beginning to its end. Its texts are untrusted."""
 
     name: str
     severity: str | None
@@ -28,13 +28,13 @@ class AlertRecord:
     rank: int | None
     runbook_url: str | None
     """``http`` or ``https``; ``None``: not served anywhere. The page itself: ``rankscope.alerts.rules.rule_file.runbooks``."""
-    tellers: tuple[Teller, ...]
+    source: Source
     evidence: str | None = None
     """Address of the page that shows it, within this dashboard; ``None`` when it is about none of its runs."""
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What it has in common with the same alert told by another: of a run, the run and the rank."""
+        """Key of the alert, the same in every source: of a run, the run and the rank."""
         if self.run_id is not None:
             return (self.name, self.run_id, str(self.rank))
         return (self.name, *(f"{name}={value}" for name, value in sorted(self.labels.items()) if name != "severity"))
@@ -42,7 +42,7 @@ class AlertRecord:
 
 @dataclass(frozen=True, slots=True)
 class AlertsFound:
-    """All alerts, those that fire first, then the newest; ``problems`` say whom nothing could be learnt from, and why."""
+    """All alerts, firing ones first, then the newest; ``problems``: sources that cannot be read, and why."""
 
     alerts: list[AlertRecord]
     problems: list[str]
@@ -54,10 +54,10 @@ def alert_record(
     *,
     state: State,
     started_unix_ns: int,
-    teller: Teller,
+    source: Source,
     ended_unix_ns: int | None = None,
 ) -> AlertRecord:
-    """The alert that labels and annotations of rankscope's rules and watcher speak of."""
+    """Build the record from the labels and annotations of rankscope's rules and watcher."""
     rank, runbook = labels.get("rank", ""), annotations.get("runbook_url", "")
     return AlertRecord(
         name=labels.get("alertname", ""),
@@ -71,7 +71,7 @@ def alert_record(
         run_id=labels.get("run_id"),
         rank=int(rank) if rank.isascii() and rank.isdecimal() and len(rank) <= 7 else None,
         runbook_url=runbook if _is_http(runbook) else None,
-        tellers=(teller,),
+        source=source,
     )
 
 

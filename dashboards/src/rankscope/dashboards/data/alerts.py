@@ -1,4 +1,7 @@
-"""Alerts about runs, that fire and that are past: what the watcher wrote and what a Prometheus knows, each of them once."""
+"""Active and past alerts about runs, from the files of their watchers and from a Prometheus.
+
+Every alert name has one owner (``rankscope.alerts.owners``), so no alert of the watcher is one of Prometheus, too.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,6 @@ from rankscope.runs.links import overview_url
 if TYPE_CHECKING:
     from rankscope.alerts.prometheus import Prometheus  # needs a package that only who asks a Prometheus needs
 
-SLACK_NS: Final = 300 * 10**9
-"""The rules look at five minutes: they see the same thing so much later than the watcher, and so much longer."""
 _OVER: Final = ("finished", "failed")
 _ORDER: Final[tuple[State, ...]] = ("firing", "pending", "lost", "resolved")
 
@@ -46,63 +47,29 @@ def alerts_of(
     """
     problems: dict[str, None] = {}
 
-    def told_by(ask: Callable[[], Iterable[AlertRecord]]) -> list[AlertRecord]:
+    def read(source: Callable[[], Iterable[AlertRecord]]) -> list[AlertRecord]:
         try:
-            return list(ask())
+            return list(source())
         except RankscopeError as error:
             problems[str(error)] = None
             return []
 
-    told: list[AlertRecord] = []
+    alerts: list[AlertRecord] = []
     for run in runs:
-        told += told_by(partial(findings, Path(run.path), over=run.status in _OVER))
+        alerts += read(partial(findings, Path(run.path), over=run.status in _OVER))
+    # An alert that fires is in the run's findings and in the state of every watcher that follows the run.
+    active = {alert.identity for alert in alerts if alert.ended_unix_ns is None}
     folders = {str(Path(run.path).resolve()) for run in runs if run.status not in _OVER}
     for watched in dict.fromkeys([*([root] if root is not None else []), *map(Path, sorted(folders))]):
-        told += told_by(partial(_followed, watched, folders, span_unix_ns[1]))
+        new = [one for one in read(partial(_followed, watched, folders, span_unix_ns[1])) if one.identity not in active]
+        active |= {alert.identity for alert in new}
+        alerts += new
     if prometheus is not None:
-        told += told_by(partial(_of_prometheus, prometheus, (max(span_unix_ns[0], prometheus_from_unix_ns), span_unix_ns[1])))
+        alerts += read(partial(_of_prometheus, prometheus, (max(span_unix_ns[0], prometheus_from_unix_ns), span_unix_ns[1])))
     known = {run.run_id for run in runs}
     first, last = span_unix_ns
-    shown = [_linked(alert, known) for alert in merged(told) if _end(alert) >= first and alert.started_unix_ns <= last]
+    shown = [_linked(alert, known) for alert in alerts if _end(alert) >= first and alert.started_unix_ns <= last]
     return AlertsFound(sorted(shown, key=lambda alert: (_ORDER.index(alert.state), -alert.started_unix_ns)), list(problems))
-
-
-def merged(told: Iterable[AlertRecord]) -> list[AlertRecord]:
-    """Each alert once: what two tell of the same thing at the same time is one alert, which goes on while either says so.
-
-    The words are of the one that has any, the watcher before Prometheus: it knows the cause.
-    """
-    groups: dict[tuple[str, ...], list[AlertRecord]] = {}
-    for alert in sorted(told, key=lambda alert: alert.started_unix_ns):
-        same = groups.setdefault(alert.identity, [])
-        if same and alert.started_unix_ns <= _end(same[-1]) + SLACK_NS and _may_be_one(same[-1], alert):
-            same[-1] = _one(same[-1], alert)
-        else:
-            same.append(alert)
-    return [alert for same in groups.values() for alert in same]
-
-
-def _may_be_one(first: AlertRecord, second: AlertRecord) -> bool:
-    """What one teller calls two alerts are two."""
-    return first.tellers != second.tellers or first.started_unix_ns == second.started_unix_ns or first.ended_unix_ns is None
-
-
-def _one(first: AlertRecord, second: AlertRecord) -> AlertRecord:
-    words = min((first, second), key=lambda alert: (not alert.summary, "watcher" not in alert.tellers))
-    states = {first.state, second.state}
-    goes_on = first.ended_unix_ns is None or second.ended_unix_ns is None
-    # That one has seen the end of it says more than that the other was gone by then.
-    if states == {"lost", "resolved"}:
-        goes_on = False
-    return replace(
-        words,
-        state=min(states - ({"lost"} if len(states) > 1 else set()), key=_ORDER.index),
-        started_unix_ns=min(first.started_unix_ns, second.started_unix_ns),
-        ended_unix_ns=None if goes_on else max(first.ended_unix_ns or 0, second.ended_unix_ns or 0),
-        labels={**second.labels, **first.labels, **words.labels},
-        runbook_url=first.runbook_url or second.runbook_url,
-        tellers=tuple(dict.fromkeys((*first.tellers, *second.tellers))),
-    )
 
 
 def _end(alert: AlertRecord) -> float:

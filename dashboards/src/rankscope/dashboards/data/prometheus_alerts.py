@@ -65,7 +65,7 @@ def _past(series: Series, step_s: float, now_unix_ns: int) -> list[AlertRecord]:
             state="lost" if ended is None else "resolved",
             started_unix_ns=began,
             ended_unix_ns=ended,
-            teller="prometheus",
+            source="prometheus",
         )
         for began, ended in _intervals(series, step_s, now_unix_ns)
     ]
@@ -86,5 +86,5 @@ def _active(alert: ActiveAlert, prometheus: Prometheus) -> AlertRecord:
     except ValueError as error:
         raise PrometheusError(prometheus.name, f"says of an alert that it is active since {alert.active_at!r}") from error
     return alert_record(
-        alert.labels, alert.annotations, state=state, started_unix_ns=int(began.timestamp() * 1e9), teller="prometheus"
+        alert.labels, alert.annotations, state=state, started_unix_ns=int(began.timestamp() * 1e9), source="prometheus"
     )

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.replay.replay import How, replay_run
+from rankscope.alerts.replay.replay import replay_run
 from rankscope.alerts.replay.result import Replay
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
@@ -22,8 +22,9 @@ def make_replay(run: Path, folder: Path, tell: Tell) -> None:
     Raises ``RankscopeError``, and ``OSError`` for what cannot be written.
     """
     tell(Progress("replaying the watcher: reading the run"))
-    how = How(progress=lambda percent: tell(Progress("replaying the watcher, percent of the run's time", percent, 100)))
-    (folder / REPLAY).write_bytes(msgspec.json.encode(inert_record(replay_run(run, how=how))))
+    words = "replaying the watcher, percent of the run's time"
+    result = replay_run(run, progress=lambda percent: tell(Progress(words, percent, 100)))
+    (folder / REPLAY).write_bytes(msgspec.json.encode(inert_record(result)))
 
 
 def read_replay(folder: Path) -> Replay:

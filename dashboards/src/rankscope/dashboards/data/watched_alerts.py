@@ -12,8 +12,7 @@ import msgspec
 
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.announcements import FindingRecord
-from rankscope.alerts.watch.ledger import Entry
-from rankscope.alerts.watch.state import read_entries
+from rankscope.alerts.watch.ledger import Entry, read_entries
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.alert_record import AlertRecord, alert_record
 from rankscope.runs.paths import findings_file
@@ -38,7 +37,7 @@ def findings_of(run: Path, *, over: bool) -> list[AlertRecord]:
                 line.annotations,
                 state="lost" if over else "firing",
                 started_unix_ns=line.time_unix_ns if known is None else found[known].started_unix_ns,
-                teller="watcher",
+                source="watcher",
             )
             if known is None:
                 known = len(found)
@@ -52,10 +51,10 @@ def findings_of(run: Path, *, over: bool) -> list[AlertRecord]:
 def revision_of(run: Path) -> str:
     """Changes with ``findings.jsonl`` of a run."""
     try:
-        told = findings_file(run).stat()
+        status = findings_file(run).stat()
     except OSError:
         return ""
-    return f"{told.st_mtime_ns} {told.st_size} {told.st_ino}"
+    return f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
 
 
 def followed(watched: Path) -> list[Entry]:
@@ -74,7 +73,7 @@ def alert_of(entry: Entry, *, seen_unix_ns: int) -> AlertRecord:
         state=entry.track.state,
         started_unix_ns=seen_unix_ns if entry.starts_at_unix_ns is None else entry.starts_at_unix_ns,
         ended_unix_ns=entry.ends_at_unix_ns,
-        teller="watcher",
+        source="watcher",
     )
 
 

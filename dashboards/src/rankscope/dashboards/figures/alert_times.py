@@ -17,7 +17,7 @@ SHOWN: Final = 24
 """Alerts, of one name about the same thing in one row; the table has all of them."""
 
 COLUMNS: Final = (
-    "alert", "severity", "state", "run id", "rank", "started [unix ns]", "ended [unix ns]", "told by", "summary", "labels"
+    "alert", "severity", "state", "run id", "rank", "started [unix ns]", "ended [unix ns]", "source", "summary", "labels"
 )  # fmt: skip
 
 NONE: Final = "No alert is known: nothing was found,<br>or nobody watched. rankscope alerts watch RUNS watches."
@@ -78,7 +78,7 @@ def alert_table(alerts: Sequence[AlertRecord]) -> Table:
                 alert.rank,
                 alert.started_unix_ns,
                 alert.ended_unix_ns,
-                ", ".join(alert.tellers),
+                alert.source,
                 alert.summary,
                 ", ".join(f"{name}={value}" for name, value in sorted(alert.labels.items())),
             )

@@ -1,4 +1,4 @@
-"""Alerts in words: what each says, since when, what to do about it, and who told of it."""
+"""Alerts in words: what each says, since when, what to do about it, and which program reported it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, State
+from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, Source, State
 from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.pages.pieces import badge
 from rankscope.dashboards.pages.wording import moment
@@ -21,7 +21,7 @@ STATES: Final[dict[State, tuple[str, str]]] = {
     "lost": ("End unknown", "unknown"),
     "resolved": ("Past", "plain"),
 }
-_TELLERS: Final = {"watcher": "the watcher", "prometheus": "Prometheus"}
+_SOURCES: Final[dict[Source, str]] = {"watcher": "the watcher", "prometheus": "Prometheus"}
 
 
 def alert_list(found: AlertsFound) -> list[Component]:
@@ -46,7 +46,7 @@ def alert_article(alert: AlertRecord) -> Component:
     parts: list[Component] = [
         html.Div(badges, className="badges"),
         html.P(html.Strong(alert.summary or _labels(alert))),
-        html.P(f"{_when(alert)}; told by {' and '.join(_TELLERS[teller] for teller in alert.tellers)}.", className="help"),
+        html.P(f"{_when(alert)}; reported by {_SOURCES[alert.source]}.", className="help"),
     ]
     if alert.description:
         parts.append(html.Details([html.Summary("What it rests on"), html.P(alert.description)]))

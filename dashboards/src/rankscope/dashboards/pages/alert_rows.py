@@ -55,15 +55,15 @@ def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int)
 
 
 def row_id(alert: AlertRecord) -> str:
-    """Of one alert among all, the same as long as it is told of."""
-    told = repr((alert.identity, alert.started_unix_ns))
-    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=9).hexdigest()
+    """Id of an alert's row, which never changes."""
+    key = repr((alert.identity, alert.started_unix_ns))
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=9).hexdigest()
 
 
 def revision_of_rows(alerts: Sequence[AlertRecord], problems: Sequence[str]) -> str:
     """Changes when an alert comes, goes or says something else."""
-    told = repr([(row_id(alert), alert.state, alert.ended_unix_ns, alert.summary) for alert in alerts] + list(problems))
-    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+    content = repr([(row_id(alert), alert.state, alert.ended_unix_ns, alert.summary) for alert in alerts] + list(problems))
+    return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
 def _text(text: str | None) -> str | None:

@@ -20,13 +20,13 @@ _PIECE_BYTES: Final = 1 << 16
 class Child:
     """One process that calls the driver.
 
-    It exits when its connection is closed, or is killed. ``gone`` says how it exited, once the nursery has reaped it.
+    It exits when its connection is closed, or is killed. ``exit_reason`` says how it exited, once the nursery has reaped it.
     """
 
     def __init__(self, number: int, connection: socket.socket, board: CallBoard, now: float) -> None:
         self.number = number
         self.pid: int | None = None
-        self.gone: str | None = None
+        self.exit_reason: str | None = None
         self.killed_at: float | None = None
         self.connection: socket.socket | None = connection
         self.board = board
@@ -62,7 +62,7 @@ class Child:
             return None
         if began_ns:
             return f"{self.board.call()} did not return within {deadline_s:g} s"
-        return f"its process (pid {self.pid}) asks the driver nothing and has not said anything for {silence_s:g} s"
+        return f"its process (pid {self.pid}) makes no driver call and has sent nothing for {silence_s:g} s"
 
 
 class Children:
@@ -117,20 +117,20 @@ class Children:
             child.killed_at = now
             self._nursery.request(Kill(child.number))
 
-    def hear(self, message: Started | Exited, now: float) -> tuple[Child, list[FromChild]] | None:
+    def handle(self, message: Started | Exited, now: float) -> tuple[Child, list[FromChild]] | None:
         """Handle a message of the nursery about a child. If the child exited, return it with its remaining messages."""
         child = self._by_number[message.child]
         if isinstance(message, Started):
             child.pid = message.pid
             return None
-        words: list[FromChild] = []
+        messages: list[FromChild] = []
         while piece := child.read():
-            words += piece
-        child.gone = message.why
+            messages += piece
+        child.exit_reason = message.why
         self.hang_up(child, now)
         child.board.close()
         del self._by_number[child.number]
-        return child, words
+        return child, messages
 
     def abandon(self, now: float) -> None:
         """Drop all children without killing them; the kernel kills those left when the nursery exits."""

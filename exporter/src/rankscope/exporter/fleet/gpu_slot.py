@@ -19,7 +19,7 @@ from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuSta
 
 logger = logging.getLogger(__name__)
 
-_NOBODY_ASKED: Final = ("missing", "not_in_driver", "no_driver", "released")
+_WITHOUT_PROCESS: Final = ("missing", "not_in_driver", "no_driver", "released")
 
 
 class Down(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class GpuSlot:
         self.child: Child | None = None
         self.down: Down | None = None
         self.restarts = 0
-        self.said_down = False
+        self.logged_down = False
         self.released_until: float | None = None
         self._children = children
         self._collectors = collectors
@@ -67,7 +67,7 @@ class GpuSlot:
         self._readings: tuple[Reading, ...] = ()
         self._took_s = 0.0
         self._counters = Continuity()
-        self._set_down("starting", "not asked yet")
+        self._set_down("starting", "not queried yet")
 
     @property
     def name(self) -> str:
@@ -138,7 +138,7 @@ class GpuSlot:
             self._start(now)
         return before != (self.down, self.child)
 
-    def hear(self, message: FromChild, now: float) -> None:
+    def handle(self, message: FromChild, now: float) -> None:
         """Handle a message of the GPU's process."""
         assert self.child is not None
         self.child.heard_at = now
@@ -167,9 +167,9 @@ class GpuSlot:
         if now - self._started_at > 2 * self._delay_s():
             self._failures = 0
         self.down = None
-        if self.said_down:
+        if self.logged_down:
             logger.info("GPU %s answers again", self.identity.uuid, extra={"pci_bus_id": self.pci_bus_id})
-            self.said_down = False
+            self.logged_down = False
 
     def _hand_on_xids(self, identity: GpuIdentity, xids: tuple[XidEvent, ...]) -> None:
         for event in xids:
@@ -206,9 +206,9 @@ class GpuSlot:
         self.try_again(now)
         if self.down is not None and self.down.reason == "released":
             if self.child is None:
-                self._set_down("starting", "not asked yet")
+                self._set_down("starting", "not queried yet")
             else:
-                self._set_down("stuck", f"its process (pid {self.child.pid}) was told to end and does not")
+                self._set_down("stuck", f"its process (pid {self.child.pid}) does not exit on request")
 
     def try_again(self, now: float) -> None:
         """Retry now, after a change in the driver."""
@@ -237,8 +237,8 @@ class GpuSlot:
         except OSError as error:
             self._fail("died", f"its process could not be started: {error.strerror}", now)
             return
-        if self.down is not None and self.down.reason in _NOBODY_ASKED:
-            self._set_down("starting", "not asked yet")
+        if self.down is not None and self.down.reason in _WITHOUT_PROCESS:
+            self._set_down("starting", "not queried yet")
         self._opened, self._end_explained, self._started_at = False, False, now
         self._counters.new_process()
         self.restarts += self._ever_started
@@ -248,8 +248,8 @@ class GpuSlot:
         if child.killed_at is not None:
             if now - child.killed_at > self._patience.die_s and not self.stuck:
                 call = self._present_call()
-                told = f" in {call}" if call else ""
-                self._set_down("stuck", f"its process (pid {child.pid}) was killed{told} and does not die", call)
+                place = f" in {call}" if call else ""
+                self._set_down("stuck", f"its process (pid {child.pid}) was killed{place} and does not exit", call)
         elif child.hung_up_at is not None:
             if now - child.hung_up_at > self._patience.end_s:
                 self._children.kill(child, now)
@@ -293,7 +293,7 @@ class GpuSlot:
         self.down, self._sample = Down(reason, detail, since_unix_s, call), None
         if reason == "starting" or (before is not None and before.reason == reason):
             return
-        self.said_down = True
+        self.logged_down = True
         # The handler of the release request has logged it.
         level = logging.DEBUG if reason == "released" else logging.WARNING
         logger.log(level, "GPU %s is down (%s): %s", self.name, reason, detail, extra={"pci_bus_id": self.pci_bus_id})

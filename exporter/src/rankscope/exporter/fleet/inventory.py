@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from rankscope.base.locks import lock_file
+from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import GpuIdentity
 
 logger = logging.getLogger(__name__)
@@ -23,6 +26,10 @@ _FILE: Final = "gpus.json"
 _SCHEMA: Final = "rankscope.gpus/1"
 _LARGEST_BYTES: Final = 1 << 20
 _SAVE_ABSENCE_S: Final = 3600.0
+_LOCK_WAIT_S: Final = 10.0
+_LOCK_RETRY_S: Final = 0.05
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""Errors of a file system without locks."""
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -57,9 +64,10 @@ class Inventory:
         self._on_disk: dict[str, Remembered] = {}
         self._stamp: tuple[int, int] | None = None
         self._writer: threading.Thread | None = None
-        self._complained = False
+        self._problems = ProblemLog(
+            logger, "known GPUs are not kept on disk, and one that disappears before the next start is not reported: %s"
+        )
         self._foreign = False
-        self._problem = False
         self._found: dict[str, Remembered] | None = None
         if self._path is not None:
             self._known = self._read(self._path) or {}
@@ -70,7 +78,7 @@ class Inventory:
     @property
     def durable(self) -> bool | None:
         """True if the next start will know these GPUs; None without a folder."""
-        return None if self._path is None else not (self._foreign or self._problem)
+        return None if self._path is None else not (self._foreign or self._problems.reason is not None)
 
     def identities(self) -> tuple[GpuIdentity, ...]:
         """Return all GPUs in the order of their index."""
@@ -156,14 +164,15 @@ class Inventory:
             known = {}
         except OtherSchemaError as error:
             self._foreign = True
-            logger.warning("%s: %s: another version's; it is not touched, and GPUs are remembered in memory only", path, error)
+            logger.warning(
+                "%s: %s: written by another version; it is left unchanged, and known GPUs are kept in memory only", path, error
+            )
             return None
         except ValueError as error:
             self._put_aside(path, error)
             return None
         except OSError as error:
-            self._problem = True
-            self._complain(f"cannot read {path}: {error.strerror or error}")
+            self._problems.report(f"{path}: {error.strerror or error}")
             return None
         self._on_disk = known
         return dict(known)
@@ -176,29 +185,23 @@ class Inventory:
             path.replace(aside)
         except OSError as error:
             self._foreign = True
-            logger.warning("%s is damaged (%s) and cannot be put aside: %s", path, why, error.strerror or error)
+            logger.warning("%s is damaged (%s) and cannot be renamed: %s", path, why, error.strerror or error)
             return
-        logger.warning("%s is damaged (%s): it is now %s, and a new one is begun", path, why, aside.name)
+        logger.warning("%s is damaged (%s): it was renamed to %s, and a new file is started", path, why, aside.name)
 
     def _write(self, path: Path, content: dict[str, Remembered]) -> None:
-        if self._look(path):
-            return  # writing now would restore a GPU that another process removed
         try:
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            _store(path, content)
+            with _locked(path):
+                if self._look(path):
+                    return  # writing now would restore a GPU that another process removed
+                _store(path, content)
+                self._on_disk, self._stamp = content, _stamp(path)
         except OSError as error:
-            self._write_at, self._problem = time.monotonic() + self._retry_s, True
-            self._complain(
-                f"cannot write {path}: {error.strerror or error}; GPUs that are gone at the next start will not be missed"
-            )
+            self._write_at = time.monotonic() + self._retry_s
+            self._problems.report(f"{path}: {error.strerror or error}")
             return
-        self._on_disk, self._stamp = content, _stamp(path)
-        self._complained = self._problem = False
-
-    def _complain(self, text: str) -> None:
-        if not self._complained:
-            logger.warning("%s", text)
-        self._complained = True
+        self._problems.report(None)
 
 
 class OtherSchemaError(ValueError):
@@ -214,9 +217,40 @@ def forget(folder: Path, uuid: str) -> None:
         ValueError: the file is not an inventory.
     """
     path = folder / _FILE
-    known = _load(path)
-    del known[uuid]
-    _store(path, known)
+    with _locked(path):
+        known = _load(path)
+        del known[uuid]
+        _store(path, known)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other processes from replacing ``path`` meanwhile. Raises ``OSError`` if one keeps it locked.
+
+    Without it, a GPU that is forgotten between another process' reading and writing would come back.
+    """
+    handle = _lock(path.with_suffix(".lock"))
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(path: Path) -> int | None:
+    """Lock ``path`` until the returned descriptor is closed; None on a file system without locks. Raises ``OSError``."""
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            handle = lock_file(path)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return None
+            raise
+        if handle is not None:
+            return handle
+        time.sleep(_LOCK_RETRY_S)
+    raise OSError(errno.EAGAIN, "another process keeps it locked", str(path))
 
 
 def _load(path: Path) -> dict[str, Remembered]:

@@ -41,7 +41,7 @@ LoadDriver = Callable[[], tuple[Any, MakeGpu]]
 
 _DATAGRAM_BYTES: Final = 65536
 _LEAKED_OBJECTS: Final = 20_000
-_LAST_BURIALS_S: Final = 0.3
+_LAST_REAP_S: Final = 0.3
 _PR_SET_NAME: Final = 15
 _IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -52,11 +52,11 @@ def run(control: socket.socket, load: LoadDriver, *, daemon_pid: int) -> NoRetur
     try:
         nvml, make_gpu = load()
     except click.ClickException as error:
-        _tell(control, Hello(error.message))
+        _send(control, Hello(error.message))
         os._exit(1)
     # Keep these pages shared with all children: the garbage collector would write into every object it visits.
     leave_what_is_here()
-    _tell(control, Hello(None))
+    _send(control, Hello(None))
     _Nursery(control, nvml, make_gpu).serve()
     os._exit(0)
 
@@ -89,17 +89,17 @@ class _Nursery:
             if wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
-                self._bury()
-            if self._control.fileno() in ready and not self._obey():
+                self._reap()
+            if self._control.fileno() in ready and not self._handle_request():
                 break
         for pid in self._pids.values():
             os.kill(pid, signal.SIGKILL)
-        until = time.monotonic() + _LAST_BURIALS_S
+        until = time.monotonic() + _LAST_REAP_S
         while self._pids and time.monotonic() < until:
             time.sleep(0.002)
-            self._bury()
+            self._reap()
 
-    def _obey(self) -> bool:
+    def _handle_request(self) -> bool:
         """Handle one request; return False if the daemon closed the socket."""
         try:
             datagram, fds, _, _ = socket.recv_fds(self._control, _DATAGRAM_BYTES, 2)
@@ -124,19 +124,19 @@ class _Nursery:
         try:
             pid = os.fork()
         except OSError as error:
-            _tell(self._control, Exited(request.child, f"could not be started: {error.strerror}"))
+            _send(self._control, Exited(request.child, f"could not be started: {error.strerror}"))
             return
         if pid == 0:
             status = 1
             try:
-                self._be_child(request, fds)
+                self._run_child(request, fds)
                 status = 0
             finally:
                 os._exit(status)
         self._pids[request.child] = pid
-        _tell(self._control, Started(request.child, pid))
+        _send(self._control, Started(request.child, pid))
 
-    def _be_child(self, request: Spawn | SpawnProbe, fds: list[int]) -> None:
+    def _run_child(self, request: Spawn | SpawnProbe, fds: list[int]) -> None:
         name = f"rs-gpu-{request.pci_bus_id[-7:]}" if isinstance(request, Spawn) else "rs-probe"
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -152,7 +152,7 @@ class _Nursery:
         else:
             probe(connection, board, self._nvml, list_unless=request.list_unless, skip=frozenset(request.skip))
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         by_pid = {pid: child for child, pid in self._pids.items()}
         while by_pid:
             try:
@@ -164,7 +164,7 @@ class _Nursery:
             child = by_pid.pop(pid)
             del self._pids[child]
             code = os.waitstatus_to_exitcode(status)
-            _tell(self._control, Exited(child, f"ended by signal {-code}" if code < 0 else f"ended with status {code}"))
+            _send(self._control, Exited(child, f"ended by signal {-code}" if code < 0 else f"ended with status {code}"))
 
 
 def _become(name: str, *, parent: int, keep: Iterable[int]) -> None:
@@ -189,7 +189,7 @@ def _become(name: str, *, parent: int, keep: Iterable[int]) -> None:
     os.close(null)
 
 
-def _tell(control: socket.socket, message: FromNursery) -> None:
+def _send(control: socket.socket, message: FromNursery) -> None:
     # The next read notices that the daemon exited.
     with contextlib.suppress(ConnectionError):
         control.send(encode(message))

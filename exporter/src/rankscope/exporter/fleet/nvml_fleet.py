@@ -124,7 +124,7 @@ class NvmlFleet:
                 driver=self._survey.driver,
                 driver_answers=self._survey.answers,
                 driver_problem=self._survey.problem if self._survey.done else None,
-                unidentified_gpus=tuple(told for slot in self._slots.values() if (told := slot.unidentified()) is not None),
+                unidentified_gpus=tuple(one for slot in self._slots.values() if (one := slot.unidentified()) is not None),
                 inventory_durable=self._inventory.durable,
                 counts=self._counts(),
                 unidentified=self._unidentified(len(self._slots) - len(known)),
@@ -241,11 +241,11 @@ class NvmlFleet:
             for message in source.receive():
                 assert not isinstance(message, Hello)  # sent once; Nursery.start has received it
                 with self._changed:
-                    gone = self._children.hear(message, now)
-                    if gone is not None:
-                        child, words = gone
-                        for word in words:
-                            self._hear(child, word, now)
+                    exited = self._children.handle(message, now)
+                    if exited is not None:
+                        child, unread = exited
+                        for left in unread:
+                            self._handle(child, left, now)
                         self._ended(child, now)
         else:
             messages = source.read()  # decoded before the lock is taken
@@ -254,16 +254,16 @@ class NvmlFleet:
                     self._children.hang_up(source, now)
                     return
                 for heard in messages:
-                    self._hear(source, heard, now)
+                    self._handle(source, heard, now)
 
-    def _hear(self, child: Child, message: FromChild, now: float) -> None:
+    def _handle(self, child: Child, message: FromChild, now: float) -> None:
         slot = self._slot_of(child)
         if slot is None:
-            self._apply(self._survey.hear(child, message, now), now)
+            self._apply(self._survey.handle(child, message, now), now)
             self._step_at = now
         else:
             before = slot.identity
-            slot.hear(message, now)
+            slot.handle(message, now)
             if slot.identity is not None and (slot.identity != before or isinstance(message, Opened)):
                 self._recognise(slot, slot.identity)
             if isinstance(message, Failed) and message.reason in _ABOUT_THE_NODE:
@@ -272,7 +272,7 @@ class NvmlFleet:
 
     def _ended(self, child: Child, now: float) -> None:
         slot = self._slot_of(child)
-        why = child.gone or ""
+        why = child.exit_reason or ""
         if slot is None:
             self._survey.ended(child, why, now)
         else:
@@ -323,7 +323,7 @@ class NvmlFleet:
             return
         self._found = found
         if found != self._expected_gpus:
-            logger.warning("the node shows %d GPUs, but --expected-gpus says %d", found, self._expected_gpus)
+            logger.warning("the node shows %d GPUs instead of the %d of --expected-gpus", found, self._expected_gpus)
         else:
             logger.info("the node shows %d GPUs again, as expected", found)
 
@@ -354,7 +354,7 @@ class NvmlFleet:
         for other in self._slots.values():
             if other is not slot and other.identity is not None and other.identity.uuid == identity.uuid:
                 other.identity = None  # the GPU was moved to another slot
-                slot.said_down, other.said_down = slot.said_down or other.said_down, False
+                slot.logged_down, other.logged_down = slot.logged_down or other.logged_down, False
 
     def _slot(self, pci_bus_id: str) -> GpuSlot:
         slot = self._slots.get(pci_bus_id)

@@ -19,7 +19,7 @@ _LIBRARY_MISMATCH: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 _SILENCE_S: Final = 10.0
 DriverNews = Literal["exchanged", "returned"]
 
-_NOT_ASKED: Final = "the driver has not been asked yet"
+_NOT_ASKED: Final = "the driver has not been queried yet"
 
 
 class Survey:
@@ -137,7 +137,7 @@ class Survey:
             self._probe(now, skip | frozenset(self._left_behind.values()))
         return changed
 
-    def hear(self, child: Child, message: FromChild, now: float) -> DriverNews | None:
+    def handle(self, child: Child, message: FromChild, now: float) -> DriverNews | None:
         """Handle a message of a probe; return ``exchanged`` or ``returned`` if the driver changed or answers again."""
         child.heard_at = now
         if child is not self._child:
@@ -165,7 +165,7 @@ class Survey:
             return
         self._child = None
         if not self._answered:
-            self._failed("died", f"the process that asked the driver {why}", None, now)
+            self._failed("died", f"the process that queried the driver {why}", None, now)
 
     def _gpus(self) -> list[pci.PciDevice]:
         return [device for device in self.devices if device.kind == "gpu"]
@@ -191,7 +191,7 @@ class Survey:
                 lambda number: SpawnProbe(number, self._list_unless, tuple(sorted(skip | self._listing.keys()))), now
             )
         except OSError as error:
-            self._failed("died", f"a process to ask the driver could not be started: {error.strerror}", None, now)
+            self._failed("died", f"the process that queries the driver could not be started: {error.strerror}", None, now)
 
     def _watch_probe(self, child: Child, now: float) -> None:
         if child.hung_up_at is not None:
@@ -207,7 +207,7 @@ class Survey:
             self._failed("hung", f"NVML: {trouble}", None, now)
             return
         # The driver hangs at one GPU: continue after it with a new process.
-        logger.warning("asking the driver for its GPU %d: %s", index, trouble)
+        logger.warning("querying GPU %d of the driver: %s", index, trouble)
         self._child = None
         self._left_behind[child] = index
         self._probe(now, self._skipped | {index})

@@ -25,7 +25,7 @@ def work(connection: socket.socket, board: CallBoard, make_gpu: Callable[[], Gpu
     """
     try:
         try:
-            _ask(connection, board, make_gpu(), interval_s=interval_s)
+            _sample_until_closed(connection, board, make_gpu(), interval_s=interval_s)
         except SourceError as error:
             board.mark("")
             send_frame(connection, Failed(error.reason, str(error), xids=error.xids))
@@ -38,7 +38,7 @@ def work(connection: socket.socket, board: CallBoard, make_gpu: Callable[[], Gpu
         return
 
 
-def _ask(connection: socket.socket, board: CallBoard, gpu: Gpu, *, interval_s: float) -> None:
+def _sample_until_closed(connection: socket.socket, board: CallBoard, gpu: Gpu, *, interval_s: float) -> None:
     changes = Changes()
     identity = gpu.open()
     board.mark("")

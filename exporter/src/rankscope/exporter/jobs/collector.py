@@ -56,8 +56,8 @@ class JobsCollector:
         proc: Path = Path("/proc"),
         user_names: UserNames | None = None,
     ) -> None:
-        slurm = SlurmFolder(slurm_dir or DEFAULT_FOLDER, asked_for=slurm_dir is not None, proc=proc)
-        self._kubelet = Kubelet(podresources_socket or DEFAULT_SOCKET, asked_for=podresources_socket is not None)
+        slurm = SlurmFolder(slurm_dir or DEFAULT_FOLDER, explicit=slurm_dir is not None, proc=proc)
+        self._kubelet = Kubelet(podresources_socket or DEFAULT_SOCKET, explicit=podresources_socket is not None)
         self._sources = (HoldSource("slurm", slurm.read), HoldSource("kubelet", self._kubelet.read))
         self._ranks = ranks
         self._hidden = (frozenset() if show_users else _USERS) | (frozenset() if show_pods else _PODS)
@@ -69,7 +69,7 @@ class JobsCollector:
         self._numbers: dict[str, int] = {}
         self._migs: dict[str, tuple[MigDevice, ...]] = {}
         self._jobs_at: tuple[float, dict[str, str]] = (float("-inf"), {})
-        self._untold: set[tuple[str, Device]] = set()
+        self._unidentified: set[tuple[str, Device]] = set()
 
     def read(self, state: FleetState) -> tuple[Series, ...]:
         """Read the series of all GPUs. If a source fails, only what no other source reports is missing."""
@@ -82,7 +82,7 @@ class JobsCollector:
         claims = claims_of(self._ranks())
         devices = self._devices(state)
         node = _Node(state, devices, holds, uses, claims, complete=complete)
-        self._complain(node.untold)
+        self._log_unidentified(node.unidentified)
         names = self._names.names(node.uids()) if self._show_users else {}
         jobs_at: dict[str, str] = {}
         series: list[Series] = []
@@ -121,12 +121,12 @@ class JobsCollector:
         if answer.parties or in_use is False:
             yield Series("gpu_jobs", answer.parties, of_gpu)
 
-    def _complain(self, untold: set[tuple[str, Device]]) -> None:
+    def _log_unidentified(self, unidentified: set[tuple[str, Device]]) -> None:
         """Log each device that cannot be identified once per job: the job is missing from the page for this reason."""
-        for party, device in sorted(untold - self._untold, key=str):
-            which = device.uuid or ("one that has no name" if device.number is None else f"number {device.number}")
-            logger.warning("%s holds a GPU that cannot be told: %s", party, which)
-        self._untold = untold
+        for party, device in sorted(unidentified - self._unidentified, key=str):
+            which = device.uuid or ("one without a name" if device.number is None else f"number {device.number}")
+            logger.warning("%s holds a GPU that cannot be identified: %s", party, which)
+        self._unidentified = unidentified
 
     def _read_uses(self, state: FleetState) -> dict[int, Use]:
         if not self._processes.sees_all():
@@ -171,14 +171,14 @@ class _Node:
         self._parents = {mig.uuid: uuid for uuid, migs in devices.migs.items() for mig in migs}
         self._jobs = {hold.identity.job_id: hold.identity for hold in holds if hold.identity.job_id is not None}
         self._holders: dict[str, list[Identity]] = {}
-        self.untold: set[tuple[str, Device]] = set()
+        self.unidentified: set[tuple[str, Device]] = set()
         for hold in holds:
             uuids = {device: devices.uuid_of(device) for device in hold.devices}
-            self.untold |= {(hold.identity.party, device) for device, uuid in uuids.items() if uuid is None}
+            self.unidentified |= {(hold.identity.party, device) for device, uuid in uuids.items() if uuid is None}
             for uuid in {uuid for uuid in uuids.values() if uuid is not None}:
                 self._holders.setdefault(uuid, []).append(hold.identity)
         # A held device that cannot be identified may be any device of the node, so no device is known to be free.
-        self._complete = complete and not self.untold
+        self._complete = complete and not self.unidentified
 
     def uids(self) -> set[int]:
         claimed = {claim.uid for claims in self._claims.values() for claim in claims}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from rankscope.exporter.jobs.party import Hold
+from rankscope.exporter.logs import ProblemLog
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class Deadline:
         """
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= self._most_stuck:
-            raise BusyError("an earlier call has not come back yet")
+            raise BusyError("an earlier call has not returned yet")
         answer = _Answer()
         # Daemon thread: a call stuck in the kernel must not keep the process from exiting.
         thread = threading.Thread(target=_run, args=(call, answer), name="jobs-deadline", daemon=True)
@@ -88,7 +89,7 @@ class HoldSource:
         self._deadline = Deadline(_DEADLINE_S)
         self._last: tuple[Hold, ...] | None = None
         self._last_s = float("-inf")
-        self._logged: str | None = None
+        self._problems = ProblemLog(logger, f"jobs: {name}: %s", f"jobs: {name} works again")
 
     def read(self, now_s: float) -> tuple[Hold, ...] | None:
         """Return all allocations, at most ``KEEP_S`` old; None if unknown. ``now_s`` is monotonic time."""
@@ -97,21 +98,12 @@ class HoldSource:
             holds = self._deadline.ask(self._call)
         except Exception as error:  # noqa: BLE001  a failing source must not affect the others
             self.ok, self.known = False, recent
-            self._log(str(error) or type(error).__name__)
+            self._problems.report(str(error) or type(error).__name__)
             return self._last if recent else None
         if holds is None and recent:  # a restarting kubelet removes its socket
             self.ok, self.known = False, True
             return self._last
-        self._log(None)
+        self._problems.report(None)
         self._last, self._last_s = holds, now_s
         self.ok = self.known = None if holds is None else True
         return holds
-
-    def _log(self, problem: str | None) -> None:
-        if problem == self._logged:
-            return
-        if problem is None:
-            logger.info("jobs: %s works again", self.name)
-        else:
-            logger.warning("jobs: %s: %s", self.name, problem)
-        self._logged = problem

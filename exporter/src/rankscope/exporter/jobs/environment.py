@@ -1,4 +1,4 @@
-"""What the environment of a process says about its place in distributed training."""
+"""Rank and run of a process from its environment variables."""
 
 from __future__ import annotations
 

@@ -59,14 +59,14 @@ def join(
         held.setdefault(holder.party, []).append(holder)
     # A process that is not the holder's says nothing about the holder's ranks.
     own = {party: group for party, group in groups.items() if _is_holders(party, held)}
-    told = own or groups
+    users = own or groups
     claimed = {} if groups else _claimed(holders, claims)
     identities = (
         list(held.values())
         or [[_identity(use, jobs, names) for use in group] for group in groups.values()]
         or [[Identity(user=names.get(uid), uid=uid)] for uid in claimed]
     )
-    ranks = [_ranks(group, claims) for group in told.values()] or list(claimed.values())
+    ranks = [_ranks(group, claims) for group in users.values()] or list(claimed.values())
     values = {name: _shared([_values(name, members) for members in identities]) for name in (*_IDENTITY, *_POD)}
     if held and values["job_id"] is None:  # a Slurm node that runs in a pod
         values["job_id"] = _shared([{use.job_id for use in group if use.job_id} for group in own.values()])

@@ -41,17 +41,19 @@ class Kubelet:
     """Client of the kubelet, which connects on demand and again after the kubelet restarted.
 
     Raises:
-        ExporterMissingError: ``asked_for`` is set, but gRPC is not installed.
+        ExporterMissingError: ``explicit`` is set, but gRPC is not installed.
     """
 
-    def __init__(self, socket: Path = DEFAULT_SOCKET, *, asked_for: bool) -> None:
+    def __init__(self, socket: Path = DEFAULT_SOCKET, *, explicit: bool) -> None:
         self._socket = socket
-        self._asked_for = asked_for
+        self._explicit = explicit
         self._channel: grpc.Channel | None = None
         self._gives = False
         self._installed = _is_installed("grpc") and _is_installed("google.protobuf")
-        if asked_for and not self._installed:
-            raise ExporterMissingError("asking the kubelet needs grpcio and protobuf: pip install 'rankscope[kubernetes]'")
+        if explicit and not self._installed:
+            raise ExporterMissingError(
+                "--jobs.podresources-socket needs grpcio and protobuf: pip install 'rankscope[kubernetes]'"
+            )
 
     def read(self) -> tuple[Hold, ...] | None:
         """Return each container that has GPUs; None if no kubelet allocates GPUs here, or gRPC is not installed.
@@ -66,7 +68,7 @@ class Kubelet:
                 raise KubeletError(f"{self._socket} is not a socket")
         except FileNotFoundError as error:
             self.close()
-            if self._asked_for:
+            if self._explicit:
                 raise KubeletError(f"{self._socket}: there is none") from error
             return None
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Who may be on a GPU: those a scheduler gave it to, and those whose processes have it open."""
+"""Records of the jobs module: allocations of a scheduler, and processes that have a GPU open."""
 
 from __future__ import annotations
 

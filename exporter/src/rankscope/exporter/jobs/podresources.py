@@ -1,4 +1,4 @@
-"""The messages of the kubelet's PodResources service, version 1: those parts that tell who has which device."""
+"""The messages of the kubelet's PodResources service, version 1: the parts that name the devices of each container."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ from typing import Final
 from rankscope.base.process import boot_id
 from rankscope.exporter.jobs.environment import number, word
 from rankscope.exporter.jobs.party import Device, Hold, Identity
+from rankscope.exporter.spool.file import read_regular
+from rankscope.exporter.spool.series import RejectedError
 
 DEFAULT_FOLDER: Final = Path("/run/rankscope/jobs")
 STAMP: Final = ".slurm"
@@ -33,13 +35,13 @@ class SlurmError(Exception):
 class SlurmFolder:
     """The folder of the job files.
 
-    It must belong to root or to this user (to any user if ``asked_for``), and must not be writable for its group or for others.
+    It must belong to root or to this user (to any user if ``explicit``), and must not be writable for its group or for others.
     Only files of its owner or of root count.
     """
 
-    def __init__(self, path: Path, *, asked_for: bool, proc: Path = Path("/proc")) -> None:
+    def __init__(self, path: Path, *, explicit: bool, proc: Path = Path("/proc")) -> None:
         self.path = path
-        self._asked_for = asked_for
+        self._explicit = explicit
         self._proc = proc
 
     def read(self) -> tuple[Hold, ...] | None:
@@ -63,7 +65,7 @@ class SlurmFolder:
 
     def _read(self, folder_fd: int) -> tuple[Hold, ...] | None:
         owner = os.fstat(folder_fd)
-        if not self._asked_for and owner.st_uid not in (0, os.getuid()):
+        if not self._explicit and owner.st_uid not in (0, os.getuid()):
             raise SlurmError(
                 f"{self.path}: belongs to uid {owner.st_uid}, not to root; name it with --jobs.slurm-dir to trust it"
             )
@@ -125,13 +127,7 @@ def devices_of(text: str) -> tuple[Device, ...]:
 def _content(name: str, folder_fd: int, *, trusted: frozenset[int]) -> str | None:
     """Return the text of a regular file of a trusted user; None for any other file."""
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
-    except OSError:
-        return None  # the job has ended, or the file is a link or a device
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid not in trusted or status.st_size > _MAX_BYTES:
-            return None
-        return os.read(fd, _MAX_BYTES).decode("utf-8", "replace")
-    finally:
-        os.close(fd)
+        content, status = read_regular(name, folder_fd, _MAX_BYTES)
+    except (FileNotFoundError, RejectedError):
+        return None  # the job has ended, or the file is a link, a device or too large
+    return content.decode("utf-8", "replace") if status.st_uid in trusted else None

@@ -1,4 +1,4 @@
-"""Names of users: from a directory service that may be slow, or not there."""
+"""User names, from a directory service that may be slow or unavailable."""
 
 from __future__ import annotations
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, Call, Prepared
 
 _MARGIN_LAYOUT: Final = Struct("@Ii")
 _MARGIN_VERSION: Final = _MARGIN_LAYOUT.size | 1 << 24
 
 
-class Margin(PlainTopic):
+class Margin(Topic):
     """Thermal margin as the driver reports it, else the slowdown threshold minus the temperature."""
 
     metrics = ("gpu_temperature_margin_celsius",)
@@ -26,20 +26,20 @@ class Margin(PlainTopic):
         """Emit one reading; negative above the limit."""
         reason = "not_supported"
         if self._due_s <= at.now_s:
-            said = self._call.ask(at.ask)
-            if not isinstance(said, str):
-                at.give(self.metrics[0], said[1])
+            result = self._call.ask(at.ask)
+            if not isinstance(result, str):
+                at.emit(self.metrics[0], result[1])
                 return
-            self._due_s, reason = at.now_s + RARELY, said
+            self._due_s, reason = at.now_s + RARELY, result
         limits = [one.value for one in at.readings if one.labels == (("limit", "slowdown"),)]
         temperatures = [one.value for one in at.readings if one.metric == "gpu_temperature_celsius"]
         if limits and temperatures:
-            at.give(self.metrics[0], limits[0] - temperatures[0])
+            at.emit(self.metrics[0], limits[0] - temperatures[0])
         else:
-            at.lack(self.metrics[0], reason)
+            at.mark_absent(self.metrics[0], reason)
 
 
-class Fans(PlainTopic):
+class Fans(Topic):
     """Speed of each fan of the board; most server boards have none."""
 
     metrics = ("gpu_fan_speed_ratio",)
@@ -54,11 +54,11 @@ class Fans(PlainTopic):
         if self._count is None:
             self._count = ask("nvmlDeviceGetNumFans", ask.handle)
         if not self._count:
-            at.lack(self.metrics[0], "no_fans")
+            at.mark_absent(self.metrics[0], "no_fans")
         for fan in range(self._count):
             labels = (("fan", str(fan)),)
             ratio = ask("nvmlDeviceGetFanSpeed_v2", ask.handle, fan) / 100
             if ratio <= self._AT_MOST:
-                at.give(self.metrics[0], ratio, labels)
+                at.emit(self.metrics[0], ratio, labels)
             else:
-                at.lack(self.metrics[0], "implausible", labels)
+                at.mark_absent(self.metrics[0], "implausible", labels)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.asking import Asking
+from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.one_pass import FieldKey
 
 _CALL: Final = "nvmlDeviceGetFieldValues"
@@ -22,7 +22,7 @@ class FieldBatches:
     def __init__(self) -> None:
         self._arrays: dict[tuple[FieldKey, ...], Any] = {}
 
-    def read(self, ask: Asking, keys: Sequence[FieldKey]) -> dict[FieldKey, float | str]:
+    def read(self, ask: NvmlCalls, keys: Sequence[FieldKey]) -> dict[FieldKey, float | str]:
         """Return each field's value, or the reason why it has none. The call succeeds even if single values fail."""
         wanted = tuple(keys)
         array = self._arrays.get(wanted)

@@ -10,8 +10,8 @@ from itertools import pairwise
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.asking import Asking, is_lasting
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
+from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting
+from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY
 from rankscope.exporter.source import Labels
 
@@ -76,7 +76,7 @@ ACTIVITIES: Final = (
 class _Question:
     """Reusable query of the same GPM metrics for pairs of samples."""
 
-    def __init__(self, ask: Asking, activities: Sequence[Activity]) -> None:
+    def __init__(self, ask: NvmlCalls, activities: Sequence[Activity]) -> None:
         self.activities = activities
         self._metrics = metrics = ask.nvml.c_nvmlGpmMetricsGet_t()
         metrics.version = _METRICS_GET_VERSION
@@ -88,7 +88,7 @@ class _Question:
         self._reference = byref(metrics)
         self._slots = [start + size * index for index in range(len(activities))]
 
-    def answers(self, ask: Asking, first: Any, second: Any) -> list[float | str]:
+    def answers(self, ask: NvmlCalls, first: Any, second: Any) -> list[float | str]:
         """Return each metric's value between two samples, in its unit, or the reason why it has none."""
         metrics = self._metrics
         metrics.sample1, metrics.sample2 = first, second
@@ -128,7 +128,7 @@ class GpmChain:
         self._whole: _Question | None = None
         self._part: _Question | None = None
 
-    def look(self, ask: Asking) -> None:
+    def look(self, ask: NvmlCalls) -> None:
         """Take a sample unless the last one is too recent. After an error, the next sample covers the time of this one."""
         if self._samples and time.monotonic() - self._last_s < _CLOSEST_S:
             return
@@ -153,37 +153,37 @@ class GpmChain:
         """True while there is no result yet."""
         return not self._answers and len(self._samples) < 2
 
-    def tell(self, at: Pass, uuid: str = "") -> None:
+    def emit(self, at: Pass, uuid: str = "") -> None:
         """Emit the readings of the interval since the last call; the previous ones if there is no new sample."""
         if len(self._samples) > 1:
             self._learn(at.ask)
         for activity, answer in zip(self._activities, self._answers, strict=True):
             if isinstance(answer, str):
                 for metric in activity.metrics:
-                    at.lack(metric, answer, activity.labels)
+                    at.mark_absent(metric, answer, activity.labels)
                 continue
             if not activity.metric:
                 continue
-            at.give(f"{activity.metric}_ratio", answer, activity.labels, uuid)
+            at.emit(f"{activity.metric}_ratio", answer, activity.labels, uuid)
             if activity.bounds:
                 least, greatest = self._bounds[activity.number]
-                at.give(f"{activity.metric}_min_ratio", least, activity.labels, uuid)
-                at.give(f"{activity.metric}_max_ratio", greatest, activity.labels, uuid)
+                at.emit(f"{activity.metric}_min_ratio", least, activity.labels, uuid)
+                at.emit(f"{activity.metric}_max_ratio", greatest, activity.labels, uuid)
             if activity.integral:
-                at.give(f"{activity.metric}_seconds_total", self._totals[activity.number], activity.labels, uuid)
+                at.emit(f"{activity.metric}_seconds_total", self._totals[activity.number], activity.labels, uuid)
 
     def total(self, activity: Activity) -> float | None:
         """Return the integral of a metric since the start; None if it has no value."""
         answer = self._answers[self._activities.index(activity)] if self._answers else ""
         return None if isinstance(answer, str) else self._totals[activity.number]
 
-    def close(self, ask: Asking) -> None:
+    def close(self, ask: NvmlCalls) -> None:
         """Free the samples."""
         for sample in (*self._samples, *self._spare):
             ask("nvmlGpmSampleFree", sample)
         self._samples, self._spare = [], []
 
-    def _learn(self, ask: Asking) -> None:
+    def _learn(self, ask: NvmlCalls) -> None:
         """Evaluate the interval and start the next one with its last sample."""
         samples = self._samples
         self._whole = self._whole or _Question(ask, self._activities)
@@ -205,7 +205,7 @@ class GpmChain:
         self._first_s = self._last_s
 
 
-def look_at_all(ask: Asking, chains: Sequence[GpmChain]) -> None:
+def look_at_all(ask: NvmlCalls, chains: Sequence[GpmChain]) -> None:
     """Take a sample of each chain. The first time, wait 0.1 s for a second one, so that there is a result."""
     for chain in chains:
         chain.look(ask)
@@ -215,7 +215,7 @@ def look_at_all(ask: Asking, chains: Sequence[GpmChain]) -> None:
             chain.look(ask)
 
 
-def why_unsupported(ask: Asking) -> str | None:
+def why_unsupported(ask: NvmlCalls) -> str | None:
     """Return the reason why this GPU has no GPM; None if it has."""
     if ask("nvmlGpmQueryDeviceSupport", ask.handle).isSupportedDevice:
         return None
@@ -226,7 +226,7 @@ def why_unsupported(ask: Asking) -> str | None:
     return "before_hopper" if architecture < _HOPPER else "not_supported"
 
 
-class Gpm(PlainTopic):
+class Gpm(Topic):
     """Activity of the whole GPU."""
 
     metrics = tuple(dict.fromkeys(metric for activity in ACTIVITIES for metric in activity.metrics))
@@ -234,32 +234,32 @@ class Gpm(PlainTopic):
 
     def __init__(self) -> None:
         self.chain = GpmChain(ACTIVITIES)
-        self._lacking: str | None = ""
+        self._unsupported: str | None = ""
         self._due_s = float("-inf")
 
     def collect(self, at: Pass) -> None:
         """Emit the activity since the last pass; the first pass waits 0.1 s."""
-        if self._lacking is not None and self._due_s <= at.now_s:
-            self._lacking = why_unsupported(at.ask)
+        if self._unsupported is not None and self._due_s <= at.now_s:
+            self._unsupported = why_unsupported(at.ask)
             self._due_s = at.now_s + RARELY
-        if self._lacking is not None:
+        if self._unsupported is not None:
             for metric in self.metrics:
-                at.lack(metric, self._lacking)
+                at.mark_absent(metric, self._unsupported)
             return
         look_at_all(at.ask, (self.chain,))
-        self.chain.tell(at)
+        self.chain.emit(at)
 
-    def part(self, ask: Asking) -> None:
+    def part(self, ask: NvmlCalls) -> None:
         """Take a sample that ends a part of the interval."""
-        if self._lacking is None:
+        if self._unsupported is None:
             self.chain.look(ask)
 
-    def close(self, ask: Asking) -> None:
+    def close(self, ask: NvmlCalls) -> None:
         """Free the samples."""
         self.chain.close(ask)
 
 
-class PcieBytes(PlainTopic):
+class PcieBytes(Topic):
     """Bytes over PCIe: the driver's counters, else the integral of GPM's rate.
 
     The source is chosen once, when the driver either returns both counters or reports a permanent reason; until then both metrics
@@ -285,7 +285,7 @@ class PcieBytes(PlainTopic):
             reasons = [answer for number, _, _ in self._ROWS if isinstance(answer := at.fields[number, 0], str)]
             if any(not is_lasting(reason) for reason in reasons):
                 for metric in self.metrics:
-                    at.lack(metric, reasons[0])
+                    at.mark_absent(metric, reasons[0])
                 return
             self._by_field = not reasons
         for number, metric, activity in self._ROWS:
@@ -294,6 +294,6 @@ class PcieBytes(PlainTopic):
             else:
                 value = self._chain.total(activity) if self._chain is not None else None
             if value is None or isinstance(value, str):
-                at.lack(metric, value or "not_supported")
+                at.mark_absent(metric, value or "not_supported")
             else:
-                at.give(metric, value)
+                at.emit(metric, value)

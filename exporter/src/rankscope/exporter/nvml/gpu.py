@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
 from rankscope.exporter.errors import ExporterMissingError
-from rankscope.exporter.nvml.asking import Asking, is_lasting, is_trouble
+from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting, is_trouble
 from rankscope.exporter.nvml.cooling import Fans, Margin
 from rankscope.exporter.nvml.fields import FieldBatches
 from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
@@ -55,7 +55,7 @@ def topics_of(collectors: frozenset[str]) -> dict[str, Sequence[Topic]]:
         "process": [Processes(series=True)],
         "p2p": [PeerToPeer()],
     }
-    names = [name for name, collector in COLLECTORS.items() if collector.asks_gpu and name != "gpu" and name in collectors]
+    names = [name for name, collector in COLLECTORS.items() if collector.reads_gpu and name != "gpu" and name in collectors]
     return {
         name: [
             *([Rows(CALLS.get(name, ()), FIELDS.get(name, ()))] if name in CALLS or name in FIELDS else []),
@@ -94,7 +94,7 @@ class NvmlGpu:
     """
 
     def __init__(self, nvml: Any, pci_bus_id: str, collectors: frozenset[str], mark: Callable[[str], None]) -> None:
-        self._ask = Asking(nvml, mark)
+        self._ask = NvmlCalls(nvml, mark)
         self._pci_bus_id = pci_bus_id
         self._parts = {name: [_Part(topic) for topic in topics] for name, topics in topics_of(collectors).items()}
         every = [part for parts in self._parts.values() for part in parts]
@@ -180,13 +180,13 @@ class NvmlGpu:
             with contextlib.suppress(*errors):
                 self._ask("nvmlShutdown")
 
-    def _last_xids(self, heard: list[XidEvent]) -> tuple[XidEvent, ...]:
+    def _last_xids(self, read: list[XidEvent]) -> tuple[XidEvent, ...]:
         """Return the Xids of a failed pass and those still queued: the driver keeps them even if the GPU is lost."""
         for part in (part for parts in self._parts.values() for part in parts):
             if isinstance(part.topic, Xids):
                 with contextlib.suppress(self._ask.nvml.NVMLError, SourceError):
-                    part.topic.drain(self._ask, heard)
-        return tuple(heard)
+                    part.topic.drain(self._ask, read)
+        return tuple(read)
 
     def _identify(self) -> GpuIdentity:
         ask, gpu = self._ask, self._ask.handle
@@ -223,7 +223,7 @@ class _Part:
 
     def collect(self, at: Pass) -> None:
         if self._due_s > at.now_s:
-            self._lack_all(at)
+            self._mark_all_absent(at)
             return
         nvml, before = at.ask.nvml, (len(at.readings), len(at.absent))
         try:
@@ -242,11 +242,11 @@ class _Part:
             at.trouble = at.trouble or text
         elif is_lasting(self._reason):
             self._due_s = at.now_s + RARELY
-        self._lack_all(at)
+        self._mark_all_absent(at)
 
-    def _lack_all(self, at: Pass) -> None:
+    def _mark_all_absent(self, at: Pass) -> None:
         for metric in self.topic.metrics:
-            at.lack(metric, self._reason)
+            at.mark_absent(metric, self._reason)
 
 
 def _because_divided(absent: Sequence[Absent]) -> list[Absent]:

@@ -7,9 +7,9 @@ from ctypes import create_string_buffer
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.asking import Asking
+from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.gpm import Activity, GpmChain, look_at_all, why_unsupported
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW, RARELY, SOMETIMES
 from rankscope.exporter.nvml.tables import MEMORY_V2, MEMORY_V2_LAYOUT
 from rankscope.exporter.source import MigDevice
@@ -26,7 +26,7 @@ _MEMORY: Final = ("total", "reserved", "free", "used")
 _MEMORY_LAYOUT: Final = Struct(f"@{MEMORY_V2_LAYOUT}")
 
 
-class Mig(PlainTopic):
+class Mig(Topic):
     """MIG devices of the GPU, listed in every pass because they can be created and destroyed at any time."""
 
     metrics = ("gpu_mig_enabled", "gpu_mig_instances")
@@ -52,38 +52,38 @@ class Mig(PlainTopic):
             self._utilised = utilised
             self._enabled_due_s = at.now_s + (NOW if self._enabled else SOMETIMES)
         at.mig_enabled = bool(self._enabled)
-        at.give("gpu_mig_enabled", self._enabled)
+        at.emit("gpu_mig_enabled", self._enabled)
         devices = self._devices(ask) if self._enabled else []
-        at.give("gpu_mig_instances", len(devices))
+        at.emit("gpu_mig_instances", len(devices))
         for handle, device in devices:
             at.mig_devices.append(device)
-            self._tell(at, handle, device)
+            self._emit(at, handle, device)
         if devices or self._chains:
-            self._tell_activity(at, [device for _, device in devices])
+            self._emit_activity(at, [device for _, device in devices])
 
-    def close(self, ask: Asking) -> None:
+    def close(self, ask: NvmlCalls) -> None:
         """Free the samples."""
         for chain in self._chains.values():
             chain.close(ask)
         self._chains.clear()
 
-    def _devices(self, ask: Asking) -> list[tuple[Any, MigDevice]]:
+    def _devices(self, ask: NvmlCalls) -> list[tuple[Any, MigDevice]]:
         self._most = self._most or ask("nvmlDeviceGetMaxMigDeviceCount", ask.handle)
         devices, known = [], {}
         for index in range(self._most):
             try:
                 handle = ask("nvmlDeviceGetMigDeviceHandleByIndex", ask.handle, index)
                 # The key includes the name: a new device of another size may get the uuid of a destroyed one.
-                who = ask("nvmlDeviceGetUUID", handle), ask("nvmlDeviceGetName", handle)
-                known[who] = self._known.get(who) or _identify(ask, handle, *who)
-                devices.append((handle, known[who]))
+                key = ask("nvmlDeviceGetUUID", handle), ask("nvmlDeviceGetName", handle)
+                known[key] = self._known.get(key) or _identify(ask, handle, *key)
+                devices.append((handle, known[key]))
             except (ask.nvml.NVMLError_NotFound, ask.nvml.NVMLError_InvalidArgument):
                 continue  # no device at this index
         self._known = known
         return devices
 
-    def _tell(self, at: Pass, handle: Any, device: MigDevice) -> None:
-        at.give(
+    def _emit(self, at: Pass, handle: Any, device: MigDevice) -> None:
+        at.emit(
             "gpu_mig_info",
             1,
             (
@@ -100,11 +100,11 @@ class Mig(PlainTopic):
             if part == "reserved":
                 continue
             if code:
-                at.lack(f"gpu_mig_memory_{part}_bytes", at.ask.reason_of(code))
+                at.mark_absent(f"gpu_mig_memory_{part}_bytes", at.ask.reason_of(code))
             else:
-                at.give(f"gpu_mig_memory_{part}_bytes", size, (), device.uuid)
+                at.emit(f"gpu_mig_memory_{part}_bytes", size, (), device.uuid)
 
-    def _tell_activity(self, at: Pass, devices: list[MigDevice]) -> None:
+    def _emit_activity(self, at: Pass, devices: list[MigDevice]) -> None:
         ask = at.ask
         sharers = Counter(device.gpu_instance for device in devices)
         for instance in set(self._chains) - set(sharers):
@@ -125,7 +125,7 @@ class Mig(PlainTopic):
         reason = self._no_gpm or ("shared_gpu_instance" if len(alone) < len(devices) else None)
         if reason is not None:
             for metric in _ACTIVITY_METRICS:
-                at.lack(metric, reason)
+                at.mark_absent(metric, reason)
         if self._no_gpm is not None:
             return
         chains = [self._chains.setdefault(device.gpu_instance, GpmChain(_ACTIVITIES, device.gpu_instance)) for device in alone]
@@ -133,13 +133,13 @@ class Mig(PlainTopic):
             look_at_all(ask, chains)
         except ask.nvml.NVMLError as error:
             for metric in _ACTIVITY_METRICS:
-                at.lack(metric, ask.reason(error))
+                at.mark_absent(metric, ask.reason(error))
             return
         for device, chain in zip(alone, chains, strict=True):
-            chain.tell(at, device.uuid)
+            chain.emit(at, device.uuid)
 
 
-def _identify(ask: Asking, handle: Any, uuid: str, name: str) -> MigDevice:
+def _identify(ask: NvmlCalls, handle: Any, uuid: str, name: str) -> MigDevice:
     return MigDevice(
         uuid,
         ask("nvmlDeviceGetGpuInstanceId", handle),
@@ -148,7 +148,7 @@ def _identify(ask: Asking, handle: Any, uuid: str, name: str) -> MigDevice:
     )
 
 
-def _profile(ask: Asking, handle: Any, name: str) -> str:
+def _profile(ask: NvmlCalls, handle: Any, name: str) -> str:
     """Return the profile, such as ``1g.10gb``: the end of the device's name, else derived from its attributes."""
     _, found, profile = name.partition(" MIG ")
     if found:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from ctypes import byref
 from typing import Any, Final
 
-from rankscope.exporter.nvml.asking import Asking
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
+from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES
 from rankscope.exporter.source import Labels
 
@@ -50,7 +50,7 @@ class Links:
         self._links_due_s, self._states_due_s = at.now_s + RARELY, at.now_s + SOMETIMES
 
 
-class EachLink(PlainTopic):
+class EachLink(Topic):
     """State of each link."""
 
     metrics = ("gpu_nvlink_link_up",)
@@ -62,10 +62,10 @@ class EachLink(PlainTopic):
         """Emit one reading per link."""
         self._links.refresh(at)
         for link, up in self._links.up.items():
-            at.give(self.metrics[0], up, (("link", str(link)),))
+            at.emit(self.metrics[0], up, (("link", str(link)),))
 
 
-class NvLinks(PlainTopic):
+class NvLinks(Topic):
     """Number of links by state, and bytes and errors of all links together; all absent without any link."""
 
     metrics = (
@@ -94,28 +94,28 @@ class NvLinks(PlainTopic):
         """Read the link states and emit the readings."""
         self._links.refresh(at)
         for state, wanted in (("up", True), ("down", False)):
-            at.give("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
-        self._tell_bytes(at)
-        self._tell_errors(at)
+            at.emit("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
+        self._emit_bytes(at)
+        self._emit_errors(at)
 
-    def _tell_bytes(self, at: Pass) -> None:
+    def _emit_bytes(self, at: Pass) -> None:
         for metric, key in _BYTES:
             value = at.fields.get(key, "first_sample")
             if isinstance(value, str):
-                at.lack(metric, value)
+                at.mark_absent(metric, value)
             else:
-                at.give(metric, value * 1024)
+                at.emit(metric, value * 1024)
 
-    def _tell_errors(self, at: Pass) -> None:
+    def _emit_errors(self, at: Pass) -> None:
         if (_ERRORS[0][2], 0) in at.fields:
             self._errors = {kind: self._sum(at, each, total) for kind, each, total in _ERRORS}
             self._errors_due_s = at.now_s + SOMETIMES
         for kind, _, _ in _ERRORS:
             value = self._errors.get(kind, "first_sample")
             if isinstance(value, str):
-                at.lack("gpu_nvlink_errors_total", value, (("error", kind),))
+                at.mark_absent("gpu_nvlink_errors_total", value, (("error", kind),))
             else:
-                at.give("gpu_nvlink_errors_total", value, (("error", kind),))
+                at.emit("gpu_nvlink_errors_total", value, (("error", kind),))
 
     def _sum(self, at: Pass, each: int | None, total: int) -> float | str:
         if each is not None:
@@ -135,7 +135,7 @@ _MISCONFIGURED_SHIFT: Final = 8
 _MISCONFIGURED_MASK: Final = 0xF
 
 
-class Fabric(PlainTopic):
+class Fabric(Topic):
     """Registration with the NVSwitch fabric, and the fabric's health."""
 
     metrics = ("gpu_fabric_state", "gpu_fabric_healthy")
@@ -150,11 +150,11 @@ class Fabric(PlainTopic):
         if self._due_s <= at.now_s:
             self._ask(at)
             self._due_s = at.now_s + SOMETIMES
-        at.give("gpu_fabric_state", 1, (("state", self._state),))
+        at.emit("gpu_fabric_state", 1, (("state", self._state),))
         if self._healthy is None:
-            at.lack("gpu_fabric_healthy", "not_supported")
+            at.mark_absent("gpu_fabric_healthy", "not_supported")
         else:
-            at.give("gpu_fabric_healthy", self._healthy)
+            at.emit("gpu_fabric_healthy", self._healthy)
 
     def _ask(self, at: Pass) -> None:
         ask = at.ask
@@ -181,7 +181,7 @@ _CAPABILITIES: Final = (("read", 0), ("write", 1), ("nvlink", 2), ("atomics", 3)
 _OK: Final = 0
 
 
-class PeerToPeer(PlainTopic):
+class PeerToPeer(Topic):
     """Peer-to-peer access to each other GPU: one series per peer and capability."""
 
     metrics = ("gpu_p2p_status",)
@@ -196,12 +196,12 @@ class PeerToPeer(PlainTopic):
             self._reachable = _ask(at.ask, at.uuid)
             self._due_s = at.now_s + RARELY
         for labels, ok in self._reachable.items():
-            at.give(self.metrics[0], ok, labels)
+            at.emit(self.metrics[0], ok, labels)
         if not self._reachable:
-            at.lack(self.metrics[0], "no_peers")
+            at.mark_absent(self.metrics[0], "no_peers")
 
 
-def _ask(ask: Asking, own: str) -> dict[Labels, bool]:
+def _ask(ask: NvmlCalls, own: str) -> dict[Labels, bool]:
     reachable: dict[Labels, bool] = {}
     for index in range(ask("nvmlDeviceGetCount")):
         peer = ask("nvmlDeviceGetHandleByIndex", index)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from rankscope.exporter.nvml.asking import Asking, is_trouble
+from rankscope.exporter.nvml.calls import NvmlCalls, is_trouble
 from rankscope.exporter.source import Absent, GpuProcess, Labels, MigDevice, Reading, XidEvent
 
 FieldKey = tuple[int, int]
@@ -22,7 +21,7 @@ class Pass:
         trouble: first fault in the current collector; None if there is none.
     """
 
-    def __init__(self, ask: Asking, uuid: str, now_s: float) -> None:
+    def __init__(self, ask: NvmlCalls, uuid: str, now_s: float) -> None:
         self.ask = ask
         self.uuid = uuid
         self.now_s = now_s
@@ -36,62 +35,39 @@ class Pass:
         self.mig_enabled = False
         self.trouble: str | None = None
 
-    def give(self, metric: str, value: float, labels: Labels = (), uuid: str = "") -> None:
+    def emit(self, metric: str, value: float, labels: Labels = (), uuid: str = "") -> None:
         """Add a reading; ``value`` is in the metric's unit."""
         self.readings.append(Reading(metric, float(value), labels, uuid))
 
-    def lack(self, metric: str, reason: str, labels: Labels = ()) -> None:
+    def mark_absent(self, metric: str, reason: str, labels: Labels = ()) -> None:
         """Mark a metric as absent, with the reason."""
         self.absent.append(Absent(metric, reason, labels))
         if self.trouble is None and is_trouble(reason):
             self.trouble = f"{metric}: {reason}"
 
 
-class Topic(Protocol):
+class Topic:
     """Part of a collector: requests field values for the pass's batch (``wants``), then emits its readings (``collect``).
 
-    If it raises, its ``metrics`` are absent. ``wants`` is called only with ``has_fields``, ``part`` only with ``has_parts``.
+    If it raises, its ``metrics`` (names of the catalogue) are absent. ``wants`` is called only with ``has_fields``, ``part`` only
+    with ``has_parts``.
     """
-
-    has_fields: bool
-    has_parts: bool
-
-    @property
-    def metrics(self) -> Sequence[str]:
-        """Names of the catalogue's metrics that it emits."""
-        ...
-
-    def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """Return field ids with their scope, to be read in one call with those of all topics."""
-        ...
-
-    def collect(self, at: Pass) -> None:
-        """Emit readings; raises ``nvml.NVMLError``, or ``SourceError`` if the GPU or the driver is lost."""
-        ...
-
-    def part(self, ask: Asking) -> None:
-        """Take a measurement between two passes; raises as ``collect``."""
-        ...
-
-    def close(self, ask: Asking) -> None:
-        """Free NVML objects."""
-        ...
-
-
-class PlainTopic:
-    """Base of topics: no field values, no parts, nothing to free."""
 
     metrics: Sequence[str] = ()
     has_fields = False
     has_parts = False
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
-        """Return no field values."""
-        del now_s
-        return ()
+        """Return field ids with their scope, to be read in one call with those of all topics."""
+        raise NotImplementedError
 
-    def part(self, ask: Asking) -> None:
-        """Do nothing between passes."""
+    def collect(self, at: Pass) -> None:
+        """Emit readings; raises ``nvml.NVMLError``, or ``SourceError`` if the GPU or the driver is lost."""
+        raise NotImplementedError
 
-    def close(self, ask: Asking) -> None:
-        """Do nothing; no NVML object is held."""
+    def part(self, ask: NvmlCalls) -> None:
+        """Take a measurement between two passes; raises as ``collect``."""
+        raise NotImplementedError
+
+    def close(self, ask: NvmlCalls) -> None:
+        """Free NVML objects."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, Literal
 
-from rankscope.exporter.nvml.asking import Asking
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW
 from rankscope.exporter.source import GpuProcess, MigDevice
 
@@ -27,7 +27,7 @@ _USUALLY: Final = 64
 _PROC: Final = Path("/proc")
 
 
-class Processes(PlainTopic):
+class Processes(Topic):
     """Processes that have the GPU open, read from the whole GPU: NVML names the MIG device of each process."""
 
     def __init__(self, *, series: bool) -> None:
@@ -50,7 +50,7 @@ class Processes(PlainTopic):
             self._due_s = at.now_s + (NOW if self._series else JOBS_LOOK_S)
         at.processes, at.processes_s = self._found, self._found_s
         if self._series:
-            self._tell(at, at.processes)
+            self._emit(at, at.processes)
 
     def _find(self, at: Pass) -> list[GpuProcess]:
         ask = at.ask
@@ -61,7 +61,7 @@ class Processes(PlainTopic):
                 found.setdefault((pid, uuid), GpuProcess(pid, kind, None if used == _NOT_AVAILABLE else used, uuid))
         return list(found.values())
 
-    def _list(self, ask: Asking, call: str) -> Iterator[tuple[int, int, int, int]]:
+    def _list(self, ask: NvmlCalls, call: str) -> Iterator[tuple[int, int, int, int]]:
         """Return pid, bytes, GPU instance and compute instance of each process of a kind; none if the kind is not supported."""
         while True:
             self._count.value = len(self._buffer) // _PROCESS.size
@@ -78,18 +78,18 @@ class Processes(PlainTopic):
             raise ask.nvml.NVMLError(code)
         return _PROCESS.iter_unpack(memoryview(self._buffer)[: self._count.value * _PROCESS.size])
 
-    def _tell(self, at: Pass, processes: list[GpuProcess]) -> None:
+    def _emit(self, at: Pass, processes: list[GpuProcess]) -> None:
         names = {process.pid: _name(process.pid) for process in processes}
         for process in processes:
             if process.used_bytes is not None:
                 labels = (("pid", str(process.pid)), ("process", names[process.pid]))
-                at.give("gpu_process_memory_used_bytes", process.used_bytes, labels, process.uuid)
+                at.emit("gpu_process_memory_used_bytes", process.used_bytes, labels, process.uuid)
         for pid, percent in self._utilization(at.ask).items():
             if pid in names and percent <= 100:
                 labels = (("pid", str(pid)), ("process", names[pid]))
-                at.give("gpu_process_sm_utilization_ratio", percent / 100, labels)
+                at.emit("gpu_process_sm_utilization_ratio", percent / 100, labels)
 
-    def _utilization(self, ask: Asking) -> dict[int, int]:
+    def _utilization(self, ask: NvmlCalls) -> dict[int, int]:
         """Return the latest SM utilization in percent of each process since the last pass, by pid."""
         try:
             samples = ask("nvmlDeviceGetProcessUtilization", ask.handle, self._since_us)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final, Generic, TypeVar
 
-from rankscope.exporter.nvml.asking import Asking, is_lasting, is_trouble
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, PlainTopic
+from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting, is_trouble
+from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.source import Absent, Labels, Reading
 
 NOW: Final = 0.0
@@ -68,11 +68,11 @@ class Call:
     before: str = ""
     initial: bytes = b""
 
-    def outcome(self, said: Sequence[float] | str) -> list[Reading | Absent]:
+    def outcome(self, result: Sequence[float] | str) -> list[Reading | Absent]:
         """Convert the outputs of the call, or the reason why it failed, to readings and absences."""
-        if isinstance(said, str):
-            return [Absent(out.metric, said, out.labels) for out in self.outs]
-        return [out.of(number) for out, number in zip(self.outs, self.numbers(*said), strict=True)]
+        if isinstance(result, str):
+            return [Absent(out.metric, result, out.labels) for out in self.outs]
+        return [out.of(number) for out, number in zip(self.outs, self.numbers(*result), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +84,32 @@ class Field:
     every_s: float = NOW
     unless: int = 0
 
-    def outcome(self, said: float | str) -> list[Reading | Absent]:
+    def outcome(self, result: float | str) -> list[Reading | Absent]:
         """Convert the value, or the reason why there is none, to a reading or an absence."""
-        return [Absent(self.out.metric, said, self.out.labels) if isinstance(said, str) else self.out.of(said)]
+        return [Absent(self.out.metric, result, self.out.labels) if isinstance(result, str) else self.out.of(result)]
 
 
-class _Asked(Generic[_Row]):
+class _CachedRow(Generic[_Row]):
     """A row with its last raw result and the readings made from it, kept until the row is due again.
 
     Most results equal the previous one; their readings are reused.
     """
 
-    __slots__ = ("_pause_s", "_said", "absent", "due_s", "readings", "row")
+    __slots__ = ("_pause_s", "_result", "absent", "due_s", "readings", "row")
 
     def __init__(self, row: _Row) -> None:
         self.row: _Row = row
         self.due_s = float("-inf")
-        self._said: object = None
+        self._result: object = None
         self._pause_s = NOW
         self.readings: Sequence[Reading] = ()
         self.absent: Sequence[Absent] = ()
 
-    def learn(self, said: Any, now_s: float) -> None:
+    def learn(self, result: Any, now_s: float) -> None:
         """Store a result. An unsupported row is due again after a minute, a faulty one in the next pass."""
-        if said != self._said:
-            self._said = said
-            outcome = self.row.outcome(said)
+        if result != self._result:
+            self._result = result
+            outcome = self.row.outcome(result)
             self.readings = [one for one in outcome if isinstance(one, Reading)]
             self.absent = [one for one in outcome if isinstance(one, Absent)]
             self._pause_s = self._again_after_s() if self.absent else self.row.every_s
@@ -120,19 +120,19 @@ class _Asked(Generic[_Row]):
             return RARELY
         return NOW if any(is_trouble(one.reason) for one in self.absent) else self.row.every_s
 
-    def tell(self, at: Pass) -> None:
+    def emit(self, at: Pass) -> None:
         """Add the stored readings and absences to the pass."""
         at.readings += self.readings
         for one in self.absent:
-            at.lack(one.metric, one.reason, one.labels)
+            at.mark_absent(one.metric, one.reason, one.labels)
 
 
-class Rows(PlainTopic):
+class Rows(Topic):
     """``Topic`` of rows of the tables."""
 
     def __init__(self, calls: Sequence[Call] = (), fields: Sequence[Field] = ()) -> None:
-        self._calls = [(Prepared(call), _Asked(call)) for call in calls]
-        self._fields = [_Asked(field) for field in fields]
+        self._calls = [(Prepared(call), _CachedRow(call)) for call in calls]
+        self._fields = [_CachedRow(field) for field in fields]
         self._known: set[int] = set()
         self.has_fields = bool(fields)
 
@@ -145,7 +145,7 @@ class Rows(PlainTopic):
         for prepared, call in self._calls:
             if call.due_s <= at.now_s:
                 call.learn(prepared.ask(at.ask), at.now_s)
-            call.tell(at)
+            call.emit(at)
         for field in self._fields:
             row = field.row
             raw = at.fields.get((row.number, 0))
@@ -154,7 +154,7 @@ class Rows(PlainTopic):
             if field.readings:
                 self._known.add(row.number)
             if row.unless not in self._known:
-                field.tell(at)
+                field.emit(at)
 
 
 class Prepared:
@@ -170,7 +170,7 @@ class Prepared:
             self._memories.append((layout.unpack_from, create_string_buffer(call.initial, layout.size)))
         self._args = (*call.args, *(memory for _, memory in self._memories))
 
-    def ask(self, ask: Asking) -> Sequence[float] | str:
+    def ask(self, ask: NvmlCalls) -> Sequence[float] | str:
         """Make the call; return the unpacked outputs, or the reason why it failed. Raises ``SourceError``."""
         call = self._call
         code = ask.call(call.name, ask.handle, *self._args)
@@ -179,7 +179,7 @@ class Prepared:
         if code:
             return ask.reason_of(code)
         unpack, memory = self._memories[0]
-        said: tuple[float, ...] = unpack(memory)
+        result: tuple[float, ...] = unpack(memory)
         for unpack, memory in self._memories[1:]:
-            said += unpack(memory)
-        return said
+            result += unpack(memory)
+        return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Field, Out
 from rankscope.exporter.source import Absent, Reading
 
@@ -24,11 +24,11 @@ _MODES: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 class RecoveryAction(Field):
     """Field with the recovery action that the driver recommends; an action unknown to this table is ``action_N``."""
 
-    def outcome(self, said: float | str) -> list[Reading | Absent]:
+    def outcome(self, result: float | str) -> list[Reading | Absent]:
         """Convert the value to a series with the action as a label."""
-        if isinstance(said, str):
-            return super().outcome(said)
-        number = int(said)
+        if isinstance(result, str):
+            return super().outcome(result)
+        number = int(result)
         action = _ACTIONS[number] if 0 <= number < len(_ACTIONS) else f"action_{number}"
         return [Reading(self.out.metric, 1, (("action", action),))]
 
@@ -36,7 +36,7 @@ class RecoveryAction(Field):
 RECOVERY_ACTION: Final = RecoveryAction(230, Out("gpu_recovery_action"), every_s=SOMETIMES)
 
 
-class RetiredPages(PlainTopic):
+class RetiredPages(Topic):
     """Number of retired pages by cause, counted from the list of addresses that NVML returns."""
 
     metrics = ("gpu_retired_pages",)
@@ -52,10 +52,10 @@ class RetiredPages(PlainTopic):
                 self._pages[cause] = len(at.ask("nvmlDeviceGetRetiredPages", at.ask.handle, number))
             self._due_s = at.now_s + SOMETIMES
         for cause, pages in self._pages.items():
-            at.give("gpu_retired_pages", pages, (("cause", cause),))
+            at.emit("gpu_retired_pages", pages, (("cause", cause),))
 
 
-class Virtualization(PlainTopic):
+class Virtualization(Topic):
     """Virtualization mode, and in a guest the licence of its vGPU."""
 
     metrics = ("gpu_virtualization_mode", "gpu_vgpu_license_status")
@@ -73,11 +73,11 @@ class Virtualization(PlainTopic):
             self._mode = _MODES[number] if number < len(_MODES) else f"mode_{number}"
             self._licensed = self._licence(ask) if self._mode == "vgpu" else "no_vgpu_guest"
             self._due_s = at.now_s + RARELY
-        at.give("gpu_virtualization_mode", 1, (("mode", self._mode),))
+        at.emit("gpu_virtualization_mode", 1, (("mode", self._mode),))
         if isinstance(self._licensed, str):
-            at.lack("gpu_vgpu_license_status", self._licensed)
+            at.mark_absent("gpu_vgpu_license_status", self._licensed)
         else:
-            at.give("gpu_vgpu_license_status", self._licensed)
+            at.emit("gpu_vgpu_license_status", self._licensed)
 
     def _licence(self, ask: Any) -> float | str:
         try:

@@ -1,4 +1,4 @@
-"""Utilisation from the driver's own samples: minimum, maximum and an exact counter, which the driver's gauge cannot give."""
+"""Utilisation from the driver's own samples: minimum, maximum and an exact counter, which the driver's gauge does not have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Final
 
 from rankscope.exporter.nvml.fields import by_type
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 
 _GPU_UTILIZATION_SAMPLES: Final = 1
 _GAUGE: Final = "gpu_utilization_ratio"
@@ -21,7 +21,7 @@ _MOST_SAMPLES: Final = 256
 _Samples = list[tuple[int, float]]
 
 
-class BusySeconds(PlainTopic):
+class BusySeconds(Topic):
     """Busy time as the integral of the driver's utilisation samples, for any interval between two passes.
 
     Each sample counts for the time since the previous sample. Time that the driver's buffer no longer covers counts with the mean
@@ -32,7 +32,7 @@ class BusySeconds(PlainTopic):
 
     def __init__(self) -> None:
         self._seen_us = 0
-        self._heard_s = 0.0
+        self._seen_s = 0.0
         self._seconds = 0.0
         self._bounds: tuple[float, float] | None = None
         self._kind, self._count = c_uint(), c_uint()
@@ -44,26 +44,26 @@ class BusySeconds(PlainTopic):
         samples = self._new_samples(at)
         if samples:
             if self._seen_us:
-                self._seconds += _busy_s(samples, self._seen_us, at.now_s - self._heard_s)
+                self._seconds += _busy_s(samples, self._seen_us, at.now_s - self._seen_s)
             else:
                 samples = samples[-1:]  # the counter starts at the first pass
-            self._seen_us, self._heard_s = samples[-1][0], at.now_s
+            self._seen_us, self._seen_s = samples[-1][0], at.now_s
             shares = [share for _, share in samples]
             self._bounds = min(shares), max(shares)
         if self._bounds is None:
             for metric in self.metrics:
-                at.lack(metric, "no_data")
+                at.mark_absent(metric, "no_data")
             return
         # The gauge of this pass may be newer than any sample: extend the bounds to include it.
         shares = [*self._bounds, *(reading.value for reading in at.readings if reading.metric == _GAUGE)]
-        at.give("gpu_utilization_min_ratio", min(shares))
-        at.give("gpu_utilization_max_ratio", max(shares))
-        at.give("gpu_busy_seconds_total", self._seconds)
+        at.emit("gpu_utilization_min_ratio", min(shares))
+        at.emit("gpu_utilization_max_ratio", max(shares))
+        at.emit("gpu_busy_seconds_total", self._seconds)
 
     def _new_samples(self, at: Pass) -> _Samples:
         """Return the samples since the last pass as (time in microseconds, share), oldest first."""
         samples = self._samples(at, self._seen_us)
-        if samples or not self._seen_us or at.now_s - self._heard_s <= _CLOCK_STEP_S:
+        if samples or not self._seen_us or at.now_s - self._seen_s <= _CLOCK_STEP_S:
             return samples
         # After the wall clock was set back, new samples are older than the last one seen.
         samples = self._samples(at, 0)

@@ -7,8 +7,8 @@ from ctypes import create_string_buffer
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.asking import Asking
-from rankscope.exporter.nvml.one_pass import Pass, PlainTopic
+from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.source import XidEvent
 
 _AT_ONCE: Final = 0
@@ -18,7 +18,7 @@ _MOST: Final = 256
 """Maximum events read in one pass; the driver queues further ones."""
 
 
-class Xids(PlainTopic):
+class Xids(Topic):
     """Event set of this GPU, drained in every pass without blocking."""
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class Xids(PlainTopic):
             except ask.nvml.NVMLError as error:
                 ask("nvmlEventSetFree", events)
                 # Report it: a failed registration must not look like no errors.
-                at.trouble = f"Xid events cannot be had: {ask.reason(error)}"
+                at.trouble = f"Xid events are not available: {ask.reason(error)}"
                 return
             self._events = events
         self.drain(ask, at.xids)
 
-    def drain(self, ask: Asking, xids: list[XidEvent]) -> None:
+    def drain(self, ask: NvmlCalls, xids: list[XidEvent]) -> None:
         """Append the queued events to ``xids``; raises as ``collect``."""
         if self._events is None:
             return
@@ -55,7 +55,7 @@ class Xids(PlainTopic):
             if event_kind == ask.nvml.nvmlEventTypeXidCriticalError:
                 xids.append(XidEvent(time.time(), xid))
 
-    def close(self, ask: Asking) -> None:
+    def close(self, ask: NvmlCalls) -> None:
         """Free the event set."""
         if self._events is not None:
             ask("nvmlEventSetFree", self._events)

@@ -51,14 +51,14 @@ class DcgmPage:
             ways = (_Way(entry, PREFIX + entry.name, row.name.startswith("gpu_mig_")) for entry in row.dcgm)
             self._ways[row.name] = tuple(way for way in ways if way.name in wanted)
         self._rates = _Rates({metric for metric, ways in self._ways.items() if any(way.entry.rate for way in ways)})
-        self._asleep = self._not_collected()
-        for name, reason in (*self._counters.refused, *self._asleep):
+        self._uncollected = self._not_collected()
+        for name, reason in (*self._counters.refused, *self._uncollected):
             logger.warning("DCGM-compatible page: no %s: %s", name, reason)
 
     def render(self) -> tuple[bytes, str]:
         """Render the page; return it with its content type."""
         families = {counter.name: Family(counter.name, counter.type, counter.help) for counter in self._counters.metrics}
-        remarks = [f"{name} not available: {reason}" for name, reason in (*self._counters.refused, *self._asleep)]
+        remarks = [f"{name} not available: {reason}" for name, reason in (*self._counters.refused, *self._uncollected)]
         if self._page.fleet is not None:
             state = self._page.fleet.state()
             jobs = {labels["uuid"]: labels for labels, _ in _fresh(self._page.jobs, "gpu_job_info")}
@@ -117,7 +117,7 @@ class DcgmPage:
 
     def _remarks(self, state: FleetState) -> Iterator[str]:
         """Yield the reasons for missing series: metrics that models or single GPUs lack, and GPUs that do not answer."""
-        lacking: dict[tuple[str, str, str], dict[str, None]] = {}
+        missing: dict[tuple[str, str, str], dict[str, None]] = {}
         up: Counter[str] = Counter()
         for gpu in state.gpus:
             if gpu.sample is None:
@@ -129,8 +129,8 @@ class DcgmPage:
                     continue
                 for way in self._ways.get(absent.metric, ()):
                     if not absent.labels or way.entry.labels.items() <= set(absent.labels):
-                        lacking.setdefault((way.name, gpu.identity.model, absent.reason), {})[gpu.identity.uuid] = None
-        for (name, model, reason), uuids in lacking.items():
+                        missing.setdefault((way.name, gpu.identity.model, absent.reason), {})[gpu.identity.uuid] = None
+        for (name, model, reason), uuids in missing.items():
             whose = model if len(uuids) == up[model] else ", ".join(uuids)
             yield f"{name} not available on {whose}: {reason}"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from rankscope.exporter.catalogue import CATALOGUE
+from rankscope.exporter.config_file import read_text
 from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.settings import Settings
 
@@ -17,7 +18,6 @@ PREFIX: Final = "DCGM_FI_"
 LabelField = Literal["DCGM_FI_DRIVER_VERSION", "DCGM_FI_NVML_VERSION", "DCGM_FI_DEV_SERIAL", "DCGM_FI_DEV_VBIOS_VERSION"]
 LABEL_FIELDS: Final[tuple[LabelField, ...]] = get_args(LabelField)
 
-_MOST_BYTES: Final = 1 << 20
 _TYPES: Final = ("gauge", "counter", "label")
 
 
@@ -66,19 +66,7 @@ def with_collectors(settings: Settings, counters: Counters | None) -> Settings:
 
 def read_counters(path: Path) -> Counters:
     """Read a counters file with lines ``NAME, type, help``; raises ``ExporterInputError`` that names the line."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        lines = content.decode("utf-8-sig").splitlines()  # some editors write a byte order mark
-    except OSError as error:
-        raise ExporterInputError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ExporterInputError(
-            f"{path}: byte {error.start} is not UTF-8: a text file with lines NAME, type, help is needed"
-        ) from error
-    if len(content) > _MOST_BYTES:
-        raise ExporterInputError(f"{path}: more than 1 MiB is no file of counters")
-    return _counters(path, lines)
+    return _counters(path, read_text(path, "file of counters", "--compat.dcgm-counters").splitlines())
 
 
 def _counters(path: Path, lines: Iterable[str]) -> Counters:

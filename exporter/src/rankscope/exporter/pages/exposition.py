@@ -1,7 +1,7 @@
 """Metric families as Prometheus text 0.0.4 and OpenMetrics 1.0.
 
 The renderer of the client library is not used for two reasons. It requires ``_total``, which DCGM's counters lack. And a page has
-a thousand series: here, name and labels of a line are rendered once, and only the value each time.
+a thousand series, of which most have the value of the page before: here, a line is rendered once for each value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _QUALITY: Final = re.compile(r"[01](?:\.[0-9]{0,3})?")
 class Point:
     """One series of a family: labels in the order of the page, and value."""
 
-    __slots__ = ("beginning", "labels", "name", "value")
+    __slots__ = ("beginning", "labels", "line", "name", "value")
 
     def __init__(self, labels: Labels, value: float, name: str = "") -> None:
         self.labels = labels
@@ -38,6 +38,8 @@ class Point:
         """Name of the series, if it may differ from the family's: for parts of a histogram."""
         self.beginning = ""
         """The rendered line up to the value; empty before the first rendering."""
+        self.line = ""
+        """The rendered line; empty before the first rendering."""
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ def text(families: Iterable[Family]) -> bytes:
     for family in families:
         help_text = family.help.replace("\\", r"\\").replace("\n", r"\n")
         lines.append(f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.type}\n")
-        lines += [f"{point.beginning or _beginning(point, family)}{number(point.value)}\n" for point in family.points]
+        lines += [point.line or _line(point, family) for point in family.points]
     return _encoded(lines)
 
 
@@ -76,7 +78,7 @@ def openmetrics(families: Iterable[Family]) -> bytes:
         lines.append(f"# HELP {name} {_escaped(family.help)}\n# TYPE {name} {family.type}\n")
         if family.unit and name.endswith(f"_{family.unit}"):
             lines.append(f"# UNIT {name} {family.unit}\n")
-        lines += [f"{point.beginning or _beginning(point, family)}{number(point.value)}\n" for point in family.points]
+        lines += [point.line or _line(point, family) for point in family.points]
     lines.append("# EOF\n")
     return _encoded(lines)
 
@@ -84,8 +86,8 @@ def openmetrics(families: Iterable[Family]) -> bytes:
 class PointSource(Generic[V]):
     """Points of one source of values, converted by ``point_of``. Thread-safe.
 
-    A series keeps its rendered labels from page to page. Without that, the exporter exceeds its CPU budget
-    (benchmarks/page_caches.py).
+    A series keeps its rendered labels from page to page, and its line while the value stays. Without that, the exporter exceeds
+    its budgets (benchmarks/page_caches.py).
     """
 
     def __init__(self, point_of: Callable[[V], Point]) -> None:
@@ -153,11 +155,13 @@ def _encoded(lines: list[str]) -> bytes:
     return "".join(lines).encode("utf-8", "replace")
 
 
-def _beginning(point: Point, family: Family) -> str:
-    inside = ",".join(f'{label}="{_escaped(value)}"' for label, value in point.labels)
-    name = point.name or family.name
-    point.beginning = f"{name}{{{inside}}} " if inside else f"{name} "
-    return point.beginning
+def _line(point: Point, family: Family) -> str:
+    if not point.beginning:
+        inside = ",".join(f'{label}="{_escaped(value)}"' for label, value in point.labels)
+        name = point.name or family.name
+        point.beginning = f"{name}{{{inside}}} " if inside else f"{name} "
+    point.line = f"{point.beginning}{number(point.value)}\n"
+    return point.line
 
 
 def _escaped(text: str) -> str:

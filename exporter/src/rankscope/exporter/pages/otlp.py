@@ -109,10 +109,10 @@ def _interval_s() -> float:
 def _exporter() -> MetricExporter:
     """Create the SDK's exporter for the protocol that the variables select."""
     variables = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    asked = next(((name, os.environ[name].strip()) for name in variables if os.environ.get(name, "").strip()), None)
-    protocol = asked[1] if asked is not None else "http/protobuf"
-    if asked is not None and protocol not in _EXPORTERS:
-        raise ExporterInputError(f"{asked[0]}={protocol}: supported are {' and '.join(_EXPORTERS)}")
+    chosen = next(((name, os.environ[name].strip()) for name in variables if os.environ.get(name, "").strip()), None)
+    protocol = chosen[1] if chosen is not None else "http/protobuf"
+    if chosen is not None and protocol not in _EXPORTERS:
+        raise ExporterInputError(f"{chosen[0]}={protocol}: supported are {' and '.join(_EXPORTERS)}")
     module, extra = _EXPORTERS[protocol]
     try:
         exporter: MetricExporter = importlib.import_module(module).OTLPMetricExporter()

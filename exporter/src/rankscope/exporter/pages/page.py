@@ -27,7 +27,7 @@ from rankscope.exporter.spool.series import SpoolSeries
 
 logger = logging.getLogger(__name__)
 
-SIMULATED_COMMENT: Final = b"# SIMULATED: the GPUs on this page are invented (rankscope exporter --simulate).\n"
+SIMULATED_COMMENT: Final = b"# SIMULATED: the GPUs on this page are not real (rankscope exporter --simulate).\n"
 
 
 _NOT_OF_ONE_GPU: Final = ("no_driver", "not_in_driver")
@@ -119,7 +119,7 @@ class Page:
             if state.problem is not None:
                 found.append(("gpu", state.problem))
             elif state.driver_answers is False and state.driver_problem is not None:
-                found.append(("driver", f"it does not answer who asks anew: {state.driver_problem}"))
+                found.append(("driver", f"new processes cannot use it: {state.driver_problem}"))
             for gpu in state.gpus:
                 found += _problems(gpu)
             found += _unidentified(state)
@@ -308,7 +308,7 @@ class _Health:
         expected = [gpu for gpu in state.gpus if gpu.reason != "released"]
         hopeless = state.problem is not None or bool(expected and not samples)
         for name in enabled:
-            if COLLECTORS[name].asks_gpu:
+            if COLLECTORS[name].reads_gpu:
                 self._ok[name] = not hopeless
                 self._duration_s[name] = 0.0
         for sample in samples:
@@ -336,7 +336,7 @@ class _Health:
 
 def _problems(gpu: GpuState) -> Iterator[tuple[str, str]]:
     if not gpu.up:
-        yield f"gpu {gpu.identity.uuid}", _told(gpu.reason or "nvml_error", gpu.detail)
+        yield f"gpu {gpu.identity.uuid}", _reason_text(gpu.reason or "nvml_error", gpu.detail)
     elif gpu.sample is not None:
         for run in gpu.sample.runs:
             if run.error is not None:
@@ -350,13 +350,13 @@ def _unidentified(state: FleetState) -> Iterator[tuple[str, str]]:
     """
     for pci_bus_id, reason, detail in state.unidentified_gpus:
         if reason not in _NOT_OF_ONE_GPU:
-            yield f"gpu {pci_bus_id}", f"{_told(reason, detail)}; it has not said yet who it is"
+            yield f"gpu {pci_bus_id}", f"{_reason_text(reason, detail)}; its identity is unknown"
     others = state.unidentified - len(state.unidentified_gpus)
     if others > 0 and state.problem is None:
-        yield "gpu", f"GPUs that the driver counts, and that have not said yet who or where they are: {others}"
+        yield "gpu", f"GPUs that the driver counts, without known identity or address: {others}"
 
 
-def _told(reason: str, detail: str) -> str:
+def _reason_text(reason: str, detail: str) -> str:
     return reason if not detail else detail if reason in detail else f"{reason}: {detail}"
 
 

@@ -1,6 +1,6 @@
-"""A file that is as it was but for its values, as a rank's is nearly every second: only the values are read.
+"""Fast reader of a file of which only values changed since the last reading, as most files of ranks do every second.
 
-Parsing the whole file takes more than ten times as long, and a node has eight or more ranks.
+Parsing the whole file takes ten times as long, and a node has eight or more ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank's text file: read without trusting whoever left it there, parsed and checked."""
+"""Reader and parser of a rank's text file, which is untrusted input."""
 
 from __future__ import annotations
 

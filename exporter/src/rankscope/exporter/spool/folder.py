@@ -1,4 +1,4 @@
-"""Where the ranks leave their text files, and how that folder comes to be."""
+"""The spool folder: its default path, creation and ownership."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def default_spool(environ: Mapping[str, str] = os.environ, *, make: bool = True)
     if make_spool(SpoolFolder(SYSTEM_SPOOL), mode=SHARED_MODE) if make else os.access(SYSTEM_SPOOL, os.R_OK | os.X_OK):
         return SpoolFolder(SYSTEM_SPOOL)
     runtime = environ.get("XDG_RUNTIME_DIR")
-    own = Path(runtime) / "rankscope" if runtime else Path(f"/tmp/rankscope-{os.getuid()}")  # noqa: S108  see foreign_hand
+    own = Path(runtime) / "rankscope" if runtime else Path(f"/tmp/rankscope-{os.getuid()}")  # noqa: S108  see untrusted_reason
     return SpoolFolder(own / "spool", private=True)
 
 
@@ -46,7 +46,7 @@ def make_spool(folder: SpoolFolder, *, mode: int) -> bool:
         if folder.private:
             path.parent.mkdir(mode=PRIVATE_MODE, parents=True, exist_ok=True)
             # Another user may have made the parent first; it is not used then.
-            if foreign_hand(path.parent) is not None:
+            if untrusted_reason(path.parent) is not None:
                 return False
         else:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def make_spool(folder: SpoolFolder, *, mode: int) -> bool:
     return True
 
 
-def foreign_hand(*folders: Path) -> str | None:
+def untrusted_reason(*folders: Path) -> str | None:
     """Return why another user could put files into one of the folders, or replace it; None if no other user can.
 
     In /tmp, or where ``XDG_RUNTIME_DIR`` points, another user may have made the folder first, and could forge files of ranks.

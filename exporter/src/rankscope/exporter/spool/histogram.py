@@ -1,4 +1,4 @@
-"""Whether a histogram is one: what Prometheus does with one that is not, nobody can say."""
+"""Check of histograms, because Prometheus does not define what an invalid one means."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from rankscope.exporter.spool.again import Template
 from rankscope.exporter.spool.file import MAX_BYTES, parse, read_regular
-from rankscope.exporter.spool.folder import SpoolFolder, foreign_hand
+from rankscope.exporter.spool.folder import SpoolFolder, untrusted_reason
 from rankscope.exporter.spool.nccl_inspector import MAX_BYTES as MAX_INSPECTOR_BYTES
 from rankscope.exporter.spool.nccl_inspector import SETTLED_S, gpu_of, inspector_folders, is_complete, parse_inspector
 from rankscope.exporter.spool.process_folders import ProcessFolder, ProcessFolders
@@ -171,7 +171,7 @@ class Spool:
         """Read all files; raises ``SpoolError`` if the folder cannot be read or trusted."""
         path = self._folder.path
         try:
-            if self._folder.private and (reason := foreign_hand(path.parent, path)) is not None:
+            if self._folder.private and (reason := untrusted_reason(path.parent, path)) is not None:
                 raise SpoolError(f"{reason}; it is not read: remove it, or name another folder with --spool")
             folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:

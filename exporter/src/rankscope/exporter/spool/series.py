@@ -1,4 +1,4 @@
-"""What is in a rank's text file, once it has been read and checked."""
+"""Records of a text file of the spool, after it was read and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No two runs of a node have the same series.
+"""Assignment of slots, so that no two runs of a node have the same series.
 
 In one folder, the ranks ensure that by the slot in the file name. Ranks in pods with folders of their own do not see each other's
 files, and a malicious process may ignore the convention.

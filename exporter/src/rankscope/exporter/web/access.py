@@ -17,6 +17,7 @@ from typing import Any, Final
 import click
 
 from rankscope.base.http import FollowedFiles, Request, Response, basic_credentials
+from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.web.config import WebConfig, load_web_config
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class WebAccess:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._passwords = Passwords()
-        self._complaint: str | None = None
+        self._problems = ProblemLog(logger, "the web configuration stays as it was: %s")
         self._config = FollowedFiles(self._read, changed=self._changed, failed=self._failed)
 
     @property
@@ -74,15 +75,13 @@ class WebAccess:
         return web, web.files
 
     def _changed(self, _web: WebConfig) -> None:
-        self._complaint = None
+        self._problems.report(None)
         self._passwords = Passwords()
         logger.info("the web configuration was read again")
 
     def _failed(self, error: Exception) -> None:
         reason = error.message if isinstance(error, click.ClickException) else f"{type(error).__name__}: {error}"
-        if reason != self._complaint:
-            logger.warning("the web configuration stays as it was: %s", reason)
-        self._complaint = reason
+        self._problems.report(reason)
 
 
 class Passwords:

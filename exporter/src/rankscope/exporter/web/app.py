@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import parse_qs
 
 from rankscope.base.http import TEXT, Request, Response
 from rankscope.base.text import one_line
 from rankscope.exporter.catalogue import COLLECTORS
+from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.exposition import prefers_openmetrics
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.settings import DCGM_PATH
 from rankscope.exporter.web.access import WebAccess
+from rankscope.exporter.web.config import WebConfig
 from rankscope.exporter.web.control import PATHS as CONTROL_PATHS
 from rankscope.exporter.web.control import Control
 from rankscope.exporter.web.landing import landing_page
@@ -28,14 +31,6 @@ _CONTENT_SECURITY: Final = ("content-security-policy", "default-src 'none'; styl
 _TOO_MANY: Final = Response(400, b"too many parameters\n")
 
 Query = Mapping[str, list[str]]
-
-
-class CompatiblePage(Protocol):
-    """A page with the metric names of another exporter."""
-
-    def render(self) -> tuple[bytes, str]:
-        """Render the page; return it with its content type."""
-        ...
 
 
 class App:
@@ -52,7 +47,7 @@ class App:
         *,
         interval_s: float,
         telemetry_path: str = "/metrics",
-        compatible: CompatiblePage | None = None,
+        compatible: DcgmPage | None = None,
     ) -> None:
         self._page = page
         self._access = access
@@ -72,11 +67,12 @@ class App:
 
     async def web(self, request: Request) -> Response:
         """Answer a request over the network, which needs a password or token; ``/-/healthy`` is public, for probes."""
+        web = self._access.web
         if request.path in CONTROL_PATHS:
             refused = await self.control.refusal(request)
         else:
             refused = None if request.path == _HEALTHY else await self._access.refusal(request)
-        return self._with_headers(refused or await self._answer(request))
+        return self._under(web, refused or await self._answer(request))
 
     async def local(self, request: Request) -> Response:
         """Answer a request over the Unix socket, whose file mode restricts access."""
@@ -84,6 +80,7 @@ class App:
 
     async def compatible_only(self, request: Request) -> Response:
         """Answer a request on an address of its own, with the compatible page at ``/metrics``, where its scrapers expect it."""
+        web = self._access.web
         refused = None if request.path == _HEALTHY else await self._access.refusal(request)
         if refused is None:
             routes = {
@@ -94,15 +91,19 @@ class App:
             }
             query = _query_of(request)
             refused = _TOO_MANY if query is None else await self._route(request, query, routes)
-        return self._with_headers(refused)
+        return self._under(web, refused)
 
-    def _with_headers(self, response: Response) -> Response:
-        headers = self._access.web.headers
-        if not headers:
-            return response
-        chosen = {name for name, _ in headers}
-        own = tuple(header for header in response.headers if header[0] not in chosen)
-        return Response(response.status, response.body, response.content_type, (*own, *headers))
+    def _under(self, web: WebConfig, response: Response) -> Response:
+        """Return the response with the headers of ``web``; it is repeated only while ``web``, with its users, is in force."""
+        chosen = {name for name, _ in web.headers}
+        headers = (*(header for header in response.headers if header[0] not in chosen), *web.headers)
+        again = response.again
+
+        def repeated() -> Response | None:
+            newer = again() if again is not None and self._access.web is web else None
+            return replace(newer, headers=headers) if newer is not None else None
+
+        return replace(response, headers=headers, again=repeated)
 
     async def _answer(self, request: Request) -> Response:
         query = _query_of(request)
@@ -126,7 +127,7 @@ class App:
         accept = request.headers.get("accept", "")
         collectors: frozenset[str] | None = None
         if "exclude[]" in query:
-            return Response(400, b"exclude[] is not known here: name what is wanted with collect[]\n")
+            return Response(400, b"exclude[] is not supported: name the wanted collectors with collect[]\n")
         if "collect[]" in query:
             collectors = frozenset(query["collect[]"])
             unknown = sorted(collectors - self._page.collectors)
@@ -137,18 +138,23 @@ class App:
 
     async def _compatible_metrics(self, request: Request, query: Query) -> Response:
         if "collect[]" in query or "exclude[]" in query:
-            return Response(400, b"this page has no collectors to choose from: --compat.dcgm-counters says what is on it\n")
+            return Response(400, b"this page has no collectors: choose its metrics with --compat.dcgm-counters\n")
         compatible = self._compatible
         assert compatible is not None
         return await self._rendered_page(request, "compatible", compatible.render)
 
-    async def _rendered_page(self, request: Request, key: object, render: Callable[[], tuple[bytes, str]]) -> Response:
+    async def _rendered_page(self, request: Request, key: Hashable, render: Callable[[], tuple[bytes, str]]) -> Response:
         compressed = accepts_gzip(request.headers.get("accept-encoding", ""))
-        body, content_type = await self._rendered.get(key, render, compressed=compressed, ahead=True)
         headers: tuple[tuple[str, str], ...] = (("vary", "accept, accept-encoding"), ("cache-control", "no-store"))
         if compressed:
             headers = (*headers, ("content-encoding", "gzip"))
-        return Response(200, body, content_type, headers)
+
+        def again() -> Response | None:
+            page = self._rendered.rendered(key, compressed=compressed)
+            return Response(200, *page, headers) if page is not None else None
+
+        page = await self._rendered.get(key, render, compressed=compressed, ahead=True)
+        return Response(200, *page, headers, again)
 
     async def _healthy(self, _request: Request, _query: Query) -> Response:
         """Answer without checking anything: a liveness probe must not restart the exporter because a driver hangs."""
@@ -205,9 +211,9 @@ def accepts_gzip(header: str) -> bool:
 def _unknown_collectors(unknown: list[str], enabled: frozenset[str]) -> str:
     off = [name for name in unknown if name in COLLECTORS]
     names = [name for name in unknown if name not in COLLECTORS]
-    told = [f"no such collector: {_line(', '.join(names))}"] if names else []
-    told += [f"switched off: {', '.join(off)} (--collector.NAME)"] if off else []
-    return "; ".join(told) + f"; on are: {', '.join(sorted(enabled))}\n"
+    reasons = [f"no such collector: {_line(', '.join(names))}"] if names else []
+    reasons += [f"switched off: {', '.join(off)} (--collector.NAME)"] if off else []
+    return "; ".join(reasons) + f"; on are: {', '.join(sorted(enabled))}\n"
 
 
 def _line(text: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from rankscope.exporter.config_file import read_text
 from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
 
 ClientAuth = Literal[
@@ -44,7 +45,6 @@ _HEADERS: Final = {
 }
 _BCRYPT: Final = re.compile(r"\$2[abxy]\$([0-9]{2})\$[./A-Za-z0-9]{53}", re.ASCII)
 _MAX_BCRYPT_COST: Final = 14
-_MAX_BYTES: Final = 256 * 1024
 
 
 class TlsServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,13 +128,7 @@ def _wrong(path: Path, what: str) -> ExporterInputError:
 
 
 def _parse(path: Path) -> _File:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise _wrong(path, f"{error.strerror or error}; name another file with --web.config.file") from error
-    if len(content) > _MAX_BYTES:
-        raise _wrong(path, f"larger than {_MAX_BYTES} bytes; this is no web configuration")
+    content = read_text(path, "web configuration", "--web.config.file")
     try:
         # An empty file is a valid one: neither TLS nor users.
         return msgspec.yaml.decode(content, type=_File) if content.strip() else _File()

@@ -1,4 +1,4 @@
-"""Cooperative release: ``POST /-/release?gpu=…&ttl=…`` and ``/-/resume?gpu=…``, and the client that asks for them."""
+"""Cooperative release: ``POST /-/release?gpu=…&ttl=…`` and ``/-/resume?gpu=…``, and their client."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 from rankscope.base.http import Request, Response, bearer_token
 from rankscope.base.options import parse_duration
 from rankscope.exporter.errors import ExporterCheckError, ExporterInputError
+from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import Fleet
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Control:
         self._fleet = fleet
         self._changed = changed
         self.token_file: Path | None = None
-        self._complaint: str | None = None
+        self._problems = ProblemLog(logger, "no token, so no release over the web: %s")
 
     async def refusal(self, request: Request) -> Response | None:
         """Return the error response for a request over the web that is not authorised; None if it is."""
@@ -58,11 +59,9 @@ class Control:
         try:
             token = await asyncio.to_thread(read_token, self.token_file)
         except ExporterInputError as error:
-            if error.message != self._complaint:  # repeated requests must not fill the log
-                logger.warning("no token, so no release over the web: %s", error.message)
-            self._complaint = error.message
+            self._problems.report(error.message)
             return _error(403, "the token file cannot be used; see the log of the exporter")
-        self._complaint = None
+        self._problems.report(None)
         if given is None or not hmac.compare_digest(given, token):
             return _error(401, "a valid bearer token is needed", ("www-authenticate", 'Bearer realm="rankscope"'))
         return None
@@ -76,7 +75,7 @@ class Control:
         if request.method != "POST":
             return _error(405, "only POST", ("allow", "POST"))
         if self._fleet is None:
-            return _error(404, "this exporter asks no GPU")
+            return _error(404, "this exporter reads no GPU")
         gpus = query.get("gpu", [])
         if len(gpus) != 1 or not gpus[0]:
             return _error(400, "one gpu= is needed: its uuid, PCI bus id or index")

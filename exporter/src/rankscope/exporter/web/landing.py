@@ -1,4 +1,4 @@
-"""The page at ``/``: what a person with a browser, or a phone, wants to know first."""
+"""The landing page ``/`` for people: state of the exporter and of each GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def landing_page(
         f"<h1>rankscope exporter on {_e(host)}</h1>",
     ]
     if simulated:
-        parts.append("<p><strong>SIMULATED: the GPUs of this exporter are invented.</strong></p>")
+        parts.append("<p><strong>SIMULATED: the GPUs of this exporter are not real.</strong></p>")
     if problems:
         items = "".join(f"<li>{_e(name)}: {_e(_words(reason))}</li>" for name, reason in problems)
         parts.append(f'<p class="down">Not ready:</p><ul>{items}</ul>')
@@ -62,21 +62,21 @@ def _expected(counts: Mapping[str, int]) -> str:
 
 def _gpus(state: FleetState) -> str:
     if not state.gpus:
-        return "<p>No GPU has said yet who it is.</p>" if state.unidentified else "<p>No GPU is known.</p>"
+        return "<p>No GPU has been identified yet.</p>" if state.unidentified else "<p>No GPU is known.</p>"
     rows = "".join(_gpu(gpu) for gpu in state.gpus)
     return f"<table><thead><tr><th>GPU</th><th>model</th><th>state</th></tr></thead><tbody>{rows}</tbody></table>"
 
 
 def _gpu(gpu: GpuState) -> str:
-    who = gpu.identity
+    identity = gpu.identity
     if gpu.up:
-        told = '<span class="up">up</span>'
+        status = '<span class="up">up</span>'
     else:
         since = f" since {_time(gpu.since_unix_s)}" if gpu.since_unix_s is not None else ""
         detail = f"<br>{_e(_words(gpu.detail))}" if gpu.detail else ""
-        told = f'<span class="down">down: {_e(_words(gpu.reason or "unknown"))}</span>{since}{detail}'
-    names = f"{who.index} <br><code>{_e(who.uuid)}</code><br><code>{_e(who.pci_bus_id)}</code>"
-    return f"<tr><td>{names}</td><td>{_e(who.model)}</td><td>{told}</td></tr>"
+        status = f'<span class="down">down: {_e(_words(gpu.reason or "unknown"))}</span>{since}{detail}'
+    names = f"{identity.index} <br><code>{_e(identity.uuid)}</code><br><code>{_e(identity.pci_bus_id)}</code>"
+    return f"<tr><td>{names}</td><td>{_e(identity.model)}</td><td>{status}</td></tr>"
 
 
 def _time(unix_s: float) -> str:

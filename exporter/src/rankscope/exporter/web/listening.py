@@ -1,4 +1,4 @@
-"""Sockets to listen on. Kept apart from the server, so that a port in use is noticed before anything else is loaded."""
+"""The Unix socket of releases."""
 
 from __future__ import annotations
 
@@ -6,24 +6,6 @@ import errno
 import socket
 import stat
 from pathlib import Path
-
-from rankscope.base.http import bind
-from rankscope.exporter.errors import ExporterInputError
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; ``::`` is every address of the node, IPv4 included.
-
-    Raises:
-        ExporterInputError: the address is in use, not this machine's, or not permitted.
-    """
-    try:
-        return bind(host, port)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ExporterInputError(
-            f"cannot listen on {host}:{port}: {reason}; stop what uses it or choose another address with --web.listen-address"
-        ) from error
 
 
 def listen_unix(path: Path) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Rendered pages, kept for a moment: twenty scrapers that come together cost one rendering, and mostly do not wait for it."""
+"""Cache of rendered pages: simultaneous scrapes cost one rendering, and regular ones do not wait for it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ AHEAD_INTERVALS: Final = 1.25
 Values may be this much staler than the page's age metrics say."""
 
 _SETTLE_S: Final = 0.1  # the GPUs of a node are sampled at the same time, but do not all answer at once
+_JITTER: Final = 0.04  # of the time between two scrapes
 _KEPT_PAGES: Final = 16
 _GZIP_LEVEL: Final = 2  # any level shrinks a page to a tenth; higher ones take twice as long for a few percent
 
@@ -43,8 +44,8 @@ class _Kept:
     making: asyncio.Future[Rendered] | None = None
 
     def expected(self, now_s: float, within_s: float) -> bool:
-        """Return whether the next request is due within ``within_s``, if requests are periodic."""
-        return self.ahead and abs(self.asked_s + self.pause_s - now_s) <= within_s
+        """Return whether the next request is due within ``within_s``, if requests are periodic up to a jitter."""
+        return self.ahead and abs(self.asked_s + self.pause_s - now_s) - _JITTER * self.pause_s <= within_s
 
 
 class RenderedPages:
@@ -69,9 +70,27 @@ class RenderedPages:
 
         ``key`` identifies the page. With ``ahead``, the page may be pre-rendered: available at once, but slightly stale.
         """
-        if compressed:
-            return await self._get((key, "gzip"), lambda: _compressed(render()), ahead)
-        return await self._get(key, render, ahead)
+        if (page := self.rendered(key, compressed=compressed)) is not None:
+            return page
+        place = (key, compressed)
+        kept = self._kept.get(place)
+        if kept is None:
+            kept = self._kept[place] = _Kept((lambda: _compressed(render())) if compressed else render, ahead, time.monotonic())
+            if len(self._kept) > _KEPT_PAGES:
+                self._kept.popitem(last=False)
+        # Shielded: a client that disconnects must not cancel the rendering for the others.
+        return await asyncio.shield(kept.making or self._make(kept, KEEP_S))
+
+    def rendered(self, key: Hashable, *, compressed: bool = False) -> Rendered | None:
+        """Return a page that need not be rendered now; else None. The request counts, so that the next one is expected."""
+        kept = self._kept.get((key, compressed))
+        if kept is None:
+            return None
+        now_s = time.monotonic()
+        if now_s - kept.asked_s > KEEP_S:  # simultaneous requests count as one
+            kept.asked_s, kept.pause_s = now_s, now_s - kept.asked_s
+        self._kept.move_to_end((key, compressed))
+        return kept.last if kept.until_s > now_s else None
 
     def forget(self) -> None:
         """Drop all pages, because the next one must show a change."""
@@ -85,21 +104,6 @@ class RenderedPages:
         if self._settling is None:
             settle_s = max(_SETTLE_S, self._ahead_at_s + KEEP_S - now_s)
             self._settling = asyncio.get_running_loop().call_later(settle_s, self._make_ahead)
-
-    async def _get(self, key: Hashable, render: Callable[[], Rendered], ahead: bool) -> Rendered:
-        now_s = time.monotonic()
-        kept = self._kept.get(key)
-        if kept is None:
-            kept = self._kept[key] = _Kept(render, ahead, now_s)
-            if len(self._kept) > _KEPT_PAGES:
-                self._kept.popitem(last=False)
-        elif now_s - kept.asked_s > KEEP_S:  # simultaneous requests count as one
-            kept.asked_s, kept.pause_s = now_s, now_s - kept.asked_s
-        self._kept.move_to_end(key)
-        if kept.until_s > now_s:
-            return kept.last
-        # Shielded: a client that disconnects must not cancel the rendering for the others.
-        return await asyncio.shield(kept.making or self._make(kept, KEEP_S))
 
     def _make_ahead(self) -> None:
         self._settling = None

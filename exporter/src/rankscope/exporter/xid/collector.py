@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import FleetState, GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog
@@ -17,7 +18,9 @@ class XidCollector:
     def __init__(self, journal: XidJournal, kernel_log: KernelLog | None) -> None:
         self._journal = journal
         self._kernel_log = kernel_log
-        self._logged: str | None = None
+        self._problems = ProblemLog(
+            logger, "the kernel log cannot be read, so Xids come from NVML only: %s", "the kernel log can be read again"
+        )
 
     def on_xid(self, identity: GpuIdentity, event: XidEvent) -> None:
         """Record an NVML event. Call it once per event; thread-safe, and does not wait for the disk."""
@@ -31,7 +34,7 @@ class XidCollector:
             uuids = {identity.pci_bus_id: identity.uuid for identity in identities}
             for line in self._kernel_log.read():
                 self._journal.record_line(line, uuids.get(line.pci_bus_id, "") if line.kind == "xid" else "")
-            self._say(self._kernel_log.problem)
+            self._problems.report(self._kernel_log.problem)
             own += [
                 Series("rankscope_exporter_kernel_log_readable", float(self._kernel_log.problem is None)),
                 Series("rankscope_exporter_kernel_log_lost_lines_total", self._kernel_log.lost),
@@ -50,12 +53,3 @@ class XidCollector:
         if self._kernel_log is not None:
             self._kernel_log.close()
         self._journal.close()
-
-    def _say(self, problem: str | None) -> None:
-        if problem == self._logged:
-            return
-        self._logged = problem
-        if problem is None:
-            logger.info("the kernel log can be read again")
-        else:
-            logger.warning("the kernel log cannot be read, Xids come from NVML only: %s", problem)

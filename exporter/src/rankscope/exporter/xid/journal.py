@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from rankscope.base.process import boot_id as this_boot_id
+from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
@@ -61,7 +62,7 @@ class XidJournal:
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.problem: str | None = None
+        self._problems = ProblemLog(logger, "Xids are not kept on disk: %s", "Xids are kept on disk again")
         self.skipped_lines = 0
         self._job_at = job_at
         self._boot_id = this_boot_id() if boot_id is None else boot_id
@@ -79,7 +80,7 @@ class XidJournal:
         self._last_id = self._read_last_id = 0
         self._last_seq = -1
         self._nothing_saved = False
-        self._told: tuple[tuple[GpuIdentity, ...], tuple[Series, ...]] | None = None
+        self._last_series: tuple[tuple[GpuIdentity, ...], tuple[Series, ...]] | None = None
         if self._file is not None:
             with contextlib.suppress(JournalError):  # counting continues without the file; flush reports why
                 self._start_from(self._file.load())
@@ -89,6 +90,11 @@ class XidJournal:
     def durable(self) -> bool | None:
         """True if the last ``flush`` wrote everything to disk; None without a folder."""
         return None if self._file is None else self.problem is None
+
+    @property
+    def problem(self) -> str | None:
+        """Reason why the last ``flush`` failed; None if it succeeded."""
+        return self._problems.reason
 
     def record(self, uuid: str, pci_bus_id: str, event: XidEvent) -> None:
         """Record an NVML event, whose time is on the wall clock, a moment ago."""
@@ -121,11 +127,11 @@ class XidJournal:
         """
         known = tuple(identities)
         with self._memory:
-            if self._told is None or self._told[0] != known:
+            if self._last_series is None or self._last_series[0] != known:
                 self._identify({identity.pci_bus_id: identity.uuid for identity in known})
                 series = tuple(one for identity in known for one in self._of_gpu(identity.uuid)) + tuple(self._of_switches())
-                self._told = known, series  # cached: errors are rare, most pages are equal
-            return self._told[1]
+                self._last_series = known, series  # cached: errors are rare, most pages are equal
+            return self._last_series[1]
 
     def flush(self) -> None:
         """Write pending errors to disk. Never raises; ``problem`` says why it failed."""
@@ -140,12 +146,7 @@ class XidJournal:
                 reason: str | None = str(error)
             else:
                 reason = None
-        if reason != self.problem:
-            if reason is not None:
-                logger.warning("Xids are not kept on disk: %s", reason)
-            elif self.problem is not None:
-                logger.info("Xids are kept on disk again")
-            self.problem = reason
+        self._problems.report(reason)
 
     def close(self) -> None:
         """Write pending errors and release the journal for another exporter."""
@@ -201,7 +202,7 @@ class XidJournal:
 
     def _put(self, entry: XidEntry, *, unsaved: bool) -> None:
         """Add an error, or replace the entry with its id. It is counted once its device is known."""
-        self._told = None
+        self._last_series = None
         before = self._entries.get(entry.id)
         if before is None and entry.id <= self._last_id:
             return  # already counted and evicted
@@ -259,7 +260,7 @@ class XidJournal:
 
     def _start_from(self, loaded: Loaded) -> None:
         snapshot = loaded.snapshot
-        self._told = None
+        self._last_series = None
         if loaded.skipped not in (0, self.skipped_lines):
             logger.warning("the Xid journal has damaged lines, which are left out: %d", loaded.skipped)
         self.skipped_lines = loaded.skipped

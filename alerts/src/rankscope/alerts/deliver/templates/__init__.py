@@ -1,4 +1,4 @@
-"""What a target is sent: the payload as it is, or in the words of a service."""
+"""Request bodies: the payload unchanged, or in the format of a service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.alerts.deliver.templates.slack import slack
 from rankscope.alerts.deliver.templates.teams import teams
 
 if TYPE_CHECKING:
-    from rankscope.alerts.deliver.target import TemplateName
+    from rankscope.alerts.deliver.targets import TemplateName
 
 Template = Callable[[bytes, str], bytes]
 """Converts payload and routing key to a request body. Raises ``msgspec.DecodeError`` for an invalid payload."""

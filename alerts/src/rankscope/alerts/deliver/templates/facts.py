@@ -1,4 +1,4 @@
-"""What every template says about an alert: severity, place and time, cause, cost, what to do next, where the evidence is."""
+"""Content of an alert for every template: severity, place, time, cause, cost, next steps, links to the evidence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TEXTS: Final = (
     ("phase", ("phase",)),
     ("collective", ("collective", "collectives")),
     ("group", ("group", "process_group")),
-    ("who waits for whom", ("chain",)),
+    ("wait chain", ("chain",)),
     ("slowdown", ("slowdown",)),
     ("confidence", ("confidence",)),
     ("cost", ("cost",)),
@@ -42,8 +42,8 @@ _TEXTS: Final = (
     ("waiting", ("imposed_wait",)),
     ("overlap", ("overlap",)),
     ("missing", ("missing",)),
-    ("capture", ("capture_asked",)),
-    ("dump", ("dump_asked",)),
+    ("capture", ("capture_request",)),
+    ("dump", ("dump_request",)),
 )
 _LINKS: Final = (("evidence", "dashboard_url"), ("runbook", "runbook_url"))
 _STEPS: Final = 8
@@ -70,7 +70,7 @@ _WORDS: Final[dict[State, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """One alert in words. Every text is truncated to the requested length, and on one line except ``description``."""
+    """One alert as texts. Every text is truncated to the requested length, and on one line except ``description``."""
 
     state: State
     over: bool
@@ -107,7 +107,7 @@ class Facts:
         return _joined((name, f"{text} ({self.run_id})" if name == "run" and self.run_id else text) for name, text in self.place)
 
     @property
-    def said(self) -> tuple[tuple[str, str], ...]:
+    def fields(self) -> tuple[tuple[str, str], ...]:
         """Pairs of label and text: place, time and, unless brief, all details."""
         about = (("where", self.where), ("when", self.when), *(() if self.brief else self.details))
         return tuple((name, text) for name, text in about if text)
@@ -122,7 +122,7 @@ class Facts:
 
 
 def facts(alert: PayloadAlert, cap: int) -> Facts:
-    """Convert an alert to words of at most ``cap`` characters per text."""
+    """Convert an alert to texts of at most ``cap`` characters per text."""
     known = {**alert.annotations, **alert.labels}
     summary, evidence = (alert.annotations.get(name, "") for name in ("summary", "evidence"))
     links = tuple((words, known[name]) for words, name in _LINKS if _is_link(known.get(name, "")))
@@ -181,12 +181,12 @@ def headline(payload: Payload, cap: int) -> str:
 
 
 def _state(alert: PayloadAlert) -> State:
-    said = alert.annotations
-    if "capture_outcome" in said or "dump_outcome" in said:
+    annotations = alert.annotations
+    if "capture_outcome" in annotations or "dump_outcome" in annotations:
         return "follow_up"
     if alert.status == "resolved":
-        return "ended" if said.get("ended_because") else "resolved"
-    return "still_firing" if "reminder" in said else "update" if UPDATED_AT in said else "firing"
+        return "ended" if annotations.get("ended_because") else "resolved"
+    return "still_firing" if "reminder" in annotations else "update" if UPDATED_AT in annotations else "firing"
 
 
 def _when(alert: PayloadAlert) -> str:

@@ -26,39 +26,44 @@ def pagerduty(payload: bytes, routing_key: str) -> bytes:
 
 
 def _event(payload: Payload, cap: int, routing_key: str) -> dict[str, Any]:
-    alert = payload.alerts[0]
-    told = facts(alert, cap)
-    place = dict(told.place)
-    said = {
-        "summary": cut(_summary(told), _MOST_OF_SUMMARY),
+    original = payload.alerts[0]
+    alert = facts(original, cap)
+    place = dict(alert.place)
+    fields = {
+        "summary": cut(_summary(alert), _MOST_OF_SUMMARY),
         "source": cut(place.get("host") or place.get("run") or "rankscope", _MOST_OF_NAME),
-        "severity": _SEVERITY.get(told.severity.lower(), "warning"),
-        "timestamp": cut(alert.starts_at, 40),
+        "severity": _SEVERITY.get(alert.severity.lower(), "warning"),
+        "timestamp": cut(original.starts_at, 40),
         "component": cut(", ".join(f"{name} {place[name]}" for name in ("rank", "GPU") if name in place), _MOST_OF_NAME),
-        "group": cut(told.run_id or place.get("run", ""), _MOST_OF_NAME),
-        "class": cut(told.name, _MOST_OF_NAME),
-        "custom_details": _details(told),
+        "group": cut(alert.run_id or place.get("run", ""), _MOST_OF_NAME),
+        "class": cut(alert.name, _MOST_OF_NAME),
+        "custom_details": _details(alert),
     }
     return {
         "routing_key": routing_key,
-        "event_action": "resolve" if told.over else "trigger",
-        "dedup_key": cut(alert.fingerprint, _MOST_OF_NAME),
-        "payload": {name: value for name, value in said.items() if value},
+        "event_action": "resolve" if alert.over else "trigger",
+        "dedup_key": cut(original.fingerprint, _MOST_OF_NAME),
+        "payload": {name: value for name, value in fields.items() if value},
         "client": "rankscope",
-        "links": [{"href": address, "text": words} for words, address in told.links],
+        "links": [{"href": address, "text": words} for words, address in alert.links],
     }
 
 
-def _summary(told: Facts) -> str:
+def _summary(alert: Facts) -> str:
     """Build the summary: name and run first, because they identify an incident. Rank and host have separate fields."""
-    run = dict(told.place).get("run", "")
-    said = told.heading if told.state != "firing" or not told.summary else f"{told.name}{f', run {run}' if run else ''}"
-    simulated = "[simulated] " if told.simulated and "simulated" not in said + told.summary else ""
-    return simulated + said + (f": {told.summary}" if told.summary else "")
+    run = dict(alert.place).get("run", "")
+    lead = alert.heading if alert.state != "firing" or not alert.summary else f"{alert.name}{f', run {run}' if run else ''}"
+    simulated = "[simulated] " if alert.simulated and "simulated" not in lead + alert.summary else ""
+    return simulated + lead + (f": {alert.summary}" if alert.summary else "")
 
 
-def _details(told: Facts) -> dict[str, str]:
-    details = {**dict(told.place), **dict(told.details), "where": told.where, "when": told.when, "ended because": told.why_ended}
-    details |= {"next": "\n".join(told.next), "description": told.description, "evidence": told.evidence}
-    details["simulated"] = "true" if told.simulated else ""
+def _details(alert: Facts) -> dict[str, str]:
+    details = {**dict(alert.place), **dict(alert.details), "where": alert.where, "when": alert.when}
+    details |= {
+        "ended because": alert.why_ended,
+        "next": "\n".join(alert.next),
+        "description": alert.description,
+        "evidence": alert.evidence,
+    }
+    details["simulated"] = "true" if alert.simulated else ""
     return {name: text for name, text in details.items() if text}

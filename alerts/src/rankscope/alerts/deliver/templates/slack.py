@@ -1,4 +1,4 @@
-"""Slack's incoming webhooks: Block Kit. Text of alerts is plain text, which can neither link, nor mention anybody, nor format.
+"""Slack's incoming webhooks: Block Kit. Texts of alerts are plain text, without links, mentions or formatting.
 
 Only commands and our own links use Slack's markup. Commands are code, in which only a backtick has a meaning.
 """
@@ -34,22 +34,22 @@ def _message(payload: Payload, cap: int) -> dict[str, Any]:
     return {"text": text, "mrkdwn": False, "blocks": blocks, "unfurl_links": False, "unfurl_media": False}
 
 
-def _blocks(told: Facts) -> list[dict[str, Any]]:
-    sign = _SIGN_OF_STATE.get(told.state) or _SIGN.get(told.severity, "⚪")
-    lines = [told.summary, *(f"{name}: {text}" for name, text in told.said)]
+def _blocks(content: Facts) -> list[dict[str, Any]]:
+    sign = _SIGN_OF_STATE.get(content.state) or _SIGN.get(content.severity, "⚪")
+    lines = [content.summary, *(f"{name}: {text}" for name, text in content.fields)]
     commands: list[str] = []
-    if not told.brief:
-        for step in told.next:
+    if not content.brief:
+        for step in content.next:
             if command := command_in(step):
                 commands.append(f"`{_escaped(command)}`")
             else:
                 lines.append(f"next: {step}")
         # Long texts come last, because the end is truncated.
-        lines += [told.description, told.deciding]
-    links = " · ".join(f"<{address.replace('&', '&amp;')}|{words}>" for words, address in told.links)
+        lines += [content.description, content.deciding]
+    links = " · ".join(f"<{address.replace('&', '&amp;')}|{words}>" for words, address in content.links)
     texts = (_plain("\n".join(filter(None, lines)), _MOST_OF_BLOCK), _ours(commands, links))
     return [
-        {"type": "header", "text": _plain(f"{sign} {told.heading}", _MOST_OF_HEADER)},
+        {"type": "header", "text": _plain(f"{sign} {content.heading}", _MOST_OF_HEADER)},
         *(_section(text) for text in texts if text["text"]),
     ]
 

@@ -21,11 +21,11 @@ def teams(payload: bytes, _routing_key: str = "") -> bytes:
 
 
 def _message(payload: Payload, cap: int) -> dict[str, Any]:
-    told = [facts(alert, cap) for alert in payload.alerts]
-    body = [block for one in told for block in _blocks(one)]
+    content = [facts(alert, cap) for alert in payload.alerts]
+    body = [block for one in content for block in _blocks(one)]
     if payload.truncated_alerts:
         body.append(_text(f"… and {payload.truncated_alerts} more"))
-    links = [(f"{words}: {one.name}", address) for one in told for words, address in one.links]
+    links = [(f"{words}: {one.name}", address) for one in content for words, address in one.links]
     card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",
@@ -42,15 +42,15 @@ def _message(payload: Payload, cap: int) -> dict[str, Any]:
     return {"type": "message", "attachments": [attachment]}
 
 
-def _blocks(told: Facts) -> list[dict[str, Any]]:
-    colour = _COLOUR_OF_STATE.get(told.state) or _COLOUR.get(told.severity, "default")
-    blocks = [_text(told.heading, weight="bolder", color=colour), _text(told.summary)]
-    blocks += [_text(f"{name}: {text}") for name, text in told.said]
-    if not told.brief:
-        for step in told.next:
+def _blocks(content: Facts) -> list[dict[str, Any]]:
+    colour = _COLOUR_OF_STATE.get(content.state) or _COLOUR.get(content.severity, "default")
+    blocks = [_text(content.heading, weight="bolder", color=colour), _text(content.summary)]
+    blocks += [_text(f"{name}: {text}") for name, text in content.fields]
+    if not content.brief:
+        for step in content.next:
             command = command_in(step)
             blocks.append(_text(command, fontType="monospace") if command else _text(f"next: {step}"))
-        blocks += [_text(told.description), _text(told.deciding)]
+        blocks += [_text(content.description), _text(content.deciding)]
     return [block for block in blocks if block["inlines"][0]["text"]]
 
 

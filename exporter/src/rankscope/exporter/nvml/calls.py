@@ -26,7 +26,7 @@ _DOWN: Final[dict[str, DownReason]] = {
 }
 
 
-class Asking:
+class NvmlCalls:
     """NVML calls by name. ``mark`` receives the name of each call just before it is made; ``handle`` is the GPU's NVML handle.
 
     A call raises ``nvml.NVMLError`` if only this value is unavailable, ``SourceError`` if the GPU or the driver is lost.

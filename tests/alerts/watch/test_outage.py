@@ -1,0 +1,284 @@
+"""Ranks that fall silent before the others crash, as on a host that lost power: which ranks are reported, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tests.alerts.conftest import START_NS
+from tests.alerts.watch.watched_world import Told, World, past_of
+
+from rankscope.alerts.watch.ledger import Ledger
+from rankscope.alerts.watch.life import Patience
+from rankscope.alerts.watch.outage import WAITED_S
+from rankscope.alerts.watch.runs import RESTART_GRACE_S
+from rankscope.runs.control import ControlAnswer, answer
+from rankscope.runs.paths import control_dir, rank_dir
+from rankscope.runs.records import AttemptInfo, RankInfo
+from rankscope.runs.writer import create_attempt, write_record
+
+PATIENCE_S = 60.0
+LOST = ["TrainingRankLost 2", "TrainingRankLost 3"]
+SURVIVORS = range(2)
+
+
+class PoweredOff:
+    """A run of two hosts, of which node1 (ranks 2 and 3) loses power after ``STEPS`` steps, and its watcher."""
+
+    STEPS = 64
+
+    def __init__(self, run: Any, watched: World) -> None:
+        self.run = run
+        self.watched = watched
+        self.off_s = 0.0
+
+    def power_off(self) -> None:
+        """Let the run make some steps, the last of them now."""
+        for _ in range(self.STEPS - self.run.steps):
+            self.watched.evaluate(run=self.run)
+        self.off_s = self.watched.now_s
+
+    def let_pass(self, seconds: float) -> None:
+        """Evaluate until so much time has passed since ``power_off``, every 5 s."""
+        while self.watched.now_s < self.off_s + seconds:
+            self.watched.evaluate()
+
+    def crash(self, *, after_s: float, ranks: range = SURVIVORS, reason: str = "crash", clock_off_s: float = 0.0) -> None:
+        """End ranks so long after their last step. ``clock_off_s`` is what the clock of their host is wrong by."""
+        self.let_pass(after_s)
+        end_unix_ns = START_NS + self.run.steps * 100_000_000 + int(after_s * 1e9)
+        self.run.end(reason, ranks=ranks, end_unix_ns=end_unix_ns + int(clock_off_s * 1e9))
+
+
+@pytest.fixture
+def powered_off(make_run: Any, make_analysis: Any) -> Callable[..., PoweredOff]:
+    """``powered_off()``: steps of 0.1 s, and a watcher that has no patience for more than a minute."""
+
+    def make(path: str = ".", *, past: Any = None, **options: Any) -> PoweredOff:
+        run = make_run(slow=None)
+        options = {"patience": Patience(silent_after_s=PATIENCE_S), "ask_for_dumps": False, **options}
+        watched = World((run.path / path).resolve(), receiver=Told(), **options)
+        watched.answer = make_analysis()
+        watched.steps = past or past_of([0.1] * 100)
+        world = PoweredOff(run, watched)
+        world.power_off()
+        return world
+
+    return make
+
+
+def fired(watched: World) -> list[str]:
+    """Alerts that have fired so far, each with its rank."""
+    events = [event for event in watched.events if event.event == "firing"]
+    return sorted({f"{event.labels['alertname']} {event.labels.get('rank', '')}".rstrip() for event in events})
+
+
+@pytest.mark.parametrize("reason", ["crash", "killed"])
+@pytest.mark.parametrize("after_s", [WAITED_S, PATIENCE_S - 5, PATIENCE_S], ids=["soon", "just before silence", "at silence"])
+def test_ranks_that_fell_silent_before_the_others_ended_are_the_only_ones_reported(
+    powered_off: Callable[..., PoweredOff], after_s: float, reason: str
+) -> None:
+    job = powered_off()
+    job.crash(after_s=after_s, reason=reason)
+    job.let_pass(after_s + PATIENCE_S + RESTART_GRACE_S)
+    assert job.watched.firing() == fired(job.watched) == LOST
+    events = {event.labels["rank"]: event for event in job.watched.events if event.event == "firing"}
+    assert {event.labels["host"] for event in events.values()} == {"node1"}
+    lost = events["2"].annotations
+    assert (lost["cause"], lost["last_step"], lost["consequence"]) == ("silent", str(job.STEPS - 1), "0,1")
+    # By the clock of its host: the step began 6.3 s after the run and took 41 ms
+    assert lost["last_heard"] == "2023-11-14T22:13:26.341Z"
+    for fact in ("Rank 2 on node1", f"step {job.STEPS - 1}", "ranks 0, 1", "node0", f"{after_s:.0f} s"):
+        assert fact in events["2"].summary
+    assert "node1" in lost["next"]
+
+
+def test_survivors_that_crash_while_the_hang_fires_end_it(powered_off: Callable[..., PoweredOff]) -> None:
+    job = powered_off()
+    job.let_pass(PATIENCE_S + 15)
+    assert job.watched.firing() == ["TrainingHang"]
+    job.crash(after_s=10 * PATIENCE_S)
+    job.let_pass(10 * PATIENCE_S + RESTART_GRACE_S - 5)
+    assert job.watched.firing() == ["TrainingHang"]
+    job.let_pass(10 * PATIENCE_S + 2 * RESTART_GRACE_S)
+    assert job.watched.firing() == LOST
+    assert fired(job.watched) == ["TrainingHang", *LOST]
+
+
+@pytest.mark.parametrize("clock_off_s", [-7200.0, 7200.0])
+def test_clocks_of_hosts_that_are_hours_apart_do_not_matter(powered_off: Callable[..., PoweredOff], clock_off_s: float) -> None:
+    job = powered_off()
+    for rank in SURVIVORS:
+        for segment in rank_dir(job.run.path, 0, rank).glob("steps-*"):
+            rows = [msgspec.json.decode(line) for line in segment.read_bytes().splitlines()]
+            for row in rows:
+                row["start_unix_ns"] += int(clock_off_s * 1e9)
+            segment.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    job.crash(after_s=30, clock_off_s=clock_off_s)
+    job.let_pass(PATIENCE_S + RESTART_GRACE_S)
+    assert job.watched.firing() == fired(job.watched) == LOST
+
+
+def test_ranks_that_crash_within_their_step_are_reported_themselves(powered_off: Callable[..., PoweredOff]) -> None:
+    job = powered_off()
+    job.crash(after_s=1)
+    job.let_pass(RESTART_GRACE_S + 15)
+    assert job.watched.firing() == ["TrainingRankLost 0", "TrainingRankLost 1"]
+    assert "consequence" not in job.watched.events[0].annotations
+
+
+def test_one_rank_that_crashed_within_its_step_is_the_origin(powered_off: Callable[..., PoweredOff]) -> None:
+    """Rank 0 fails, the others wait for it without a launcher that ends them, and rank 1 crashes when its patience is over."""
+    job = powered_off()
+    job.crash(after_s=1, ranks=range(1))
+    job.crash(after_s=40, ranks=range(1, 2))
+    job.let_pass(40 + RESTART_GRACE_S + 15)
+    assert [one for one in job.watched.firing() if one != "TrainingHang"] == ["TrainingRankLost 0", "TrainingRankLost 1"]
+
+
+def test_ranks_that_went_on_after_the_others_waited_are_not_silent(powered_off: Callable[..., PoweredOff]) -> None:
+    job = powered_off()
+    for _ in range(6):
+        job.run.grow(1, ranks=[2, 3])
+        job.watched.evaluate()
+    job.crash(after_s=30)
+    job.let_pass(30 + RESTART_GRACE_S + 15)
+    assert fired(job.watched) == ["TrainingRankLost 0", "TrainingRankLost 1"]
+
+
+def test_ranks_that_crash_before_they_count_as_silent_are_not_lost(powered_off: Callable[..., PoweredOff]) -> None:
+    """Time-outs that differ between hosts: node1 crashes after the grace of a restart, and before the silence is over."""
+    job = powered_off()
+    job.crash(after_s=WAITED_S)
+    job.crash(after_s=PATIENCE_S - 5, ranks=range(2, 4))
+    job.let_pass(PATIENCE_S + RESTART_GRACE_S + 15)
+    assert fired(job.watched) == ["TrainingCrashed"]
+
+
+def test_all_ranks_that_crash_make_one_alert_about_the_run(powered_off: Callable[..., PoweredOff]) -> None:
+    job = powered_off("..")
+    job.crash(after_s=30, ranks=range(4))
+    job.let_pass(30 + RESTART_GRACE_S + 15)
+    assert job.watched.firing() == ["TrainingCrashed"]
+
+
+@pytest.mark.parametrize("end", ["before the alert", "while it fires"])
+def test_an_elastic_restart_without_the_host_ends_it(powered_off: Callable[..., PoweredOff], end: str) -> None:
+    job = powered_off()
+    job.crash(after_s=30, reason="killed")
+    if end == "while it fires":
+        job.let_pass(2 * PATIENCE_S)
+        assert job.watched.firing() == LOST
+    create_attempt(job.run.path, AttemptInfo(attempt=1, start_unix_ns=START_NS, world_size=2))
+    for rank in SURVIVORS:
+        info = RankInfo(rank=rank, world_size=2, host="node0", pid=200 + rank, attempt=1, start_unix_ns=START_NS)
+        write_record(rank_dir(job.run.path, 1, rank) / "rank.json", info)
+    job.let_pass(3 * PATIENCE_S)
+    assert job.watched.firing() == []
+    assert fired(job.watched) == ([] if end == "before the alert" else LOST)
+
+
+def test_a_watcher_that_is_restarted_goes_on_with_the_alert(powered_off: Callable[..., PoweredOff]) -> None:
+    job = powered_off("..")
+    job.crash(after_s=30)
+    job.let_pass(2 * PATIENCE_S)
+    first = job.watched
+    assert first.firing() == LOST
+    job.watched = World(
+        job.run.path.parent,
+        receiver=first.receiver,
+        ledger=msgspec.json.decode(first.saved[-1], type=Ledger),
+        patience=Patience(silent_after_s=PATIENCE_S),
+        ask_for_dumps=False,
+    )
+    job.watched.now_s, job.watched.answer, job.watched.steps = first.now_s, first.answer, first.steps
+    job.let_pass(5 * PATIENCE_S)
+    assert job.watched.firing() == LOST
+    assert fired(job.watched) == []
+
+
+# The recorders of ranks that wait answer the watcher ---------------------------------------------------------------------------
+
+
+def answers(job: PoweredOff, *ranks: int) -> None:
+    """Answer the watcher's request for dumps."""
+    [request] = [path for path in control_dir(job.run.path).glob("*.json") if "answer" not in path.name]
+    for rank in ranks:
+        answer(job.run.path, ControlAnswer(id=request.stem, accepted=False, answered_unix_ns=1), rank=rank)
+
+
+def test_a_rank_whose_recorder_answers_is_not_to_blame(powered_off: Callable[..., PoweredOff]) -> None:
+    """Rank 2 waits for rank 3, which is alone on its host."""
+    job = powered_off(ask_for_dumps=True)
+    job.crash(after_s=40)
+    job.let_pass(PATIENCE_S + 5)
+    answers(job, 2)
+    job.let_pass(3 * PATIENCE_S)
+    assert job.watched.firing() == ["TrainingHang", "TrainingRankLost 3"]
+
+
+def test_without_a_silent_rank_those_that_crashed_are_reported(powered_off: Callable[..., PoweredOff]) -> None:
+    job = powered_off(ask_for_dumps=True)
+    job.crash(after_s=40)
+    job.let_pass(PATIENCE_S + 5)
+    answers(job, 2, 3)
+    job.let_pass(3 * PATIENCE_S)
+    assert job.watched.firing() == ["TrainingHang", "TrainingRankLost 0", "TrainingRankLost 1"]
+
+
+def test_ranks_that_vanish_as_the_others_crash_are_reported_with_them(powered_off: Callable[..., PoweredOff]) -> None:
+    """As when a container is killed with all its processes: who was first is not known."""
+    job = powered_off(ask_for_dumps=True)
+    job.crash(after_s=1)
+    job.let_pass(RESTART_GRACE_S + 15)
+    crashed = ["TrainingRankLost 0", "TrainingRankLost 1"]
+    assert job.watched.firing() == crashed
+    job.let_pass(3 * PATIENCE_S)
+    assert job.watched.firing() == fired(job.watched) == [*crashed, *LOST]
+    lost = next(event.annotations for event in job.watched.events if event.labels["rank"] == "3")
+    assert (lost["cause"], lost["last_step"]) == ("silent", str(job.STEPS - 1))
+    assert "consequence" not in lost
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"), [(True, LOST), (False, ["TrainingHang", "TrainingRankLost 0", "TrainingRankLost 1"])]
+)
+def test_a_crash_in_what_may_be_a_checkpoint_counts_as_a_wait_only_if_the_silent_ranks_do_not_answer(
+    powered_off: Callable[..., PoweredOff], asked: bool, named: list[str]
+) -> None:
+    past = past_of([0.1] * 200 + [25.0] + [0.1] * 200, tags={"checkpoint": [200]})
+    job = powered_off(ask_for_dumps=asked, past=past)
+    job.crash(after_s=20)
+    job.let_pass(3 * PATIENCE_S)
+    assert job.watched.firing() == named
+
+
+# Damage ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 99, "start_unix_ns": 1', b'{"step": 1e99, "start_unix_ns": 99}\n', b"\0" * 100_000])
+def test_a_damaged_last_line_is_passed_over(powered_off: Callable[..., PoweredOff], tail: bytes) -> None:
+    job = powered_off()
+    with (rank_dir(job.run.path, 0, 2) / "steps-000000.jsonl").open("ab") as file:
+        file.write(tail)
+    job.crash(after_s=40)
+    job.let_pass(2 * PATIENCE_S)
+    assert job.watched.firing() == LOST
+
+
+def test_ranks_that_cannot_be_read_leave_it_undecided(powered_off: Callable[..., PoweredOff]) -> None:
+    job = powered_off()
+    job.crash(after_s=40)
+    folders = [rank_dir(job.run.path, 0, rank) for rank in (2, 3)]
+    hidden = [folder.rename(folder.with_suffix(".hidden")) for folder in folders]
+    for folder in folders:
+        folder.write_text("")
+    job.let_pass(3 * PATIENCE_S)
+    assert job.watched.firing() == []
+    for folder, was in zip(folders, hidden, strict=True):
+        folder.unlink()
+        was.rename(folder)
+    job.let_pass(5 * PATIENCE_S)
+    assert job.watched.firing() == LOST
