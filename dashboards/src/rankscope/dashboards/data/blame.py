@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.bandwidth import directed_rows
-from rankscope.analysis.own_time import Judged, judged_groups, waits
+from rankscope.analysis.own_time import Judged, imposed_by_step, judged_groups, waits
 from rankscope.analysis.peers import peer_groups, stage_of
 from rankscope.analysis.run_evidence import RunEvidence
-from rankscope.analysis.step_order import ordered
+from rankscope.analysis.step_order import by_step, of_blocks
 from rankscope.runs.records import Phase
 
 RANK_BY_RANK: Final = 64
@@ -248,18 +248,25 @@ _IN_PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "bet
 
 
 def _charged(judged: Judged) -> _Charged:
-    last, wait = waits(judged)
+    last, wait = imposed_by_step(judged)
     columns = np.arange(len(last))
-    place = [(len(judged.ranks) - 1) // 2]
+    place = (len(judged.ranks) - 1) // 2
 
     def above(metric: str) -> Values | None:
         """How much more of it the last rank had than the one in the middle; ``None`` where there is no signal."""
-        values = judged.table.stored(metric)[judged.rows]
-        if not np.isfinite(values).any():
+
+        def of_block(steps: slice) -> tuple[Values, bool]:
+            values = by_step(judged.table.some(metric, steps, judged.rows))
+            unknown = np.isnan(values)
+            values[unknown] = 0.0
+            mine = values[np.arange(len(values)), last[steps]].astype(np.float64)
+            values.sort(axis=1)
+            return np.maximum(mine - values[:, place], 0.0), not unknown.all()
+
+        if not judged.table.is_known(metric):
             return None
-        values = np.nan_to_num(values)
-        found: Values = np.maximum(values[last, columns].astype(np.float64) - ordered(values, place)[0], 0.0)
-        return found
+        found, known = zip(*of_blocks(judged.own.shape, of_block), strict=True)
+        return np.concatenate(found) if any(known) else None
 
     excess = above("own_us")
     assert excess is not None  # what is judged has own times
@@ -287,9 +294,9 @@ def _charged(judged: Judged) -> _Charged:
     left = left - total * part
     taken["unknown"] = left
     # What nobody took longer for is charged to nothing that is known.
-    scale = np.divide(wait.sum(axis=0), excess, out=np.zeros_like(excess), where=excess > 0)
+    scale = np.divide(wait, excess, out=np.zeros_like(excess), where=excess > 0)
     causes = {cause: amount * scale for cause, amount in taken.items()}
-    causes["unknown"] = causes["unknown"] + np.where(excess > 0, 0.0, wait.sum(axis=0))
+    causes["unknown"] = causes["unknown"] + np.where(excess > 0, 0.0, wait)
     ranks = np.array(judged.ranks, dtype=np.int64)
     return _Charged(judged.table.steps, ranks[last], causes)
 
