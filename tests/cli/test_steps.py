@@ -214,10 +214,10 @@ def test_numbers_that_none_can_be_are_unknown(cli: Cli, run: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_old_file_and_one_line(cli: Cli, run: Path, tmp_path: Path) -> None:
-    for name in ("s.csv", "s.parquet"):
+    for name, room in (("s.csv", 2000), ("s.parquet", 2000), ("s.parquet", 500)):
         target = tmp_path / name
         target.write_bytes(b"old")
-        with disk_with_room_for(2000):
+        with disk_with_room_for(room):
             done = cli("steps", run, "-o", target)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
         assert str(target) in done.stderr
