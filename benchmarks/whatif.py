@@ -1,9 +1,9 @@
-"""`rankscope whatif` against the analyser that its authors published: prints one JSON object.
+"""`rankscope whatif`: against the analyser that its authors published, and on the step records of a run. Prints one JSON object.
 
-Both read the same Parquet file and the same small file of metadata, and their answers are compared. The analyser is three
-programs: wia.py answers S and the slowdowns by data-parallel rank, stage and operation; compute_mw.py and compute_ms.py add M_W
-and M_S, from files that wia.py leaves where it is told to. Ours is one; it answers all of that, and each rank besides. It is
-measured against
+**Traced operations.** Both read the same Parquet file and the same small file of metadata, and their answers are compared. The
+analyser is three programs: wia.py answers S and the slowdowns by data-parallel rank, stage and operation; compute_mw.py and
+compute_ms.py add M_W and M_S, from files that wia.py leaves where it is told to. Ours is one; it answers all of that, and each
+rank besides. It is measured against
 
 - the whole answer: all three programs, one after the other;
 - the first program alone, which is less than ours does, without the files for the other two.
@@ -15,6 +15,11 @@ Each as whole processes, and load and analysis apart, imports done. Repeats take
     python benchmarks/whatif.py --analyser StragglerAnalysis --analyser-python peer/bin/python
 
 Without --analyser only our side is measured, and there is nothing to compare with. The samples are in its folder `data`.
+
+**A run.** The whole command on a run of 1,024 ranks and 10,000 steps: seconds, processor time and peak memory. The run is made
+first, which takes minutes and 2.2 GB; --run takes one that is there, as `make_run.py` writes it.
+
+    python benchmarks/whatif.py --part run [--run RUN | --ranks 1024 --steps 10000] [--times 5]
 """
 
 from __future__ import annotations
@@ -33,9 +38,14 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from budget import budget
+from make_run import Shape, begin_run, grow_run
 
 LEAST_FASTER: Final = 5.0
 """Times that the analyser must take, of ours."""
+RUN_SECONDS: Final = 20.0
+RUN_PEAK_MIB: Final = 1024.0
+"""Budgets of a run of 1,024 ranks and 10,000 steps, on two cores."""
 
 DATA: Final = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "whatif"
 
@@ -176,13 +186,53 @@ def measure(name: str, times: int, analyser: Analyser | None) -> dict[str, list[
     return taken
 
 
+def measure_run(run_folder: Path, times: int) -> dict[str, float]:
+    """Medians of the whole command: seconds, processor time, and peak memory."""
+    command = [sys.executable, "-m", "rankscope", "whatif", os.fspath(run_folder), "--format", "json"]
+    taken: list[tuple[float, float, float]] = []
+    answer: dict[str, Any] = {}
+    for _ in range(times):
+        begin = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            answer = json.loads(process.stdout.read() or "{}")
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if answer.get("status") != "ok":
+            sys.exit(f"{command}: status {process.returncode}, {answer.get('summary')}")
+        taken.append((time.perf_counter() - begin, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024))
+    seconds, cpu, peak = (round(statistics.median(column), 2) for column in zip(*taken, strict=True))
+    source = answer["source"]
+    return {"ranks": source["ranks"], "steps": source["steps"], "process_s": seconds, "process_cpu_s": cpu, "peak_mib": peak}
+
+
+def run_part(args: argparse.Namespace) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Figures and budgets of a run, made before unless there is one."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.run
+        if folder is None:
+            folder, shape = Path(scratch) / "run", Shape(ranks=args.ranks, steps=args.steps)
+            begin_run(folder, shape)
+            grow_run(folder, shape, 0, args.steps, workers=len(os.sched_getaffinity(0)))
+        figures = measure_run(folder, args.times)
+    return figures, [
+        budget("run: whole process, seconds", figures["process_s"], RUN_SECONDS),
+        budget("run: peak memory, MiB", figures["peak_mib"], RUN_PEAK_MIB),
+    ]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--analyser", type=Path, help="checkout of ByteDance-Seed/StragglerAnalysis")
     parser.add_argument("--analyser-python", type=Path, default=Path(sys.executable), help="interpreter that has what it imports")
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--part", choices=("operations", "run"), action="append", help="what to measure; both by default")
+    parser.add_argument("--run", type=Path, help="measure this run instead of one that is made")
+    parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=10_000)
     args = parser.parse_args()
+    parts = args.part or ["operations", "run"]
     figures: dict[str, dict[str, float]] = {}
     budgets: list[dict[str, Any]] = []
     environment: dict[str, Any] = {
@@ -192,7 +242,7 @@ def main() -> None:
         "cpus": os.cpu_count(),
         "times": args.times,
     }
-    for name in ("AR", "ST"):
+    for name in ("AR", "ST") if "operations" in parts else ():
         with tempfile.TemporaryDirectory() as out:
             analyser = None
             if args.analyser is not None:
@@ -204,7 +254,10 @@ def main() -> None:
             ratio = round(statistics.median(a / b for a, b in zip(taken[slower], taken[faster], strict=True)), 2)
             figures[name][f"{what}_ratio"] = ratio
             if name == "AR":
-                budgets.append({"name": f"{what}_ratio", "value": ratio, "limit": LEAST_FASTER, "ok": ratio >= LEAST_FASTER})
+                budgets.append(budget(f"{what}_ratio", ratio, LEAST_FASTER, at_least=True))
+    if "run" in parts:
+        figures["run"], of_run = run_part(args)
+        budgets += of_run
     print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
     sys.exit(not all(row["ok"] for row in budgets))
 

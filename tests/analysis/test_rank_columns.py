@@ -15,7 +15,7 @@ from tests.step_files import Rows, add_damaged, append, damage, rows_of, steps_f
 
 from rankscope.analysis.filling import Filling
 from rankscope.analysis.possible import LAST_STEP, LATEST_NS, MAX_US
-from rankscope.analysis.rank_columns import METER_METRICS, RankColumns, meters_of, tags_of
+from rankscope.analysis.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, meters_of, tags_of
 from rankscope.analysis.step_ranges import StepRanges
 from rankscope.analysis.steps import METRICS, StepTable
 from rankscope.runs.paths import rank_dir
@@ -63,7 +63,7 @@ def columns_of(kept: list[StepRecord]) -> RankColumns:
 
 def value(columns: RankColumns, name: str) -> NDArray[np.float32]:
     """One metric of the entries; NaN where nothing of it is known."""
-    found = columns.values.get(name.removeprefix("own_") if name in columns.same else name)
+    found = columns.metrics.get(name)
     return np.full(len(columns.step), np.nan, np.float32) if found is None else found
 
 
@@ -84,9 +84,7 @@ def test_columns_have_what_the_records_have(kept: list[StepRecord]) -> None:
     for metric in METRICS:
         values = np.array([one[metric] for one in expected], dtype=np.float64)
         np.testing.assert_allclose(value(columns, metric), values, rtol=1e-6, atol=0.25)
-        assert np.isnan(values).all() == (metric not in columns.values | dict.fromkeys(columns.same)), (
-            "only what is known is kept"
-        )
+        assert np.isnan(values).all() == (metric not in columns.metrics), "only what is known is kept"
 
 
 @given(st.lists(st.lists(records, max_size=6), max_size=4))
@@ -106,7 +104,7 @@ def test_a_table_has_the_last_record_of_each_step(kept: list[StepRecord], cut: i
         last = {record.step: record for record in of_rank}
         there = table.has_record[row]
         assert table.steps[there].tolist() == sorted(last)
-        assert table.start_unix_ns[row, there].tolist() == [last[step].start_unix_ns for step in sorted(last)]
+        assert table.starts(row)[there].tolist() == [last[step].start_unix_ns for step in sorted(last)]
         assert table.profiled[row, there].tolist() == [last[step].profiled for step in sorted(last)]
         sampled = {record.step for record in of_rank if record.allocated_bytes is not None or record.resident_bytes is not None}
         assert set(table.memory.get((0, 3)[row], np.empty((0, 1)))[:, 0].tolist()) == sampled
@@ -127,7 +125,7 @@ def good_rows() -> Rows:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "impossible"),
     [
         ("step", -1),
         ("step", LAST_STEP + 1),
@@ -141,9 +139,9 @@ def good_rows() -> Rows:
         ("input_elements", 2**63 - 1),
     ],
 )
-def test_impossible_records_are_left_out_and_counted(name: str, value: float) -> None:
+def test_impossible_records_are_left_out_and_counted(name: str, impossible: float) -> None:
     rows = good_rows()
-    rows[name][1] = value
+    rows[name][1] = impossible
     columns = RankColumns.of([rows])
     assert (columns.step.tolist(), columns.damaged) == ([0, 2], 1)
     assert meters_of([rows])[0].tolist() == [0, 2]
@@ -152,11 +150,11 @@ def test_impossible_records_are_left_out_and_counted(name: str, value: float) ->
     assert (second.step.tolist(), second.damaged) == ([0, 1, 2], 0)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -3e38])
-def test_absurd_times_are_unknown_and_cost_nothing_else(value: float) -> None:
+@pytest.mark.parametrize("absurd", [np.nan, np.inf, -np.inf, 3e38, -3e38])
+def test_absurd_times_are_unknown_and_cost_nothing_else(absurd: float) -> None:
     rows = good_rows()
     for name in ("data_us", "forward_us", "blocked_forward_us", "cpu_us", "flops"):
-        rows[name][1] = value
+        rows[name][1] = absurd
     rows["blocked_forward_us"][2] = 1.0
     rows["flags"] = HAS_BLOCKED
     rows["backward_us"] = 7.0
@@ -167,6 +165,16 @@ def test_absurd_times_are_unknown_and_cost_nothing_else(value: float) -> None:
         assert name not in columns.values
     assert value(columns, "backward_us").tolist() == [7.0] * 3
     assert value(columns, "wall_us").tolist() == [2.0] * 3
+
+
+def test_rows_are_left_as_they_are() -> None:
+    # Given one row, whose columns lie as they are wanted, in memory that may not be written
+    rows = rows_of(StepRecord(step=1, start_unix_ns=10**18, wall_us=9.0, blocked_us=PhaseTimes(backward=2.0)))
+    before = rows.tobytes()
+    for one in (rows, np.frombuffer(before, rows.dtype)):
+        columns = RankColumns.of([one])
+        assert value(columns, "own_us").tolist() == [7.0]
+    assert rows.tobytes() == before
 
 
 @pytest.mark.parametrize("name", [*COUNTS, *MEMORY])
@@ -232,7 +240,7 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
     table, whole = StepTable.filled(0, filling), StepTable.from_records(0, every)
     assert table.steps.tolist() == whole.steps.tolist()
     assert all(np.array_equal(table.matrix(name), whole.matrix(name), equal_nan=True) for name in METRICS)
-    assert np.array_equal(table.start_unix_ns, whole.start_unix_ns)
+    assert all(np.array_equal(table.starts(row), whole.starts(row)) for row in range(3))
     assert np.array_equal(table.profiled, whole.profiled)
     assert table.memory.keys() == whole.memory.keys()
     for rank, samples in table.memory.items():
@@ -240,6 +248,46 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
         np.testing.assert_equal(
             last, dict(zip(whole.memory[rank][:, 0].tolist(), whole.memory[rank][:, 1:].tolist(), strict=True))
         )
+
+
+@given(st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=4), max_size=4), st.data())
+def test_ranks_with_the_same_steps_are_taken_in_at_once_as_one_by_one(turns: list[list[int]], data: st.DataObject) -> None:
+    at_once, one_by_one = Filling(), Filling()
+    for filling in (at_once, one_by_one):
+        filling.add_ranks(range(3))
+    for steps in turns:
+        ranks = data.draw(st.lists(st.integers(0, 2), min_size=1, unique=True))
+        rows = rows_of(*data.draw(st.lists(records, min_size=len(ranks) * len(steps), max_size=len(ranks) * len(steps))))
+        rows["step"] = steps * len(ranks)
+        tags: dict[str, NDArray[np.int64]] = {"eval": np.array(steps[:1])}
+        at_once.add_alike(ranks, RankColumns.of([rows]).tagged(tags), len(steps))
+        for number, rank in enumerate(ranks):
+            part = rows[number * len(steps) : (number + 1) * len(steps)]
+            one_by_one.add(rank, RankColumns.of([part]).tagged(tags))
+    ours, theirs = StepTable.filled(0, at_once), StepTable.filled(0, one_by_one)
+    assert ours.steps.tolist() == theirs.steps.tolist()
+    assert ours.last_end_unix_ns == theirs.last_end_unix_ns
+    for name in METRICS:
+        np.testing.assert_array_equal(ours.matrix(name), theirs.matrix(name), err_msg=name)
+    assert all(np.array_equal(ours.starts(row), theirs.starts(row)) for row in range(3))
+    assert np.array_equal(ours.profiled, theirs.profiled)
+    assert np.array_equal(ours.tagged("eval"), theirs.tagged("eval"))
+    np.testing.assert_equal(ours.memory, theirs.memory)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_own_time_is_known_of_the_ranks_with_a_signal_only(first: int) -> None:
+    # Given a rank that waited for no other in its forward phase, and one of which that is not known
+    times: dict[str, Any] = {"start_unix_ns": 10**18, "wall_us": 9.0, "phases_us": PhaseTimes(forward=5.0)}
+    kept = [StepRecord(step=0, **times, blocked_us=blocked) for blocked in (PhaseTimes(backward=1.0), None)]
+    filling = Filling()
+    for rank in (first, 1 - first):
+        filling.add_ranks([rank])
+        filling.add(rank, RankColumns.of([rows_of(kept[rank])]))
+    table = StepTable.filled(0, filling)
+    assert table.matrix("forward_us").tolist() == [[5.0], [5.0]]
+    np.testing.assert_array_equal(table.matrix("own_forward_us"), [[5.0], [np.nan]])
+    np.testing.assert_array_equal(table.matrix("own_us"), [[8.0], [np.nan]])
 
 
 def test_what_is_dropped_leaves_the_steps_after_it() -> None:
@@ -256,7 +304,7 @@ def test_what_is_dropped_leaves_the_steps_after_it() -> None:
 
 @given(st.lists(records, max_size=12), st.lists(st.integers(0, 12), max_size=2))
 def test_meters_that_are_read_later_are_those_of_the_records(kept: list[StepRecord], cuts: list[int]) -> None:
-    first, last = (sorted([*cuts, 0, len(kept)])[at] for at in (1, -2))
+    first, last = min(cuts, default=0), max(cuts, default=0)
     blocks = [rows_of(*part) for part in (kept[:first], kept[first:last], kept[last:])]
     steps, starts, meters = meters_of(blocks)
     at_once = RankColumns.of([rows_of(*kept)])
@@ -264,7 +312,7 @@ def test_meters_that_are_read_later_are_those_of_the_records(kept: list[StepReco
     assert np.array_equal(starts, at_once.start)
     for name, values in zip(METER_METRICS, meters, strict=True):
         assert np.array_equal(values, value(at_once, name), equal_nan=True)
-    without = RankColumns.of(blocks, meters=False)
+    without = RankColumns.of(blocks, LOADED_METRICS)
     assert without.postponed == {name for name in METER_METRICS if name in at_once.values}
     assert not without.values.keys() & set(METER_METRICS)
 
@@ -289,7 +337,7 @@ def test_ranks_come_in_order_whatever_the_threads_do(synthetic: Callable[..., An
     (one, *of_one), (several, *of_several) = found
     assert of_one == of_several == [4, [rank_dir(run, 0, 7) / "steps-000001.npy"]]
     assert all(np.array_equal(one.matrix(metric), several.matrix(metric), equal_nan=True) for metric in METRICS)
-    assert np.array_equal(one.start_unix_ns, several.start_unix_ns)
+    assert all(np.array_equal(one.starts(row), several.starts(row)) for row in range(9))
     assert one.has_record.sum(axis=1).tolist() == [30] * 5 + [28] + [30] * 3
 
 

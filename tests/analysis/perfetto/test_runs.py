@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests import step_files
 from tests.perfetto_model import Model, Slice, load
-from tests.step_files import append
+from tests.step_files import append, steps_file
 
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult
@@ -28,6 +30,7 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepRecord,
 )
+from rankscope.runs.step_columns import TIME_COLUMNS
 from rankscope.runs.writer import create_attempt, create_run, write_record
 
 START = 1_790_000_000_000_000_000
@@ -391,6 +394,20 @@ def test_short_steps_whose_two_clocks_were_read_apart_stay_on_one_track(tmp_path
     model, _ = exported(run, verdict=False)
     assert {one.track for one in model.of("step")} == {"steps"}
     assert {one.track for one in model.of("phase")} == {"phases (in their usual order)"}
+
+
+@pytest.mark.parametrize("absurd", [np.inf, -np.inf, 3e38, -3e38, np.nan])
+def test_absurd_times_are_not_drawn(tmp_path: Path, absurd: float) -> None:
+    run = make_run(tmp_path / "run", profiled=())
+    file = steps_file(run, 1)
+    rows = step_files.load(file)
+    for name in (*TIME_COLUMNS, "cpu_us", "run_queue_us", "gc_us", "flops"):
+        rows[name][2] = absurd
+    rows["flags"][2] = 15
+    step_files.save(file, rows)
+    model, _ = exported(run, verdict=False)
+    assert len(model.of("step")) == 24
+    assert max(one.end for one in (*model.of("step"), *model.of("phase"), *model.of("blocked"))) < 10**9
 
 
 def test_hostile_names_are_inert(tmp_path: Path) -> None:

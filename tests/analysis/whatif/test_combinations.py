@@ -8,23 +8,31 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.whatif.step_tables import Floats, graph_of, low, plain_chain, table_of
 
-from rankscope.analysis.whatif.combinations import MOST_RANKS, combinations, read_combinations
-from rankscope.analysis.whatif.step_graph import StepGraph, actual_times, build_step_graph, ideal_times, of_amounts, of_rank
+from rankscope.analysis.steps import StepTable
+from rankscope.analysis.whatif.causes import causes_of
+from rankscope.analysis.whatif.combinations import MOST_RANKS, Combinations, combinations, read_combinations
+from rankscope.analysis.whatif.step_scenarios import play_steps
 
-RANKS, STEPS = 12, 30
+RANKS, STEPS = 12, 300
 
 
-def graph_of(seed: int) -> StepGraph:
+def table_from(seed: int) -> StepTable:
     random = np.random.default_rng(seed)
-    own = {"forward": random.gamma(2, 1000, (RANKS, STEPS)), "backward": random.gamma(2, 2000, (RANKS, STEPS))}
-    blocked = {"backward": random.gamma(2, 100, (RANKS, STEPS))}
-    graph = build_step_graph(own, blocked, np.arange(STEPS))  # type: ignore[arg-type]
-    assert graph is not None
-    return graph
+    shape = (RANKS, STEPS)
+    own = {name: random.gamma(2, mean, shape) for name, mean in (("data", 300), ("forward", 1000), ("backward", 2000))}
+    # For the first block of steps there is nothing of one of the causes.
+    collections = random.gamma(1, 500, shape) * (np.arange(STEPS) > 280)
+    return table_of(own, {"backward": random.gamma(2, 100, shape)}, others={"gc_us": collections})  # type: ignore[arg-type]
 
 
-def seconds(times: np.ndarray) -> float:
+def combinations_of(table: StepTable) -> Combinations:
+    graph = graph_of(table)
+    return combinations(graph, table.ranks.tolist(), causes_of(graph))
+
+
+def seconds(times: Floats) -> float:
     return float(times.mean()) / 1e6
 
 
@@ -34,42 +42,42 @@ def seconds(times: np.ndarray) -> float:
     causes=st.sets(st.sampled_from(["input", "gc"])),
 )
 def test_a_combination_is_what_the_whole_graph_gives(seed: int, healed: set[int], causes: set[str]) -> None:
-    """Given ranks and causes, when they are thought away together, then the step is that of the graph changed by hand."""
-    graph = graph_of(seed)
-    random = np.random.default_rng(seed + 1)
-    amounts = {cause: random.gamma(1, 500, graph.own.shape) for cause in ("input", "gc")}
-    ranks = [100 + row for row in range(RANKS)]
+    """Given ranks and causes, when they are ideal together, then the step is that of the chain changed by hand."""
+    table = table_from(seed)
+    found = combinations_of(table).without_step_seconds([100 + row for row in healed], causes)
 
-    found = combinations(graph, ranks, amounts).without_step_seconds([100 + row for row in healed], causes)
-
-    above = np.maximum(graph.own - graph.typical - sum(amounts[cause] for cause in causes), 0.0)
-    above[list(healed)] = 0.0
-    assert found == pytest.approx(seconds(graph.times(graph.typical + above.max(axis=0))), rel=1e-5)
+    chain, longest = plain_chain(table, list(range(RANKS))), []
+    for stretch in chain.stretches:
+        above = np.maximum(stretch.own - low(stretch.own) - sum(stretch.lost.get(cause, 0.0) for cause in causes), 0.0)
+        above[list(healed)] = 0.0
+        longest.append(low(stretch.own) + above.max())
+    assert found == pytest.approx(seconds(chain.times(longest)), rel=1e-5)
 
 
 def test_one_rank_or_cause_alone_is_as_in_the_answer() -> None:
-    """Given one part, when it is thought away, then it is what ``by_rank`` and ``by_cause`` are played with."""
-    graph = graph_of(3)
-    amounts = np.random.default_rng(4).gamma(1, 500, graph.own.shape)
-    found = combinations(graph, range(RANKS), {"input": amounts})
+    """Given one part, when it is ideal, then the step is as in ``by_rank`` and ``by_cause``."""
+    table = table_from(3)
+    graph = graph_of(table)
+    played, found = play_steps(graph, causes_of(graph)), combinations_of(table)
 
-    assert found.without_step_seconds([], []) == pytest.approx(seconds(actual_times(graph)), rel=1e-5)
-    assert found.without_step_seconds([5], []) == pytest.approx(seconds(of_rank(graph, 5)[1]), rel=1e-5)
-    assert found.without_step_seconds([], ["input"]) == pytest.approx(seconds(of_amounts(graph, amounts)[1]), rel=1e-5)
+    assert found.without_step_seconds([], []) == pytest.approx(seconds(played.actual), rel=1e-5)
+    for part in played.ranks:
+        assert found.without_step_seconds([100 + part.key["row"]], []) == pytest.approx(seconds(part.without), rel=1e-5)
+    for part in played.causes:
+        assert found.without_step_seconds([], [part.key["cause"]]) == pytest.approx(seconds(part.without), rel=1e-5)
 
 
 def test_two_equally_slow_ranks_gain_only_together(tmp_path: Path) -> None:
     """Given two slow ranks, when one is healed nothing is gained, when both are all is; also after being written and read."""
-    own = {"forward": np.full((4, 20), 1000.0)}
-    own["forward"][[1, 3]] = 5000.0
-    graph = build_step_graph(own, {"forward": np.full((4, 20), 10.0)}, np.arange(20))  # type: ignore[arg-type]
-    assert graph is not None
-    combinations(graph, range(4), {}).write(tmp_path)
+    forward = np.full((4, 20), 1000.0)
+    forward[[1, 3]] = 5000.0
+    table = table_of({"forward": forward}, {"forward": np.full((4, 20), 10.0)})
+    combinations_of(table).write(tmp_path)
     found = read_combinations(tmp_path)
 
     assert found is not None
-    assert found.without_step_seconds([1], []) == pytest.approx(seconds(actual_times(graph)))
-    assert found.without_step_seconds([1, 3], []) == pytest.approx(seconds(ideal_times(graph)))
+    assert found.without_step_seconds([101], []) == pytest.approx(5010e-6)
+    assert found.without_step_seconds([101, 103], []) == pytest.approx(1010e-6)
 
 
 def test_nothing_written_is_nothing_to_combine(tmp_path: Path) -> None:

@@ -173,14 +173,15 @@ def test_live_runs_come_before_newer_ones(tmp_path: Path, write_run: WriteRun) -
 
 def test_the_revision_changes_with_the_evidence_only(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12)
-    before = footprint(run).revision
+    before = footprint(run)
     (run / "control").mkdir()
     (run / "control" / "request").write_text("x")
     (run / ".run.json.tmp").write_text("x")
-    assert footprint(run).revision == before
+    assert footprint(run).revision == before.revision
     steps = steps_file(run, 1)
     add_rows(steps, load(steps)[-1:])
-    assert footprint(run).revision != before
+    assert footprint(run).revision != before.revision
+    assert footprint(run).standing == before.standing, "who takes part is the same"
 
 
 def test_an_unchanged_run_is_analysed_once(tmp_path: Path, write_run: WriteRun) -> None:

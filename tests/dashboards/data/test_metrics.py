@@ -38,7 +38,7 @@ def silent(_progress: Progress) -> None:
 
 def derived(run: Path, folder: Path) -> Derived:
     folder.mkdir()
-    derive(run, folder, silent, workers=1)
+    derive(run, folder, silent)
     return Derived(folder)
 
 

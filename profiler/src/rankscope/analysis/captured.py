@@ -16,7 +16,7 @@ from rankscope.analysis.ledger import ledger_of_blame
 from rankscope.analysis.matched import match_windows
 from rankscope.analysis.matching import Matching
 from rankscope.analysis.odd_windows import odd_windows
-from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
+from rankscope.analysis.possible import are_possible_steps, is_possible_breakdown, is_possible_collective
 from rankscope.analysis.ranks import rank_result
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, Finding, Source, Verdict
@@ -28,6 +28,8 @@ from rankscope.analysis.waterfall import Costs
 from rankscope.analysis.window_costs import costs_of_windows
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
+from rankscope.runs.records import StepRecord
+from rankscope.runs.step_columns import records_of
 from rankscope.runs.world_size import told_world_size
 
 _MORE_STEPS: Final = 20
@@ -40,6 +42,19 @@ def captured_steps(reader: RunReader, attempt: int, rank: int, steps: range) -> 
         breakdowns=[row for row in reader.windows(attempt, rank) if row.step in steps and is_possible_breakdown(row)],
         collectives=[row for row in reader.collectives(attempt, rank) if row.step in steps and is_possible_collective(row)],
     )
+
+
+def step_records(reader: RunReader, attempt: int, rank: int, steps: range) -> list[StepRecord]:
+    """The step records of ``rank`` in ``steps``, without those whose times make no sense."""
+    chosen = [
+        rows[(rows["step"] >= steps.start) & (rows["step"] < steps.stop) & are_possible_steps(rows)]
+        for rows in reader.step_rows(attempt, rank)
+    ]
+    if not any(map(len, chosen)):
+        return []
+    # After the rows: a step's event is written before its row.
+    events = {event.step: event for event in reader.events(attempt, rank) if event.step in steps}
+    return [record for rows in chosen for record in records_of(rows, events)]
 
 
 def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], steps: range) -> Analysis:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -63,20 +63,14 @@ class Filling:
         if len(columns.memory):
             samples = columns.memory.copy()
             samples[:, 0] = columns.step[samples[:, 0].astype(np.intp)]
-            before = self.memory.get(rank)
-            if before is not None:
-                samples = np.concatenate([before[~np.isin(before[:, 0], samples[:, 0])], samples])
-            self.memory[rank] = samples
-        for name in columns.values.keys() - self.values.keys():
-            self.values[name] = self._begun(name)
-        self.same |= columns.same - self.values.keys()
+            self._add_memory(rank, samples)
+        self._begin(columns)
         for name, values in self.values.items():
             source = name.removeprefix("own_") if name in columns.same else name
             values[row, at] = columns.values.get(source, np.nan)
         if self.start is not None:
             self.start[row, at] = columns.start
-        ends = columns.start + columns.values["wall_us"].astype(np.float64) * 1000
-        self.last_end_unix_ns = float(np.fmax.reduce(ends, initial=self.last_end_unix_ns))
+        self._end(columns)
         self.profiled[row, at] = columns.profiled
         for tag in columns.tags.keys() - self.tags.keys():
             self.tags[tag] = np.zeros(self.profiled.shape, dtype=bool)
@@ -86,12 +80,60 @@ class Filling:
                 tagged[columns.tags[tag]] = True
             matrix[row, at] = tagged
 
-    def _begun(self, name: str) -> NDArray[np.float32]:
-        """A new matrix: of ranks that have come before nothing is known, or the same as of another metric."""
-        if name in self.same:
-            self.same.discard(name)
-            return self.values[name.removeprefix("own_")].copy()
-        return np.full(self.profiled.shape, np.nan, np.float32)
+    def add_alike(self, ranks: Sequence[int], columns: RankColumns, count: int) -> None:
+        """Take ``count`` records of each of ``ranks``, one rank after the other and of the same steps, as ``add`` does."""
+        steps = columns.step[:count]
+        rows = np.searchsorted(self.ranks, ranks)
+        at = self._places(steps)
+        cells: Any = np.ix_(rows, at) if not isinstance(at, slice) else (rows, at)
+        shape = (len(ranks), count)
+        self.postponed |= columns.postponed
+        self._begin(columns)
+        for name, values in self.values.items():
+            source = name.removeprefix("own_") if name in columns.same else name
+            values[cells] = columns.values[source].reshape(shape) if source in columns.values else np.nan
+        if self.start is not None:
+            self.start[cells] = columns.start.reshape(shape)
+        self._end(columns)
+        self.profiled[cells] = columns.profiled.reshape(shape)
+        for tag in columns.tags.keys() - self.tags.keys():
+            self.tags[tag] = np.zeros(self.profiled.shape, dtype=bool)
+        for tag, matrix in self.tags.items():
+            tagged = np.zeros(len(columns.step), dtype=bool)
+            tagged[columns.tags.get(tag, [])] = True
+            matrix[cells] = tagged.reshape(shape)
+        entries = columns.memory[:, 0].astype(np.intp)
+        bounds = np.searchsorted(entries, np.arange(len(ranks) + 1) * count)
+        for number, rank in enumerate(ranks):
+            samples = columns.memory[bounds[number] : bounds[number + 1]].copy()
+            if len(samples):
+                samples[:, 0] = steps[entries[bounds[number] : bounds[number + 1]] - number * count]
+                self._add_memory(rank, samples)
+
+    def _add_memory(self, rank: int, samples: NDArray[np.float64]) -> None:
+        before = self.memory.get(rank)
+        if before is not None and len(before):
+            if before[-1, 0] >= samples[0, 0]:
+                before = before[~np.isin(before[:, 0], samples[:, 0])]
+            samples = np.concatenate([before, samples])
+        self.memory[rank] = samples
+
+    def _end(self, columns: RankColumns) -> None:
+        ends = columns.start + columns.values["wall_us"].astype(np.float64) * 1000
+        self.last_end_unix_ns = float(np.fmax.reduce(ends, initial=self.last_end_unix_ns))
+
+    def _begin(self, columns: RankColumns) -> None:
+        """Make matrices for metrics that have none: of what came before nothing is known, or the same as of another metric."""
+        known = {name for name in columns.same if name.removeprefix("own_") in self.values}
+        # Of what has come before the phase was known, and its own time was not.
+        apart = (known - self.same) | {name for name in self.same - columns.same if name.removeprefix("own_") in columns.values}
+        for name in (columns.values.keys() | apart) - self.values.keys():
+            if name in self.same:
+                self.same.discard(name)
+                self.values[name] = self.values[name.removeprefix("own_")].copy()
+            else:
+                self.values[name] = np.full(self.profiled.shape, np.nan, np.float32)
+        self.same |= columns.same - self.values.keys()
 
     @property
     def metrics(self) -> dict[str, NDArray[np.float32]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.filling import Filling
 from rankscope.analysis.matched import Matched, match_windows
 from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.rank_columns import RankColumns, tags_of
+from rankscope.analysis.rank_columns import RankColumns, entries_of, tags_of
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
@@ -32,7 +33,7 @@ from rankscope.runs.follow import Segments, StartOverError, StepFollower, Stream
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, RankInfo, StepBreakdown
-from rankscope.runs.step_segments import BLOCK_ROWS, Rows
+from rankscope.runs.step_segments import BLOCK_ROWS, Rows, joined_rows
 
 RECENT_STEPS: Final = 500
 """Minutes of most runs; of a thousand ranks so many are judged in a second."""
@@ -51,6 +52,9 @@ class RowReceiver(Protocol):
 
     def has_ranks(self, ranks: Sequence[int]) -> None:
         """These ranks have left a folder; called before their first records come."""
+
+    def needs(self, rank: int) -> bool:
+        """Whether ``add`` is to be called for records of a rank."""
 
     def add(self, rank: int, columns: RankColumns) -> None:
         """Records of a rank; a step that came before counts as it is now."""
@@ -156,15 +160,40 @@ class _Attempt:
 
     def _take_rows(self, rows: dict[int, Rows]) -> None:
         """Take in the rows of several ranks, until there are none left: long columns cost less than many short ones."""
-        if rows:
-            together = np.concatenate(list(rows.values()))
-            for rank, columns in zip(rows, RankColumns.of_each(together, [len(one) for one in rows.values()]), strict=True):
+        if not rows:
+            return
+        together = joined_rows(list(rows.values()))
+        counts = [len(one) for one in rows.values()]
+        if not self._take_alike(list(rows), together, counts[0] if len(set(counts)) == 1 else 0):
+            for rank, columns in zip(rows, RankColumns.of_each(together, counts), strict=True):
                 self._take(rank, columns)
-            rows.clear()
+        rows.clear()
+
+    def _take_alike(self, ranks: list[int], together: Rows, count: int) -> bool:
+        """Take in ``count`` rows of each rank at once, where all of them are of the same new steps. Returns whether they are."""
+        if not 0 < count <= self._recent_steps:
+            return False
+        steps = together["step"].reshape(len(ranks), count)
+        if (steps != steps[0]).any() or (np.diff(steps[0]) <= 0).any() or steps[0, 0] < self._first:
+            return False
+        columns = RankColumns.of([together])
+        if columns.damaged:
+            return False
+        tags: dict[str, list[NDArray[np.intp]]] = {}
+        for number, rank in enumerate(ranks):
+            for tag, entries in self.ranks[rank].take_tags(steps[0]).items():
+                tags.setdefault(tag, []).append(entries + number * count)
+        columns = replace(columns, tags={tag: np.concatenate(entries) for tag, entries in tags.items()})
+        if self._rows is not None:
+            for first, rank in zip(range(0, len(together), count), ranks, strict=True):
+                if self._rows.needs(rank):
+                    self._rows.add(rank, columns.part(first, first + count))
+        self._filling.add_alike(ranks, columns, count)
+        return True
 
     def _take(self, rank: int, columns: RankColumns) -> None:
         columns = self.ranks[rank].tagged(columns)
-        if self._rows is not None:
+        if self._rows is not None and self._rows.needs(rank):
             self._rows.add(rank, columns)
         if len(columns.step) > self._recent_steps and len(steps := np.unique(columns.step)) > self._recent_steps:
             self._first = max(self._first, int(steps[-self._recent_steps]))
@@ -259,10 +288,14 @@ class _Rank:
 
     def tagged(self, columns: RankColumns) -> RankColumns:
         """New entries with their tags. Those of later steps wait for the rows."""
-        if not self._tags or not len(columns.step):
-            return columns
-        found, last = columns.tagged(self._tags), int(columns.step[-1])
-        self._tags = {tag: steps[steps > last] for tag, steps in self._tags.items() if (steps > last).any()}
+        return replace(columns, tags=self.take_tags(columns.step))
+
+    def take_tags(self, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:
+        """Tag to the new entries that have it. Those of later steps wait for the rows."""
+        if not self._tags or not len(steps):
+            return {}
+        found, last = entries_of(self._tags, steps), int(steps[-1])
+        self._tags = {tag: later for tag, tagged in self._tags.items() if len(later := tagged[tagged > last])}
         return found
 
     def info(self, reader: RunReader) -> RankInfo | None:

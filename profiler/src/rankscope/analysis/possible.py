@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.runs.records import CollectiveRecord, StepBreakdown, StepRecord
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.runs.records import CollectiveRecord, StepBreakdown
+from rankscope.runs.step_segments import Rows
 
 MAX_US: Final = 366 * 86_400 * 1e6
 """Nothing in training takes a year: a longer time is damage."""
@@ -19,9 +23,11 @@ MOST_BYTES: Final = 2**62
 """No memory has more, and no message."""
 
 
-def is_possible_step(row: StepRecord) -> bool:
-    """Whether its times make sense."""
-    return 0 <= row.step <= LAST_STEP and 0 <= row.start_unix_ns < LATEST_NS and 0 <= row.wall_us < MAX_US
+def are_possible_steps(rows: Rows) -> NDArray[np.bool_]:
+    """Which step records have times that make sense, [rows]."""
+    step, start, wall = rows["step"], rows["start_unix_ns"], rows["wall_us"]
+    possible: NDArray[np.bool_] = (step >= 0) & (step <= LAST_STEP) & (start >= 0) & (start < LATEST_NS)
+    return possible & (wall >= 0) & (wall < MAX_US)
 
 
 def is_possible_breakdown(row: StepBreakdown) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final, Self
@@ -42,6 +42,10 @@ TIME_METRICS: Final = (
 WORK_METRICS: Final = ("samples", "tokens", "flops")
 METER_METRICS: Final = (*METERS, "input_elements")
 """Metrics that are looked at for few ranks."""
+BLOCKED_METRICS: Final = tuple(f"blocked_{phase}_us" for phase in PHASES)
+"""Blocked time per phase, on the clock that ``own_PHASE_us`` is of; read on request. NaN also where a rank was never blocked."""
+LOADED_METRICS: Final = (*TIME_METRICS, *WORK_METRICS, *MEMORY)
+ALL_METRICS: Final = (*LOADED_METRICS, *METER_METRICS)
 
 Tags = dict[str, NDArray[np.int64]]
 """Tag to the steps that have it."""
@@ -69,38 +73,48 @@ class RankColumns:
     damaged: int = 0
     """Records left out because their times or numbers are impossible."""
     postponed: frozenset[str] = frozenset()
-    """Known metrics that are not in ``values``: see ``of``."""
+    """``METER_METRICS`` of which anything is known, but which were not asked for: see ``of``."""
     same: frozenset[str] = frozenset()
     """Metrics ``own_PHASE_us`` that are not in ``values``, as they are the same as ``PHASE_us``: no rank was waited for in it."""
 
+    @property
+    def metrics(self) -> dict[str, NDArray[np.float32]]:
+        """All known metrics but the postponed; two may share a column."""
+        return self.values | {name: self.values[name.removeprefix("own_")] for name in self.same}
+
     @classmethod
-    def of(cls, blocks: Iterable[Rows], *, meters: bool = True) -> Self:
-        """Columns of all ``blocks`` of rows; without ``meters`` the ``METER_METRICS`` are left for later."""
-        parts = [_Part(rows, meters=meters) for rows in blocks if len(rows)]
-        return cls._joined(parts) if parts else cls()
+    def of(cls, blocks: Iterable[Rows], metrics: Collection[str] = ALL_METRICS) -> Self:
+        """Columns of all ``blocks`` of rows; only ``metrics``, of ``ALL_METRICS`` and ``BLOCKED_METRICS``.
+
+        Samples of memory are in it if one of ``MEMORY`` is asked for.
+        """
+        parts = [_Part(rows, metrics) for rows in blocks if len(rows)]
+        return cls._joined(parts, metrics) if parts else cls()
 
     @classmethod
     def of_each(cls, rows: Rows, counts: Sequence[int]) -> list[Self]:
         """Columns of several ranks whose rows follow each other: ``counts`` of them each, more than none."""
-        part = _Part(rows, meters=True)
+        part = _Part(rows, ALL_METRICS)
         firsts = np.cumsum([0, *counts[:-1]])
-        parts = cls._joined([part]).cut(np.add.reduceat(part.possible, firsts, dtype=np.intp))
+        parts = cls._joined([part], ALL_METRICS).cut(np.add.reduceat(part.possible, firsts, dtype=np.intp))
         return [replace(one, damaged=count - len(one.step)) for one, count in zip(parts, counts, strict=True)]
 
     @classmethod
-    def _joined(cls, parts: Sequence[_Part]) -> Self:
-        """Columns of parts, one after the other."""
+    def _joined(cls, parts: Sequence[_Part], metrics: Collection[str]) -> Self:
+        """Columns of parts, one after the other; only ``metrics``."""
         offsets = np.cumsum([0, *(len(part.step) for part in parts[:-1])])
         for part, offset in zip(parts, offsets, strict=True):
             part.memory[:, 0] += offset
         same = frozenset.intersection(*(part.same for part in parts))
-        values = _named((*TIME_METRICS, *WORK_METRICS), [part.values for part in parts])
+        # Only where the other one is at hand, too.
+        same = frozenset(name for name in same if name in metrics and name.removeprefix("own_") in metrics)
+        values = _named((*TIME_METRICS, *WORK_METRICS, *BLOCKED_METRICS), [part.values for part in parts], metrics)
         return cls(
             step=np.concatenate([part.step for part in parts]),
             start=np.concatenate([part.start for part in parts]),
             profiled=np.concatenate([part.profiled for part in parts]),
             values={name: column for name, column in values.items() if name not in same}
-            | _named(METER_METRICS, [part.meters for part in parts]),
+            | _named(METER_METRICS, [part.meters for part in parts], metrics),
             same=frozenset(name for name in same if name in values),
             memory=np.concatenate([part.memory for part in parts]),
             damaged=sum(int(np.count_nonzero(~part.possible)) for part in parts),
@@ -109,26 +123,25 @@ class RankColumns:
 
     def cut(self, counts: NDArray[np.intp]) -> list[Self]:
         """So many entries each, one after the other."""
-        parts = []
-        for first, last in pairwise([0, *np.cumsum(counts).tolist()]):
-            samples = self.memory[slice(*np.searchsorted(self.memory[:, 0], (first, last)))].copy()
-            samples[:, 0] -= first
-            parts.append(
-                replace(
-                    self,
-                    step=self.step[first:last],
-                    start=self.start[first:last],
-                    profiled=self.profiled[first:last],
-                    values={name: column[first:last] for name, column in self.values.items()},
-                    memory=samples,
-                )
-            )
-        return parts
+        return [self.part(first, last) for first, last in pairwise([0, *np.cumsum(counts).tolist()])]
+
+    def part(self, first: int, last: int) -> Self:
+        """The entries from ``first`` to before ``last``."""
+        samples = self.memory[slice(*np.searchsorted(self.memory[:, 0], (first, last)))].copy()
+        samples[:, 0] -= first
+        return replace(
+            self,
+            step=self.step[first:last],
+            start=self.start[first:last],
+            profiled=self.profiled[first:last],
+            values={name: column[first:last] for name, column in self.values.items()},
+            tags={tag: entries[(entries >= first) & (entries < last)] - first for tag, entries in self.tags.items()},
+            memory=samples,
+        )
 
     def tagged(self, tags: Tags) -> Self:
         """The same entries with these tags."""
-        found = {tag: np.flatnonzero(np.isin(self.step, steps)) for tag, steps in tags.items()}
-        return replace(self, tags={tag: entries for tag, entries in found.items() if len(entries)})
+        return replace(self, tags=entries_of(tags, self.step))
 
     def where(self, keep: NDArray[np.bool_]) -> Self:
         """The entries where ``keep`` is true."""
@@ -151,7 +164,7 @@ class _Part:
 
     __slots__ = ("memory", "meters", "possible", "postponed", "profiled", "same", "start", "step", "values")
 
-    def __init__(self, rows: Rows, *, meters: bool) -> None:
+    def __init__(self, rows: Rows, metrics: Collection[str]) -> None:
         groups = rows.view(grouped_dtype())
         self.possible = _possible(groups)
         if not self.possible.all():
@@ -161,10 +174,15 @@ class _Part:
         self.profiled: NDArray[np.bool_] = groups["flags"] & PROFILED != 0
         # Sums of absurd times overflow, and are then as little known as these.
         with np.errstate(over="ignore", invalid="ignore"):
-            self.values, self.same = _values(groups)
-        self.meters = _meters(groups) if meters else np.empty((0, len(groups)), np.float32)
-        self.postponed = frozenset() if meters else _known_meters(groups)
-        self.memory = _memory(groups["memory"])
+            self.values, self.same = _values(groups, blocked=_some(BLOCKED_METRICS, metrics))
+        self.meters = _meters(groups) if _some(METER_METRICS, metrics) else np.empty((0, len(groups)), np.float32)
+        self.postponed = _known_meters(groups).difference(metrics)
+        self.memory = _memory(groups["memory"]) if _some(MEMORY, metrics) else no_memory()
+
+
+def _some(names: Sequence[str], metrics: Collection[str]) -> bool:
+    """Whether any of the names is among the metrics."""
+    return any(name in metrics for name in names)
 
 
 def meters_of(blocks: Iterable[Rows]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
@@ -180,6 +198,12 @@ def meters_of(blocks: Iterable[Rows]) -> tuple[NDArray[np.int64], NDArray[np.int
     found = np.concatenate(meters, axis=1)
     found[np.abs(found) >= _MOST_US] = np.nan
     return np.concatenate(steps), np.concatenate(starts), found
+
+
+def entries_of(tags: Tags, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:
+    """Tag to the places in ``steps`` that have it."""
+    found = {tag: np.flatnonzero(np.isin(steps, tagged)) for tag, tagged in tags.items()}
+    return {tag: entries for tag, entries in found.items() if len(entries)}
 
 
 def tags_of(events: Iterable[StepEvent]) -> Tags:
@@ -202,16 +226,17 @@ def _possible(groups: Rows) -> NDArray[np.bool_]:
     return possible
 
 
-def _values(groups: Rows) -> tuple[NDArray[np.float32], frozenset[str]]:
-    """``TIME_METRICS`` and ``WORK_METRICS`` [metrics, rows], and which are the same as another, see ``RankColumns.same``.
+def _values(groups: Rows, *, blocked: bool) -> tuple[NDArray[np.float32], frozenset[str]]:
+    """``TIME_METRICS``, ``WORK_METRICS`` and, with ``blocked``, ``BLOCKED_METRICS`` [metrics, rows].
 
-    ``StepRecord`` says what ``own_us`` and its like are.
+    And which are the same as another, see ``RankColumns.same``. ``StepRecord`` says what ``own_us`` and its like are.
     """
-    found = np.empty((len(TIME_METRICS) + len(WORK_METRICS), len(groups)), np.float32)
-    same = _times(groups, found[: len(TIME_METRICS)])
-    for at, name in enumerate(("samples", "tokens"), start=len(TIME_METRICS)):
+    times, work = len(TIME_METRICS), len(WORK_METRICS)
+    found = np.empty((times + work + len(BLOCKED_METRICS) * blocked, len(groups)), np.float32)
+    same = _times(groups, found[:times], found[times + work :])
+    for at, name in enumerate(("samples", "tokens"), start=times):
         found[at] = _count(groups, name)
-    found[-1] = groups["flops"]
+    found[times + work - 1] = groups["flops"]
     return found, same
 
 
@@ -220,8 +245,8 @@ def _count(groups: Rows, name: str) -> NDArray[np.floating[Any]]:
     return np.where(counts >= 0, counts, np.nan)
 
 
-def _times(groups: Rows, found: NDArray[np.float32]) -> frozenset[str]:
-    """Fill in ``TIME_METRICS``. Returns those that are the same as another."""
+def _times(groups: Rows, found: NDArray[np.float32], found_blocked: NDArray[np.float32]) -> frozenset[str]:
+    """Fill in ``TIME_METRICS``, and ``BLOCKED_METRICS`` where there is room. Returns those that are the same as another."""
     flags = groups["flags"]
     wall: NDArray[np.float64] = groups["wall_us"].copy()
     has_blocked = flags & HAS_BLOCKED != 0
@@ -242,10 +267,14 @@ def _times(groups: Rows, found: NDArray[np.float32]) -> frozenset[str]:
     found[0], found[1], found[2] = wall, whole - total, total
     found[3 : 3 + len(PHASES)] = phases
     np.subtract(clock, blocked, out=found[3 + len(PHASES) :])
+    if clock is not phases and not len(found_blocked):
+        return frozenset()
+    waited: NDArray[np.bool_] = blocked.any(axis=1)  # type: ignore[assignment]  # NaN counts as something
+    if len(found_blocked):
+        found_blocked[:] = np.where(waited[:, None], blocked, np.nan)
     if clock is not phases:
         return frozenset()
-    waited: list[bool] = blocked.any(axis=1).tolist()  # type: ignore[assignment]  # NaN counts as something
-    return frozenset(f"own_{phase}_us" for phase, some in zip(PHASES, waited, strict=True) if not some)
+    return frozenset(f"own_{phase}_us" for phase, some in zip(PHASES, waited.tolist(), strict=True) if not some)
 
 
 def _of_phases(groups: Rows, field_name: str) -> NDArray[np.float32]:
@@ -269,10 +298,19 @@ def _known_meters(groups: Rows) -> frozenset[str]:
     return frozenset(known)
 
 
-def _named(names: Sequence[str], parts: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    """Those of the metrics [names, rows] of which anything is known. Absurd times are not known."""
-    if not len(parts[0]):
+def _named(
+    names: Sequence[str], parts: Sequence[NDArray[np.float32]], metrics: Collection[str]
+) -> dict[str, NDArray[np.float32]]:
+    """Those of ``metrics`` of which anything is known. Absurd times are not known.
+
+    ``parts``: [metrics, rows] each, of all ``names`` or the first of them.
+    """
+    names = names[: len(parts[0])]
+    chosen = [at for at, name in enumerate(names) if name in metrics]
+    if not chosen:
         return {}
+    if len(chosen) < len(names):
+        parts, names = [part[chosen] for part in parts], [names[at] for at in chosen]
     values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     absurd = np.abs(values) >= _MOST_US
     if absurd.any():

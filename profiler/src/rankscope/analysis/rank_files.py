@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.rank_columns import METER_METRICS, RankColumns, meters_of, tags_of
+from rankscope.analysis.rank_columns import ALL_METRICS, METER_METRICS, RankColumns, meters_of, tags_of
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -41,12 +41,17 @@ def ignore(done: int, of: int) -> None:
 
 
 def load_ranks(
-    reader: RunReader, attempt: int, ranks: Sequence[int], report: Report = ignore, *, meters: bool = True
+    reader: RunReader,
+    attempt: int,
+    ranks: Sequence[int],
+    report: Report = ignore,
+    *,
+    metrics: Collection[str] = ALL_METRICS,
 ) -> Iterator[tuple[int, RankColumns]]:
-    """Each rank with its records, in order; ``meters`` as in ``RankColumns.of``. What is damaged is counted by ``reader``."""
+    """Each rank with its records, in order; ``metrics`` as in ``RankColumns.of``. What is damaged is counted by ``reader``."""
 
     def load(own: RunReader, rank: int) -> RankColumns:
-        columns = RankColumns.of(own.step_rows(attempt, rank), meters=meters)
+        columns = RankColumns.of(own.step_rows(attempt, rank), metrics)
         # After the rows: a step's event is written before its row.
         return columns.tagged(tags_of(own.events(attempt, rank)))
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.filling import Filling
-from rankscope.analysis.rank_columns import RankColumns, no_memory, tags_of
+from rankscope.analysis.rank_columns import LOADED_METRICS, RankColumns, no_memory, tags_of
 from rankscope.analysis.rank_files import Meters, Report, ignore, load_ranks
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
@@ -172,10 +172,18 @@ class StepTable:
     """Rank to [samples, 1 + len(MEMORY)]: the step, and what ``MEMORY`` names; of every so-and-so-many-th step only."""
 
     @classmethod
-    def load(cls, reader: RunReader, attempt: int | None = None, *, report: Report = ignore) -> Self:
-        """Read one attempt, the last by default; ``report`` hears how many ranks are read, of how many.
+    def load(
+        cls,
+        reader: RunReader,
+        attempt: int | None = None,
+        *,
+        report: Report = ignore,
+        metrics: Collection[str] = LOADED_METRICS,
+    ) -> Self:
+        """Read one attempt, the last by default; ``report`` gets the number of ranks that are read, and of all.
 
-        Raises ``InputError`` when there is no such.
+        ``wall_us`` and ``metrics`` are read at once, see ``RankColumns.of``. Of the others, ``METER_METRICS`` are read when they
+        are asked for, and the rest are unknown. Raises ``InputError`` when there is no such attempt.
         """
         attempts = reader.attempts()
         if attempt is None:
@@ -186,7 +194,7 @@ class StepTable:
         filling = Filling(start=None)
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
-        for rank, columns in load_ranks(reader, attempt, ranks, report, meters=False):
+        for rank, columns in load_ranks(reader, attempt, ranks, report, metrics={"wall_us", *metrics}):
             filling.add(rank, columns)
         return cls.filled(attempt, filling, Meters(reader, attempt, filling.steps, filling.postponed))
 

@@ -72,6 +72,10 @@ class StepPast:
     def has_ranks(self, ranks: Sequence[int]) -> None:
         """Do nothing: the first rank with steps is the one that is kept."""
 
+    def needs(self, rank: int) -> bool:
+        """Return whether ``rank`` is the one that is kept, or may be."""
+        return self._rank in (None, rank)
+
     def add(self, rank: int, columns: RankColumns) -> None:
         """Append the steps of a rank; ranks other than the first with steps are ignored."""
         if self._rank is None and len(columns.step):

@@ -205,10 +205,15 @@ class _Tiles:
             if info is not None and info.host not in self._hosts.values():
                 self._hosts[rank] = info.host
 
+    def needs(self, rank: int) -> bool:
+        """See ``RowReceiver``."""
+        del rank
+        return True
+
     def add(self, rank: int, columns: RankColumns) -> None:
         """See ``RowReceiver``."""
         assert self.writer is not None
-        self.writer.add(rank, columns.step, columns.values)
+        self.writer.add(rank, columns.step, columns.metrics)
         if len(columns.step):
             self._since = min(self._since, int(columns.step.min()))
         if rank in self._hosts:

@@ -16,8 +16,8 @@ CONTROL: Final = "control"
 
 NOT_SHOWN: Final = frozenset({TRACES, CONTROL})
 
-STREAM: Final = ".jsonl"
-"""Files of records, which only grow."""
+STREAMS: Final = (".jsonl", ".npy")
+"""How files of records end, which only grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
             continue
         entry = f"{name}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape")
         digest.update(entry)
-        standing.update(os.fsencode(f"{name}\n") if name.endswith(STREAM) else entry)
+        standing.update(os.fsencode(f"{name}\n") if name.endswith(STREAMS) else entry)
         newest = max(newest, modified)
     outside = None if within is None else next((name for name in sorted(links) if leads_out(run / name, within)), None)
     return Footprint(revision=digest.hexdigest(), standing=standing.hexdigest(), newest_unix_ns=newest, outside=outside)

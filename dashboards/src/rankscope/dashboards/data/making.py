@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -53,8 +53,6 @@ class MadeHere:
     tell: Tell = _silent
     once: bool = False
     """Look at a run once only: what is written to it later is not seen."""
-    too_long: Mapping[str, str] = field(default_factory=dict)
-    """Tasks that are not done here, and why."""
 
     def finished(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
         """See ``Making``."""
@@ -74,8 +72,6 @@ class MadeHere:
     def made(self, key: str, task: str, arguments: Sequence[object], *, wait: bool = True) -> Path:
         """See ``Making``."""
         del wait
-        if task in self.too_long:
-            raise RankscopeError(self.too_long[task])
         told = [str(argument) for argument in arguments]
         return self.store.find(key) or self.store.put(key, lambda folder: TASKS[task](told, folder, self.tell))
 

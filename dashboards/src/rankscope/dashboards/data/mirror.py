@@ -24,7 +24,7 @@ import msgspec
 from rankscope.analysis.locations import asked, filesystem_of
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.process import end_with_parent
-from rankscope.dashboards.data.footprint import NOT_SHOWN, STREAM
+from rankscope.dashboards.data.footprint import NOT_SHOWN, STREAMS
 from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.store import ELSEWHERE, cache_folder
 from rankscope.dashboards.data.whole import replace_file
@@ -82,7 +82,7 @@ class Mirror:
     def _fetch(self, filesystem: Any, name: str, place: Path, size: int) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         have = place.stat().st_size if place.is_file() else 0
-        if place.name.endswith(STREAM) and 0 < have < size:
+        if place.name.endswith(STREAMS) and 0 < have < size:
             with place.open("ab") as file:  # who follows it reads on where it was
                 self._copy(filesystem, name, file, have, size)
             return

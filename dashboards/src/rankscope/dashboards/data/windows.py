@@ -8,7 +8,8 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.possible import is_possible_breakdown, is_possible_step
+from rankscope.analysis.captured import step_records
+from rankscope.analysis.possible import is_possible_breakdown
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
 from rankscope.runs.control import MAX_STEPS
@@ -84,8 +85,7 @@ def _in_a_row(attempt: int, seen: dict[int, tuple[int, int]]) -> list[Window]:
 
 def steps_of(run: Path, rank: int, window: Window) -> list[StepRecord]:
     """Step records of ``rank`` in ``window``. Raises ``RankscopeError``."""
-    steps = range(window.first, window.past)
-    return [row for row in RunReader(run).steps(window.attempt, rank) if row.step in steps and is_possible_step(row)]
+    return step_records(RunReader(run), window.attempt, rank, range(window.first, window.past))
 
 
 def read_windows(folder: Path) -> Windows:

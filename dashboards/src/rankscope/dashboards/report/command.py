@@ -26,8 +26,6 @@ from rankscope.runs.reader import RunReader
 from rankscope.runs.writer import replacing
 
 STANDARD_OUTPUT: Final = "-"
-WHATIF_RECORDS: Final = 1_000_000
-"""Of larger runs the report has no what-if."""
 SOURCE_DATE_EPOCH: Final = "SOURCE_DATE_EPOCH"
 """https://reproducible-builds.org/specs/source-date-epoch/"""
 
@@ -58,22 +56,10 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
     _check_target(target, folder)
     made_unix_ns = _made_unix_ns()
     with progress_line() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch:
-        too_long: dict[str, str] = {}
-        making = MadeHere(
-            Store(Path(scratch)),
-            tell=lambda progress: tell(progress.sentence),
-            once=True,
-            too_long=too_long,
-        )
+        making = MadeHere(Store(Path(scratch)), tell=lambda progress: tell(progress.sentence), once=True)
         source = DiskRuns(folder, making)
         tell(Progress("looking at the run").sentence)
         run = RunData(source, source.runs()[0])
-        records = run.analysis.source.ranks * run.analysis.source.steps
-        if records > WHATIF_RECORDS:
-            too_long["whatif"] = (
-                f"Left out of the report: playing {records:,} step records through takes minutes and gigabytes. "
-                f"`rankscope whatif {folder}` does it, and so does the page."
-            )
         made = report(run, _state(run, wish), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
         _write(made, target)
     where = "standard output" if target == STANDARD_OUTPUT else target

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.analysis.captured import captured_steps
+from rankscope.analysis.captured import captured_steps, step_records
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.matching import match_collectives
 from rankscope.analysis.perfetto import hardware_tracks
@@ -22,7 +22,6 @@ from rankscope.analysis.perfetto.selection import Selection, fitting_steps
 from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range
 from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
-from rankscope.analysis.possible import is_possible_step
 from rankscope.analysis.wording import counted
 from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun
@@ -71,7 +70,7 @@ class RunSource:
         for done, rank in enumerate(everybody):
             progress("Looking through", done, len(everybody))
             if rank in ranks:
-                survey.add_steps(self._reader.steps(self._attempt, rank))
+                survey.add_steps(self._reader.step_rows(self._attempt, rank))
             survey.add_collectives(self._reader.collectives(self._attempt, rank))
         if self._reader.skipped_lines:
             left_out.append(counted(self._reader.skipped_lines, "damaged line"))
@@ -83,7 +82,7 @@ class RunSource:
         limit = selection.max_events - (selection.max_events // 4 if self._reader.hosts() else 0)
         steps = fitting_steps(weights, survey.profiled, limit)
         if steps is None:
-            found = f"; there are {step_range((min(survey.outside), max(survey.outside) + 1))}" if survey.outside else ""
+            found = f"; there are {step_range(survey.outside)}" if survey.outside else ""
             raise InputError(self._reader.path, f"no such steps were recorded{found}" if found else "no step was recorded")
         whole = (min(weights), max(weights) + 1)
         if steps != whole:
@@ -149,9 +148,7 @@ class RunSource:
     def write_rank(self, writer: TraceWriter, pid: int, rank: int) -> None:
         """Steps, phases, blocked time, garbage collection, profiled windows."""
         correct = self.plan.on_common_clock(rank)
-        rows = {
-            row.step: row for row in self._reader.steps(self._attempt, rank) if row.step in self._steps and is_possible_step(row)
-        }
+        rows = {row.step: row for row in step_records(self._reader, self._attempt, rank, self._steps)}
         self._written += len(rows)
         write_steps(writer, pid, list(rows.values()), correct)
         for row in rows.values():
@@ -281,7 +278,7 @@ class RunSource:
         if gone:
             raise InputError(gone[0], "was there when the export began, and cannot be read any more")
         self._say_unusable(late, self.plan.left_out)
-        missing = sum(count for step, count in self._survey.records.items() if step in self._steps) - self._written
+        missing = self._survey.records_of(self._steps) - self._written
         if missing > 0:
             self.plan.left_out.append(f"{counted(missing, 'step record')}: removed while the run was exported")
 

@@ -7,6 +7,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 MAX_EVENTS: Final = 1_000_000
 """A file of some 200 MB, before compression; a browser takes a gigabyte or two of memory for it."""
 _AFTER: Final = 5
@@ -31,6 +34,15 @@ class Selection:
     def has_step(self, step: int) -> bool:
         """Whether ``step`` is between the bounds."""
         return (self.first is None or step >= self.first) and (self.past is None or step < self.past)
+
+    def has_steps(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """``has_step`` of each."""
+        found = np.ones(len(steps), np.bool_)
+        if self.first is not None:
+            found &= steps >= self.first
+        if self.past is not None:
+            found &= steps < self.past
+        return found
 
     def has_rank(self, rank: int) -> bool:
         """Whether ``rank`` is one of them."""

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.possible import MAX_US
-from rankscope.runs.records import PHASES, Phase, PhaseTimes, StepRecord
+from rankscope.runs.records import PHASES, Phase, StepRecord
+from rankscope.runs.step_columns import TIMES, grouped_dtype
+from rankscope.runs.step_segments import Rows
 
 _CLOCK_SLACK: Final = 0.01
 """Starts are of a clock that is adjusted, durations of one that is not: a step may seem to reach into the next by this share."""
@@ -36,13 +41,14 @@ _SHOWN: Final = (
 )
 
 
-def weight(record: StepRecord) -> int:
-    """Events that ``write_steps`` makes of it, or a few more."""
-    return 2 + _known(record.phases_us) + (0 if record.blocked_us is None else _known(record.blocked_us))
+_COUNTED: Final = [TIMES.index("phases_us"), TIMES.index("blocked_us")]
 
 
-def _known(times: PhaseTimes) -> int:
-    return sum(times.get(phase) is not None for phase in PHASES)
+def weights(rows: Rows) -> NDArray[np.int64]:
+    """Events that ``write_steps`` makes of each record, or a few more, [rows]."""
+    times = rows.view(grouped_dtype())["times"][:, _COUNTED]
+    known: NDArray[np.int64] = np.count_nonzero(~np.isnan(times), axis=(1, 2))
+    return 2 + known
 
 
 def write_steps(writer: TraceWriter, pid: int, records: Sequence[StepRecord], correct: Callable[[int], int]) -> None:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.perfetto import collective_tracks, step_tracks
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.possible import LAST_STEP, is_possible_step
-from rankscope.runs.records import CollectiveRecord, StepRecord
+from rankscope.analysis.possible import LAST_STEP, are_possible_steps
+from rankscope.runs.records import CollectiveRecord
+from rankscope.runs.step_columns import PROFILED
+from rankscope.runs.step_segments import Rows
 
 _CLOCK_STEPS: Final = 20
 """Profiled steps, on either side, that are enough to fit the clocks to."""
+
+
+_SUMS: Final = np.dtype(
+    [("step", "i8"), ("events", "i8"), ("ranks", "i8"), ("start_ns", "i8"), ("end_ns", "i8"), ("profiled", "?")]
+)
+"""A step: its events, the ranks that recorded it, its first start and last end, each on the clock of its rank."""
 
 
 @dataclass(slots=True)
@@ -23,52 +32,58 @@ class Survey:
     """Of all ranks, step by step; memory grows with the steps, not with the ranks."""
 
     selection: Selection
-    weights: dict[int, int] = field(default_factory=dict)
-    """Step to the number of its events."""
-    records: dict[int, int] = field(default_factory=dict)
-    """Step to the number of ranks that have recorded it."""
-    profiled: set[int] = field(default_factory=set)
-    """Steps of which there is more than a step record."""
     collectives: dict[int, int] = field(default_factory=dict)
     """Profiled step to the number of its collectives, of all ranks."""
-    times: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Step to its first start and last end, each on the clock of its rank."""
     damaged: int = 0
     """Records whose times make no sense."""
-    outside: set[int] = field(default_factory=set)
-    """Steps that were not chosen."""
+    outside: tuple[int, int] | None = None
+    """The first of the steps that were not chosen, and the one after the last; ``None``: all were."""
+    _sums: NDArray[Any] = field(default_factory=lambda: np.empty(0, _SUMS))
+    """Steps that were chosen, ascending."""
 
-    def add_steps(self, records: Iterable[StepRecord]) -> None:
-        """Of a rank that was chosen."""
-        seen: set[int] = set()
-        for record in records:
-            if not is_possible_step(record):
-                self.damaged += 1
-                continue
-            step = record.step
-            if not self.selection.has_step(step):
-                self.outside.add(step)
-                continue
-            if record.profiled:
-                self.profiled.add(step)
-            if step not in seen:
-                seen.add(step)
-                self.records[step] = self.records.get(step, 0) + 1
-            self.weights[step] = self.weights.get(step, 0) + step_tracks.weight(record)
-            start, end = record.start_unix_ns, record.start_unix_ns + round(record.wall_us * 1000)
-            first, last = self.times.get(step, (start, end))
-            self.times[step] = (min(first, start), max(last, end))
+    def add_steps(self, blocks: Iterable[Rows]) -> None:
+        """Count the step records of a rank that was chosen."""
+        of_rank = _summed([self._chosen(rows) for rows in blocks])
+        of_rank["ranks"] = 1
+        self._sums = _summed([self._sums, of_rank])
+
+    def _chosen(self, rows: Rows) -> NDArray[Any]:
+        possible = are_possible_steps(rows)
+        rows = rows[possible]
+        self.damaged += len(possible) - len(rows)
+        steps: NDArray[np.int64] = rows["step"]
+        chosen = self.selection.has_steps(steps)
+        if not chosen.all():
+            first, last = int(steps[~chosen].min()), int(steps[~chosen].max())
+            before = self.outside or (first, last + 1)
+            self.outside = (min(first, before[0]), max(last + 1, before[1]))
+            rows = rows[chosen]
+        found = np.zeros(len(rows), _SUMS)
+        found["step"] = rows["step"]
+        found["events"] = step_tracks.weights(rows)
+        found["start_ns"] = rows["start_unix_ns"]
+        found["end_ns"] = rows["start_unix_ns"] + np.rint(rows["wall_us"] * 1000).astype(np.int64)
+        found["profiled"] = rows["flags"] & PROFILED != 0
+        return found
 
     def add_collectives(self, records: Iterable[CollectiveRecord]) -> None:
         """Of any rank: to say who waited for whom those of all ranks are needed."""
         for record in records:
             if 0 <= record.step <= LAST_STEP:
                 self.collectives[record.step] = self.collectives.get(record.step, 0) + 1
-                self.profiled.add(record.step)
+
+    @property
+    def profiled(self) -> set[int]:
+        """Steps of which there is more than a step record."""
+        return {*self._sums["step"][self._sums["profiled"]].tolist(), *self.collectives}
+
+    def records_of(self, steps: range) -> int:
+        """The number of records of ``steps``; a rank has one of each step."""
+        return int(self._sums["ranks"][self._between(steps.start, steps.stop)].sum())
 
     def all_weights(self) -> dict[int, int]:
         """Step to the number of its events, collectives with them."""
-        weights = dict(self.weights)
+        weights = dict(zip(self._sums["step"].tolist(), self._sums["events"].tolist(), strict=True))
         for step, count in self.collectives.items():
             if self.selection.has_step(step):
                 weights[step] = weights.get(step, 0) + count * collective_tracks.WEIGHT
@@ -88,9 +103,34 @@ class Survey:
 
         Leaves out what a damaged record moved to another age.
         """
-        times = np.array([span for step, span in self.times.items() if steps[0] <= step < steps[1]], dtype=np.int64)
-        if not len(times):
+        sums = self._sums[self._between(*steps)]
+        if not len(sums):
             return None
-        typical = np.median(times[:, 0])
-        near = np.abs(times - typical) < HORIZON_NS / 2
-        return int(times[near[:, 0], 0].min()), int(times[near[:, 1], 1].max(initial=int(typical)))
+        starts, ends = sums["start_ns"], sums["end_ns"]
+        typical = np.median(starts)
+        starts, ends = (times[np.abs(times - typical) < HORIZON_NS / 2] for times in (starts, ends))
+        return int(starts.min()), int(ends.max(initial=int(typical)))
+
+    def _between(self, first: int, past: int) -> slice:
+        return slice(*np.searchsorted(self._sums["step"], (first, past)).tolist())
+
+
+def _summed(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """One entry for each step, ascending."""
+    joined = np.concatenate([np.empty(0, _SUMS), *parts])
+    joined = joined[np.argsort(joined["step"], kind="stable")]
+    firsts = np.flatnonzero(np.diff(joined["step"], prepend=-1))
+    found = joined[firsts]
+    if len(found) < len(joined):
+        for name, together in _TOGETHER.items():
+            found[name] = together.reduceat(joined[name], firsts)
+    return found
+
+
+_TOGETHER: Final = {
+    "events": np.add,
+    "ranks": np.add,
+    "start_ns": np.minimum,
+    "end_ns": np.maximum,
+    "profiled": np.logical_or,
+}

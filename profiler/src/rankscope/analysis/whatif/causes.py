@@ -1,4 +1,4 @@
-"""Causes that step records tell: how much of each rank's own time they took above what is usual. One row to add one."""
+"""Causes that step records show: how much of each rank's own time they took above what is usual. One row to add one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rankscope.analysis.steps import Matrix, StepTable
-from rankscope.analysis.whatif.step_graph import StepGraph, Stretches, middle
+from rankscope.analysis.steps import Matrix
+from rankscope.analysis.whatif.step_graph import Block, StepGraph, over_middle
+from rankscope.runs.records import Phase
 
-Amounts = Callable[[StepTable, NDArray[np.intp], StepGraph], Stretches | None]
-"""What a cause took [ranks, stretches], microseconds; ``None`` where the records have no signal for it."""
+Amounts = Callable[[Block], Matrix | None]
+"""What a cause took [stretches, ranks], microseconds; ``None`` where it took nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,48 +21,62 @@ class CauseRow:
     """One cause, named as the verdict's causes and explanations are."""
 
     cause: str
+    is_known: Callable[[StepGraph], bool]
+    """Whether the records have a signal for it."""
     amounts: Amounts
 
 
-def _placed(graph: StepGraph, above: Matrix) -> Stretches:
-    """Time per step [ranks, steps] into stretches: into that of the phase in which the rank lost most in the step."""
-    phases = list(graph.excess)
-    stretch = np.stack([graph.stretch_in[phase] for phase in phases])
-    lost = np.stack([graph.excess[phase][:, graph.stretch_in[phase]] for phase in phases])
-    where = np.take_along_axis(np.broadcast_to(stretch[:, None], lost.shape), lost.argmax(axis=0)[None], axis=0)[0]
-    amounts = np.zeros_like(graph.own)
-    rows = np.broadcast_to(np.arange(len(above))[:, None], above.shape)
-    np.add.at(amounts, (rows, where), above)
-    return amounts
+def causes_of(graph: StepGraph) -> list[CauseRow]:
+    """The causes that the records have a signal for."""
+    return [row for row in CAUSES if row.is_known(graph)]
 
 
-def _metric(name: str) -> Amounts:
-    def amounts(table: StepTable, rows: NDArray[np.intp], graph: StepGraph) -> Stretches | None:
-        values = table.matrix(name)[rows]
-        if not np.isfinite(values).all():
-            return None
-        return _placed(graph, np.maximum(values - middle(values), 0.0))
+def _metric(cause: str, name: str) -> CauseRow:
+    def is_known(graph: StepGraph) -> bool:
+        if not graph.table.is_known(name):
+            return False
+        return all(graph.of_blocks(lambda block: bool(np.isfinite(graph.values(name, block.steps)).all())))
 
-    return amounts
+    def amounts(block: Block) -> Matrix | None:
+        over = over_middle(block.graph.values(name, block.steps))
+        return block.place(over) if over.any() else None
 
-
-def _input(table: StepTable, rows: NDArray[np.intp], graph: StepGraph) -> Stretches | None:
-    del table, rows
-    found = [graph.excess[phase] for phase in ("data", "h2d") if phase in graph.excess]
-    return sum(found[1:], start=found[0]) if found else None
+    return CauseRow(cause, is_known, amounts)
 
 
-def _checkpoint(table: StepTable, rows: NDArray[np.intp], graph: StepGraph) -> Stretches | None:
-    tagged = table.tagged("checkpoint")[rows]
+_INPUT: Final[tuple[Phase, ...]] = ("data", "h2d")
+
+
+def _has_input(graph: StepGraph) -> bool:
+    return any(phase in graph.phases for phase in _INPUT)
+
+
+def _input(block: Block) -> Matrix | None:
+    taken = np.zeros(block.shape)
+    for phase in _INPUT:
+        if phase in block.graph.phases:
+            stretches, lost = block.lost_in(phase)
+            taken[stretches] += lost
+    return taken
+
+
+def _has_checkpoints(graph: StepGraph) -> bool:
+    return bool(graph.table.tagged("checkpoint")[graph.rows].any())
+
+
+def _checkpoint(block: Block) -> Matrix | None:
+    graph = block.graph
+    tagged = graph.table.tagged("checkpoint")[graph.rows, block.steps].T
     if not tagged.any():
         return None
-    own = table.matrix("own_us")[rows]
-    return _placed(graph, np.where(tagged, np.maximum(own - middle(own), 0.0), 0.0))
+    return block.place(np.where(tagged, over_middle(graph.values("own_us", block.steps)), 0.0))
 
 
 CAUSES: Final[tuple[CauseRow, ...]] = (
-    CauseRow("input", _input),
-    CauseRow("gc", _metric("gc_us")),
-    CauseRow("checkpoint", _checkpoint),
-    CauseRow("cpu_contention", _metric("run_queue_us")),
+    CauseRow("input", _has_input, _input),
+    _metric("gc", "gc_us"),
+    CauseRow("checkpoint", _has_checkpoints, _checkpoint),
+    _metric("cpu_contention", "run_queue_us"),
 )
+CAUSE_METRICS: Final = ("gc_us", "run_queue_us", "own_us")
+"""Metrics that a table needs for the causes beside those of the graph."""

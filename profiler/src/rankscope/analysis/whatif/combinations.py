@@ -7,7 +7,7 @@ any combination is answered from these at once, exactly as it would be from all 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.step_order import blocks
-from rankscope.analysis.whatif.step_graph import StepGraph, Stretches
+from rankscope.analysis.whatif.causes import CauseRow
+from rankscope.analysis.whatif.step_graph import Block, StepGraph
 
 MOST_RANKS: Final = 8
 """Ranks that can be made ideal together."""
@@ -74,22 +74,41 @@ def read_combinations(folder: Path) -> Combinations | None:
     return Combinations(meta.ranks, meta.causes, meta.steps, meta.ideal_us, above, rows)
 
 
-def combinations(graph: StepGraph, ranks: Sequence[int], causes: Mapping[str, Stretches]) -> Combinations:
-    """Of a graph whose rows are ``ranks``, and what each cause took (``causes``: [ranks, stretches]).
+def combinations(graph: StepGraph, ranks: Sequence[int], causes: Sequence[CauseRow]) -> Combinations:
+    """Combinations of the ``ranks`` of a graph, one per row, and of causes.
 
     Causes may overlap: together they take no more than a rank's own time in the stretch is above the typical.
     """
-    amounts = list(causes.values())
-    kept, count = min(MOST_RANKS + 1, len(ranks)), len(graph.typical)
-    above = np.zeros((1 << len(amounts), count, MOST_RANKS + 1), np.float32)
+    found = graph.of_blocks(lambda block: _longest(block, causes))
+    return Combinations(
+        ranks=ranks,
+        causes=[row.cause for row in causes],
+        steps=len(graph.transfers),
+        ideal_us=sum(typical for typical, _, _ in found) + float(graph.transfers.sum()),
+        above=np.concatenate([above for _, above, _ in found], axis=1),
+        rows=np.concatenate([rows for _, _, rows in found], axis=1),
+    )
+
+
+def _longest(block: Block, causes: Sequence[CauseRow]) -> tuple[float, NDArray[np.float32], NDArray[np.int32]]:
+    """The ideal time of a block's stretches, and ``above`` and ``rows`` of ``Combinations`` for them."""
+    stretches, ranks = block.shape
+    amounts = [row.amounts(block) for row in causes]
+    kept = min(MOST_RANKS + 1, ranks)
+    above = np.zeros((1 << len(causes), stretches, MOST_RANKS + 1), np.float32)
     rows = np.full(above.shape, -1, np.int32)
-    for part in blocks(count):
-        whole = np.maximum(graph.own[:, part] - graph.typical[part], 0.0)
-        for at in range(len(above)):
-            taken = [amount[:, part] for number, amount in enumerate(amounts) if at >> number & 1]
-            left = np.maximum(whole - sum(taken[1:], start=taken[0]), 0.0) if taken else whole
-            longest = np.argpartition(-left, kept - 1, axis=0)[:kept]
-            above[at, part, :kept] = np.take_along_axis(left, longest, axis=0).T
-            rows[at, part, :kept] = longest.T
-    ideal = float(graph.typical.sum() + graph.transfers.sum())
-    return Combinations(ranks, list(causes), len(graph.transfers), ideal, above, rows)
+    for at in range(len(above)):
+        # A cause that took nothing here changes nothing.
+        same = sum(1 << number for number, taken in enumerate(amounts) if at >> number & 1 and taken is not None)
+        if same != at:
+            above[at], rows[at] = above[same], rows[same]
+            continue
+        left = block.above.copy()
+        for number, taken in enumerate(amounts):
+            if at >> number & 1 and taken is not None:
+                left -= taken
+        np.maximum(left, 0.0, out=left)
+        longest = left.argpartition(ranks - kept, axis=1)[:, ranks - kept :]
+        above[at, :, :kept] = np.take_along_axis(left, longest, axis=1)
+        rows[at, :, :kept] = longest
+    return float(block.typical.sum()), above, rows

@@ -3,72 +3,29 @@
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.analysis.damage import damage_warnings
-from rankscope.analysis.own_time import MINIMUM_STEPS, Judged, judge
+from rankscope.analysis.own_time import MINIMUM_STEPS, comparable
 from rankscope.analysis.peers import peer_groups
-from rankscope.analysis.possible import LAST_STEP, is_possible_breakdown, is_possible_collective
+from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
+from rankscope.analysis.rank_files import Report, ignore
 from rankscope.analysis.reduce import Reduction
-from rankscope.analysis.steps import Matrix, StepTable
-from rankscope.analysis.whatif.causes import CAUSES
-from rankscope.analysis.whatif.outcome import MAX_RANKS, TOO_LITTLE, Outcome, Part, Terms, answer, insufficient, slowest_count
+from rankscope.analysis.steps import StepTable
+from rankscope.analysis.whatif.causes import CAUSE_METRICS, CauseRow, causes_of
+from rankscope.analysis.whatif.outcome import TOO_LITTLE, Outcome, Part, Terms, answer, insufficient
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
-from rankscope.analysis.whatif.step_graph import (
-    StepGraph,
-    Stretches,
-    actual_times,
-    build_step_graph,
-    ideal_times,
-    of_amounts,
-    of_rank,
-    of_ranks,
-)
+from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, StepGraph, build_step_graph
+from rankscope.analysis.whatif.step_scenarios import StepScenarios, play_steps
 from rankscope.analysis.whatif.windows_answer import Profiled, whatif_of_profiled
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import PHASES, Phase, RankInfo, StepRecord
+from rankscope.runs.records import RankInfo
 
 _SECONDS: Final = 1e-6
-
-
-class _Blocked:
-    """Blocked time per phase, noted while records pass by on their way into the step table."""
-
-    def __init__(self) -> None:
-        # As bare numbers: objects of a thousand ranks' steps would fill memory.
-        self._seen: dict[tuple[int, Phase], tuple[array[int], array[float]]] = {}
-
-    def noting(self, rank: int, records: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """The same records."""
-        for record in records:
-            on_device = record.device_us is not None and record.device_blocked_us is not None
-            blocked = record.device_blocked_us if on_device else record.blocked_us
-            if blocked is not None and 0 <= record.step <= LAST_STEP:
-                for phase in PHASES:
-                    if (time := blocked.get(phase)) is not None:
-                        steps, times = self._seen.setdefault((rank, phase), (array("q"), array("d")))
-                        steps.append(record.step)
-                        times.append(time)
-            yield record
-
-    def matrices(self, ranks: Sequence[int], steps: NDArray[np.int64]) -> dict[Phase, Matrix]:
-        """[ranks, steps] per phase that anybody was blocked in, NaN where there is none."""
-        found: dict[Phase, Matrix] = {}
-        for (rank, phase), (numbers, times) in self._seen.items():
-            if rank in ranks:
-                at = np.minimum(np.searchsorted(steps, numbers), len(steps) - 1)
-                here = steps[at] == np.asarray(numbers)
-                matrix = found.setdefault(phase, np.full((len(ranks), len(steps)), np.nan))
-                matrix[ranks.index(rank), at[here]] = np.asarray(times)[here]
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +34,9 @@ class Chain:
 
     graph: StepGraph
     ranks: list[int]
-    """Of the graph's rows."""
-    causes: dict[str, Stretches]
-    """What each cause took, where the records have a signal for it."""
+    """Rank of each of the graph's rows."""
+    causes: list[CauseRow]
+    """Causes that the records have a signal for."""
 
 
 def whatif_of_run(run: NamedRun, terms: Terms) -> WhatIf:
@@ -87,20 +44,12 @@ def whatif_of_run(run: NamedRun, terms: Terms) -> WhatIf:
     return whatif_with_chain(run, terms)[0]
 
 
-def whatif_with_chain(
-    run: NamedRun, terms: Terms, tell: Callable[[int, int], None] = lambda _done, _of: None
-) -> tuple[WhatIf, Chain | None]:
-    """The same, and what it was played on; ``None`` where that is not step records. ``tell`` hears how many ranks are read."""
+def whatif_with_chain(run: NamedRun, terms: Terms, report: Report = ignore) -> tuple[WhatIf, Chain | None]:
+    """The same, and what it was played on; ``None`` where that is not step records. ``report`` gets the number of ranks read."""
     reader = RunReader(run.path)
     attempt = run.chosen(reader.attempts())
-    blocked = _Blocked()
-    ranks = reader.ranks(attempt)
-
-    def read(done: int, rank: int) -> Iterator[StepRecord]:
-        tell(done, len(ranks))
-        yield from blocked.noting(rank, reader.steps(attempt, rank))
-
-    table = StepTable.from_records(attempt, {rank: read(done, rank) for done, rank in enumerate(ranks)})
+    table = StepTable.load(reader, attempt, report=report, metrics=(*GRAPH_METRICS, *CAUSE_METRICS))
+    ranks = table.ranks.tolist()
     infos = reader.infos(attempt)
     about = reader.attempt(attempt)
     world_size = max(about.world_size if about else 0, *(info.world_size for info in infos.values()), len(ranks)) or None
@@ -122,7 +71,7 @@ def whatif_with_chain(
         simulated=recorded.simulated,
         warnings=damage_warnings(reader, table),
     )
-    result, chain = _from_steps(source, table, infos, blocked, terms)
+    result, chain = _from_steps(source, table, infos, terms)
     if result.status == "ok":
         return result, chain
     profiled = Profiled(
@@ -148,26 +97,24 @@ def _profiled(reader: RunReader, attempt: int, rank: int) -> Reduction:
     )
 
 
-def _from_steps(
-    source: WhatIfSource, table: StepTable, infos: dict[int, RankInfo], blocked: _Blocked, terms: Terms
-) -> tuple[WhatIf, Chain | None]:
+def _from_steps(source: WhatIfSource, table: StepTable, infos: dict[int, RankInfo], terms: Terms) -> tuple[WhatIf, Chain | None]:
     ranks = [int(rank) for rank in table.ranks]
     if len(peer_groups(ranks, infos)) > 1:
         told = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
         return insufficient(source, told), None
-    judged = judge(table, ranks)
-    if judged is None:
+    found = comparable(table, ranks)
+    if found is None:
         return insufficient(source, _missing(source, table)), None
-    own = {phase: judged.table.matrix(f"own_{phase}_us")[judged.rows] for phase in PHASES}
-    graph = build_step_graph(own, blocked.matrices(judged.ranks, judged.table.steps), judged.table.steps)
+    rows, keep = found
+    graph = build_step_graph(table.columns(keep), rows)
     if graph is None:
         told = "no rank ever waited for another, as far as the step records tell, so it is not known where they meet"
         return insufficient(source, told), None
-    missing = (source.world_size or 0) - len(judged.ranks)
-    steps = len(judged.table.steps)
+    missing = (source.world_size or 0) - len(rows)
+    steps = int(keep.sum())
     source = msgspec.structs.replace(
         source,
-        ranks=len(judged.ranks),
+        ranks=len(rows),
         steps=steps,
         steps_left_out=len(table.steps) - steps,
         warnings=source.warnings
@@ -177,9 +124,11 @@ def _from_steps(
             else []
         ),
     )
-    found = [(row.cause, row.amounts(judged.table, judged.rows, graph)) for row in CAUSES]
-    chain = Chain(graph, judged.ranks, {cause: taken for cause, taken in found if taken is not None})
-    return answer(_outcome(judged, chain, infos), source, terms), chain
+    chain = Chain(graph, table.ranks[rows].tolist(), causes_of(graph))
+    played = play_steps(graph, chain.causes)
+    if not played.measured.any():
+        return insufficient(source, "the steps took no time by the clock that they were measured with"), None
+    return answer(_outcome(played, chain, infos), source, terms), chain
 
 
 def _missing(source: WhatIfSource, table: StepTable) -> str:
@@ -189,36 +138,25 @@ def _missing(source: WhatIfSource, table: StepTable) -> str:
         return "no rank has left step records"
     if source.ranks < 2:
         return f"step records of {source.ranks} rank only, of a world of {source.world_size or 'unknown size'}"
-    if not np.isfinite(table.matrix("own_us")).any():
+    if not table.is_known("own_us"):
         return "the step records do not tell own time from waiting"
     return f"{len(table.steps)} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed"
 
 
-def _outcome(judged: Judged, chain: Chain, infos: dict[int, RankInfo]) -> Outcome:
-    graph = chain.graph
-    order = _worst_first(graph)
-    chosen = [int(row) for row in order[: slowest_count(len(order))]]
-
-    def amounts(key: dict[str, Any], taken: NDArray[np.float64]) -> Part:
-        return Part(key, *of_amounts(graph, taken))
+def _outcome(played: StepScenarios, chain: Chain, infos: dict[int, RankInfo]) -> Outcome:
+    def named(part: Part) -> Part:
+        rank = chain.ranks[part.key["row"]]
+        return replace(part, key={"rank": rank, "host": infos[rank].host if rank in infos else None})
 
     return Outcome(
-        steps=judged.table.steps,
-        measured=judged.table.matrix("wall_us")[judged.rows].mean(axis=0),
-        actual=actual_times(graph),
-        ideal=ideal_times(graph),
-        ranks=[
-            Part({"rank": rank, "host": infos[rank].host if rank in infos else None}, *of_rank(graph, row))
-            for row, rank in ((int(row), judged.ranks[row]) for row in order[:MAX_RANKS])
-        ],
-        slowest=[judged.ranks[row] for row in chosen],
-        without_slowest=of_ranks(graph, np.array(chosen))[1],
-        ops=[amounts({"op": phase}, graph.excess[phase]) for phase in graph.excess],
-        causes=[amounts({"cause": cause}, taken) for cause, taken in chain.causes.items()],
+        steps=chain.graph.table.steps,
+        measured=played.measured,
+        actual=played.actual,
+        ideal=played.ideal,
+        ranks=[named(part) for part in played.ranks],
+        slowest=[chain.ranks[row] for row in played.slowest],
+        without_slowest=played.without_slowest,
+        ops=played.phases,
+        causes=played.causes,
         seconds=_SECONDS,
     )
-
-
-def _worst_first(graph: StepGraph) -> NDArray[np.intp]:
-    """Rows of ranks, those with the longest time above the typical first."""
-    return np.argsort(-np.maximum(graph.own - graph.typical, 0.0).sum(axis=1), kind="stable")

@@ -1,0 +1,138 @@
+"""Tables of own and blocked times, and the chain of stretches worked out step by step, for the tests of what-if."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.steps import StepTable
+from rankscope.analysis.whatif.step_graph import StepGraph, build_step_graph
+from rankscope.runs.records import PHASES, Phase
+
+Floats = NDArray[np.float64]
+
+
+def table_of(
+    own: Mapping[Phase, Floats],
+    blocked: Mapping[Phase, Floats],
+    steps: NDArray[np.int64] | None = None,
+    *,
+    others: Mapping[str, Floats] | None = None,
+    checkpoints: NDArray[np.bool_] | None = None,
+) -> StepTable:
+    """Table of matrices [ranks, steps]: own and blocked time of phases, and ``others`` by their names."""
+    shape = next(iter(own.values())).shape
+    total = np.nansum(list(own.values()), axis=0)
+    return StepTable(
+        attempt=0,
+        ranks=100 + np.arange(shape[0]),
+        steps=np.arange(shape[1]) if steps is None else steps,
+        values={
+            "wall_us": total,
+            "own_us": total,
+            **{f"own_{phase}_us": values for phase, values in own.items()},
+            **{f"blocked_{phase}_us": values for phase, values in blocked.items()},
+            **(others or {}),
+        },
+        start_unix_ns=np.zeros(shape, np.int64),
+        profiled=np.zeros(shape, bool),
+        tags={} if checkpoints is None else {"checkpoint": checkpoints},
+    )
+
+
+def graph_of(table: StepTable, rows: NDArray[np.intp] | None = None) -> StepGraph:
+    """Graph of all ranks, or of those in some rows."""
+    graph = build_step_graph(table, np.arange(len(table.ranks)) if rows is None else rows)
+    assert graph is not None
+    return graph
+
+
+@dataclass
+class Stretch:
+    """A stretch of the chain. Lists and arrays are [ranks]."""
+
+    own: Floats
+    step: int = 0
+    """Position of the step in which it ends."""
+    lost: dict[str, Floats] = field(default_factory=dict)
+    """By phase, and by cause, above the rank in the middle."""
+
+
+@dataclass
+class PlainChain:
+    """A chain of stretches that was put together cell by cell."""
+
+    stretches: list[Stretch]
+    transfers: Floats
+
+    def times(self, longest: list[float]) -> Floats:
+        """Step times [steps] for the longest own time of each stretch."""
+        times = self.transfers.copy()
+        for stretch, time in zip(self.stretches, longest, strict=True):
+            times[stretch.step] += time
+        return times
+
+    def of_rows(self, rows: set[int]) -> tuple[Floats, Floats]:
+        """Step times with only these ranks as they were, and with all but these as they were."""
+        both = []
+        for stretch in self.stretches:
+            ideal = low(stretch.own)
+            own = {row: max(time, ideal) for row, time in enumerate(stretch.own.tolist())}
+            both.append([max((own[row] for row in own if (row in rows) == inside), default=ideal) for inside in (True, False)])
+        return self.times([only for only, _ in both]), self.times([without for _, without in both])
+
+    def of(self, *names: str) -> tuple[Floats, Floats]:
+        """Step times with only what these phases or causes took above the ideal, and with all but that."""
+        only, without = [], []
+        for stretch in self.stretches:
+            ideal = low(stretch.own)
+            above = np.maximum(stretch.own - ideal, 0.0)
+            part = np.minimum(sum((stretch.lost.get(name, np.zeros(len(above))) for name in names), np.zeros(len(above))), above)
+            only.append(ideal + part.max())
+            without.append(ideal + (above - part).max())
+        return self.times(only), self.times(without)
+
+
+def low(values: Floats) -> float:
+    """The value in the middle, of two the lower."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def plain_chain(table: StepTable, rows: list[int]) -> PlainChain:
+    """The chain by its definition, one cell after the other."""
+    steps = table.steps.tolist()
+    phases = [phase for phase in PHASES if f"own_{phase}_us" in table.values]
+    blocked = {phase: table.values[f"blocked_{phase}_us"][rows] for phase in phases if f"blocked_{phase}_us" in table.values}
+    met = [
+        phase for phase, times in blocked.items() if 2 * sum((times[:, at] > 0).any() for at in range(len(steps))) >= len(steps)
+    ]
+    causes = {"gc": "gc_us", "cpu_contention": "run_queue_us", "checkpoint": "own_us"}
+    stretches = [Stretch(np.zeros(len(rows)))]
+    for at, step in enumerate(steps):
+        cells = {phase: np.nan_to_num(table.values[f"own_{phase}_us"][rows, at]) for phase in phases}
+        lost = {phase: np.maximum(times - low(times), 0.0) for phase, times in cells.items()}
+        worst = [max(phases, key=lambda phase: lost[phase][row]) for row in range(len(rows))]
+        for phase in phases:
+            stretch = stretches[-1]
+            stretch.own, stretch.step = stretch.own + cells[phase], at
+            stretch.lost[phase] = stretch.lost.get(phase, 0.0) + lost[phase]
+            if phase in ("data", "h2d"):
+                stretch.lost["input"] = stretch.lost.get("input", 0.0) + lost[phase]
+            for cause, metric in causes.items():
+                if metric in table.values:
+                    values = table.values[metric][rows, at]
+                    over = np.maximum(values - low(values), 0.0)
+                    if cause == "checkpoint":
+                        over = np.where(table.tagged("checkpoint")[rows, at], over, 0.0)
+                    here = np.array([one == phase for one in worst])
+                    stretch.lost[cause] = stretch.lost.get(cause, 0.0) + np.where(here, over, 0.0)
+            missing = phase == phases[-1] and at + 1 < len(steps) and steps[at + 1] > step + 1
+            if phase in met or missing:
+                stretches.append(Stretch(np.zeros(len(rows)), step=at))
+    # What follows the last meeting is a stretch, too.
+    stretches = stretches if stretches[-1].own.any() or stretches[-1].lost else stretches[:-1]
+    transfers = sum((np.nan_to_num(blocked[phase]).min(axis=0) for phase in met), np.zeros(len(steps)))
+    return PlainChain(stretches, transfers)

@@ -1,0 +1,141 @@
+"""Step times on the graph of step records, against the chain of stretches worked out cell by cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.analysis.whatif.step_tables import Floats, graph_of, plain_chain, table_of
+
+from rankscope.analysis.steps import StepTable
+from rankscope.analysis.whatif.causes import causes_of
+from rankscope.analysis.whatif.step_graph import build_step_graph, middle
+from rankscope.analysis.whatif.step_scenarios import StepScenarios, play_steps
+from rankscope.runs.records import PHASES, Phase
+
+
+def scenarios_of(table: StepTable, rows: np.ndarray | None = None) -> StepScenarios:
+    graph = graph_of(table, rows)
+    return play_steps(graph, causes_of(graph))
+
+
+def agrees(table: StepTable, rows: list[int]) -> StepScenarios:
+    """All scenarios, after they have been compared with those of the plain chain."""
+    found, chain = scenarios_of(table, np.array(rows)), plain_chain(table, rows)
+    np.testing.assert_allclose(found.actual, chain.of_rows(set(range(len(rows))))[0])
+    np.testing.assert_allclose(found.ideal, chain.of_rows(set())[0])
+    np.testing.assert_allclose(found.without_slowest, chain.of_rows(set(found.slowest))[1])
+    np.testing.assert_allclose(found.measured, table.values["wall_us"][rows].mean(axis=0))
+    assert sorted(part.key["row"] for part in found.ranks) == list(range(len(rows)))
+    for part in found.ranks:
+        np.testing.assert_allclose((part.only, part.without), chain.of_rows({part.key["row"]}))
+    for part in (*found.phases, *found.causes):
+        np.testing.assert_allclose((part.only, part.without), chain.of(*part.key.values()), err_msg=str(part.key))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_scenarios_are_those_of_the_plain_chain(seed: int) -> None:
+    # Given several blocks of steps, some meetings within them, and steps that are missing at the edge of a block and elsewhere
+    random = np.random.default_rng(seed)
+    missing = {256: 256, 257 + seed: 600, 700: 701} if seed % 2 else {}
+    steps = np.array([step for step in range(800) if all(not first <= step < last for first, last in missing.items())])
+    shape = (7, len(steps))
+    phases: list[Phase] = [phase for phase in PHASES if random.random() < 0.7] or ["forward", "backward"]
+    met = random.choice(phases, random.integers(1, len(phases) + 1), replace=False)
+    table = table_of(
+        {phase: random.gamma(2, 1000, shape) for phase in phases},
+        {phase: random.gamma(2, 100, shape) for phase in met},
+        steps,
+        others={"gc_us": random.gamma(2, 300, shape) * (random.random(shape) < 0.1), "run_queue_us": random.gamma(2, 300, shape)},
+        checkpoints=np.tile(random.random(len(steps)) < 0.02, (7, 1)),
+    )
+    found = agrees(table, [0, 1, 2, 3, 4, 5, 6] if seed % 3 else [0, 2, 3, 6])
+    causes = [part.key["cause"] for part in found.causes]
+    assert causes == ["input"] * ("data" in phases or "h2d" in phases) + ["gc", "checkpoint", "cpu_contention"]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> StepTable:
+    """Own and blocked times of a few ranks in whole microseconds, some phases unknown, some steps missing."""
+    ranks = draw(st.integers(1, 5))
+    steps = np.array(draw(st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True).map(sorted)))
+    phases: list[Phase] = draw(st.lists(st.sampled_from(PHASES), min_size=1, unique=True))
+    meeting = draw(st.lists(st.sampled_from(phases), min_size=1, unique=True))
+    shape = (ranks, len(steps))
+
+    def numbers(low: int) -> Floats:
+        size = ranks * len(steps)
+        return np.array(draw(st.lists(st.integers(low, 100), min_size=size, max_size=size)), dtype=float).reshape(shape)
+
+    return table_of(
+        {phase: numbers(0) for phase in phases},
+        {phase: numbers(1) for phase in meeting},
+        steps,
+        others={"gc_us": numbers(0)} if draw(st.booleans()) else None,
+    )
+
+
+@given(tables())
+def test_less_slowness_is_never_slower_and_none_is_ideal(table: StepTable) -> None:
+    found = agrees(table, list(range(len(table.ranks))))
+    assert (found.actual >= found.ideal).all()
+    for part in (*found.ranks, *found.phases, *found.causes):
+        for times in (part.only, part.without):
+            assert (times <= found.actual).all()
+            assert (times >= found.ideal).all()
+
+
+@given(tables())
+def test_the_graph_has_as_much_own_time_as_the_records(table: StepTable) -> None:
+    graph = graph_of(table)
+    own = sum(values.sum() for name, values in table.values.items() if name.startswith("own_") and name != "own_us")
+    assert sum(graph.of_blocks(lambda block: block.own.sum())) == own
+
+
+@pytest.mark.parametrize("absurd", [-5.0, 1e300, float("inf"), float("nan")])
+def test_absurd_times_count_as_nothing(absurd: float) -> None:
+    forward, waited = np.array([[10.0, absurd], [30.0, 30.0]]), np.array([[absurd, 31.0], [1.0, 1.0]])
+    found = scenarios_of(table_of({"forward": forward}, {"forward": waited}))
+    assert found.actual.tolist() == [30.0, 31.0]
+    assert found.ideal.tolist() == [10.0, 1.0]
+
+
+def test_ranks_that_wait_in_too_few_steps_or_never_meet_nowhere() -> None:
+    own: dict[Phase, Floats] = {"forward": np.full((2, 4), 10.0)}
+    waited = np.array([[1.0, 0.0, 0.0, 0.0], [0.0] * 4])
+    several: list[dict[Phase, Floats]] = [{"forward": waited}, {"forward": np.full((2, 4), np.nan)}, {}]
+    for blocked in several:
+        assert build_step_graph(table_of(own, blocked), np.arange(2)) is None
+    waited[1, 3] = 1.0
+    assert graph_of(table_of(own, {"forward": waited})).stretch.tolist() == [[0], [1], [2], [3]]
+
+
+def test_a_phase_that_is_unknown_in_these_steps_is_not_in_the_graph() -> None:
+    own: dict[Phase, Floats] = {"data": np.full((2, 4), np.nan), "forward": np.full((2, 4), 10.0)}
+    assert graph_of(table_of(own, {"forward": np.ones((2, 4))})).phases == ["forward"]
+
+
+def test_a_meter_that_is_unknown_once_is_no_evidence() -> None:
+    shape = (3, 700)
+    queue, collections = np.ones(shape), np.ones(shape)
+    queue[1, 600] = np.nan
+    table = table_of(
+        {"forward": np.ones(shape)}, {"forward": np.ones(shape)}, others={"run_queue_us": queue, "gc_us": collections}
+    )
+    assert [row.cause for row in causes_of(graph_of(table))] == ["gc"]
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=6), st.randoms())
+def test_the_middle_does_not_ask_for_order_and_most_are_as_slow(rows: list[list[int]], random: Any) -> None:
+    values = np.array(rows, dtype=float)
+    shuffled = list(rows)
+    random.shuffle(shuffled)
+    found = middle(values)
+    assert found.tolist() == middle(np.array(shuffled, dtype=float)).tolist()
+    assert found.tolist() == middle(values.T, axis=1).tolist()
+    assert (2 * (values >= found).sum(axis=0) >= len(values)).all()
+    assert (2 * (values <= found).sum(axis=0) >= len(values)).all()
