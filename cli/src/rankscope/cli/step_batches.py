@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pyarrow import compute
 from pyarrow import parquet as pq
 
+from rankscope.cli.output_file import Write
 from rankscope.runs.step_columns import COLUMNS, PROFILED
 from rankscope.runs.step_segments import Rows
 
@@ -39,8 +40,6 @@ FIELDS: Final[dict[str, pa.Field]] = {
     )
 }
 """Every column that can be exported, in order."""
-
-Write = Callable[[bytes], object]
 
 
 def batch_of(rows: Rows, names: Sequence[str], *, attempt: int, rank: int, tags: Tags) -> pa.RecordBatch:
