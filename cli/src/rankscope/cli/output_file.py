@@ -17,7 +17,7 @@ from rankscope.runs.named import named_run
 from rankscope.runs.paths import findings_file, run_file
 from rankscope.runs.writer import replacing
 
-Write = Callable[[bytes], object]
+Write = Callable[[bytes | memoryview], object]
 
 
 def check_target(target: str, option: str, such_as: str, *, binary: bool = True) -> Path | None:
@@ -63,7 +63,7 @@ def output(target: str) -> Iterator[tuple[Write, Callable[[], int]]]:
     written = 0
     if target == "-":
 
-        def count(data: bytes) -> None:
+        def count(data: bytes | memoryview) -> None:
             nonlocal written
             sys.stdout.buffer.write(data)
             written += len(data)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pyarrow import compute
 from pyarrow import parquet as pq
 
+from rankscope.cli.output_file import Write
 from rankscope.runs.step_columns import COLUMNS, PROFILED
 from rankscope.runs.step_segments import Rows
 
@@ -39,8 +40,6 @@ FIELDS: Final[dict[str, pa.Field]] = {
     )
 }
 """Every column that can be exported, in order."""
-
-Write = Callable[[bytes], object]
 
 
 def batch_of(rows: Rows, names: Sequence[str], *, attempt: int, rank: int, tags: Tags) -> pa.RecordBatch:
@@ -148,7 +147,8 @@ class ParquetSink(AbstractContextManager["ParquetSink"]):
 
     def __init__(self, write: Write, schema: pa.Schema) -> None:
         self._schema = schema
-        self._file = pq.ParquetWriter(pa.PythonFile(_Appended(write), "w"), schema)
+        self._out = _Appended(write)
+        self._file = pq.ParquetWriter(pa.PythonFile(self._out, "w"), schema)
         self._waiting: list[pa.RecordBatch] = []
         self._rows = 0
 
@@ -165,8 +165,13 @@ class ParquetSink(AbstractContextManager["ParquetSink"]):
             self._waiting, self._rows = [], 0
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._write_group()
+        try:
+            if kind is None:
+                self._write_group()
+                self._file.close()
+        finally:
+            # Whatever failed: a writer that is not closed writes the end of the file when it is collected.
+            self._out.drop()
             self._file.close()
 
 
@@ -183,6 +188,10 @@ class _Appended:
         self._write(data)
         self._size += len(data)
         return len(data)
+
+    def drop(self) -> None:
+        """Take all that comes, and write none of it."""
+        self._write = len
 
     def tell(self) -> int:
         return self._size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -105,7 +105,9 @@ def steps(
     schema = pa.schema([FIELDS[name] for name in selection.columns])
     written = 0
     with progress() as report, output(target) as (write, size):
-        made = ParquetSink(write, schema) if format_ == "parquet" else nullcontext(_TEXT[format_](write, schema))
+        made: AbstractContextManager[Sink] = (
+            ParquetSink(write, schema) if format_ == "parquet" else nullcontext(_TEXT[format_](write, schema))
+        )
         with made as sink:
             for done, rank in enumerate(chosen, 1):
                 written += _write_rank(sink, reader, rank, selection)
@@ -115,7 +117,7 @@ def steps(
     _warn(reader)
 
 
-_TEXT: Final = {"csv": CsvSink, "jsonl": JsonSink}
+_TEXT: Final[dict[str, type[CsvSink | JsonSink]]] = {"csv": CsvSink, "jsonl": JsonSink}
 
 
 def _format_of(target: str) -> Format:
