@@ -24,12 +24,12 @@ def run_file(run: Path) -> Path:
 
 def attempt_dir(run: Path, attempt: int) -> Path:
     """``attempts/NNN``."""
-    return run / "attempts" / f"{attempt:03d}"
+    return run / f"attempts/{attempt:03d}"
 
 
 def rank_dir(run: Path, attempt: int, rank: int) -> Path:
     """``attempts/NNN/ranks/RRRRR``."""
-    return attempt_dir(run, attempt) / "ranks" / f"{rank:05d}"
+    return run / f"attempts/{attempt:03d}/ranks/{rank:05d}"
 
 
 def segment(folder: Path, stream: Stream, number: int) -> Path:

@@ -188,7 +188,7 @@ def discover(path: Path) -> list[Path]:
     """
     if is_run(path):
         return [path]
-    return sorted(entry for entry in path.iterdir() if is_visible_run(entry))
+    return [path / name for name in sorted(os.listdir(path)) if is_visible_run(path / name)]  # noqa: PTH208
 
 
 def why_unreadable(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -43,7 +43,7 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
     digest, standing = (hashlib.blake2b(digest_size=12) for _ in range(2))
     newest = 0
     skipped = NOT_SHOWN - {TRACES} if traces else NOT_SHOWN
-    for name, size, modified in sorted(_files(os.fspath(run), "", links, skipped)):
+    for name, size, modified in sorted(_files(os.fspath(run), links, skipped)):
         if not name.rpartition("/")[2].startswith(streams):
             continue
         entry = f"{name}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape")
@@ -59,21 +59,27 @@ def leads_out(path: Path, folder: Path) -> bool:
     return not Path(os.path.realpath(path)).is_relative_to(folder)
 
 
-def _files(folder: str, prefix: str, links: list[str], skipped: Container[str]) -> Iterator[tuple[str, int, int]]:
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return
-    for entry in entries:
-        if entry.is_symlink():
-            links.append(f"{prefix}{entry.name}")
-        if entry.name.startswith(".") or entry.name in skipped:
-            continue  # files that are about to be renamed into place start with a dot
+def _files(run: str, links: list[str], skipped: Container[str]) -> list[tuple[str, int, int]]:
+    """Name, size and time of each file in ``run``; the names of links are added to ``links``."""
+    found: list[tuple[str, int, int]] = []
+    folders = [(run, "")]
+    while folders:
+        folder, prefix = folders.pop()
         try:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(entry.path, f"{prefix}{entry.name}/", links, skipped)
-            else:
-                status = entry.stat()
-                yield f"{prefix}{entry.name}", status.st_size, status.st_mtime_ns
+            entries = list(os.scandir(folder))
         except OSError:
-            continue  # retention removed it meanwhile, or a link leads nowhere
+            continue
+        for entry in entries:
+            if entry.is_symlink():
+                links.append(f"{prefix}{entry.name}")
+            if entry.name.startswith(".") or entry.name in skipped:
+                continue  # files that are about to be renamed into place start with a dot
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append((entry.path, f"{prefix}{entry.name}/"))
+                else:
+                    status = entry.stat()
+                    found.append((f"{prefix}{entry.name}", status.st_size, status.st_mtime_ns))
+            except OSError:
+                continue  # retention removed it meanwhile, or a link leads nowhere
+    return found

@@ -144,7 +144,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         attempts = reader.attempts()
         last = attempts[-1] if attempts else 0
         ranks = reader.ranks(last) if attempts else []
-        infos = list(reader.infos(last).values()) if attempts else []
+        infos = [info for rank in ranks if (info := reader.rank(last, rank)) is not None]
         attempt = reader.attempt(last) if attempts else None
     except RankscopeError as error:
         return _unreadable(folder, print_.revision, str(error))
