@@ -94,7 +94,7 @@ _LARGEST: Final = 2**31 - 1
 def pack_row(record: StepRecord) -> bytes:
     """The row of a record, without its sections and tags, which are an event.
 
-    Raises ``struct.error`` for numbers beyond its columns.
+    Raises ``struct.error`` or ``OverflowError`` for numbers beyond its columns.
     """
     meters = (record.cpu_us, record.run_queue_us, record.gc_us)
     values = _VALUES.pack(
