@@ -110,9 +110,7 @@ def main() -> None:
             grow_run(run, shape, 0, args.steps, workers=WORKERS)
         load_before = os.getloadavg()[0]
         os.sync()
-        wholes: list[Command] = []
-        for _ in range(args.repeats):
-            wholes.append(whole_command(run))
+        wholes = [whole_command(run) for _ in range(args.repeats)]
         whole = typical(wholes)
         begin, cpu = time.perf_counter(), time.process_time()
         evidence = read_evidence(run)
