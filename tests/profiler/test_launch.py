@@ -53,7 +53,7 @@ def test_what_is_left_of_a_removed_run_does_not_keep_the_next_from_starting(
 
 
 def test_a_run_of_a_newer_format_is_refused(tmp_path: Path) -> None:
-    create_run(tmp_path, RunInfo(schema="rankscope.run/2", run_id="x", name="x", start_unix_ns=1))
+    create_run(tmp_path, RunInfo(schema="rankscope.run/3", run_id="x", name="x", start_unix_ns=1))
     with pytest.raises(InputError, match="upgrade rankscope"):
         launch(["true"], LaunchOptions(run_dir=tmp_path, name="x"))
 

@@ -205,7 +205,8 @@ def find_slow(judged: Judged) -> Slow | None:
     slow = np.zeros(len(own), dtype=bool)
     named: list[int] = []
     p = 0.0
-    while (ahead := _ahead(own, slow, limit)) is not None and ahead.certain:
+    sums_of_own = block_sums(own.T)
+    while (ahead := _ahead(own, sums_of_own, slow, limit)) is not None and ahead.certain:
         p = max(p, ahead.p_value)
         named += ahead.rows
         slow[ahead.rows] = True
@@ -226,7 +227,7 @@ def find_slow(judged: Judged) -> Slow | None:
     pattern: Pattern = "fixed" if last.mean() >= FIXED and far.mean() >= FAR else "intermittent"
     affected = last if pattern == "fixed" else far
     # Sums of each rank's time over the usual one.
-    sums = block_sums(own.T) - block_sums(usual[:, None])
+    sums = sums_of_own - block_sums(usual[:, None])
     weakest = sorted(named, key=lambda row: float(sums[:, row].sum()))[:_WEAKEST]
     return Slow(
         ranks=[judged.ranks[row] for row in named],
@@ -283,7 +284,7 @@ class _Ahead:
         return self.p_value <= LIMIT and self.beyond_noise
 
 
-def _ahead(own: Stored, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
+def _ahead(own: Stored, sums_of_own: Matrix, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
     """Of the ranks that are not yet known to be ``slow``, those that are the farthest ahead of all others, or else the worst;
     ``None`` when nobody's mean excess is at ``limit``, or no more can be outliers.
 
@@ -294,7 +295,7 @@ def _ahead(own: Stored, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
     most = min(len(own) // 2 - int(slow.sum()), int((over >= limit).sum()))
     if most < 1:
         return None
-    sums = block_sums(own.T)[:, left]
+    sums = sums_of_own[:, left]
     order = np.argsort(-sums.sum(axis=0), kind="stable")
 
     def look(count: int, chance: float) -> _Ahead:
@@ -349,7 +350,7 @@ def too_short(judged: Judged) -> Suspect | None:
     steps = own.shape[1]
     limit = MINIMUM_EFFECT * judged.wall_us
     slow = np.zeros(len(own), dtype=bool)
-    ahead = _ahead(own, slow, limit)
+    ahead = _ahead(own, block_sums(own.T), slow, limit)
     if ahead is None:
         return None
     slow[ahead.rows] = True
