@@ -53,7 +53,7 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
         begun = recorder.enter_wait()
         at = ended
         recorder.leave_wait(begun)
-    tail._stamps.append(40)
+    tail.stamps.append(40)
     # When backward returns at 100
     at = 100
     recorder.leave_pass(tail)

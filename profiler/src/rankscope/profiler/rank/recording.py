@@ -110,11 +110,19 @@ class Recording:
             session, windows = self._open()
         assert events is not None
         measures = events.measures
-        fields = measures.take(self.step_number, events, ended, windows.active, self._waiting())
+        if self._alone:
+            waiting = NOT_AT_ALL
+        # On a device the host runs ahead and waits somewhere else.
+        elif not self._on_host or self._tail_unknown or not (self._waited or self.gradients.present) or not self.gradients.on_host:
+            waiting = NOT_KNOWN
+        else:
+            waiting = AS_NOTED
+        fields = measures.take(self.step_number, events, ended, windows.session is not None, waiting)
         # Before it is written: Ctrl-C between the two leaves a gap, not two steps of one number.
         self.step_number += 1
         ring = session.ring
-        payload = None if self._noted is None or events.understood else pack_raw(fields)
+        noted = self._noted
+        payload = None if noted is None or events.understood else pack_raw(fields)
         if payload is None or len(payload) > ring.room:
             kind, payload = EntryKind.STEP, self._understand(fields, events)
         else:
@@ -130,21 +138,24 @@ class Recording:
                     return
         else:
             self._whole = True
+            measures.restart_span(self.step_number)
         if events.line is not None:
             self._read_device(events.line, session)
             self._noted = None
-        measures.forget()
+        if measures.tags or events.understood:
+            measures.forget()
         words = ring.words
         if self.step_number >= windows.wake or words[_GENERATION] != words[_SEEN]:
             windows.boundary(self.step_number)
         words[COST] = self.cost_ns
         # After an exception or Ctrl-C in the middle of something, nothing of it may last longer than its step.
         self._waited = self._tail_unknown = self.may_evaluate = False
-        self._nothing_goes_on()
+        self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
+        self._wait_started = 0
         begun = now()
         if begun - ended > _PAUSE_NS:
             events.begin(begun)
-            measures.restart()
+            measures.restart(self.step_number)
             if events.line is not None:
                 events.line.begin()
         else:
@@ -180,15 +191,6 @@ class Recording:
     def _read_device(self, line: DeviceLine, session: Session) -> None:
         for entry in line.read():
             session.ring.put(EntryKind.DEVICE, pack(entry))
-
-    def _waiting(self) -> int:
-        """Whether the host's waiting is the rank's, and was told."""
-        if self._alone:
-            return NOT_AT_ALL
-        # On a device the host runs ahead and waits somewhere else.
-        if not self._on_host or self._tail_unknown or not self.gradients.on_host:
-            return NOT_KNOWN
-        return AS_NOTED if self._waited or self.gradients.present else NOT_KNOWN
 
     def _is_signalled(self) -> bool:
         """Whether all that the device waited for other ranks in this step was told."""
