@@ -134,6 +134,4 @@ def _blocked(blocked: list[int] | None, times: list[int]) -> PhaseTimes | None:
 def _times(values: list[float | None]) -> PhaseTimes:
     # By name, without a dictionary: this runs at every step of every rank.
     data, h2d, forward, backward, optimizer, between_steps = values
-    return PhaseTimes(
-        data=data, h2d=h2d, forward=forward, backward=backward, optimizer=optimizer, between_steps=between_steps
-    )
+    return PhaseTimes(data=data, h2d=h2d, forward=forward, backward=backward, optimizer=optimizer, between_steps=between_steps)

@@ -101,7 +101,7 @@ class StepEvents(Generic[_W]):
         clock, measures, evaluation, line = self.clock, self.measures, self._evaluation, self.line
         for word in noted:
             kind, at = word & _KIND, word >> SHIFT
-            more = next(noted) if kind >= DETAILED else None
+            more: Any = next(noted) if kind >= DETAILED else None
             if line is not None:
                 line.here = next(marks, None)
             if kind == LEAVE:
@@ -110,14 +110,9 @@ class StepEvents(Generic[_W]):
                 if evaluation.suspected is not None and kind in _TRAINING:
                     evaluation.training(clock, measures, proof=kind != DATA)
                 clock.enter(kind, at)
-            elif kind == BATCH:
+            elif kind in (BATCH, SHAPE):
                 clock.leave(at)
-                self._batch(at, more)
-            elif kind == SHAPE:
-                clock.leave(at)
-                self._batch(at, (more[0] if more else None, prod(more)))
-            elif kind == TAIL:
-                clock.wait(at - more)
+                self._batch(at, more if kind == BATCH else (more[0] if more else None, prod(more)))
             elif kind == WAITED:
                 self._waited(*more)
             else:
@@ -137,18 +132,20 @@ class StepEvents(Generic[_W]):
         if self.line is not None:
             self.line.waited(since, until)
 
-    def _rare(self, kind: int, at: int, gradients: Any) -> None:
+    def _rare(self, kind: int, at: int, more: Any) -> None:
         clock, measures, evaluation = self.clock, self.measures, self._evaluation
-        if kind == RAISED:
+        if kind == TAIL:
+            clock.wait(at - more)
+        elif kind == RAISED:
             clock.abandon(OPTIMIZER)
         elif kind == BATCH_WITHOUT_GRADIENTS:
             evaluation.batch_without_gradients(clock, measures, at)
         elif kind == MODEL_EVALUATES:
-            evaluation.model_evaluates(clock, measures, at, gradients=gradients)
+            evaluation.model_evaluates(clock, measures, at, gradients=more)
         elif evaluation.suspected is None:
             return
         elif kind == MODEL_TRAINS:
-            evaluation.model_trains(clock, measures, at, gradients=gradients)
+            evaluation.model_trains(clock, measures, at, gradients=more)
         elif kind == TRAINING_BATCH:
             evaluation.batch_to_train_on(clock, measures)
 

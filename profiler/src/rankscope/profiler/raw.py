@@ -66,6 +66,7 @@ RawFields = tuple[
 
 pack_raw = msgspec.msgpack.Encoder().encode
 """The bytes of ``RawFields``. On the training thread."""
+_spans = msgspec.msgpack.Decoder(tuple[int, int, Reading, Reading])
 _raw_steps = msgspec.msgpack.Decoder(RawStep)
 
 
@@ -103,6 +104,17 @@ def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = Fals
         tags=events.measures.tags,
         usage=None if raw.span is None else _usage(*raw.span),
     )
+
+
+def pack_span(last: int, span: Span) -> bytes:
+    """The bytes of the usage of the steps up to ``last``, where it is no part of the entry of a step."""
+    return pack_raw((last, *span))
+
+
+def unpack_span(payload: bytes) -> tuple[int, Usage]:
+    """The reverse, in the helper. Raises ``msgspec.DecodeError``."""
+    last, since, before, after = _spans.decode(payload)
+    return last, _usage(since, before, after)
 
 
 def _usage(since: int, before: Reading, after: Reading) -> Usage:

@@ -5,10 +5,10 @@ the writer. Nothing here blocks: a full ring drops the entry and counts it.
 
 Layout, in the byte order of the machine: a header page, then ``slots`` slots of ``slot_bytes``. Header: magic, slot_bytes,
 slots; then at fixed offsets 8-byte words: the writer's (head, dropped, what it cost, end, the last announcement it saw), the
-reader's (tail, and an announcement); and the reason for silence. A slot: an 8-byte word with its sequence number + 1, one with the
-checksum, the length and the kind (32, 16 and 16 bits from the lowest), the payload. An entry exists once ``head`` has passed it
-and its slot says so too. The checksum is Adler-32 of the payload, on top of the sequence number: between the events of training
-CRC-32 takes twice as long, because of its tables.
+reader's (tail, and an announcement); and the reason for silence. A slot: a word with its sequence number + 1, one with the
+checksum, the length and the kind (32, 16 and 16 bits from the lowest), and the payload. An entry exists once ``head`` has passed
+it and its slot says so too. The checksum is Adler-32 of the payload, on top of the sequence number: between the events of
+training CRC-32 takes twice as long, because of its tables.
 
 Every word is written with one aligned store, so the other side sees the old value or the new one, never a part of each. The
 announcement is several words: its generation is 0 while they change and is written last, with a checksum over all of them.
@@ -207,7 +207,7 @@ class RingReader:
         return entries
 
     def free(self, *, keep: int = 0) -> None:
-        """Free the slots of what was read, but for the last ``keep``: a reader that takes the place of this one reads them again."""
+        """Free the slots of what was read, without the last ``keep``: a reader that replaces this one reads those again."""
         self._words[_TAIL] = max(self._words[_TAIL], self._next - keep)
 
     def _out_of_patience(self, sequence: int) -> bool:

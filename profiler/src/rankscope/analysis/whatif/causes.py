@@ -39,9 +39,10 @@ def _placed(graph: StepGraph, above: Matrix) -> Stretches:
 def _metric(name: str) -> Amounts:
     def amounts(table: StepTable, rows: NDArray[np.intp], graph: StepGraph) -> Stretches | None:
         values = table.matrix(name)[rows]
-        if not np.isfinite(values).all():
+        if not np.isfinite(values).any(axis=1).all():
             return None
-        return _placed(graph, np.maximum(values - middle(values), 0.0))
+        # Of the last steps before a rank was killed, say, a meter may be unknown: they say nothing for or against the cause.
+        return _placed(graph, np.nan_to_num(np.maximum(values - middle(values), 0.0)))
 
     return amounts
 

@@ -145,6 +145,8 @@ class Helper:
             self._record(self._joining.raw(payload))
         elif kind == EntryKind.DEVICE:
             self._record(self._joining.device(payload))
+        elif kind == EntryKind.SPAN:
+            self._record(self._joining.span(payload))
         elif kind == EntryKind.WINDOW:
             self._reducing.add(msgspec.json.decode(payload, type=Window))
         elif kind == EntryKind.MISSED_WINDOW:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rankscope.profiler.entries import DeviceEntry, StepEntry, Usage, to_record, unpack_device, unpack_step
-from rankscope.profiler.raw import unpack_raw
+from rankscope.profiler.raw import unpack_raw, unpack_span
 from rankscope.runs.records import StepRecord
 
 MAX_HELD: Final = 64
@@ -73,11 +73,18 @@ class Joining:
             self._held[0].awaits = False
         return self._complete()
 
+    def span(self, payload: bytes) -> list[StepRecord]:
+        """The usage of the last steps is known. Raises ``msgspec.DecodeError``."""
+        last, usage = unpack_span(payload)
+        if self._span and self._span[-1].entry.step == last:
+            self._share(usage)
+        return self._complete()
+
     def _share(self, usage: Usage) -> None:
         """The steps since ``usage.since`` have used so much."""
         span = [held for held in self._span if held.entry.step >= usage.since]
         # Where a step is missing, how much of it all was its own is not known.
-        if len(span) == span[-1].entry.step - usage.since + 1:
+        if span and len(span) == span[-1].entry.step - usage.since + 1:
             weights = [max(held.entry.wall_ns - held.entry.cpu_ns, 0) + 1 for held in span]
             queued = None if usage.run_queue_ns is None else _shares(usage.run_queue_ns, weights)
             voluntary = _shares(usage.voluntary_switches, weights)

@@ -15,7 +15,16 @@ import weakref
 class StepBoundary:
     """Feed it the events of one thread; it answers whether the step is over."""
 
-    __slots__ = ("_backward_seen", "_backward_since_close", "_backward_since_step", "_known", "_last", "_newest", "_only", "stepped")
+    __slots__ = (
+        "_backward_seen",
+        "_backward_since_close",
+        "_backward_since_step",
+        "_known",
+        "_last",
+        "_newest",
+        "_only",
+        "stepped",
+    )
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[object]] = {}

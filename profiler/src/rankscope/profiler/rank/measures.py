@@ -30,6 +30,8 @@ class StepMeasures(StepWork):
         self._memory = MemoryMeter()
         self.sections = Sections()
         self._told: Told | None = None
+        self.use_due_ns = 0
+        """When the usage of the thread is to be read again; 0: at the end of this step, whenever that is."""
         self.restart(0)
 
     def restart(self, step: int) -> None:
@@ -41,7 +43,7 @@ class StepMeasures(StepWork):
 
     def restart_span(self, step: int) -> None:
         """Count context switches and the time in the run queue from ``step`` on."""
-        self._since, self._use, self._use_due_ns = step, self._meter.read(), now() + READ_EVERY_NS
+        self._since, self._use, self.use_due_ns = step, self._meter.read(), now() + READ_EVERY_NS
 
     def told(self, samples: object, tokens: object, flops: object) -> None:
         """Samples, tokens and floating-point operations of the step as the script says; it knows better.
@@ -58,10 +60,9 @@ class StepMeasures(StepWork):
         if self._gc.stamps:
             gc_ns = self._collected()
         span: Span | None = None
-        if ended >= self._use_due_ns:
-            use = self._meter.read()
-            span = self._since, self._use, use
-            self._since, self._use, self._use_due_ns = step + 1, use, ended + READ_EVERY_NS
+        if ended >= self.use_due_ns:
+            span = self.take_span(step + 1)
+            self.use_due_ns = ended + READ_EVERY_NS
         fields = (
             step,
             started,
@@ -81,6 +82,12 @@ class StepMeasures(StepWork):
         self._cpu_ns = cpu_ns
         self._told = None
         return fields
+
+    def take_span(self, following: int) -> Span:
+        """The usage of the thread in the steps since it was last read, up to ``following``, which is not one of them."""
+        span = self._since, self._use, self._meter.read()
+        self._since, self._use = following, span[2]
+        return span
 
     def _collected(self) -> int:
         """Nanoseconds of garbage collection since the step began."""
