@@ -144,6 +144,8 @@ class Joining:
 
 def _shares(total: int, weights: list[int]) -> list[int]:
     """``total`` in whole parts that are as large as ``weights``, as far as whole parts can be, and add up to it."""
+    if not total:
+        return [0] * len(weights)
     whole, done, before = sum(weights), 0, 0
     shares = []
     for weight in weights:
