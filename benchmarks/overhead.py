@@ -2,10 +2,11 @@
 
 Three measurements, all on real gloo ranks (DistributedDataParallel, two processes started by torchrun):
 
-- **blocks**: blocks of steps with and without the recorder alternate in the same processes, on two equal models; the wrappers
-  are really taken off for the blocks without. Host time is the CPU time of the training thread, which is what the recorder adds
-  to it whoever else is on the machine; the figure is the median of the differences of neighbouring blocks, with a 95 % bootstrap
-  interval.
+- **blocks**: blocks of steps with and without the recorder alternate in the same processes, on one model; the wrappers are
+  really taken off for the blocks without. Beside them two floors: empty functions in the same places, and the least Python that
+  notes the events of a step and puts them into a ring, without any guard. Host time is the CPU time of the training thread,
+  which is what the recorder adds to it whoever else is on the machine; the figure is the median of the differences of
+  neighbouring blocks, with a 95 % bootstrap interval.
 - **all in**: the same script, plain, under ``rankscope run`` with its default budget (windows, helper processes, metrics file)
   and under TraceML (PyPI ``traceml-ai``), in turns. A step lasts 50 ms, most of which the host sleeps, as it does where a GPU
   computes: so what is added shows in the CPU time. Compared: CPU time of the training processes and of everything that was
@@ -39,6 +40,7 @@ from typing import Any
 from budget import budget
 
 ALWAYS_ON_US = 40.0
+OF_THE_FLOOR = 1.5
 ALWAYS_ON_OF_50_MS = 0.003
 ALL_IN = 0.01
 START_UP_S = 1.0
@@ -92,6 +94,7 @@ def blocks(folder: Path, count: int) -> dict[str, Any]:
     _run(_torchrun("blocks", "--folder", str(folder), "--blocks", str(count), "--steps", str(TINY_STEPS)))
     figures: dict[str, Any] = {}
     cpu, wall, booked, without_cpu, without_wall = [], [], [], [], []
+    floors: dict[str, list[float]] = {"empty": [], "least": []}
     for rank in range(RANKS):
         found = json.loads((folder / f"blocks-{rank}.json").read_text(encoding="utf-8"))
         assert found["steps"] >= count * TINY_STEPS, "not every step was recorded"
@@ -101,8 +104,12 @@ def blocks(folder: Path, count: int) -> dict[str, Any]:
             booked.append(on[2])
             without_cpu.append(off[0])
             without_wall.append(off[1])
+        for arm, values in floors.items():
+            values += [floor[0] - off[0] for floor, off in zip(found[arm], found["without"], strict=True)]
     figures["host_us_per_step"] = _spread(cpu)
     figures["wall_us_per_step"] = _spread(wall)
+    figures["floor_empty_us_per_step"] = _spread(floors["empty"])
+    figures["floor_least_us_per_step"] = _spread(floors["least"])
     figures["booked_us_per_step"] = _spread(booked)
     figures["step_cpu_us_without"] = statistics.median(without_cpu)
     figures["step_wall_us_without"] = statistics.median(without_wall)
@@ -201,6 +208,8 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
             figures["blocks"] = blocks(folder, args.blocks)
             host = figures["blocks"]["host_us_per_step"]["median"]
             budgets.append(budget("always-on: host time per step, us", host, ALWAYS_ON_US))
+            least = figures["blocks"]["floor_least_us_per_step"]["median"]
+            budgets.append(budget("always-on: of the least that Python needs", host / least, OF_THE_FLOOR))
             budgets.append(budget("always-on: share of a 50 ms step", host / 50_000, ALWAYS_ON_OF_50_MS))
         if args.only in (None, "start_up"):
             figures["start_up"] = start_up(folder, args.rounds)

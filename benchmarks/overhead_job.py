@@ -16,10 +16,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+_DROPPED = 9
+"""Word of a ring with the number of entries that it had no room for."""
 LONG_STEP_S = 0.05
 """How long a step of ``long`` lasts."""
 
@@ -75,11 +79,75 @@ class _Wrappers:
         for hooks in self._hooks:
             hooks.clear()
 
+    def empty(self) -> None:
+        """In the places that every step passes, functions that do nothing besides."""
+        batch, backward = self._original("__next__"), self._original("backward")
+        self._floor(lambda loader: batch(loader), lambda *args, **kwargs: backward(*args, **kwargs), _nothing, _nothing)  # noqa: PLW0108
+
+    def least(self, ring: Any) -> None:
+        """The least Python that records a step, without a guard against anything: eight moments, start, CPU time, and the end
+        of the backward pass before what DDP waits for, as one entry of a ring."""
+        import torch
+        from torch.autograd import Variable
+
+        from rankscope.profiler.raw import pack_raw
+
+        now, queue = time.perf_counter_ns, Variable._execution_engine.queue_callback  # noqa: SLF001
+        batch, run = self._original("__next__"), self._original("backward")
+        noted: list[int] = []
+        exhausted = partial(next, map(noted.append, iter(now, None)))
+        carrier, hooks = torch.Tensor(), dict[int, Any]()
+        carrier._backward_hooks = hooks  # noqa: SLF001
+
+        def load(loader: Any) -> Any:
+            noted.append(now())
+            try:
+                return batch(loader)
+            finally:
+                noted.append(now())
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            noted.append(now())
+            hooks[0] = partial(next, map(queue, (exhausted,)))
+            args[0].grad_fn._register_hook_dict(carrier)  # noqa: SLF001
+            try:
+                run(*args, **kwargs)
+            finally:
+                noted.append(now())
+
+        def before(*_: Any) -> None:
+            noted.append(now())
+
+        def after(*_: Any) -> None:
+            noted.append(now())
+            payload = pack_raw((1, time.time_ns(), time.thread_time_ns(), noted))
+            noted.clear()
+            ring.put(1, payload)
+
+        self._floor(load, backward, before, after)
+
+    def _original(self, name: str) -> Any:
+        return next(old for _, changed, old, _ in self._changed if changed == name)
+
+    def _floor(self, load: Any, backward: Any, before: Any, after: Any) -> None:
+        self.off()
+        for owner, name, _, _ in self._changed:
+            if name in ("__next__", "backward"):
+                setattr(owner, name, load if name == "__next__" else backward)
+        for hooks, hook in zip(self._hooks, (before, after), strict=True):
+            hooks[0] = hook
+
     def on(self) -> None:
+        for hooks in self._hooks:
+            hooks.clear()
         for owner, name, _, new in self._changed:
             setattr(owner, name, new)
         for hooks, held in zip(self._hooks, self._held, strict=True):
             hooks.update(held)
+
+
+def _nothing(*_: Any) -> None:
+    pass
 
 
 def _owners() -> list[Any]:
@@ -111,35 +179,37 @@ def train_blocks(run_dir: Path, blocks: int, steps: int) -> None:
 
     from rankscope.profiler.rank import attach
     from rankscope.profiler.rank.recorder import Recorder
+    from rankscope.profiler.ring import RingWriter
     from rankscope.profiler.settings import RecorderSettings
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    plain = _model(64, 4)
     settings = RecorderSettings(
         run_dir=str(run_dir), run_id="bench", name="bench", start_unix_ns=time.time_ns(), window_steps=0, exporter_url=None
     )
     recorder = Recorder(settings)
     wrappers = _Wrappers(lambda: attach.use(recorder))
-    recorded = _model(64, 4)
-    models = {
-        True: (recorded, torch.optim.SGD(recorded.parameters(), lr=1e-4)),
-        False: (plain, torch.optim.SGD(plain.parameters())),
-    }
+    # One model for all: two would lie in memory differently.
+    model = _model(64, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batches = _endless(64, 8)
-    rows: dict[bool, list[tuple[float, float, float]]] = {True: [], False: []}
-    for number in range(2 * blocks + 4):
-        # ABBA: what changes slowly falls on both.
-        on = number % 4 in (0, 3)
-        (wrappers.on if on else wrappers.off)()
-        dist.barrier()
-        cost, cpu, wall = recorder.cost_ns, time.thread_time_ns(), time.perf_counter_ns()
-        _steps(*models[on], batches, steps)
-        row = (time.thread_time_ns() - cpu, time.perf_counter_ns() - wall, recorder.cost_ns - cost)
-        if number >= 4:
-            rows[on].append((row[0] / steps / 1e3, row[1] / steps / 1e3, row[2] / steps / 1e3))
+    with TemporaryDirectory(dir="/dev/shm") as folder:  # where the recorder's own ring lies
+        ring = RingWriter(Path(folder) / "ring", slots=(blocks + 2) * steps)
+    arms = {"with": wrappers.on, "without": wrappers.off, "empty": wrappers.empty, "least": lambda: wrappers.least(ring)}
+    rows: dict[str, list[tuple[float, float, float]]] = {arm: [] for arm in arms}
+    for number in range(blocks + 1):
+        # There and back: what changes slowly falls on all.
+        for arm in list(arms)[:: -1 if number % 2 else 1]:
+            arms[arm]()
+            dist.barrier()
+            cost, cpu, wall = recorder.cost_ns, time.thread_time_ns(), time.perf_counter_ns()
+            _steps(model, optimizer, batches, steps)
+            row = (time.thread_time_ns() - cpu, time.perf_counter_ns() - wall, recorder.cost_ns - cost)
+            if number:
+                rows[arm].append((row[0] / steps / 1e3, row[1] / steps / 1e3, row[2] / steps / 1e3))
     assert not recorder.off, "the recorder switched itself off"
-    result = {"with": rows[True], "without": rows[False], "steps": recorder.step_number}
+    assert ring.words[_DROPPED] == 0, "the ring of the floor was full"
+    result = {**rows, "steps": recorder.step_number}
     run_dir.with_name(f"blocks-{dist.get_rank()}.json").write_text(json.dumps(result), encoding="utf-8")
     dist.destroy_process_group()
 

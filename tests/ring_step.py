@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.profiler.entries import StepEntry, pack
+from rankscope.profiler.entries import StepEntry, Usage, pack
 from rankscope.profiler.phases import UNSEEN
 from rankscope.runs.records import PHASES
 
@@ -19,9 +19,6 @@ def packed(number: int, *, wall_ns: int = 1_000_000, profiled: bool = False) -> 
             profiled=profiled,
             awaits_device=False,
             cpu_ns=0,
-            run_queue_ns=None,
-            voluntary_switches=0,
-            involuntary_switches=0,
             gc_ns=0,
             samples=None,
             tokens=None,
@@ -30,5 +27,6 @@ def packed(number: int, *, wall_ns: int = 1_000_000, profiled: bool = False) -> 
             memory=None,
             sections_ns={},
             tags=[],
+            usage=Usage(number, None, 0, 0),
         )
     )

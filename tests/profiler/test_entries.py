@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.profiler.entries import DeviceEntry, Memory, StepEntry, pack, to_record, unpack_device, unpack_step
-from rankscope.profiler.events import BATCH, BATCH_WITHOUT_GRADIENTS, LEAVE, MODEL_EVALUATES, MODEL_TRAINS, WAITED, StepEvents
-from rankscope.profiler.helper.joining import MAX_HELD, MAX_SECONDS, Joining
+from rankscope.profiler.entries import DeviceEntry, Memory, StepEntry, Usage, pack, to_record, unpack_device, unpack_step
+from rankscope.profiler.events import (
+    BATCH,
+    BATCH_WITHOUT_GRADIENTS,
+    DETAILED,
+    LEAVE,
+    MODEL_EVALUATES,
+    MODEL_TRAINS,
+    SHAPE,
+    SHIFT,
+    TAIL,
+    WAITED,
+    StepEvents,
+)
+from rankscope.profiler.helper.joining import MAX_HELD, MAX_SECONDS, SPAN_SECONDS, Joining
 from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, OPTIMIZER, UNSEEN, PhaseClock
-from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, pack_raw, unpack_raw
+from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, pack_raw, pack_span, unpack_raw
 from rankscope.profiler.ring import SLOT_BYTES
 from rankscope.profiler.sections import MAX_NAME_BYTES, MAX_SECTIONS, Sections, short
 from rankscope.profiler.work import StepWork
@@ -34,9 +47,6 @@ entries = st.builds(
     profiled=st.booleans(),
     awaits_device=st.booleans(),
     cpu_ns=nanoseconds,
-    run_queue_ns=st.none() | nanoseconds,
-    voluntary_switches=st.integers(0, 2**31),
-    involuntary_switches=st.integers(0, 2**31),
     gc_ns=nanoseconds,
     samples=counts,
     tokens=counts,
@@ -45,6 +55,14 @@ entries = st.builds(
     memory=st.none() | st.builds(Memory, counts, counts, counts, counts, counts),
     sections_ns=st.dictionaries(st.text(max_size=20), nanoseconds, max_size=4),
     tags=st.lists(st.text(max_size=20), max_size=4),
+    usage=st.none()
+    | st.builds(
+        Usage,
+        st.integers(0, LARGEST),
+        st.none() | nanoseconds,
+        voluntary_switches=st.integers(0, 2**31),
+        involuntary_switches=st.integers(0, 2**31),
+    ),
 )
 
 
@@ -58,9 +76,6 @@ def step_entry(step: int, **fields: Any) -> StepEntry:
         "profiled": False,
         "awaits_device": False,
         "cpu_ns": 0,
-        "run_queue_ns": None,
-        "voluntary_switches": 0,
-        "involuntary_switches": 0,
         "gc_ns": 0,
         "samples": None,
         "tokens": None,
@@ -69,6 +84,7 @@ def step_entry(step: int, **fields: Any) -> StepEntry:
         "memory": None,
         "sections_ns": {},
         "tags": [],
+        "usage": Usage(step, None, 0, 0),
     }
     return StepEntry(step=step, **(values | fields))
 
@@ -76,14 +92,16 @@ def step_entry(step: int, **fields: Any) -> StepEntry:
 @given(entries)
 def test_an_entry_comes_out_as_it_went_in_and_none_is_not_zero(entry: StepEntry) -> None:
     assert unpack_step(pack(entry)) == entry
-    record = to_record(entry)
+    record = to_record(entry, usage=entry.usage)
     for phase, time, wait in zip(PHASES, entry.phases_ns, entry.blocked_ns or [0] * 6, strict=True):
         assert record.phases_us.get(phase) == (None if time == UNSEEN else time / 1000)
         blocked = None if record.blocked_us is None else record.blocked_us.get(phase)
         assert blocked == (None if entry.blocked_ns is None or time == UNSEEN else min(wait, time) / 1000)
     assert (record.samples, record.tokens, record.input_elements) == (entry.samples, entry.tokens, entry.input_elements)
     assert (record.flops, record.profiled, record.tags) == (entry.flops, entry.profiled, entry.tags)
-    assert record.run_queue_us == (None if entry.run_queue_ns is None else entry.run_queue_ns / 1000)
+    usage = Usage(0, None, 0, 0) if entry.usage is None else entry.usage
+    assert record.run_queue_us == (None if usage.run_queue_ns is None else usage.run_queue_ns / 1000)
+    assert record.voluntary_switches == (None if entry.usage is None else usage.voluntary_switches)
     assert record.resident_bytes == (None if entry.memory is None else entry.memory.resident_bytes)
     assert record.device_us is record.device_blocked_us is None
 
@@ -95,9 +113,7 @@ def test_the_largest_step_fits_a_slot_of_the_ring() -> None:
     times = sections.take(LARGEST)
     assert len(times) == MAX_SECTIONS
     names = [short(f"{number}" + "\N{OWL}" * 100) for number in range(8)]
-    everything = dict.fromkeys(
-        ("start_unix_ns", "wall_ns", "cpu_ns", "run_queue_ns", "voluntary_switches", "involuntary_switches", "gc_ns"), LARGEST
-    )
+    everything = dict.fromkeys(("start_unix_ns", "wall_ns", "cpu_ns", "gc_ns"), LARGEST)
     entry = step_entry(
         LARGEST,
         **everything,
@@ -110,6 +126,7 @@ def test_the_largest_step_fits_a_slot_of_the_ring() -> None:
         memory=Memory(*[LARGEST] * 5),
         sections_ns=times,
         tags=names,
+        usage=Usage(*[LARGEST] * 4),
     )
     assert len(pack(entry)) <= SLOT_ROOM
 
@@ -186,6 +203,7 @@ def test_steps_wait_for_their_device_times_neither_for_ever_nor_in_any_number() 
 KINDS: dict[int, st.SearchStrategy[Any]] = {
     **{kind: st.none() for kind in (DATA, BACKWARD, OPTIMIZER, BETWEEN, LEAVE)},
     BATCH: st.none() | st.tuples(st.none() | st.integers(0, 100), st.none() | st.integers(0, 1000)),
+    SHAPE: st.lists(st.integers(0, 100), max_size=3),
     WAITED: st.tuples(st.integers(0, 50), st.none(), st.none()),
     BATCH_WITHOUT_GRADIENTS: st.none(),
     MODEL_EVALUATES: st.booleans(),
@@ -205,9 +223,9 @@ def test_the_helper_understands_a_step_as_its_rank_would(story: list[tuple[int, 
     here = StepEvents(PhaseClock(started), StepWork())
     for kind, later, more in story:
         at += later
-        here.noted += (kind, at, more)
-    before, after = (1.0, 0.5, 10, 3, b"7 100 9\n"), (1.25, 0.75, 12, 3, b"8 160 12\n")
-    fields = (7, 1, started, at + 10, False, waiting, before, after, 5, None, None, None, ["own"], here.noted)
+        here.noted += (at << SHIFT | kind, more) if kind >= DETAILED else (at << SHIFT | kind,)
+    span = (5, (10, 3, b"7 100 9\n"), (12, 3, b"8 160 12\n"))
+    fields = (7, 1, started, at + 10, False, waiting, 500, 5, None, None, None, ["own"], span, here.noted)
     # When the helper is handed them
     entry = unpack_raw(pack_raw(fields))
     here.finish(at + 10)
@@ -217,11 +235,11 @@ def test_the_helper_understands_a_step_as_its_rank_would(story: list[tuple[int, 
     assert entry.blocked_ns == {NOT_KNOWN: None, NOT_AT_ALL: [0] * len(PHASES), AS_NOTED: here.clock.blocked}[waiting]
     assert entry.tags == ["own", *here.measures.tags]
     assert (entry.samples, entry.input_elements) == here.measures.work
-    assert (entry.cpu_ns, entry.run_queue_ns, entry.voluntary_switches, entry.involuntary_switches) == (500_000_000, 60, 2, 0)
+    assert (entry.cpu_ns, entry.usage) == (500, Usage(5, 60, 2, 0))
 
 
 def test_what_the_script_says_of_its_work_counts_and_an_unknown_delay_stays_unknown() -> None:
-    reading = (1.0, 0.5, 10, 3, None)
+    reading = (10, 3, None)
     entry = unpack_raw(
         pack_raw(
             (
@@ -231,17 +249,85 @@ def test_what_the_script_says_of_its_work_counts_and_an_unknown_delay_stays_unkn
                 10,
                 True,
                 NOT_KNOWN,
-                reading,
-                reading,
+                0,
                 0,
                 (3, 4, 5.0),
                 None,
                 {"loss": 6},
                 [],
-                [DATA, 0, None, BATCH, 4, (8, 16)],
+                (7, reading, reading),
+                [0 << SHIFT | DATA, 4 << SHIFT | BATCH, (8, 16)],
             )
         )
     )
     assert (entry.samples, entry.tokens, entry.flops, entry.input_elements) == (3, 4, 5.0, 16)
-    assert entry.run_queue_ns is None
+    assert entry.usage == Usage(7, None, 0, 0)
     assert (entry.profiled, entry.sections_ns) == (True, {"loss": 6})
+
+
+def test_the_shape_of_a_batch_is_its_samples_and_elements_and_a_tail_is_a_wait() -> None:
+    noted = [0 << SHIFT | DATA, 4 << SHIFT | SHAPE, (8, 16), 10 << SHIFT | BACKWARD, 50 << SHIFT | TAIL, 20, 50 << SHIFT | LEAVE]
+    entry = unpack_raw(pack_raw((7, 1, 0, 60, False, AS_NOTED, 0, 0, None, None, None, [], None, noted)))
+    assert (entry.samples, entry.input_elements) == (8, 128)
+    assert entry.blocked_ns is not None
+    assert entry.blocked_ns[BACKWARD] == 30
+
+
+SPAN = [
+    step_entry(3, wall_ns=10_000, cpu_ns=10_000, usage=None),
+    step_entry(4, wall_ns=50_000, cpu_ns=20_000, usage=None),
+    step_entry(5, wall_ns=11_000, cpu_ns=1_000, usage=Usage(3, 40_000, 4, 1)),
+]
+
+
+def test_short_steps_share_a_reading_by_the_time_they_were_off_the_processor() -> None:
+    joining = Joining()
+    # Given steps of which only the last has a reading, which is of all of them
+    early = [row for entry in SPAN[:2] for row in joining.step(pack(entry))]
+    records = joining.step(pack(SPAN[2]))
+    # Then they wait for it, and share it
+    assert early == []
+    assert [row.step for row in records] == [3, 4, 5]
+    assert [row.run_queue_us for row in records] == pytest.approx([0, 30, 10], abs=0.01)
+    for name, total in (("run_queue_us", 40), ("voluntary_switches", 4), ("involuntary_switches", 1)):
+        assert sum(getattr(row, name) for row in records) == pytest.approx(total), name
+    # And the next one, with a reading of its own, waits for nothing
+    assert [row.run_queue_us for row in joining.step(pack(step_entry(6, usage=Usage(6, 7000, 0, 0))))] == [7]
+
+
+def test_of_a_span_with_a_missing_step_nothing_is_known() -> None:
+    joining = Joining()
+    records = [row for entry in (SPAN[0], SPAN[2]) for row in joining.step(pack(entry))]
+    assert [(row.step, row.run_queue_us, row.voluntary_switches) for row in records] == [(3, None, None), (5, None, None)]
+
+
+def test_steps_before_a_span_and_those_that_training_pauses_after_are_written_without() -> None:
+    at = 0.0
+    joining = Joining(clock=lambda: at)
+    # Given a step before the first of a span, as after the start of a profiler
+    joining.step(pack(step_entry(2, wall_ns=10**9, usage=None)))
+    records = [row for entry in SPAN for row in joining.step(pack(entry))]
+    assert [row.run_queue_us is None for row in records] == [True, False, False, False]
+    # And one that nothing follows
+    joining.step(pack(step_entry(6, usage=None)))
+    assert joining.overdue() == []
+    at = SPAN_SECONDS + 0.1
+    assert [(row.step, row.run_queue_us) for row in joining.overdue()] == [(6, None)]
+    # Then the share of one that was written already is lost, and no other's
+    records = joining.step(pack(step_entry(7, wall_ns=1000, cpu_ns=0, usage=Usage(6, 4000, 0, 0))))
+    assert [row.step for row in records] == [7]
+    assert records[0].run_queue_us == pytest.approx(2, abs=0.01)
+
+
+def test_what_waits_for_a_reading_at_the_end_is_written_all_the_same() -> None:
+    joining = Joining()
+    joining.step(pack(SPAN[0]))
+    assert [(row.step, row.run_queue_us) for row in joining.rest()] == [(3, None)]
+    # And where its rank had the time to read once more, it is known
+    joining = Joining()
+    for entry in SPAN[:2]:
+        joining.step(pack(entry))
+    records = joining.span(pack_span(4, (3, (0, 0, b"1 10000 1"), (2, 0, b"2 50000 3"))))
+    assert [row.step for row in records] == [3, 4]
+    assert [row.run_queue_us for row in records] == pytest.approx([0, 40], abs=0.01)
+    assert joining.rest() == []

@@ -162,3 +162,19 @@ def test_a_ring_is_private_and_never_an_existing_file(tmp_path: Path) -> None:
     assert (tmp_path / "ring").stat().st_mode & 0o077 == 0
     with pytest.raises(FileExistsError):
         RingWriter(tmp_path / "ring")
+
+
+def test_what_a_reader_keeps_is_read_again_by_the_one_that_takes_its_place(tmp_path: Path) -> None:
+    writer = RingWriter(tmp_path / "ring", slots=4, slot_bytes=SLOT)
+    for payload in (b"first", b"second", b"third"):
+        writer.put(1, payload)
+    with RingReader(tmp_path / "ring") as reader:
+        assert len(reader.read(free=False)) == 3
+        reader.free(keep=2)
+        # It reads nothing twice itself, and the slots are not free
+        writer.put(1, b"fourth")
+        assert reader.read(free=False) == [(1, b"fourth")]
+        assert [writer.put(1, b"fifth"), writer.put(1, b"sixth")] == [True, False]
+    with RingReader(tmp_path / "ring") as reader:
+        assert [payload for _, payload in reader.read()] == [b"second", b"third", b"fourth", b"fifth"]
+    writer.close()

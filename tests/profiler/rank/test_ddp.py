@@ -180,6 +180,22 @@ def test_passes_inside_a_pass_are_told_apart(events: list[str], monkeypatch: pyt
     assert (inner.ready_ns, outer.ready_ns) == (3, 4)
 
 
+def test_a_tail_that_is_not_needed_any_more_is_that_of_the_next_pass(events: list[str]) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    tails: list[ddp.Tail] = []
+    for _ in range(3):
+        loss = parallel(torch.ones(2, 4)).sum()
+        tail = gradients.watch(loss)
+        assert tail is not None
+        before = tail.ready_ns
+        loss.backward()
+        assert (before, tail.ready_ns) == (None, len(events))
+        gradients.spare = tail
+        tails.append(tail)
+    assert tails[0] is tails[1] is tails[2]
+    assert len(events) == 3
+
+
 def test_a_model_that_is_gone_is_forgotten(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = nn.Linear(4, 1)(torch.ones(2, 4)).sum()

@@ -107,3 +107,31 @@ def test_a_batch_that_is_no_plain_container_is_not_asked() -> None:
     assert measure([torch.zeros(2, 3), Lazy(x=torch.zeros(2, 5))]) == (2, 6)
     assert measure([torch.zeros(2, 3), Damaged()]) == (None, None), "a measure that fails is none"
     assert measure(OrderedDict(x=torch.zeros(2, 5))) == (2, 10)
+
+
+def test_the_thread_is_metered_once_in_a_while_for_all_steps_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from rankscope.profiler.rank import measures as module
+    from rankscope.profiler.rank.host import READ_EVERY_NS
+
+    monkeypatch.setattr(module, "now", lambda: 0)
+    measures = module.StepMeasures()
+    events: Any = SimpleNamespace(start=0, noted=[])
+
+    def span(step: int, ended: int) -> Any:
+        return measures.take(step, events, ended, False, 0)[-2]
+
+    # Steps that are over before it is time are part of the next reading, a long one has its own
+    assert [span(0, 1000), span(1, READ_EVERY_NS - 1)] == [None, None]
+    first = span(2, READ_EVERY_NS)
+    assert [span(3, READ_EVERY_NS + 1), span(4, 2 * READ_EVERY_NS)[0], span(5, 3 * READ_EVERY_NS)[0]] == [None, 3, 5]
+    assert first[0] == 0
+    assert first[2][0] >= first[1][0]
+    # What the recorder itself needed between two steps is in none
+    measures.restart(7)
+    assert span(7, 10 * READ_EVERY_NS)[0] == 7
+    # Before a pause that the recorder needs nothing may be left
+    measures.use_due_ns = 0
+    assert span(8, 10 * READ_EVERY_NS + 1)[0] == 8
+    measures.close()

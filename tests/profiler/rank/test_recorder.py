@@ -53,7 +53,7 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
         begun = recorder.enter_wait()
         at = ended
         recorder.leave_wait(begun)
-    tail._stamps.append(40)
+    tail.stamps.append(40)
     # When backward returns at 100
     at = 100
     recorder.leave_pass(tail)
@@ -293,4 +293,23 @@ def test_what_is_noted_of_one_step_is_bounded() -> None:
         recorder.after_optimizer(optimizer)
     assert recorder._events is not None
     assert len(recorder._events.noted) <= MAX_NOTED + 6
+    recorder.disable("the test is over")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_batch_of_one_tensor_is_noted_by_its_shape_and_a_nested_one_all_the_same() -> None:
+    torch = pytest.importorskip("torch")
+    from rankscope.profiler.rank.recorder import Recorder
+    from rankscope.profiler.settings import RecorderSettings
+
+    recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1), explicit=True)
+    recorder.begin()
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    for batch in ([torch.ones(8, 3)], torch.ones(2, 5), (torch.ones(3, 1), "label"), [nested], None):
+        recorder.enter_data()
+        recorder.leave_data(batch)
+    assert not recorder.off
+    assert recorder._events is not None
+    recorder._events.understand()
+    assert recorder._events.measures.work == (8 + 2 + 3 + 2, 24 + 10 + 3 + 18)
     recorder.disable("the test is over")

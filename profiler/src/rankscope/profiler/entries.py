@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from rankscope.profiler.phases import UNSEEN
-from rankscope.runs.records import PHASES, PhaseTimes, StepRecord
+from rankscope.runs.records import PhaseTimes, StepRecord
 
 
 class Memory(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -22,6 +22,15 @@ class Memory(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reserved_bytes: int | None = None
     peak_allocated_bytes: int | None = None
     allocator_retries: int | None = None
+
+
+class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Scheduling of the training thread in the steps from ``since`` to the one whose entry this is in."""
+
+    since: int
+    run_queue_ns: int | None
+    voluntary_switches: int
+    involuntary_switches: int
 
 
 class StepEntry(msgspec.Struct, array_like=True):
@@ -36,9 +45,6 @@ class StepEntry(msgspec.Struct, array_like=True):
     awaits_device: bool
     """Whether a ``DeviceEntry`` of this step may follow."""
     cpu_ns: int
-    run_queue_ns: int | None
-    voluntary_switches: int
-    involuntary_switches: int
     gc_ns: int
     samples: int | None
     tokens: int | None
@@ -47,6 +53,8 @@ class StepEntry(msgspec.Struct, array_like=True):
     memory: Memory | None
     sections_ns: dict[str, int]
     tags: list[str]
+    usage: Usage | None = None
+    """Read where at least ``rank.host.READ_EVERY_NS`` have passed since it was last read."""
 
 
 class DeviceEntry(msgspec.Struct, array_like=True):
@@ -78,8 +86,8 @@ def unpack_device(payload: bytes) -> DeviceEntry:
     return _devices.decode(payload)
 
 
-def to_record(entry: StepEntry, device: DeviceEntry | None = None) -> StepRecord:
-    """The record of a step, with its device times where they are known."""
+def to_record(entry: StepEntry, device: DeviceEntry | None = None, usage: Usage | None = None) -> StepRecord:
+    """The record of a step, with its device times and its own part of the thread's ``usage`` where they are known."""
     memory = entry.memory or _NO_MEMORY
     return StepRecord(
         step=entry.step,
@@ -88,9 +96,9 @@ def to_record(entry: StepEntry, device: DeviceEntry | None = None) -> StepRecord
         phases_us=_phases(entry.phases_ns),
         blocked_us=_blocked(entry.blocked_ns, entry.phases_ns),
         cpu_us=entry.cpu_ns / 1000,
-        run_queue_us=None if entry.run_queue_ns is None else entry.run_queue_ns / 1000,
-        voluntary_switches=entry.voluntary_switches,
-        involuntary_switches=entry.involuntary_switches,
+        run_queue_us=None if usage is None or usage.run_queue_ns is None else usage.run_queue_ns / 1000,
+        voluntary_switches=None if usage is None else usage.voluntary_switches,
+        involuntary_switches=None if usage is None else usage.involuntary_switches,
         gc_us=entry.gc_ns / 1000,
         samples=entry.samples,
         tokens=entry.tokens,
@@ -98,7 +106,7 @@ def to_record(entry: StepEntry, device: DeviceEntry | None = None) -> StepRecord
         flops=entry.flops,
         device_us=None if device is None or device.phases_ns is None else _phases(device.phases_ns),
         device_blocked_us=None if device is None or device.phases_ns is None else _blocked(device.blocked_ns, device.phases_ns),
-        sections_us={name: time / 1000 for name, time in entry.sections_ns.items()},
+        sections_us={name: time / 1000 for name, time in entry.sections_ns.items()} if entry.sections_ns else {},
         allocated_bytes=memory.allocated_bytes,
         reserved_bytes=memory.reserved_bytes,
         peak_allocated_bytes=memory.peak_allocated_bytes,
@@ -110,12 +118,20 @@ def to_record(entry: StepEntry, device: DeviceEntry | None = None) -> StepRecord
 
 
 def _phases(times: list[int]) -> PhaseTimes:
-    return PhaseTimes(**{phase: time / 1000 for phase, time in zip(PHASES, times, strict=True) if time != UNSEEN})
+    return _times([None if time == UNSEEN else time / 1000 for time in times])
 
 
 def _blocked(blocked: list[int] | None, times: list[int]) -> PhaseTimes | None:
     """Waiting in each phase that there was, zero where there was none; never longer than the phase itself."""
     if blocked is None:
         return None
-    pairs = zip(PHASES, blocked, times, strict=True)
-    return PhaseTimes(**{phase: max(min(wait, time), 0) / 1000 for phase, wait, time in pairs if time != UNSEEN})
+    if not any(blocked):
+        return _times([None if time == UNSEEN else 0.0 for time in times])
+    pairs = zip(blocked, times, strict=True)
+    return _times([None if time == UNSEEN else max(min(wait, time), 0) / 1000 for wait, time in pairs])
+
+
+def _times(values: list[float | None]) -> PhaseTimes:
+    # By name, without a dictionary: this runs at every step of every rank.
+    data, h2d, forward, backward, optimizer, between_steps = values
+    return PhaseTimes(data=data, h2d=h2d, forward=forward, backward=backward, optimizer=optimizer, between_steps=between_steps)

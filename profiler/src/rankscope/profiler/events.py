@@ -2,12 +2,15 @@
 
 Between two events training runs through all the caches of the processor, so every line of code and every object that the recorder
 touches in a step is slow there. So the training thread only notes; the helper process understands. Steps that also have a time
-line on a device, and those with more events than a slot of the ring holds, are understood on the training thread. An event is
-three entries of one flat list: its kind, when it was (nanoseconds of ``clock.now``), and what goes with it.
+line on a device, and those with more events than a slot of the ring holds, are understood on the training thread.
+
+An event is one number in a flat list, ``at << SHIFT | kind``: its kind, and when it was (nanoseconds of ``clock.now``). Appending
+a number costs a sixth of what adding a tuple does. Kinds from ``DETAILED`` on are followed by an entry with their details.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from rankscope.profiler.evaluation import Evaluation
@@ -18,25 +21,35 @@ if TYPE_CHECKING:
     # Not in the helper: it loads torch.
     from rankscope.profiler.rank.device import DeviceLine, Mark
 
+SHIFT: Final = 5
+"""Bits of the kind."""
+_KIND: Final = (1 << SHIFT) - 1
+DETAILED: Final = 16
+"""The first of the kinds that have details."""
+
 # An event of the kind of a phase is its beginning.
 LEAVE: Final = 10
 """The phase that began last ends."""
-BATCH: Final = 11
-"""The data phase ends. With it: samples and elements of the batch, or ``None``."""
-RAISED: Final = 12
+RAISED: Final = 11
 """An exception went through the step of an optimizer that began."""
-WAITED: Final = 13
-"""A wait for other ranks is over. With it: its nanoseconds, and between which marks it was on the device."""
-TRAINING_BATCH: Final = 14
+WAITED: Final = 17
+"""A wait for other ranks is over. Details: its nanoseconds, and between which marks it was on the device."""
+TRAINING_BATCH: Final = 12
 """A batch will be asked for that training will have."""
-BATCH_WITHOUT_GRADIENTS: Final = 15
+BATCH_WITHOUT_GRADIENTS: Final = 13
 """A batch is asked for while gradients are off."""
-MODEL_EVALUATES: Final = 16
-"""``model.eval()``. With it: whether gradients are on."""
-MODEL_TRAINS: Final = 17
-"""``model.train()``. With it: whether gradients are on."""
+BATCH: Final = DETAILED
+"""The data phase ends. Details: samples and elements of the batch, or ``None``."""
+SHAPE: Final = 21
+"""``BATCH``, where the batch is one tensor. Details: its shape."""
+TAIL: Final = 18
+"""A backward pass is over that waited for other ranks at its end. Details: since when, nanoseconds."""
+MODEL_EVALUATES: Final = 19
+"""``model.eval()``. Details: whether gradients are on."""
+MODEL_TRAINS: Final = 20
+"""``model.train()``. Details: whether gradients are on."""
 
-MAX_NOTED: Final = 3 * 512
+MAX_NOTED: Final = 1024
 """Entries; a step with more events is understood piece by piece."""
 
 _TRAINING: Final = (DATA, BACKWARD, OPTIMIZER)
@@ -60,13 +73,17 @@ class StepEvents(Generic[_W]):
         self._stale = False
         self.line: DeviceLine | None = None
         self.noted: list[Any] = []
-        """Whoever cannot afford ``note`` adds three entries itself, where there is no ``line``."""
+        """Callers that cannot afford ``note`` append to it themselves, where there is no ``line``."""
         self._marks: list[Mark] = []
         self._evaluation = Evaluation()
 
     def note(self, kind: int, at: int, more: object = None) -> None:
         """It happens now."""
-        self.noted += (kind, at, more)
+        word = at << SHIFT | kind
+        if kind < DETAILED:
+            self.noted.append(word)
+        else:
+            self.noted += (word, more)
         if self.line is not None:
             # The step is not cut by a wait, which has marks of its own.
             self._marks.append(None if kind == WAITED else self.line.mark())
@@ -82,7 +99,9 @@ class StepEvents(Generic[_W]):
             self.clock.begin(self.start)
         noted, marks = iter(self.noted), iter(self._marks)
         clock, measures, evaluation, line = self.clock, self.measures, self._evaluation, self.line
-        for kind, at, more in zip(noted, noted, noted, strict=True):
+        for word in noted:
+            kind, at = word & _KIND, word >> SHIFT
+            more: Any = next(noted) if kind >= DETAILED else None
             if line is not None:
                 line.here = next(marks, None)
             if kind == LEAVE:
@@ -91,9 +110,9 @@ class StepEvents(Generic[_W]):
                 if evaluation.suspected is not None and kind in _TRAINING:
                     evaluation.training(clock, measures, proof=kind != DATA)
                 clock.enter(kind, at)
-            elif kind == BATCH:
+            elif kind in (BATCH, SHAPE):
                 clock.leave(at)
-                self._batch(at, more)
+                self._batch(at, more if kind == BATCH else (more[0] if more else None, prod(more)))
             elif kind == WAITED:
                 self._waited(*more)
             else:
@@ -113,18 +132,20 @@ class StepEvents(Generic[_W]):
         if self.line is not None:
             self.line.waited(since, until)
 
-    def _rare(self, kind: int, at: int, gradients: bool) -> None:
+    def _rare(self, kind: int, at: int, more: Any) -> None:
         clock, measures, evaluation = self.clock, self.measures, self._evaluation
-        if kind == RAISED:
+        if kind == TAIL:
+            clock.wait(at - more)
+        elif kind == RAISED:
             clock.abandon(OPTIMIZER)
         elif kind == BATCH_WITHOUT_GRADIENTS:
             evaluation.batch_without_gradients(clock, measures, at)
         elif kind == MODEL_EVALUATES:
-            evaluation.model_evaluates(clock, measures, at, gradients=gradients)
+            evaluation.model_evaluates(clock, measures, at, gradients=more)
         elif evaluation.suspected is None:
             return
         elif kind == MODEL_TRAINS:
-            evaluation.model_trains(clock, measures, at, gradients=gradients)
+            evaluation.model_trains(clock, measures, at, gradients=more)
         elif kind == TRAINING_BATCH:
             evaluation.batch_to_train_on(clock, measures)
 

@@ -28,6 +28,8 @@ class EntryKind(IntEnum):
     """A packed ``DeviceEntry``."""
     RAW_STEP = 5
     """A packed ``RawStep``: a step that the helper has to understand."""
+    SPAN = 6
+    """A packed ``raw.Span``: the usage of the thread in the last steps before it ended."""
 
 
 class Window(msgspec.Struct, frozen=True):

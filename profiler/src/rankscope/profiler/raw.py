@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from rankscope.profiler.entries import Memory, StepEntry
+from rankscope.profiler.entries import Memory, StepEntry, Usage
 from rankscope.profiler.events import StepEvents
 from rankscope.profiler.phases import PhaseClock
 from rankscope.profiler.work import StepWork
@@ -28,9 +28,12 @@ _W = TypeVar("_W", bound=StepWork)
 _RUN_QUEUE: Final = 1
 """Place of the waiting time in ``schedstat``."""
 
-Reading = tuple[float, float, int, int, bytes | None]
-"""Of one thread since it started: CPU seconds in user mode and in the kernel, voluntary and involuntary context switches, and the
-text of its ``schedstat``, ``None`` where the kernel does not keep it."""
+Reading = tuple[int, int, bytes | None]
+"""Of one thread since it started: voluntary and involuntary context switches, and the text of its ``schedstat``, ``None`` where
+the kernel does not keep it."""
+
+Span = tuple[int, Reading, Reading]
+"""A number of steps up to this one: the first of them, and the readings before and after them."""
 
 Told = tuple[int | None, int | None, float | None]
 """Samples, tokens and floating-point operations as the script says."""
@@ -45,24 +48,25 @@ class RawStep(msgspec.Struct, array_like=True):
     ended_ns: int
     profiled: bool
     waiting: int
-    before: Reading
-    after: Reading
+    cpu_ns: int
     gc_ns: int
     told: Told | None
     memory: Memory | None
     sections_ns: dict[str, int] | None
     tags: list[str]
+    span: Span | None = None
     noted: list[Any] = []
     """See ``events``."""
 
 
 RawFields = tuple[
-    int, int, int, int, bool, int, Reading, Reading, int, Told | None, Memory | None, dict[str, int] | None, list[str], list[Any]
+    int, int, int, int, bool, int, int, int, Told | None, Memory | None, dict[str, int] | None, list[str], Span | None, list[Any]
 ]
 """The fields of a ``RawStep``."""
 
 pack_raw = msgspec.msgpack.Encoder().encode
 """The bytes of ``RawFields``. On the training thread."""
+_spans = msgspec.msgpack.Decoder(tuple[int, int, Reading, Reading])
 _raw_steps = msgspec.msgpack.Decoder(RawStep)
 
 
@@ -81,8 +85,6 @@ def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = Fals
     """The entry of a step of which ``events`` has understood everything."""
     samples, elements = events.measures.work
     samples_told, tokens, flops = raw.told or (None, None, None)
-    before, after = raw.before, raw.after
-    queued_before, queued = _queued(before[4]), _queued(after[4])
     return StepEntry(
         step=raw.step,
         start_unix_ns=raw.start_unix_ns,
@@ -91,10 +93,7 @@ def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = Fals
         blocked_ns=None if raw.waiting == NOT_KNOWN else [0] * len(PHASES) if raw.waiting == NOT_AT_ALL else events.clock.blocked,
         profiled=raw.profiled,
         awaits_device=awaits_device,
-        cpu_ns=round((after[0] + after[1] - before[0] - before[1]) * 1e6) * 1000,
-        run_queue_ns=None if queued is None or queued_before is None else queued - queued_before,
-        voluntary_switches=after[2] - before[2],
-        involuntary_switches=after[3] - before[3],
+        cpu_ns=raw.cpu_ns,
         gc_ns=raw.gc_ns,
         samples=samples if samples_told is None else samples_told,
         tokens=tokens,
@@ -103,6 +102,28 @@ def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = Fals
         memory=raw.memory,
         sections_ns=raw.sections_ns or {},
         tags=events.measures.tags,
+        usage=None if raw.span is None else _usage(*raw.span),
+    )
+
+
+def pack_span(last: int, span: Span) -> bytes:
+    """The bytes of the usage of the steps up to ``last``, where it is no part of the entry of a step."""
+    return pack_raw((last, *span))
+
+
+def unpack_span(payload: bytes) -> tuple[int, Usage]:
+    """The reverse, in the helper. Raises ``msgspec.DecodeError``."""
+    last, since, before, after = _spans.decode(payload)
+    return last, _usage(since, before, after)
+
+
+def _usage(since: int, before: Reading, after: Reading) -> Usage:
+    queued_before, queued = _queued(before[2]), _queued(after[2])
+    return Usage(
+        since=since,
+        run_queue_ns=None if queued is None or queued_before is None else queued - queued_before,
+        voluntary_switches=after[0] - before[0],
+        involuntary_switches=after[1] - before[1],
     )
 
 

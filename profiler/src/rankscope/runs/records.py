@@ -138,7 +138,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu_us: float | None = None
     """CPU time of the training thread. Backward on a device runs on threads of its own, which are not in it."""
     run_queue_us: float | None = None
-    """Time the training thread was runnable but not running (``/proc/thread-self/schedstat``): CPU contention."""
+    """Time the training thread was runnable but not running (``/proc/thread-self/schedstat``): CPU contention. This and the
+    context switches are read every 20 ms; shorter steps share a reading by the time that the thread was off its processor."""
     voluntary_switches: int | None = None
     involuntary_switches: int | None = None
     gc_us: float | None = None

@@ -35,10 +35,12 @@ def _metric(cause: str, name: str) -> CauseRow:
     def is_known(graph: StepGraph) -> bool:
         if not graph.table.is_known(name):
             return False
-        return all(graph.of_blocks(lambda block: bool(np.isfinite(graph.values(name, block.steps)).all())))
+        known = graph.of_blocks(lambda block: np.isfinite(graph.values(name, block.steps)).any(axis=1))
+        return bool(np.logical_or.reduce(known).all())
 
     def amounts(block: Block) -> Matrix | None:
-        over = over_middle(block.graph.values(name, block.steps))
+        # Of the last steps before a rank was killed, say, a meter may be unknown: they say nothing for or against the cause.
+        over = np.nan_to_num(over_middle(block.graph.values(name, block.steps)))
         return block.place(over) if over.any() else None
 
     return CauseRow(cause, is_known, amounts)

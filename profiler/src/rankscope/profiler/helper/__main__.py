@@ -54,6 +54,8 @@ class Helper:
         self._joining = Joining()
         self._disabled = False
         self._noted = self._ticked = False
+        self._steps_in_a_row = 0
+        """Entries, the last ones that were read, that are raw steps."""
         self._missed_windows = 0
         around = Surroundings(
             hello=self._hello,
@@ -91,6 +93,7 @@ class Helper:
             while self._take(ended=gone):
                 pass
             self._record(self._joining.overdue())
+            self._free()
             self._collect()
             self._storing.wake()
             self._note()
@@ -118,16 +121,22 @@ class Helper:
             note_recorded(self._scratch)
 
     def _take(self, *, ended: bool) -> int:
-        entries = self._ring.read(500, ended=ended)
+        entries = self._ring.read(500, ended=ended, free=False)
         for kind, payload in entries:
+            self._steps_in_a_row = self._steps_in_a_row + 1 if kind == EntryKind.RAW_STEP else 0
             try:
                 self._take_entry(kind, payload)
             except Exception as error:  # noqa: BLE001  # one entry that makes no sense may not cost those behind it
                 self._store.lose(1, error)
+        self._free()
         if self._ring.disabled_reason and not self._disabled:
             self._disabled = True
             self._storing.write_rank(self._own_info())
         return len(entries)
+
+    def _free(self) -> None:
+        # What is not a record yet stays in the ring: should this process be killed, the next one reads it again.
+        self._ring.free(keep=min(self._joining.unshared, self._steps_in_a_row))
 
     def _take_entry(self, kind: int, payload: bytes) -> None:
         if kind == EntryKind.STEP:
@@ -136,6 +145,8 @@ class Helper:
             self._record(self._joining.raw(payload))
         elif kind == EntryKind.DEVICE:
             self._record(self._joining.device(payload))
+        elif kind == EntryKind.SPAN:
+            self._record(self._joining.span(payload))
         elif kind == EntryKind.WINDOW:
             self._reducing.add(msgspec.json.decode(payload, type=Window))
         elif kind == EntryKind.MISSED_WINDOW:

@@ -1,4 +1,9 @@
-"""The helper's side of steps and their device times: the two come apart, and are written as one record."""
+"""The helper's side of a step: what comes later than its entry, and is written with it as one record.
+
+Device times come some steps later, each for one step. Context switches and the time in the run queue come with the last step of a
+span of short ones (see ``rank.host``), for all of them. They are shared out in proportion to the time that the thread was off its
+processor in each step, of which waiting in the run queue is a part; the shares add up to what was read.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +12,32 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from rankscope.profiler.entries import DeviceEntry, StepEntry, to_record, unpack_device, unpack_step
-from rankscope.profiler.raw import unpack_raw
+from rankscope.profiler.entries import DeviceEntry, StepEntry, Usage, to_record, unpack_device, unpack_step
+from rankscope.profiler.raw import unpack_raw, unpack_span
 from rankscope.runs.records import StepRecord
 
 MAX_HELD: Final = 64
 """Steps that wait for their device times; with more the oldest are written without."""
 MAX_SECONDS: Final = 10.0
 """So long a step waits, and as long again as it took itself: a device that hangs must not hide the steps before."""
+MAX_SPAN: Final = 1024
+"""Steps of one reading of the thread's usage; those of longer spans are written without."""
+SPAN_SECONDS: Final = 1.0
+"""How long a step waits for the end of its span: training may pause."""
 
 
 class _Held:
-    __slots__ = ("awaits", "device", "entry", "until")
+    __slots__ = ("awaits", "awaits_usage", "device", "entry", "until", "usage", "usage_until")
 
     def __init__(self, entry: StepEntry, now: float) -> None:
         self.entry = entry
         self.device: DeviceEntry | None = None
+        self.usage: Usage | None = None
         self.awaits = entry.awaits_device
+        self.awaits_usage = entry.usage is None
         # The marks of a step are read at the end of the next one or two, which take as long.
         self.until = now + MAX_SECONDS + 3 * entry.wall_ns / 1e9
+        self.usage_until = now + SPAN_SECONDS
 
 
 class Joining:
@@ -34,6 +46,8 @@ class Joining:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._held: deque[_Held] = deque()
+        self._span: list[_Held] = []
+        """The steps since the last reading of the thread's usage."""
 
     def step(self, payload: bytes) -> list[StepRecord]:
         """A step has ended. Raises ``msgspec.DecodeError``."""
@@ -44,12 +58,55 @@ class Joining:
         return self._add(unpack_raw(payload))
 
     def _add(self, entry: StepEntry) -> list[StepRecord]:
-        if not self._held and not entry.awaits_device:
-            return [to_record(entry)]
-        self._held.append(_Held(entry, self._clock()))
-        if len(self._held) > MAX_HELD:
+        usage = entry.usage
+        if usage is not None and usage.since == entry.step and not self._held and not entry.awaits_device:
+            self._span.clear()
+            return [to_record(entry, usage=usage)]
+        held = _Held(entry, self._clock())
+        self._held.append(held)
+        self._span.append(held)
+        if usage is not None:
+            self._share(usage)
+        elif len(self._span) > MAX_SPAN:
+            self._end_span()
+        if len(self._held) > MAX_HELD and self._held[0].awaits:
             self._held[0].awaits = False
         return self._complete()
+
+    def span(self, payload: bytes) -> list[StepRecord]:
+        """The usage of the last steps is known. Raises ``msgspec.DecodeError``."""
+        last, usage = unpack_span(payload)
+        if self._span and self._span[-1].entry.step == last:
+            self._share(usage)
+        return self._complete()
+
+    def _share(self, usage: Usage) -> None:
+        """The steps since ``usage.since`` have used so much."""
+        span = [held for held in self._span if held.entry.step >= usage.since]
+        # Where a step is missing, how much of it all was its own is not known.
+        if span and len(span) == span[-1].entry.step - usage.since + 1:
+            weights = [max(held.entry.wall_ns - held.entry.cpu_ns, 0) + 1 for held in span]
+            queued = None if usage.run_queue_ns is None else _shares(usage.run_queue_ns, weights)
+            voluntary = _shares(usage.voluntary_switches, weights)
+            involuntary = _shares(usage.involuntary_switches, weights)
+            for at, held in enumerate(span):
+                held.usage = Usage(held.entry.step, None if queued is None else queued[at], voluntary[at], involuntary[at])
+        self._end_span()
+
+    def _end_span(self) -> None:
+        for held in self._span:
+            held.awaits_usage = False
+        self._span.clear()
+
+    @property
+    def unshared(self) -> int:
+        """Steps, the last ones, that wait for a reading of the thread's usage."""
+        count = 0
+        for held in reversed(self._held):
+            if not held.awaits_usage:
+                break
+            count += 1
+        return count
 
     def device(self, payload: bytes) -> list[StepRecord]:
         """The device times of a step are known. Raises ``msgspec.DecodeError``."""
@@ -62,19 +119,38 @@ class Joining:
 
     def overdue(self) -> list[StepRecord]:
         """To be called now and then: what has waited for long enough."""
-        if self._held and self._clock() > self._held[0].until:
-            self._held[0].awaits = False
+        if self._held:
+            now = self._clock()
+            if now > self._held[0].until:
+                self._held[0].awaits = False
+            for held in self._held:
+                if now > held.usage_until:
+                    held.awaits_usage = False
         return self._complete()
 
     def rest(self) -> list[StepRecord]:
         """The rank is gone: all that is left."""
         for held in self._held:
-            held.awaits = False
+            held.awaits = held.awaits_usage = False
         return self._complete()
 
     def _complete(self) -> list[StepRecord]:
         records = []
-        while self._held and not self._held[0].awaits:
+        while self._held and not (self._held[0].awaits or self._held[0].awaits_usage):
             held = self._held.popleft()
-            records.append(to_record(held.entry, held.device))
+            records.append(to_record(held.entry, held.device, held.usage))
         return records
+
+
+def _shares(total: int, weights: list[int]) -> list[int]:
+    """``total`` in whole parts that are as large as ``weights``, as far as whole parts can be, and add up to it."""
+    if not total:
+        return [0] * len(weights)
+    whole, done, before = sum(weights), 0, 0
+    shares = []
+    for weight in weights:
+        done += weight
+        up_to = total * done // whole
+        shares.append(up_to - before)
+        before = up_to
+    return shares

@@ -94,7 +94,8 @@ class Totals:
         for name in _LEVELS:
             if (value := getattr(step, name)) is not None:
                 self.levels[name] = value
-        self.tags.update(tag for tag in set(step.tags) if tag in STEP_TAGS)
+        if step.tags:
+            self.tags.update(tag for tag in set(step.tags) if tag in STEP_TAGS)
         self.profiled += step.profiled
 
     def add_window(self, breakdown: StepBreakdown) -> None:
@@ -118,16 +119,19 @@ def _add(sums: dict[str, float], name: str, value: float) -> None:
 
 
 def _add_phases(sums: dict[str, float], times: PhaseTimes) -> None:
-    for phase in PHASES:
-        if (time_us := times.get(phase)) is not None:
-            _add(sums, phase, time_us * _MICRO)
+    for phase, time_us in zip(PHASES, _by_phase(times), strict=True):
+        if time_us is not None:
+            sums[phase] = sums.get(phase, 0) + time_us * _MICRO
+
+
+def _by_phase(times: PhaseTimes) -> tuple[float | None, ...]:
+    return times.data, times.h2d, times.forward, times.backward, times.optimizer, times.between_steps
 
 
 def _add_known(sums: dict[str, float], blocked: PhaseTimes | None, phases: PhaseTimes) -> None:
     """Where there is a signal at all, a phase without blocked time was not blocked; its sum is zero and known."""
     if blocked is None:
         return
-    for phase in PHASES:
-        time_us = blocked.get(phase)
-        if time_us is not None or phases.get(phase) is not None:
-            _add(sums, phase, (time_us or 0.0) * _MICRO)
+    for phase, time_us, whole_us in zip(PHASES, _by_phase(blocked), _by_phase(phases), strict=True):
+        if time_us is not None or whole_us is not None:
+            sums[phase] = sums.get(phase, 0) + (time_us or 0.0) * _MICRO

@@ -33,9 +33,6 @@ def measure(batch: object) -> tuple[int | None, int | None]:
 def _measure(batch: object) -> tuple[int | None, int | None]:
     if isinstance(batch, Tensor):
         return (batch.size(0) if batch.dim() else None), batch.numel()
-    if isinstance(batch, list | tuple) and len(batch) == 1 and isinstance(batch[0], Tensor):
-        # As a ``TensorDataset`` of one tensor has it; the rest below costs several times as much.
-        return _measure(batch[0])
     samples: int | None = None
     elements: int | None = None
     queue: list[object] = [batch]

@@ -15,11 +15,22 @@ import weakref
 class StepBoundary:
     """Feed it the events of one thread; it answers whether the step is over."""
 
-    __slots__ = ("_backward_seen", "_backward_since_close", "_backward_since_step", "_known", "_last", "_newest", "stepped")
+    __slots__ = (
+        "_backward_seen",
+        "_backward_since_close",
+        "_backward_since_step",
+        "_known",
+        "_last",
+        "_newest",
+        "_only",
+        "stepped",
+    )
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[object]] = {}
         self._last: int | None = None
+        self._only: weakref.ref[object] | None = None
+        """The optimizer that ended the last step, where no other is known."""
         self._newest: int | None = None
         """The optimizer that has stepped most recently."""
         self.stepped: set[int] = set()
@@ -46,6 +57,12 @@ class StepBoundary:
 
     def after_optimizer(self, optimizer: object) -> bool:
         """``optimizer`` has stepped. True: the step is over now."""
+        only = self._only
+        if only is not None and only() is optimizer and self._backward_since_step and not self.stepped:
+            # As below, for the usual loop.
+            self._backward_since_step = self._backward_since_close = False
+            return True
+        self._only = None
         key = id(optimizer)
         known = self._known.get(key)
         again = key == self._newest and known is not None and known() is optimizer
@@ -64,6 +81,8 @@ class StepBoundary:
         self.stepped.add(key)
         if key == self._last and (self._backward_since_close or len(self._known) == 1):
             self._close()
+            if len(self._known) == 1:
+                self._only = self._known[key]
             return True
         return False
 

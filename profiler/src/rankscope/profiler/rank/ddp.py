@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -30,25 +30,37 @@ from rankscope.profiler.rank.clock import now
 _queue: Any = getattr(getattr(Variable, "_execution_engine", None), "queue_callback", None)
 
 
+_COMPILED: Final = "torch._dynamo.compiled_autograd"
+_modules = sys.modules
+
+
 class Tail:
     """The end of one backward pass.
 
     ``mark`` marks the place on the time line of the device; ``ready_mark`` is that of the moment when its graph was exhausted.
     """
 
-    __slots__ = ("_stamps", "hook", "ready_mark")
+    __slots__ = ("_exhausted", "hook", "mark", "ready_mark", "stamps")
 
     def __init__(self, mark: Callable[[], object] | None = None) -> None:
         self.ready_mark: object = None
         # What the engine calls is made of builtins alone. In a Python function, Python's signal handlers would run, inside the
         # pass; and what they raise there, as Ctrl-C does, would keep DDP from ending it.
-        self._stamps: deque[int] = deque(maxlen=1)
-        exhausted: Callable[[], object] = partial(next, map(self._stamps.append, iter(now, None)))
+        self.stamps: deque[int] = deque(maxlen=1)
+        """``ready_ns``, for callers that cannot afford a property."""
+        self._exhausted: Callable[[], object] = partial(next, map(self.stamps.append, iter(now, None)))
         if mark is not None:
-            exhausted = partial(self._marking, exhausted, mark)
-        self.hook: Callable[[object], object] = partial(next, map(_queue, (exhausted,)))
+            self._exhausted = partial(self._marking, self._exhausted, mark)
+        self.mark = mark
+        self.hook: Callable[[object], object] = partial(next, map(_queue, (self._exhausted,)))
         """For the nodes that the pass begins with. ``next(…, gradient)``: the first call queues, and answers ``None``; all others
         answer with the gradient. Either leaves it as it is."""
+
+    def reuse(self) -> None:
+        """Be the end of another pass: cheaper than a new one."""
+        self.stamps.clear()
+        self.ready_mark = None
+        self.hook = partial(next, map(_queue, (self._exhausted,)))
 
     def _marking(self, exhausted: Callable[[], object], mark: Callable[[], object]) -> None:
         # An exception would be training's.
@@ -59,7 +71,7 @@ class Tail:
     @property
     def ready_ns(self) -> int | None:
         """When its graph was exhausted, or ``None`` where that was not seen."""
-        return self._stamps[0] if self._stamps else None
+        return self.stamps[0] if self.stamps else None
 
 
 class LastGradient:
@@ -71,6 +83,8 @@ class LastGradient:
         """Whether there is any DDP model."""
         self.on_host = True
         """False when some parameters live on a device: the host's waiting says nothing then."""
+        self.spare: Tail | None = None
+        """One that is not needed any more."""
         self.mark: Callable[[], object] | None = None
         """Marks a place on the device's time line, where there is one."""
         # Registering a hook the public way runs a good deal of Python, at every pass; the dictionary of hooks of a tensor is
@@ -96,9 +110,13 @@ class LastGradient:
             self._models = [reference for reference in self._models if reference() is not None]
             self.present = bool(self._models)
             return None
-        tail = Tail(self.mark)
+        tail, self.spare = self.spare, None
+        if tail is None or tail.mark is not self.mark:
+            tail = Tail(self.mark)
+        else:
+            tail.reuse()
         self._hooks[0] = tail.hook
-        if isinstance(roots, Tensor):
+        if type(roots) is Tensor:
             self._follow(roots.grad_fn)
         else:
             # A gradient edge has a node, and is a tuple itself.
@@ -109,9 +127,11 @@ class LastGradient:
     def _follow(self, node: Any) -> None:
         # Compiled autograd would trace the hook, anew at every pass. The hook goes with the graph, which is cheaper than taking
         # it off; in a graph that is kept, every pass adds one more that finds nothing left to do.
-        if node is not None and _queue is not None and not _compiled_autograd():
-            with suppress(AttributeError):  # not public; what torch lacks is not seen
+        if node is not None and _queue is not None and not (_COMPILED in _modules and _compiled_autograd()):
+            try:
                 node._register_hook_dict(self._carrier)  # noqa: SLF001  # as ``Tensor.register_hook`` does
+            except AttributeError:
+                return  # not public; what torch lacks is not seen
 
     def close(self) -> None:
         """Forget the models: nobody will ask again."""
@@ -119,9 +139,9 @@ class LastGradient:
         # Emptied, not taken away: a pass on another thread may be about to register it.
         self._hooks.clear()
         self.present = False
-        self.mark = None
+        self.mark = self.spare = None
 
 
 def _compiled_autograd() -> bool:
-    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    module = _modules.get(_COMPILED)
     return bool(getattr(module, "compiled_autograd_enabled", False))

@@ -21,6 +21,11 @@ _MAX_STAMPS: Final = 2**16
 """Two for each collection in one step; of a step with more, the last are counted."""
 
 
+READ_EVERY_NS: Final = 20_000_000
+"""From one reading of a ``ThreadMeter`` to the next. Each is two system calls, 10 to 15 us between the events of a step; steps
+shorter than this share a reading, see ``helper.joining``."""
+
+
 class ThreadMeter:
     """Reads the counters of the thread that made it: a system call, and a second one when the thread was switched."""
 
@@ -34,14 +39,13 @@ class ThreadMeter:
 
     def read(self) -> Reading:
         """The counters now; what they mean is worked out elsewhere."""
-        # Also knows the CPU time, to the microsecond; asking the clock of the thread would be a system call more.
         usage = getrusage(RUSAGE_THREAD)
         voluntary, involuntary = usage[14], usage[15]
         # A thread that was not taken off its processor has not queued for it again.
         if voluntary + involuntary != self._switches and self._schedstat is not None:
             self._switches = voluntary + involuntary
             self._queued = pread(self._schedstat, 96, 0)
-        return usage[0], usage[1], voluntary, involuntary, self._queued
+        return voluntary, involuntary, self._queued
 
     def close(self) -> None:
         """Give the file handle back."""
@@ -61,11 +65,12 @@ class GcMeter:
         self._thread = threading.get_ident()
         self._started = self._total_ns = self._full = 0
         self._full_ever = _full_collections()
-        self._stamps: deque[tuple[str, int, int]] = deque(maxlen=_MAX_STAMPS)
+        self.stamps: deque[tuple[str, int, int]] = deque(maxlen=_MAX_STAMPS)
+        """Of collections that ``read`` has not counted yet."""
 
         def stamping(phase: str) -> property:
             stamps = zip(repeat(phase), iter(now, None), iter(threading.get_ident, None))
-            return property(partial(next, map(self._stamps.append, stamps)))
+            return property(partial(next, map(self.stamps.append, stamps)))
 
         # The collector calls it with the phase, "start" or "stop", and a dictionary: getattr(…, "start", {…}).
         self._callback = partial(getattr, type("Stamping", (), {phase: stamping(phase) for phase in ("start", "stop")})())
@@ -73,14 +78,14 @@ class GcMeter:
 
     def read(self) -> tuple[int, int]:
         """Nanoseconds and full collections so far."""
-        if self._stamps:
+        if self.stamps:
             self._understand()
         return self._total_ns, self._full
 
     def _understand(self) -> None:
         collected = False
-        while self._stamps:
-            phase, at, thread = self._stamps.popleft()
+        while self.stamps:
+            phase, at, thread = self.stamps.popleft()
             if thread != self._thread:
                 continue
             if phase == "start":

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from numbers import Real
-from time import time_ns
+from time import thread_time_ns, time_ns
 from typing import Final
 
 from rankscope.profiler.events import StepEvents
 from rankscope.profiler.rank.clock import now
-from rankscope.profiler.rank.host import GC_TAG, GcMeter, ThreadMeter
+from rankscope.profiler.rank.host import GC_TAG, READ_EVERY_NS, GcMeter, ThreadMeter
 from rankscope.profiler.rank.memory import EVERY_STEPS, MemoryMeter
-from rankscope.profiler.raw import RawFields, Told
+from rankscope.profiler.raw import RawFields, Span, Told
 from rankscope.profiler.sections import Sections
 from rankscope.profiler.work import StepWork
 
 _MAX_COUNT: Final = 2**63
+_NO_WORK: Final = (None, None)
 
 
 class StepMeasures(StepWork):
@@ -29,13 +30,20 @@ class StepMeasures(StepWork):
         self._memory = MemoryMeter()
         self.sections = Sections()
         self._told: Told | None = None
-        self.restart()
+        self.use_due_ns = 0
+        """When the usage of the thread is to be read again; 0: at the end of this step, whenever that is."""
+        self.restart(0)
 
-    def restart(self) -> None:
-        """The step begins only now: what it cost so far was the recorder's own."""
-        self._use = self._meter.read()
+    def restart(self, step: int) -> None:
+        """Begin ``step`` only now: what it cost so far was the recorder's own."""
+        self.restart_span(step)
         self._gc_ns, self._full = self._gc.read()
+        self._cpu_ns = thread_time_ns()
         self._start_unix_ns = time_ns()
+
+    def restart_span(self, step: int) -> None:
+        """Count context switches and the time in the run queue from ``step`` on."""
+        self._since, self._use, self.use_due_ns = step, self._meter.read(), now() + READ_EVERY_NS
 
     def told(self, samples: object, tokens: object, flops: object) -> None:
         """Samples, tokens and floating-point operations of the step as the script says; it knows better.
@@ -46,37 +54,55 @@ class StepMeasures(StepWork):
 
     def take(self, step: int, events: StepEvents[StepMeasures], ended: int, profiled: bool, waiting: int) -> RawFields:
         """All that is known of the step that ends now, see ``RawStep``; the next one begins."""
-        use = self._meter.read()
-        gc_ns, full = self._gc.read()
-        if full != self._full:
-            self._full = full
-            self.tag(GC_TAG)
+        cpu_ns, started = thread_time_ns(), self._start_unix_ns
+        self._start_unix_ns = time_ns()
+        gc_ns = 0
+        if self._gc.stamps:
+            gc_ns = self._collected()
+        span: Span | None = None
+        if ended >= self.use_due_ns:
+            span = self.take_span(step + 1)
+            self.use_due_ns = ended + READ_EVERY_NS
         fields = (
             step,
-            self._start_unix_ns,
+            started,
             events.start,
             ended,
             profiled,
             waiting,
-            self._use,
-            use,
-            gc_ns - self._gc_ns,
+            cpu_ns - self._cpu_ns,
+            gc_ns,
             self._told,
             None if step % EVERY_STEPS and ended < self._memory.due_ns else self._memory.read(ended),
             self.sections.take(ended) if self.sections.used else None,
             self.tags,
+            span,
             events.noted,
         )
-        self._use = use
-        self._gc_ns = gc_ns
-        self._start_unix_ns = time_ns()
+        self._cpu_ns = cpu_ns
         self._told = None
         return fields
 
+    def take_span(self, following: int) -> Span:
+        """The usage of the thread in the steps since it was last read, up to ``following``, which is not one of them."""
+        span = self._since, self._use, self._meter.read()
+        self._since, self._use = following, span[2]
+        return span
+
+    def _collected(self) -> int:
+        """Nanoseconds of garbage collection since the step began."""
+        gc_ns, full = self._gc.read()
+        if full != self._full:
+            self._full = full
+            self.tag(GC_TAG)
+        before, self._gc_ns = self._gc_ns, gc_ns
+        return gc_ns - before
+
     def forget(self) -> None:
         """What was noted of the step that has been taken is no part of the next."""
-        self.work = None, None
-        self.tags = []
+        if self.tags:
+            self.tags = []
+        self.work = _NO_WORK
 
     def close(self) -> None:
         """Stop measuring. Never raises."""

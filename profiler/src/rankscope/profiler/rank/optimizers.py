@@ -11,10 +11,11 @@ class OptimizerSteps:
     Keeps no optimizer alive: one whose step raised may have been thrown away, and its state is large.
     """
 
-    __slots__ = ("_current", "_inner", "backward_since_inner", "data_since", "last", "taken")
+    __slots__ = ("_inner", "backward_since_inner", "current", "data_since", "last", "taken")
 
     def __init__(self) -> None:
-        self._current: weakref.ref[object] | None = None
+        self.current: weakref.ref[object] | None = None
+        """The one whose step began and was not said to have ended."""
         self._inner: int | None = None
         self.data_since = False
         """Whether a batch was asked for since the step that is going on began."""
@@ -28,15 +29,22 @@ class OptimizerSteps:
     @property
     def going_on(self) -> bool:
         """Whether a step began and was not said to have ended."""
-        return self._current is not None
+        return self.current is not None
 
     def begins(self, optimizer: object) -> bool:
         """A step of ``optimizer`` begins. False: inside the step of another, as in an optimizer made of optimizers."""
-        if self._current is not None and self._is_inner(self._current(), optimizer):
+        if self.current is not None and self._is_inner(self.current(), optimizer):
             return False
-        self._current, self._inner = weakref.ref(optimizer), None
-        self.data_since = False
+        self.begin(optimizer)
         return True
+
+    def begin(self, optimizer: object) -> None:
+        """A step of ``optimizer`` begins while none is going on."""
+        last = self.last
+        # Most often it is the same one, and its reference need not be looked up.
+        self.current = last if last is not None and last() is optimizer else weakref.ref(optimizer)
+        self._inner = None
+        self.data_since = False
 
     def _is_inner(self, outer: object, optimizer: object) -> bool:
         # The one last heard of may be over: it is gone, data was asked for since, or one that steps inside it steps again after
@@ -51,12 +59,12 @@ class OptimizerSteps:
 
     def ends(self, optimizer: object) -> bool:
         """The step of ``optimizer`` has returned. False: it was inside another's."""
-        if self._current is None or self._current() is not optimizer:
+        if self.current is None or self.current() is not optimizer:
             return False
-        self.last, self._current = self._current, None
+        self.last, self.current = self.current, None
         self.taken += 1
         return True
 
     def forget(self) -> None:
         """Whatever was going on is over."""
-        self._current = None
+        self.current = None

@@ -16,7 +16,7 @@ from threading import get_ident
 from typing import cast
 
 import torch
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.profiler.events import (
@@ -27,6 +27,9 @@ from rankscope.profiler.events import (
     MODEL_EVALUATES,
     MODEL_TRAINS,
     RAISED,
+    SHAPE,
+    SHIFT,
+    TAIL,
     TRAINING_BATCH,
     WAITED,
 )
@@ -40,6 +43,10 @@ from rankscope.profiler.sections import short
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # noqa: SLF001  # not public
 """Of the pass that the autograd engine is at on this thread; -1: of none."""
+
+
+def _work(batch: object) -> tuple[int | None, int | None] | None:
+    return None if batch is None else measure(batch)
 
 
 class Recorder(Recording):
@@ -86,7 +93,7 @@ class Recorder(Recording):
             if noted is None or len(noted) > MAX_NOTED:
                 events.note(DATA, at)
             else:
-                noted += (DATA, at, None)
+                noted.append(at << SHIFT | DATA)
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self.failed(error)
             return False
@@ -111,9 +118,14 @@ class Recorder(Recording):
             self._in_data = False
             noted = self._noted
             if noted is not None:
-                noted += (BATCH, at, None if batch is None else measure(batch))
+                # A tensor, alone or as a ``TensorDataset`` of one has it: anything else costs several times as much.
+                first = batch[0] if type(batch) is list and len(batch) == 1 else batch
+                try:
+                    noted += (at << SHIFT | SHAPE, first.shape) if type(first) is Tensor else (at << SHIFT | BATCH, _work(batch))
+                except RuntimeError:  # nested tensors have no shape
+                    noted += (at << SHIFT | BATCH, _work(batch))
             elif self._events is not None:
-                self._events.note(BATCH, at, None if batch is None else measure(batch))
+                self._events.note(BATCH, at, _work(batch))
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self.failed(error)
         finally:
@@ -141,7 +153,7 @@ class Recorder(Recording):
             if noted is None or len(noted) > MAX_NOTED:
                 (self._events or self._start(at)).note(BACKWARD, at)
             else:
-                noted += (BACKWARD, at, None)
+                noted.append(at << SHIFT | BACKWARD)
             return (roots is not None and self.gradients.present and self.gradients.watch(roots)) or True
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self.failed(error)
@@ -158,11 +170,15 @@ class Recorder(Recording):
         self.listening = 0
         try:
             self._in_backward = False
-            if passed is not True and passed:
-                self._leave_pass(at, passed)
             noted = self._noted
+            if passed is not True and passed:
+                if noted is None or self._waits or not passed.stamps:
+                    self._leave_pass(at, passed)
+                else:
+                    noted += (at << SHIFT | TAIL, passed.stamps[0])
+                self.gradients.spare = passed
             if noted is not None:
-                noted += (LEAVE, at, None)
+                noted.append(at << SHIFT | LEAVE)
             elif self._events is not None:
                 self._events.note(LEAVE, at)
             self._boundary.backward_done()
@@ -182,7 +198,12 @@ class Recorder(Recording):
         at = now()
         self.listening = 0
         try:
-            self._before_optimizer(at, optimizer)
+            noted, optimizers = self._noted, self._optimizers
+            if noted is None or len(noted) > MAX_NOTED or self._in_backward or self._boundary.stepped or optimizers.current:
+                self._before_optimizer(at, optimizer)
+            else:
+                optimizers.begin(optimizer)
+                noted.append(at << SHIFT | OPTIMIZER)
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self.failed(error)
         finally:
@@ -196,7 +217,15 @@ class Recorder(Recording):
         at = now()
         self.listening = 0
         try:
-            self._after_optimizer(at, optimizer)
+            # As in ``_after_optimizer``.
+            if self._optimizers.ends(optimizer):
+                noted = self._noted
+                if noted is not None:
+                    noted.append(at << SHIFT | LEAVE)
+                elif self._events is not None:
+                    self._events.note(LEAVE, at)
+                if self._boundary.after_optimizer(optimizer) and not self.explicit:
+                    self._close_step(at)
         except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
             self.failed(error)
         finally:
@@ -239,7 +268,7 @@ class Recorder(Recording):
         if noted is None or len(noted) > MAX_NOTED:
             events.note(OPTIMIZER, at)
         else:
-            noted += (OPTIMIZER, at, None)
+            noted.append(at << SHIFT | OPTIMIZER)
 
     def _backward_was_left(self, at: int) -> None:
         """An exception came between the pass and the report of its end, as that of a signal handler may."""
@@ -252,7 +281,7 @@ class Recorder(Recording):
             return
         noted = self._noted
         if noted is not None:
-            noted += (LEAVE, at, None)
+            noted.append(at << SHIFT | LEAVE)
         elif self._events is not None:
             self._events.note(LEAVE, at)
         if self._boundary.after_optimizer(optimizer) and not self.explicit:

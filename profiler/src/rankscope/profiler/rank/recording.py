@@ -34,7 +34,7 @@ from rankscope.profiler.rank.measures import StepMeasures
 from rankscope.profiler.rank.optimizers import OptimizerSteps
 from rankscope.profiler.rank.session import Session
 from rankscope.profiler.rank.windows import Windows
-from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, RawFields, RawStep, pack_raw, to_entry
+from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, RawFields, RawStep, pack_raw, pack_span, to_entry
 from rankscope.profiler.ring import COST, NEWS, End
 from rankscope.profiler.settings import RecorderSettings
 
@@ -101,7 +101,7 @@ class Recording:
         self._whole = whole
         return self._events
 
-    def _close_step(self, ended: int) -> None:  # noqa: C901, PLR0912  # in every step, and every call costs
+    def _close_step(self, ended: int) -> None:  # noqa: C901, PLR0912, PLR0915  # in every step, and every call costs
         session, windows, events = self.session, self._windows, self._events
         if session is None or windows is None:
             if get_worker_info() is not None:
@@ -110,11 +110,24 @@ class Recording:
             session, windows = self._open()
         assert events is not None
         measures = events.measures
-        fields = measures.take(self.step_number, events, ended, windows.active, self._waiting())
+        if self._alone:
+            waiting = NOT_AT_ALL
+        elif not self._on_host or self._tail_unknown or not self.gradients.on_host:
+            # On a device the host runs ahead and waits somewhere else.
+            waiting = NOT_KNOWN
+        else:
+            waiting = AS_NOTED if self._waited or self.gradients.present else NOT_KNOWN
+        words = session.ring.words
+        wakes = self.step_number + 1 >= windows.wake or words[_GENERATION] != words[_SEEN]
+        if wakes:
+            # The time that this may take is part of no step, and neither is what the thread uses meanwhile.
+            measures.use_due_ns = 0
+        fields = measures.take(self.step_number, events, ended, windows.session is not None, waiting)
         # Before it is written: Ctrl-C between the two leaves a gap, not two steps of one number.
         self.step_number += 1
         ring = session.ring
-        payload = None if self._noted is None or events.understood else pack_raw(fields)
+        noted = self._noted
+        payload = None if noted is None or events.understood else pack_raw(fields)
         if payload is None or len(payload) > ring.room:
             kind, payload = EntryKind.STEP, self._understand(fields, events)
         else:
@@ -130,21 +143,23 @@ class Recording:
                     return
         else:
             self._whole = True
+            measures.restart_span(self.step_number)
         if events.line is not None:
             self._read_device(events.line, session)
             self._noted = None
-        measures.forget()
-        words = ring.words
-        if self.step_number >= windows.wake or words[_GENERATION] != words[_SEEN]:
+        if measures.tags or events.understood:
+            measures.forget()
+        if wakes:
             windows.boundary(self.step_number)
         words[COST] = self.cost_ns
         # After an exception or Ctrl-C in the middle of something, nothing of it may last longer than its step.
         self._waited = self._tail_unknown = self.may_evaluate = False
-        self._nothing_goes_on()
+        self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
+        self._wait_started = 0
         begun = now()
         if begun - ended > _PAUSE_NS:
             events.begin(begun)
-            measures.restart()
+            measures.restart(self.step_number)
             if events.line is not None:
                 events.line.begin()
         else:
@@ -181,14 +196,11 @@ class Recording:
         for entry in line.read():
             session.ring.put(EntryKind.DEVICE, pack(entry))
 
-    def _waiting(self) -> int:
-        """Whether the host's waiting is the rank's, and was told."""
-        if self._alone:
-            return NOT_AT_ALL
-        # On a device the host runs ahead and waits somewhere else.
-        if not self._on_host or self._tail_unknown or not self.gradients.on_host:
-            return NOT_KNOWN
-        return AS_NOTED if self._waited or self.gradients.present else NOT_KNOWN
+    def _put_span(self, session: Session) -> None:
+        """Hand over the usage of the last steps, which have not been read yet."""
+        if self._events is not None:
+            span = self._events.measures.take_span(self.step_number)
+            session.ring.put(EntryKind.SPAN, pack_span(self.step_number - 1, span))
 
     def _is_signalled(self) -> bool:
         """Whether all that the device waited for other ranks in this step was told."""
@@ -232,10 +244,13 @@ class Recording:
             if not self.off and self.session.helper_ended():
                 self.disable(_HELPER_ENDED)
             if not self.off:
+                here = threading.get_ident() == self.thread
                 self._switch_off()
                 if self._windows is not None:
                     self._windows.close()
                 self.session.ring.set_cost(self.cost_ns)
+                if here:
+                    self._put_span(self.session)
                 if self._events is not None and self._events.line is not None:
                     self._read_device(self._events.line, self.session)
         with suppress(Exception):

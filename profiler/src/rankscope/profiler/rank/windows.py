@@ -30,7 +30,8 @@ class Windows:
         self._schedule = schedule
         self._scratch = scratch
         self._ring = ring
-        self._session: KinetoSession | None = None
+        self.session: KinetoSession | None = None
+        """The profiler, while the step now running is profiled."""
         self._running = Announcement(0, 0, 0)
         self._announced: list[Announcement] = []
         """Those to come, by their first step."""
@@ -43,12 +44,12 @@ class Windows:
     @property
     def active(self) -> bool:
         """Whether the step now running is profiled."""
-        return self._session is not None
+        return self.session is not None
 
     def boundary(self, next_step: int) -> None:
         """Between two steps, on the training thread."""
         self._pass(next_step)
-        if self._session is not None or self._cost_ns != self._said_ns or not self._warm:
+        if self.session is not None or self._cost_ns != self._said_ns or not self._warm:
             self.wake = next_step + 1
         else:
             due = self._schedule.after(next_step)
@@ -63,15 +64,15 @@ class Windows:
         if (news := self._ring.news()) is not None:
             self._hear(news, next_step)
         due = self._due(next_step)
-        if self._session is None and due is None and self._warm:
+        if self.session is None and due is None and self._warm:
             return
         began = now()
-        if self._session is not None and next_step < self._running.first + self._running.steps:
-            self._session.begin_step(next_step)
+        if self.session is not None and next_step < self._running.first + self._running.steps:
+            self.session.begin_step(next_step)
             if due is not None:
                 self._miss(_OVERLAPS)
         else:
-            if self._session is not None:
+            if self.session is not None:
                 self._finish(next_step - 1)
             if due is not None:
                 self._start(due)
@@ -106,11 +107,11 @@ class Windows:
         except (KinetoUnavailable, OSError) as error:
             self._miss(str(error))
             return
-        self._session, self._running = session, window
+        self.session, self._running = session, window
         session.begin_step(window.first)
 
     def _finish(self, last: int) -> None:
-        session, self._session = self._session, None
+        session, self.session = self.session, None
         assert session is not None
         window, path = self._running, None
         try:
@@ -150,10 +151,10 @@ class Windows:
 
     def give_way(self) -> None:
         """Somebody starts a profiler of their own: theirs goes first, our window is dropped."""
-        if self._session is None:
+        if self.session is None:
             return
         began = now()
-        session, self._session = self._session, None
+        session, self.session = self.session, None
         session.stop()
         self._miss("another profiler was started")
         self._cost_ns += now() - began
@@ -161,6 +162,6 @@ class Windows:
     def close(self) -> None:
         """Stop without a result."""
         self._say_cost()
-        if self._session is not None:
-            session, self._session = self._session, None
+        if self.session is not None:
+            session, self.session = self.session, None
             session.stop()
