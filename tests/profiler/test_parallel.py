@@ -50,7 +50,7 @@ def recorded(run_dir: Path, command: list[str]) -> tuple[RunReader, Verdict]:
         assert len(steps) == STEPS
         for step in steps:
             assert step.blocked_us is not None, "every step has the signal"
-            assert sum(step.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(step.wall_us, abs=0.01)
+            assert sum(step.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(step.wall_us, rel=1e-6)
             assert all(0 <= (step.blocked_us.get(phase) or 0) <= (step.phases_us.get(phase) or 0) for phase in PHASES)
     return run, analyze([run_dir]).verdict
 

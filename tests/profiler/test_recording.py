@@ -88,7 +88,7 @@ def test_the_phases_of_a_step_sum_to_its_wall_time(slow_data: tuple[LaunchResult
     _, run, _ = slow_data
     for rank in (0, 1):
         for record in steps(run, rank):
-            assert sum(record.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(record.wall_us, abs=0.01)
+            assert sum(record.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(record.wall_us, rel=1e-6)
             blocked = record.blocked_us
             assert blocked is not None
             assert all((blocked.get(phase) or 0) <= (record.phases_us.get(phase) or 0) for phase in PHASES)

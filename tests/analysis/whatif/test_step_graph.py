@@ -119,10 +119,11 @@ def test_a_phase_that_is_unknown_in_these_steps_is_not_in_the_graph() -> None:
     assert graph_of(table_of(own, {"forward": np.ones((2, 4))})).phases == ["forward"]
 
 
-def test_a_meter_that_is_unknown_once_is_no_evidence() -> None:
+def test_a_meter_that_one_rank_never_read_is_no_evidence_and_one_unknown_step_says_nothing() -> None:
     shape = (3, 700)
     queue, collections = np.ones(shape), np.ones(shape)
-    queue[1, 600] = np.nan
+    queue[1] = np.nan
+    collections[1, 600] = np.nan
     table = table_of(
         {"forward": np.ones(shape)}, {"forward": np.ones(shape)}, others={"run_queue_us": queue, "gc_us": collections}
     )

@@ -35,7 +35,7 @@ def _metric(cause: str, name: str) -> CauseRow:
     def is_known(graph: StepGraph) -> bool:
         if not graph.table.is_known(name):
             return False
-        known = graph.of_blocks(lambda block: np.isfinite(graph.values(name, block.steps)).any(axis=1))
+        known = graph.of_blocks(lambda block: np.isfinite(graph.values(name, block.steps)).any(axis=0))
         return bool(np.logical_or.reduce(known).all())
 
     def amounts(block: Block) -> Matrix | None:
