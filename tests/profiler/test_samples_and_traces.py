@@ -93,7 +93,9 @@ def test_hardware_samples_and_traces_of_a_job(recorded: Recorded) -> None:
         children = [span for span in recorded.spans if span.parent_id == parent.span_id]
         assert {child.trace_id for child in children} == {parent.trace_id}
         assert all(parent.start_unix_ns <= child.start_unix_ns <= child.end_unix_ns <= parent.end_unix_ns for child in children)
-        assert sum(child.end_unix_ns - child.start_unix_ns for child in children) == pytest.approx(step.wall_us * 1000, rel=1e-6, abs=20)
+        assert sum(child.end_unix_ns - child.start_unix_ns for child in children) == pytest.approx(
+            step.wall_us * 1000, rel=1e-6, abs=20
+        )
         for child in children:
             phase_us = getattr(step.phases_us, child.name)
             assert child.end_unix_ns - child.start_unix_ns == pytest.approx(phase_us * 1000, rel=2e-7, abs=2)
