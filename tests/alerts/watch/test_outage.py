@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from tests.alerts.conftest import START_NS
 from tests.alerts.watch.watched_world import Told, World, past_of
+from tests.step_files import add_damaged, add_rows, change, rows_of, steps_file, tear
 
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.alerts.watch.life import Patience
@@ -16,7 +19,7 @@ from rankscope.alerts.watch.outage import WAITED_S
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import control_dir, rank_dir
-from rankscope.runs.records import AttemptInfo, RankInfo
+from rankscope.runs.records import AttemptInfo, RankInfo, StepRecord
 from rankscope.runs.writer import create_attempt, write_record
 
 PATIENCE_S = 60.0
@@ -110,12 +113,13 @@ def test_survivors_that_crash_while_the_hang_fires_end_it(powered_off: Callable[
 @pytest.mark.parametrize("clock_off_s", [-7200.0, 7200.0])
 def test_clocks_of_hosts_that_are_hours_apart_do_not_matter(powered_off: Callable[..., PoweredOff], clock_off_s: float) -> None:
     job = powered_off()
+
+    def shift(rows: Any) -> Any:
+        rows["start_unix_ns"] += int(clock_off_s * 1e9)
+        return np.append(rows, rows[-1:])  # the watcher reads a file again when it has grown
+
     for rank in SURVIVORS:
-        for segment in rank_dir(job.run.path, 0, rank).glob("steps-*"):
-            rows = [msgspec.json.decode(line) for line in segment.read_bytes().splitlines()]
-            for row in rows:
-                row["start_unix_ns"] += int(clock_off_s * 1e9)
-            segment.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        change(steps_file(job.run.path, rank), shift)
     job.crash(after_s=30, clock_off_s=clock_off_s)
     job.let_pass(PATIENCE_S + RESTART_GRACE_S)
     assert job.watched.firing() == fired(job.watched) == LOST
@@ -258,14 +262,28 @@ def test_a_crash_in_what_may_be_a_checkpoint_counts_as_a_wait_only_if_the_silent
 # Damage ------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tail", [b'{"step": 99, "start_unix_ns": 1', b'{"step": 1e99, "start_unix_ns": 99}\n', b"\0" * 100_000])
-def test_a_damaged_last_line_is_passed_over(powered_off: Callable[..., PoweredOff], tail: bytes) -> None:
+@pytest.mark.parametrize(
+    "harm",
+    [
+        tear,
+        add_damaged,
+        lambda file: add_rows(file, impossible_row()),
+        lambda file: file.write_bytes(file.read_bytes() + b"\0" * 100_000),
+    ],
+    ids=["torn", "damaged", "impossible", "zeros"],
+)
+def test_a_damaged_last_row_is_passed_over(powered_off: Callable[..., PoweredOff], harm: Callable[[Path], object]) -> None:
     job = powered_off()
-    with (rank_dir(job.run.path, 0, 2) / "steps-000000.jsonl").open("ab") as file:
-        file.write(tail)
+    harm(steps_file(job.run.path, 2))
     job.crash(after_s=40)
     job.let_pass(2 * PATIENCE_S)
     assert job.watched.firing() == LOST
+
+
+def impossible_row() -> Any:
+    row = rows_of(StepRecord(step=99, start_unix_ns=1, wall_us=1.0))
+    row["wall_us"] = -1.0
+    return row
 
 
 def test_ranks_that_cannot_be_read_leave_it_undecided(powered_off: Callable[..., PoweredOff]) -> None:

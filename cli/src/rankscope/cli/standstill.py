@@ -12,7 +12,7 @@ from typing import Final
 
 from rankscope.base.text import ranks_text
 from rankscope.cli.live_run import LiveRun
-from rankscope.runs.follow import StartOverError, StepFollower
+from rankscope.runs.follow import last_rows
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.segments import list_segments
 
@@ -59,15 +59,11 @@ class Standstill:
 
     def _last(self, rank: int) -> tuple[int | None, float | None]:
         """The last step that the rank has recorded, and seconds that its last ones took; ``None``: that cannot be read."""
-        folder = self._folders([rank])[rank]
-        followed, rows = StepFollower(folder), []
-        with suppress(OSError, StartOverError):
-            followed.skip(keep=TAIL_STEPS)
-            rows = [block for block in followed.new(self._live.reader) if len(block)]
-        if not rows:
-            return None, None
-        walls = [wall for block in rows for wall in block["wall_us"].tolist()]
-        return int(rows[-1]["step"][-1]), median(walls) / 1e6
+        with suppress(OSError):
+            rows = last_rows(self._folders([rank])[rank], TAIL_STEPS)
+            if len(rows):
+                return int(rows["step"][-1]), median(rows["wall_us"].tolist()) / 1e6
+        return None, None
 
 
 def _written(folder: Path) -> tuple[str, int] | None:

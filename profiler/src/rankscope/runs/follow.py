@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
+import numpy as np
 
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import Stream
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
 from rankscope.runs.segments import decode_blocks, list_segments, list_streams, open_regular, read_blocks
-from rankscope.runs.step_segments import Rows, Segment
+from rankscope.runs.step_columns import row_dtype
+from rankscope.runs.step_segments import Rows, Segment, joined_rows
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -118,6 +120,20 @@ class StreamFollower(Generic[_T]):
             if lines.endswith(b"\n"):
                 position.read += length
                 yield lines
+
+
+def last_rows(folder: Path, count: int) -> Rows:
+    """The intact ones of the last ``count`` rows of a rank; of the segment before where the last has none. Raises ``OSError``."""
+    rows = np.empty(0, row_dtype())
+    for path in reversed(list_segments(folder, "steps")[-2:]):
+        segment = Segment(path)
+        with suppress(InputError):  # damaged
+            segment.skip(keep=count)
+            if blocks := list(segment.read()):
+                rows = joined_rows(blocks)
+        if len(rows):
+            break
+    return rows
 
 
 @dataclass(slots=True)

@@ -13,19 +13,17 @@ open who was first, and ranks that neither ended nor answer are reported in addi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
-
-import msgspec
+from typing import Final, NamedTuple
 
 from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.runs import Glance, RankSeen
+from rankscope.analysis.possible import are_possible_steps
+from rankscope.runs.follow import last_rows
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import RankInfo
-from rankscope.runs.segments import decode_blocks, list_segments, open_regular, read_blocks
 
 WAITED_S: Final = 10.0
 """Shortest wait before its end of a rank that did not fail by itself: cleaning up after an exception takes seconds, too."""
@@ -33,16 +31,16 @@ WAITED_STEPS: Final = 2.0
 """The same in usual steps: a failure ends a rank in the middle of a step."""
 STEPS_AHEAD: Final = 1
 """Most steps by which a rank may be ahead of those that wait for it: a pipeline's stages do not end a step together."""
-TAIL_BYTES: Final = 64 * 1024
-"""Part of a file in which its last step is searched; a step takes about 1 KiB."""
+TAIL_ROWS: Final = 1024
+"""Last rows in which the last intact one is searched."""
 
 
-class LastStep(msgspec.Struct, frozen=True):
-    """Last recorded step of a rank. Implausible values in a file are refused."""
+class LastStep(NamedTuple):
+    """Last recorded step of a rank."""
 
-    step: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-    start_unix_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-    wall_us: Annotated[float, msgspec.Meta(ge=0, le=2**50)]
+    step: int
+    start_unix_ns: int
+    wall_us: float
 
     @property
     def end_unix_ns(self) -> int:
@@ -68,21 +66,13 @@ class LastSteps:
 
 def _last_step(folder: Path) -> LastStep | None:
     try:
-        # A segment that has just begun may hold no whole record.
-        for path in reversed(list_segments(folder, "steps")[-2:]):
-            with open_regular(path) as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-                last: LastStep | None = None
-                for records, _ in decode_blocks((lines for lines, _ in read_blocks(file)), _DECODER):
-                    last = records[-1] if records else last
-            if last is not None:
-                return last
+        rows = last_rows(folder, TAIL_ROWS)
     except OSError:
-        pass  # the analysis reports why
-    return None
-
-
-_DECODER: Final = msgspec.json.Decoder(LastStep)
+        return None  # the analysis reports why
+    rows = rows[are_possible_steps(rows)]
+    if not len(rows):
+        return None
+    return LastStep(int(rows["step"][-1]), int(rows["start_unix_ns"][-1]), float(rows["wall_us"][-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
