@@ -119,7 +119,8 @@ def test_clocks_of_hosts_that_are_hours_apart_do_not_matter(powered_off: Callabl
         return np.append(rows, rows[-1:])  # the watcher reads a file again when it has grown
 
     for rank in SURVIVORS:
-        change(steps_file(job.run.path, rank), shift)
+        for file in rank_dir(job.run.path, 0, rank).glob("steps-*"):
+            change(file, shift)
     job.crash(after_s=30, clock_off_s=clock_off_s)
     job.let_pass(PATIENCE_S + RESTART_GRACE_S)
     assert job.watched.firing() == fired(job.watched) == LOST
