@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.alerts.conftest import START_NS
 from tests.alerts.watch.watched_world import Told, World, past_of
-from tests.step_files import add_damaged, add_rows, change, rows_of, steps_file, tear
+from tests.step_files import add_damaged, add_rows, change, rows_of, tear
 
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.alerts.watch.life import Patience
@@ -275,7 +275,7 @@ def test_a_crash_in_what_may_be_a_checkpoint_counts_as_a_wait_only_if_the_silent
 )
 def test_a_damaged_last_row_is_passed_over(powered_off: Callable[..., PoweredOff], harm: Callable[[Path], object]) -> None:
     job = powered_off()
-    harm(steps_file(job.run.path, 2))
+    harm(max(rank_dir(job.run.path, 0, 2).glob("steps-*")))
     job.crash(after_s=40)
     job.let_pass(2 * PATIENCE_S)
     assert job.watched.firing() == LOST
