@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.possible import LAST_STEP, LATEST_NS, MAX_US
+from rankscope.analysis.possible import LAST_STEP, are_possible_steps
 from rankscope.runs.records import PHASES, StepEvent
 from rankscope.runs.step_columns import (
     COUNTS,
@@ -218,9 +218,7 @@ def tags_of(events: Iterable[StepEvent]) -> Tags:
 
 def _possible(groups: Rows) -> NDArray[np.bool_]:
     """Which rows make sense."""
-    step, wall, start = groups["step"], groups["wall_us"], groups["start_unix_ns"]
-    possible: NDArray[np.bool_] = (step >= 0) & (step <= LAST_STEP) & (wall >= 0) & (wall < MAX_US)
-    possible &= (start >= 0) & (start < LATEST_NS)
+    possible = are_possible_steps(groups)
     for at in range(len(COUNTS)):
         possible &= groups["counts"][:, at] < _MOST
     return possible

@@ -149,8 +149,7 @@ def _side_by_side(
         return
     # What has this size and is freed makes malloc keep what is freed later: pages that the kernel clears anew for every array
     # would take a third of the time.
-    del_me = np.empty(_KEPT_BYTES, np.uint8)
-    del del_me
+    np.empty(_KEPT_BYTES, np.uint8)
 
     def loaded(rank: int) -> tuple[_T, RunReader]:
         own = copy.copy(reader)
