@@ -10,18 +10,18 @@ import msgspec
 from rankscope.analysis.figures import (
     Figure,
     Figures,
-    figures_of_collectives,
     figures_of_costs,
     figures_of_kernels,
+    figures_of_overlap,
     figures_of_stages,
     figures_of_verdict,
 )
+from rankscope.analysis.matched import Matched
 from rankscope.analysis.recommendations import recommend
-from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.waterfall import Costs, waterfall
-from rankscope.analysis.waterfall_result import PartSource
 from rankscope.analysis.wording import first_of
+from rankscope.runs.records import KernelRecord
 
 _SHOWN: Final = 4
 
@@ -45,17 +45,15 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
     return msgspec.structs.replace(analysis, waterfall=found, advice=advice)
 
 
-def assessed_windows(analysis: Analysis, costs: Costs | None, reductions: Sequence[Reduction], source: PartSource) -> Analysis:
+def assessed_windows(analysis: Analysis, costs: Costs | None, matched: Matched, kernels: Sequence[KernelRecord] = ()) -> Analysis:
     """The same of profiled windows alone."""
-    return assessed(analysis, costs, figures_of_windows(analysis, reductions, source))
+    return assessed(analysis, costs, figures_of_windows(analysis, matched, kernels))
 
 
-def figures_of_windows(analysis: Analysis, reductions: Sequence[Reduction], source: PartSource) -> Figures:
+def figures_of_windows(analysis: Analysis, matched: Matched, kernels: Sequence[KernelRecord]) -> Figures:
     """Figures of collectives and kernels in profiled windows."""
-    kernels = [row for one in reductions for row in one.kernels]
-    return figures_of_collectives(analysis.ranks, [one.collectives for one in reductions], source) | figures_of_kernels(
-        kernels, source
-    )
+    source = matched.source
+    return {**figures_of_overlap(analysis.ranks, source), **matched.figures, **figures_of_kernels(kernels, source)}
 
 
 def _machines(analysis: Analysis) -> Figures:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.fabric import Expectation, Fabric, expect
-from rankscope.analysis.matching import Match, Matching, arrival_ns
+from rankscope.analysis.matching import Match, Matching
 from rankscope.analysis.operations import bus_factor
 from rankscope.analysis.possible import MOST_BYTES
 from rankscope.analysis.waiting import Wait, Waits
@@ -39,11 +39,11 @@ class Sample(msgspec.Struct, frozen=True):
 def samples(matching: Matching, waits: Waits) -> Iterator[Sample]:
     """All instances of which anything can be said."""
     for match in matching.matches:
-        inside = [record.end_unix_ns - arrival_ns(record) for record in match.records]
+        inside = match.inside_ns
         shortest = min(inside) / 1000
         yield _sample(match, shortest, shortest, sum(inside) / len(inside) / 1000 - shortest)
     for match in matching.partial:
-        yield _sample(match, None, min(record.end_unix_ns - arrival_ns(record) for record in match.records) / 1000, None)
+        yield _sample(match, None, min(match.inside_ns) / 1000, None)
     waited: dict[int, float] = {}
     for wait in waits.waits:
         waited[id(wait.match)] = waited.get(id(wait.match), 0.0) + (wait.end - wait.start) / 1000

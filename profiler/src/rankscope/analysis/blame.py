@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.clock import Clocks
 from rankscope.analysis.few_spans import Span, covered, length, merge
-from rankscope.analysis.matching import Match, arrival_ns
+from rankscope.analysis.matching import Match
 from rankscope.analysis.upstream import Charge, Meeting, charge_origins
 from rankscope.analysis.waiting import NOBODY_WAITED, Wait, Waits
 from rankscope.runs.records import CollectiveRecord
@@ -101,19 +101,19 @@ class _Books:
 
     def enter(self, match: Match, meeting: Meeting, charges: Mapping[int, Charge], threshold: float) -> None:
         """A collective in which everybody waits for everybody."""
-        shortest = min(record.end_unix_ns - arrival_ns(record) for record in match.records)
+        shortest = min(match.inside_ns)
         soonest, least = meeting.soonest
         charge = charges.get(soonest, {meeting.culprit: least}) if least > threshold else {}
         gain = {origin: amount / 1000 for origin, amount in charge.items()}
         waits = {rank: wait for rank, wait in meeting.waits_ns.items() if wait > threshold}
         self._instances.append((match.step, gain, {rank: waits.get(rank, 0) / 1000 for rank in match.ranks}))
         group = self._number(match.group, meeting.members)
-        for rank, record in zip(match.ranks, match.records, strict=True):
-            # On the rank's own clock, where its compute is.
-            here = arrival_ns(record)
+        # On the rank's own clock, where its compute is.
+        for rank, record, here, inside in zip(match.ranks, match.records, match.arrivals_ns, match.inside_ns, strict=True):
             self._transfer[rank] += shortest / 1000
-            self._waiting[rank] += (record.end_unix_ns - here - shortest) / 1000
-            self._compute.setdefault((rank, match.step), []).extend(_compute(record))
+            self._waiting[rank] += (inside - shortest) / 1000
+            if record.compute_spans_us:
+                self._compute.setdefault((rank, match.step), []).extend(_compute(record))
             if wait := waits.get(rank):
                 for origin, (begin, end) in _parts(charges.get(rank), meeting.culprit, (here, here + wait)):
                     avoidable = (max(begin, here + wait - least), end)
@@ -123,9 +123,10 @@ class _Books:
     def enter_directed(self, directed: Waits) -> None:
         """Instances in which some wait for others."""
         for match, _ in directed.transfers_ns:
-            for rank, record in zip(match.ranks, match.records, strict=True):
-                self._transfer[rank] += (record.end_unix_ns - arrival_ns(record)) / 1000
-                self._compute.setdefault((rank, match.step), []).extend(_compute(record))
+            for rank, record, inside in zip(match.ranks, match.records, match.inside_ns, strict=True):
+                self._transfer[rank] += inside / 1000
+                if record.compute_spans_us:
+                    self._compute.setdefault((rank, match.step), []).extend(_compute(record))
         rooted: dict[int, list[Wait]] = {}
         for wait in directed.waits:
             match = wait.match
@@ -157,16 +158,15 @@ class _Books:
         rows: dict[int, dict[tuple[int, int], Row]] = {}
         for (origin, victim, step), found in self._waits.items():
             busy = hidden.get((victim, step), [])
-            whole, bare = _measured([span for _, span, _ in found], busy)
+            groups, spans, avoidable = zip(*found, strict=True)
+            whole, bare = _measured(spans, busy)
             imposed[origin] += whole
             imposed_at[origin, step] = imposed_at.get((origin, step), 0.0) + whole
             exposed[origin] += bare
-            saved[origin][victim] = saved[origin].get(victim, 0.0) + _measured([span for _, _, span in found], busy)[1]
-            by_group: dict[int, list[Span]] = {}
-            for group, span, _ in found:
-                by_group.setdefault(group, []).append(span)
-            for group, spans in by_group.items():
-                part = (whole, bare) if len(by_group) == 1 else _measured(spans, busy)
+            saved[origin][victim] = saved[origin].get(victim, 0.0) + _measured(avoidable, busy)[1]
+            for group in dict.fromkeys(groups):
+                mine = [span for of, span in zip(groups, spans, strict=True) if of == group]
+                part = (whole, bare) if len(mine) == len(spans) else _measured(mine, busy)
                 row = rows.setdefault(group, {}).get((origin, victim), (0.0, 0.0, 0))
                 rows[group][origin, victim] = (row[0] + part[0], row[1] + part[1], row[2] + 1)
         self._instances.sort(key=lambda one: one[0])
@@ -231,23 +231,23 @@ def _meeting(match: Match, clocks: Clocks) -> Meeting:
         step=match.step,
         members=tuple(match.ranks),
         culprit=match.ranks[last],
-        when_ns=clocks.correct(match.ranks[last], arrival_ns(match.records[last])),
+        when_ns=clocks.correct(match.ranks[last], match.arrivals_ns[last]),
         waits_ns={rank: wait for rank, wait in waits.items() if wait > 0},
     )
 
 
 def _exposed(match: Match, meeting: Meeting, victim: int) -> float:
     """Share of a victim's wait at one collective that its compute did not hide."""
-    record = match.records[match.ranks.index(victim)]
-    begin, wait = arrival_ns(record), meeting.waits_ns[victim]
-    return 1 - covered([(begin, begin + wait)], merge(_compute(record))) / wait
+    at = match.ranks.index(victim)
+    begin, wait = match.arrivals_ns[at], meeting.waits_ns[victim]
+    return 1 - covered([(begin, begin + wait)], merge(_compute(match.records[at]))) / wait
 
 
 def _arrivals(match: Match, clocks: Clocks) -> list[int]:
     """Arrival of each rank, in nanoseconds on a clock they share."""
     if any(record.stream is None for record in match.records):
-        return [clocks.correct(rank, arrival_ns(record)) for rank, record in zip(match.ranks, match.records, strict=True)]
-    return [arrival_ns(record) - record.end_unix_ns for record in match.records]
+        return clocks.corrected(match.ranks, match.arrivals_ns)
+    return [-inside for inside in match.inside_ns]
 
 
 def _compute(record: CollectiveRecord) -> list[Span]:

@@ -121,7 +121,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
         verdict=verdict,
         findings=findings,
     )
-    return assessed_windows(analysis, costs, list(held.values()), "windows")
+    return assessed_windows(analysis, costs, matched)
 
 
 def _costs(

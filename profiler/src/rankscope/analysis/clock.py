@@ -29,7 +29,7 @@ from rankscope.analysis.clock_series import (
     medians,
     seen_at,
 )
-from rankscope.analysis.matching import Match, Matching, arrival_ns
+from rankscope.analysis.matching import Match, Matching
 
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -55,6 +55,13 @@ class Clocks(msgspec.Struct, frozen=True):
     def correct(self, rank: int, unix_ns: int) -> int:
         """A time of ``rank`` on the common clock."""
         return unix_ns - self.offset_at(rank, unix_ns)
+
+    def corrected(self, ranks: Sequence[int], unix_ns: Sequence[int]) -> list[int]:
+        """A time of each rank on the common clock."""
+        if self.courses:
+            return [self.correct(rank, at) for rank, at in zip(ranks, unix_ns, strict=True)]
+        offsets = self.offset_ns
+        return [at - offsets.get(rank, 0) for rank, at in zip(ranks, unix_ns, strict=True)]
 
     def seen_at(self, rank: int, common_ns: int) -> int:
         """What the clock of ``rank`` said at a time of the common one."""
@@ -248,7 +255,6 @@ def consistent(matching: Matching, clocks: Clocks) -> Matching:
 
 
 def _is_possible(match: Match, clocks: Clocks) -> bool:
-    pairs = list(zip(match.ranks, match.records, strict=True))
-    last_arrival = max(clocks.correct(rank, arrival_ns(record)) for rank, record in pairs)
-    first_end = min(clocks.correct(rank, record.end_unix_ns) for rank, record in pairs)
+    last_arrival = max(clocks.corrected(match.ranks, match.arrivals_ns))
+    first_end = min(clocks.corrected(match.ranks, [record.end_unix_ns for record in match.records]))
     return first_end >= last_arrival - TOLERANCE_NS

@@ -87,19 +87,22 @@ def figures_of_verdict(verdict: Verdict, costs: Costs | None) -> dict[str, Figur
     return {f"straggler.{why or 'unknown'}": lost}
 
 
-def figures_of_collectives(
-    ranks: Sequence[RankResult], collectives: Sequence[Sequence[CollectiveRecord]], source: PartSource
-) -> dict[str, Figure]:
-    """How much is hidden, how large the messages are, and what share of their time sharding takes. ``collectives``: per rank.
+def figures_of_overlap(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
+    """How much of the communication compute hides."""
+    seen = [row for row in ranks if row.overlap_us is not None and row.communication_us and not row.truncated]
+    if not seen:
+        return {}
+    hidden, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("overlap_us", "communication_us"))
+    return {"overlap_ratio": Figure(hidden / all_of_it, source=source)}
+
+
+def figures_of_collectives(collectives: Sequence[Sequence[CollectiveRecord]], source: PartSource) -> dict[str, Figure]:
+    """How large the messages are, and what share of their time sharding takes. ``collectives``: per rank.
 
     ``median_bytes``: half of all bytes are in messages of at most that size, so that numbers sent beside the gradients (a loss,
     a norm) do not count; ``messages``: how many of that size the bytes of a step would fill.
     """
     found: dict[str, Figure] = {}
-    seen = [row for row in ranks if row.overlap_us is not None and row.communication_us and not row.truncated]
-    if seen:
-        hidden, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("overlap_us", "communication_us"))
-        found["overlap_ratio"] = Figure(hidden / all_of_it, source=source)
     rows = [row for one in collectives for row in one if not row.p2p]
     sizes = np.sort([float(row.bytes) for row in rows if row.bytes is not None and row.bytes > 0])
     if len(sizes):

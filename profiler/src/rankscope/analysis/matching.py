@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Final, Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from rankscope.analysis.pairing import pair_up
 from rankscope.runs.records import CollectiveRecord
 
 
-class Match(msgspec.Struct, frozen=True):
+class Match(msgspec.Struct, frozen=True, dict=True):
     """One collective on all its ranks: ``records[i]`` is that of ``ranks[i]``. Of a pair the sender comes first."""
 
     step: int
@@ -24,6 +25,16 @@ class Match(msgspec.Struct, frozen=True):
     records: list[CollectiveRecord]
     rule: Rule = "everybody"
     root: int | None = None
+
+    @cached_property
+    def arrivals_ns(self) -> list[int]:
+        """When each rank was there, on its own clock."""
+        return list(map(arrival_ns, self.records))
+
+    @cached_property
+    def inside_ns(self) -> list[int]:
+        """How long each rank was in it, waiting included."""
+        return [record.end_unix_ns - at for record, at in zip(self.records, self.arrivals_ns, strict=True)]
 
 
 class Matching(msgspec.Struct, frozen=True):

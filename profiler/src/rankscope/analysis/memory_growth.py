@@ -53,11 +53,16 @@ def slope_of(steps: Values, values: Values, *, series: int = 1) -> Slope | None:
         steps, values, count = steps[kept], values[kept], MOST_SAMPLES
     first, second = _pairs(count)
     slopes = np.sort((values[second] - values[first]) / (steps[second] - steps[first]))
-    z = NormalDist().inv_cdf(1 - UNSURE / (2 * series))
-    spread = z * np.sqrt(count * (count - 1) * (2 * count + 5) / 18)
-    low, high = int((len(slopes) - spread) / 2), int(np.ceil((len(slopes) + spread) / 2))
+    spread = _deviations(series) * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    low, high = int((len(slopes) - spread) / 2), math.ceil((len(slopes) + spread) / 2)
     middle = (float(slopes[(len(slopes) - 1) // 2]) + float(slopes[len(slopes) // 2])) / 2
     return Slope(middle, float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)]))
+
+
+@cache
+def _deviations(series: int) -> float:
+    """How many standard deviations the statistic of none of so many series exceeds, but once in 1 / ``UNSURE`` times."""
+    return NormalDist().inv_cdf(1 - UNSURE / (2 * series))
 
 
 @cache

@@ -224,11 +224,13 @@ class _Attempt:
         one = self.ranks[rank]
         breakdowns = [row for rows in one.windows.new(reader, segments) for row in rows]
         collectives = [row for rows in one.collectives.new(reader, segments) for row in rows]
+        if not breakdowns and not collectives:
+            return False
         possible = Reduction(list(filter(is_possible_breakdown, breakdowns)), list(filter(is_possible_collective, collectives)))
         self._damaged += len(breakdowns) - len(possible.breakdowns) + len(collectives) - len(possible.collectives)
         one.reduction.breakdowns.extend(possible.breakdowns)
         one.reduction.collectives.extend(possible.collectives)
-        return bool(breakdowns or collectives)
+        return True
 
     def _forget_windows(self) -> None:
         everything = [one.reduction for one in self.ranks.values()]

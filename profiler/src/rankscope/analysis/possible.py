@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
-from rankscope.runs.step_segments import Rows
 
 MAX_US: Final = 366 * 86_400 * 1e6
 """Nothing in training takes a year: a longer time is damage."""
@@ -23,8 +22,8 @@ MOST_BYTES: Final = 2**62
 """No memory has more, and no message."""
 
 
-def are_possible_steps(rows: Rows) -> NDArray[np.bool_]:
-    """Which step records have times that make sense, [rows]."""
+def are_possible_steps(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of some rows of ``step_columns`` have times that make sense, [rows]."""
     step, start, wall = rows["step"], rows["start_unix_ns"], rows["wall_us"]
     possible: NDArray[np.bool_] = (step >= 0) & (step <= LAST_STEP) & (start >= 0) & (start < LATEST_NS)
     return possible & (wall >= 0) & (wall < MAX_US)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isnan
+from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.clock_result import RankClock
@@ -27,6 +31,45 @@ _SUMMED: Final = (
     "exposed_memcpy_us",
     "idle_us",
 )
+_summands = attrgetter(*_SUMMED)
+
+TYPICAL: Final = ("blocked_us", "own_us", "wall_us")
+"""Metrics of which a rank's typical value is told."""
+
+NOTHING_TYPICAL: Final[Mapping[str, float | None]] = MappingProxyType({})
+
+_AT_ONCE: Final = 1 << 17
+"""Values: what is made of so many fits into a processor's cache."""
+
+
+def typical_values(table: StepTable) -> list[dict[str, float | None]]:
+    """The median of each of ``TYPICAL`` over the steps of each rank of the table; ``None`` where nothing is known.
+
+    Profiled steps carry the profiler's cost: they count where there are no others.
+    """
+    medians = [[None if isnan(one) else one for one in _medians(table, name).tolist()] for name in TYPICAL]
+    return [dict(zip(TYPICAL, of_rank, strict=True)) for of_rank in zip(*medians, strict=True)]
+
+
+def _medians(table: StepTable, metric: str) -> NDArray[np.float64]:
+    """Of each rank, [ranks]; NaN where nothing is known."""
+    stored = table.stored(metric)
+    found = np.full(len(stored), np.nan)
+    if not stored.size:
+        return found
+    rows = max(1, _AT_ONCE // stored.shape[1])
+    for first in range(0, len(stored), rows):
+        values = stored[first : first + rows]
+        known = np.isfinite(values)
+        plain = known & ~table.profiled[first : first + rows]
+        used = np.where(plain.any(axis=1, keepdims=True), plain, known)
+        counts, each = used.sum(axis=1), np.arange(len(values))
+        low, high = np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, values.shape[1] - 1)
+        # A sort in single precision is vectorised, a selection of two places is not.
+        inorder = np.sort(np.where(used, values, np.inf), axis=1)
+        middle = (inorder[each, low].astype(np.float64) + inorder[each, high]) / 2
+        found[first : first + rows] = np.where(counts > 0, middle, np.nan)
+    return found
 
 
 def rank_result(
@@ -39,16 +82,20 @@ def rank_result(
     info: RankInfo | None = None,
     host: str | None = None,
     device_kind: DeviceKind | None = None,
-    table: StepTable | None = None,
+    typical: Mapping[str, float | None] = NOTHING_TYPICAL,
     communication_parts: CommunicationPart | None = None,
     detail: RankDetail | None = None,
     clock: RankClock | None = None,
     truncated: bool = False,
 ) -> RankResult:
-    """Times summed over the breakdowns; ``None`` for everything that was not measured. ``truncated``: its trace lacks a part."""
+    """Times summed over the breakdowns; ``None`` for everything that was not measured.
+
+    ``typical``: of this rank, as ``typical_values`` finds it. ``truncated``: its trace lacks a part.
+    """
     sums: dict[str, float | None] = dict.fromkeys(_SUMMED)
     if breakdowns:
-        sums = {name: float(sum(getattr(row, name) for row in breakdowns)) for name in _SUMMED}
+        columns = zip(*map(_summands, breakdowns), strict=True)
+        sums = {name: float(sum(column)) for name, column in zip(_SUMMED, columns, strict=True)}
     if truncated:
         # What is not there may be missing, and idle is all that is not there.
         sums = {name: value or None for name, value in sums.items()} | {"idle_us": None}
@@ -73,9 +120,9 @@ def rank_result(
         overlap_ratio=overlap / communication if communication and overlap is not None else None,
         transfer_us=blame.transfer_us[rank] if blame is not None and matched else None,
         wait_us=blame.wait_us[rank] if blame is not None and matched else None,
-        blocked_us=_median(table, "blocked_us", rank),
-        own_us=_median(table, "own_us", rank),
-        wall_us=_median(table, "wall_us", rank),
+        blocked_us=typical.get("blocked_us"),
+        own_us=typical.get("own_us"),
+        wall_us=typical.get("wall_us"),
         end_reason=info.end_reason if info else None,
         communication_parts=communication_parts,
         class_us=_classes(breakdowns),
@@ -102,20 +149,3 @@ def _classes(breakdowns: Sequence[StepBreakdown]) -> dict[str, float] | None:
     for row in breakdowns:
         total.update(row.class_us)
     return dict(total.most_common()) or None
-
-
-def _median(table: StepTable | None, metric: str, rank: int) -> float | None:
-    if table is None:
-        return None
-    at = int(np.searchsorted(table.ranks, rank))
-    row = table.of_rank(metric, at)
-    # Profiled steps carry the profiler's cost; without others they are all there is.
-    known = np.isfinite(row)
-    plain = row[known & ~table.profiled[at]]
-    values = plain if len(plain) else row[known]
-    if not len(values):
-        return None
-    # Of a thousand ranks; np.median takes longer for its preparations than for its answer.
-    half = len(values) // 2
-    halves = np.partition(values, half)
-    return float(halves[half]) if len(values) % 2 else (float(halves[:half].max()) + float(halves[half])) / 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Final
@@ -19,12 +19,13 @@ from rankscope.analysis.links import ToldLink
 from rankscope.analysis.liveness import liveness
 from rankscope.analysis.matched import Matched, match_windows
 from rankscope.analysis.odd_windows import odd_windows
-from rankscope.analysis.own_time import Judged, imposed_wait, judged_groups
+from rankscope.analysis.own_time import imposed_wait, judged_groups
 from rankscope.analysis.peers import peer_groups
 from rankscope.analysis.pipeline import pipeline_of
 from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
+from rankscope.analysis.rank_columns import LOADED_METRICS
 from rankscope.analysis.rank_files import Report, ignore
-from rankscope.analysis.ranks import rank_result
+from rankscope.analysis.ranks import rank_result, typical_values
 from rankscope.analysis.recorder_cost import recorder_share
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
@@ -69,10 +70,9 @@ def analysis_of(
     if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
     table = run.table
-    compared = judged_groups(table, peer_groups(run.ranks, run.infos))
     throughput = throughput_of(table, usual_steps(table), run.infos, run.world_size)
     costs = costs_of_run(run, throughput)
-    verdict, findings = run_verdict(run, compared, costs, price_per_gpu_hour, currency)
+    verdict, findings = run_verdict(run, costs, price_per_gpu_hour, currency)
     collectives = matching_result(run.matched, run_fabric(run.infos, links))
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in run.windows.items()}, run=run.path
@@ -82,7 +82,7 @@ def analysis_of(
     ended = endings(run.infos)
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
     there = table.has_record
-    imposed = _imposed(run, compared)
+    imposed = _imposed(run)
     analysis = Analysis(
         source=Source(
             kind="run",
@@ -104,20 +104,20 @@ def analysis_of(
                 rank,
                 breakdowns=run.windows[rank].breakdowns,
                 blame=run.blame,
-                steps=int(there[row].sum()) + run.earlier.records.get(rank, 0),
+                steps=count + run.earlier.records.get(rank, 0),
                 attempt=table.attempt,
                 info=run.infos.get(rank),
-                table=table,
+                typical=typical,
                 clock=run.matched.clocks.found.get(rank),
             )
-            for row, rank in enumerate(run.ranks)
+            for rank, count, typical in zip(run.ranks, there.sum(axis=1).tolist(), typical_values(table), strict=True)
         ],
         collectives=collectives
         if any(reduction.collectives for reduction in run.windows.values())
         else CollectiveMatching(matched=0, unmatched=0, excluded={}, method=None, clock_residual_us=None),
         imposed_wait=imposed,
         imposed_wait_source=("windows" if run.matching.matches else "steps") if imposed else None,
-        ledger=ledger_of_blame(run.blame, "windows") or ledger_of_steps(compared),
+        ledger=ledger_of_blame(run.blame, "windows") or ledger_of_steps(run.compared),
         verdict=verdict,
         findings=findings,
         pipeline=run.pipeline,
@@ -125,10 +125,19 @@ def analysis_of(
     return assessed_run(analysis, run, costs(()), throughput)
 
 
-def read_evidence(path: os.PathLike[str], attempt: int | None = None, *, report: Report = ignore) -> RunEvidence:
-    """Read an attempt of a run, the last by default; ``report`` hears of its step records. Raises ``InputError``."""
+def read_evidence(
+    path: os.PathLike[str],
+    attempt: int | None = None,
+    *,
+    report: Report = ignore,
+    metrics: Collection[str] = LOADED_METRICS,
+) -> RunEvidence:
+    """Read an attempt of a run, the last by default. Raises ``InputError``.
+
+    ``report`` and ``metrics`` as in ``StepTable.load``.
+    """
     reader = RunReader(Path(path))
-    table = StepTable.load(reader, attempt, report=report)
+    table = StepTable.load(reader, attempt, report=report, metrics=metrics)
     windows: dict[int, Reduction] = {}
     damaged = table.damaged
     for rank in map(int, table.ranks):
@@ -164,6 +173,7 @@ def evidence_of(
     return RunEvidence(
         reader=reader,
         table=table,
+        compared=judged_groups(table, peer_groups([int(rank) for rank in table.ranks], infos)),
         infos=infos,
         windows=windows,
         world_size=world_size,
@@ -268,14 +278,14 @@ def _expired(run: RunEvidence) -> list[str]:
     return [f"retention removed the oldest records of {ranks_text(ranks)} ({counts}){since}; what is left is analysed"]
 
 
-def _imposed(run: RunEvidence, compared: Sequence[Judged]) -> list[ImposedWait]:
+def _imposed(run: RunEvidence) -> list[ImposedWait]:
     """From the windows' collectives where there are any matched, else from the step records (then nothing is known of hiding
     compute).
     """
     if run.matching.matches:
         return imposed_result(run.blame)
     imposed: dict[int, float] = {}
-    for judged in compared:
+    for judged in run.compared:
         imposed.update(imposed_wait(judged))
     total = sum(imposed.values())
     # Blocked time is time in which the training thread did nothing else, so all of it is exposed.

@@ -10,7 +10,7 @@ import msgspec
 from rankscope.analysis.assess import assessed, figures_of_windows
 from rankscope.analysis.batches import SHARED_DIMENSIONS
 from rankscope.analysis.device_memory import device_memory
-from rankscope.analysis.figures import figures_of_kernels, figures_of_memory, figures_of_pipeline, figures_of_throughput
+from rankscope.analysis.figures import figures_of_memory, figures_of_pipeline, figures_of_throughput
 from rankscope.analysis.memory_use import memory_of
 from rankscope.analysis.peers import STAGE_DIMENSIONS
 from rankscope.analysis.result import Analysis
@@ -31,12 +31,11 @@ def assessed_run(analysis: Analysis, run: RunEvidence, costs: Costs | None, thro
     """The analysis with all that there is to say of the run's costs."""
     memory = memory_of(run.table, device_memory(run.reader, run.infos))
     kernels = [row for rank in run.ranks[:_KERNEL_RANKS] for row in run.reader.kernels(run.table.attempt, rank)]
-    collectives = figures_of_windows(analysis, list(run.windows.values()), "windows")
+    windows = figures_of_windows(analysis, run.matched, kernels)
     if _share_batches(run.infos):
-        collectives = {name: figure for name, figure in collectives.items() if name not in _OF_GRADIENTS}
+        windows = {name: figure for name, figure in windows.items() if name not in _OF_GRADIENTS}
     figures = {
-        **collectives,
-        **figures_of_kernels(kernels, "windows"),
+        **windows,
         **figures_of_pipeline(run.pipeline),
         **figures_of_memory(memory),
         **figures_of_throughput(throughput),

@@ -10,6 +10,7 @@ from rankscope.analysis.explained import Witness
 from rankscope.analysis.liveness import Liveness
 from rankscope.analysis.matched import Matched
 from rankscope.analysis.matching import Matching
+from rankscope.analysis.own_time import Judged
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.steps import StepTable
@@ -34,6 +35,8 @@ class RunEvidence:
 
     reader: RunReader
     table: StepTable
+    compared: list[Judged]
+    """Of each group of ranks that do the same work what can be judged."""
     infos: dict[int, RankInfo]
     windows: dict[int, Reduction]
     world_size: int | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -59,20 +59,18 @@ def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
 
 def run_verdict(
     run: RunEvidence,
-    comparable: Sequence[Judged],
     costs: Callable[[tuple[int, ...]], Costs | None],
     price: float | None,
     currency: str,
 ) -> tuple[Verdict, list[Finding]]:
-    """The verdict, and all findings, most costly first. ``comparable``: the groups of ranks that can be judged; ``costs``: of the
-    step without some ranks, for what limits the step is told from its waterfall.
+    """The verdict, and all findings, most costly first. ``costs``: of the step without some ranks, for what limits the step is
+    told from its waterfall.
     """
-    return bubble_explained(*_run_verdict(run, comparable, costs, price, currency), run.pipeline, run.path)
+    return bubble_explained(*_run_verdict(run, costs, price, currency), run.pipeline, run.path)
 
 
 def _run_verdict(
     run: RunEvidence,
-    comparable: Sequence[Judged],
     costs: Callable[[tuple[int, ...]], Costs | None],
     price: float | None,
     currency: str,
@@ -87,13 +85,13 @@ def _run_verdict(
         if len(run.table.steps) < MINIMUM_STEPS:
             return _too_little(run, f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
-    if not comparable:
+    if not run.compared:
         return _from_windows(run, setting, shares) or _of_stages(run, setting, shares) or _too_little(run, *_missing(run))
-    found = [(judged, slow) for judged in comparable if (slow := find_rotating(judged) or find_slow(judged)) is not None]
-    calm = [judged for judged in comparable if all(judged is not other for other, _ in found)]
+    found = [(judged, slow) for judged in run.compared if (slow := find_rotating(judged) or find_slow(judged)) is not None]
+    calm = [judged for judged in run.compared if all(judged is not other for other, _ in found)]
     found = [one for one in found if (one[1].p_value or 0.0) + by_chance_elsewhere(*one, calm) <= LIMIT]
     if not found:
-        return _nobody_slow(run, comparable, setting, shares)
+        return _nobody_slow(run, setting, shares)
     judged, slow = max(found, key=lambda one: one[1].gain_us)
     verdict, finding = straggler(_explained(run, judged, slow), setting)
     return verdict, [finding, *limits(shares_of(costs(tuple(slow.ranks))), setting, lead="Besides that, ")]
@@ -124,10 +122,8 @@ def _of_stages(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Ver
     return (verdict, findings) if findings else None
 
 
-def _nobody_slow(
-    run: RunEvidence, comparable: Sequence[Judged], setting: Setting, shares: Figures
-) -> tuple[Verdict, list[Finding]]:
-    for judged in comparable:
+def _nobody_slow(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]]:
+    for judged in run.compared:
         if (suspect := too_short(judged)) is not None:
             enough = f"{suspect.needed} are needed" if suspect.needed is not None else "more are needed"
             missing = (
@@ -135,9 +131,9 @@ def _nobody_slow(
                 f"warm-up, which may be chance among {len(judged.ranks)} ranks; {enough}"
             )
             return _too_little(run, missing)
-    compared = sum(len(judged.ranks) for judged in comparable)
+    compared = sum(len(judged.ranks) for judged in run.compared)
     whom = among(compared, setting.world_size, "records")
-    confidence = min(_calm(judged) for judged in comparable) * min(1.0, compared / setting.world_size)
+    confidence = min(_calm(judged) for judged in run.compared) * min(1.0, compared / setting.world_size)
     return nobody(shares, setting, confidence=confidence, why=f"No rank makes the others wait beyond chance{whom}")
 
 

@@ -15,8 +15,11 @@ _Result = TypeVar("_Result")
 
 _BLOCK: Final = 256
 """So many steps at a time, side by side in memory, fit into a processor's cache."""
-_WORTH_A_THREAD: Final = 1 << 18
-"""Values in a matrix, from which on it is gone through on several cores; numpy lets others run while it works."""
+_WORTH_A_THREAD: Final = 1 << 20
+"""Values in a matrix, from which on it is gone through on several cores; numpy lets others run while it works.
+
+The last steps of a run that goes on are fewer, even of 2,000 ranks: whoever follows it has no need of two cores.
+"""
 
 
 def blocks(steps: int) -> Iterator[slice]:

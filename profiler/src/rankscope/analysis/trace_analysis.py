@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from rankscope.analysis.assess import assessed_windows
-from rankscope.analysis.bandwidth import bandwidths, directed_rows, samples
+from rankscope.analysis.bandwidth import bandwidths, directed_rows
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import shares_of
 from rankscope.analysis.extent import longest_extent_us
@@ -60,6 +60,7 @@ def analyze_traces(
         hosts={trace.rank: trace.host for trace in traces if trace.host},
         machines=fabric.hosts,
         world_size=max(len(traces), _world_size(traces) or 0),
+        source="traces",
     )
     matched = _with_uncalled(matched, max((reduction.uncalled for reduction in whole.values()), default=0))
     matching, blame = matched.matching, matched.blame
@@ -114,7 +115,7 @@ def analyze_traces(
         verdict=verdict,
         findings=findings,
     )
-    return assessed_windows(analysis, costs, list(whole.values()), "traces")
+    return assessed_windows(analysis, costs, matched, [row for one in whole.values() for row in one.kernels])
 
 
 def _costs(traces: Sequence[RankTrace], matched: Matched, *, without: Collection[int] = ()) -> Costs | None:
@@ -188,7 +189,7 @@ def matching_result(matched: Matched, fabric: Fabric) -> CollectiveMatching:
         method=matching.method,
         clock_residual_us=None if clocks.residual_ns is None else clocks.residual_ns / 1000,
         unmatched_by=matching.unmatched_by,
-        by_op=bandwidths(samples(matching, waits), fabric),
+        by_op=bandwidths(matched.samples, fabric),
         waits=directed_rows(waits.waits),
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analysis.detail_result import CommunicationPart
 from rankscope.analysis.intervals import Spans, intersect, join, measure, subtract, union
-from rankscope.analysis.matching import Match, arrival_ns
+from rankscope.analysis.matching import Match
 
 
 class _Spans(msgspec.Struct):
@@ -31,7 +31,7 @@ def communication_parts(
     """
     spans: dict[int, _Spans] = {}
     for match in matches:
-        shortest = min(record.end_unix_ns - arrival_ns(record) for record in match.records)
+        shortest = min(match.inside_ns)
         for rank, record in zip(match.ranks, match.records, strict=True):
             mine = spans.setdefault(rank, _Spans())
             begins = max(record.start_unix_ns, record.end_unix_ns - shortest)

@@ -79,7 +79,7 @@ def directed_waits(directed: Sequence[Match], clocks: Clocks, islands: Mapping[i
         if len({islands.get(rank, -1 - rank) for rank in match.ranks}) > 1:
             excluded["no_common_clock"] += 1
             continue
-        arrivals = {rank: clocks.correct(rank, arrival_ns(one)) for rank, one in zip(match.ranks, match.records, strict=True)}
+        arrivals = dict(zip(match.ranks, clocks.corrected(match.ranks, match.arrivals_ns), strict=True))
         waits += _waits(match, arrivals, clocks, residual)
         transfers.append((match, _transfer(match, arrivals, clocks, residual)))
     return Waits(waits, transfers, dict(excluded))

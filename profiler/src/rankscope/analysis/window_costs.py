@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final, Literal
 
 import numpy as np
@@ -12,7 +13,6 @@ from rankscope.analysis.blame import Blame
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.waterfall_result import PartName, PartSource
-from rankscope.runs.records import StepBreakdown
 
 NOT_MATCHED: Final = "collectives are not matched across the ranks: waiting for later ranks is in exposed_communication"
 WITH_WAITING: Final = "with waiting for later ranks, which is not told apart"
@@ -43,7 +43,7 @@ def costs_of_windows(
     if not rows:
         return None
 
-    window, compute, exposed, copies, idle = np.mean([_parts_us(row) for row in rows], axis=0).tolist()
+    window, compute, exposed, copies, idle = np.mean(list(map(_parts_us, rows)), axis=0).tolist()
     waited = None if blame is None else _waited(blame, without) / len(rows)
     if world_size == 1 or exposed == 0:
         waited = 0.0
@@ -70,8 +70,7 @@ def costs_of_windows(
     return Costs(window, steps, unit, known=known, notes=notes, inner=inner, extent_us=extent_us)
 
 
-def _parts_us(row: StepBreakdown) -> tuple[float, ...]:
-    return (row.window_us, row.compute_us, row.exposed_communication_us, row.exposed_memcpy_us, row.idle_us)
+_parts_us = attrgetter("window_us", "compute_us", "exposed_communication_us", "exposed_memcpy_us", "idle_us")
 
 
 def _waited(blame: Blame, without: Collection[int]) -> float:

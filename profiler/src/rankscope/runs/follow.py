@@ -7,9 +7,10 @@ now) ends the following: then all is to be read afresh, see ``StartOverError``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
 
@@ -25,7 +26,8 @@ from rankscope.runs.step_columns import row_dtype
 from rankscope.runs.step_segments import Rows, Segment, joined_rows
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-
+_Part = TypeVar("_Part")
+_Place = TypeVar("_Place", bound="_Position")
 
 Segments = Mapping[Stream, Sequence[str]]
 """Names of the segments of some streams of a rank, in the order they were written."""
@@ -48,23 +50,74 @@ class StartOverError(Exception):
 
 @dataclass(slots=True)
 class _Position:
+    """How much of a segment has been read."""
+
     inode: int
     size: int = 0
     """Of the file when it was read last."""
-    read: int = 0
-    """Bytes of whole lines."""
     over: bool = False
     """There is a later segment, and there was when this one was read: nothing is written to it any more."""
 
 
-class StreamFollower(Generic[_T]):
-    """One stream in JSON Lines in the ``folder`` of a rank or a host; ``kind`` has some of the fields of its records."""
+class _Follower(Generic[_Place, _Part]):
+    """The segments of one stream in a folder, and what has been read of each."""
 
-    def __init__(self, folder: Path, stream: Stream, kind: type[_T]) -> None:
+    def __init__(self, folder: Path, stream: Stream) -> None:
         self._folder = folder
         self._stream: Stream = stream
+        self._positions: dict[str, _Place] = {}
+
+    def new(self, reader: RunReader, segments: Segments | None = None) -> Iterator[_Part]:
+        """What has been added since the last time. ``reader`` takes note of what cannot be read. Raises ``StartOverError``.
+
+        ``segments``: those that ``segments_of`` has just found, where it has been asked already.
+        """
+        if segments is None:
+            segments = segments_of(reader, self._folder, [self._stream])
+        there = segments[self._stream]
+        for name in there:
+            known = self._positions.get(name)
+            if known is None or not known.over:
+                try:
+                    yield from self._read(name, later=name != there[-1])
+                except FileNotFoundError:
+                    continue  # retention removed it since
+                except (InputError, OSError):
+                    reader.take_over(0, [self._folder / name])
+
+    def _read(self, name: str, *, later: bool) -> Iterator[_Part]:
+        status = os.stat(f"{self._folder}/{name}")  # noqa: PTH116  # of thousands of files, paths take longer than the calls
+        position = self._positions.get(name)
+        if position is None:
+            position = self._positions[name] = self._begin(self._folder / name, status.st_ino)
+        if position.inode != status.st_ino or status.st_size < position.size:
+            raise StartOverError
+        if status.st_size > position.size:
+            yield from self._take(self._folder / name, position)
+            position.size = max(position.size, status.st_size)
+        position.over = later
+
+    def _begin(self, path: Path, inode: int) -> _Place:
+        """Where to begin in a segment."""
+        raise NotImplementedError
+
+    def _take(self, path: Path, position: _Place) -> Iterator[_Part]:
+        """What is new of a segment that has grown."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class _LinePosition(_Position):
+    read: int = 0
+    """Bytes of whole lines."""
+
+
+class StreamFollower(_Follower[_LinePosition, list[_T]]):
+    """The records of one stream in JSON Lines in the ``folder`` of a rank or a host; ``kind`` has some of their fields."""
+
+    def __init__(self, folder: Path, stream: Stream, kind: type[_T]) -> None:
+        super().__init__(folder, stream)
         self._decoder = msgspec.json.Decoder(kind)
-        self._positions: dict[str, _Position] = {}
         self._damaged = 0
 
     @property
@@ -81,45 +134,64 @@ class StreamFollower(Generic[_T]):
             status = path.stat()
             last = path == segments[-1]
             read = max(0, status.st_size - keep) if last else status.st_size
-            self._positions[path.name] = _Position(status.st_ino, size=read, read=read, over=not last)
+            self._positions[path.name] = _LinePosition(status.st_ino, size=read, read=read, over=not last)
 
-    def new(self, reader: RunReader, segments: Segments | None = None) -> Iterator[list[_T]]:
-        """The records since the last time. ``reader`` takes note of what cannot be read. Raises ``StartOverError``.
+    def _begin(self, path: Path, inode: int) -> _LinePosition:
+        del path
+        return _LinePosition(inode)
 
-        ``segments``: those that ``segments_of`` has just found, where it has been asked already.
-        """
-        if segments is None:
-            segments = segments_of(reader, self._folder, [self._stream])
-        there = segments[self._stream]
-        for name in there:
-            known = self._positions.get(name)
-            if known is None or not known.over:
-                try:
-                    yield from self._read(self._folder / name, later=name != there[-1])
-                except FileNotFoundError:
-                    continue  # retention removed it since
-                except OSError:
-                    reader.take_over(0, [self._folder / name])
+    def _take(self, path: Path, position: _LinePosition) -> Iterator[list[_T]]:
+        with open_regular(path) as file:
+            file.seek(position.read)
+            for records, damaged in decode_blocks(self._whole_lines(file, position), self._decoder):
+                self._damaged += damaged
+                yield records
+            position.size = max(position.read, file.tell())
 
-    def _read(self, path: Path, *, later: bool) -> Iterator[list[_T]]:
-        status = path.stat()
-        position = self._positions.setdefault(path.name, _Position(status.st_ino))
-        if position.inode != status.st_ino or status.st_size < position.size:
-            raise StartOverError
-        if status.st_size > position.size:
-            with open_regular(path) as file:
-                file.seek(position.read)
-                for records, damaged in decode_blocks(self._whole_lines(file, position), self._decoder):
-                    self._damaged += damaged
-                    yield records
-                position.size = max(position.read, file.tell())
-        position.over = later
-
-    def _whole_lines(self, file: BinaryIO, position: _Position) -> Iterator[bytes]:
+    def _whole_lines(self, file: BinaryIO, position: _LinePosition) -> Iterator[bytes]:
         for lines, length in read_blocks(file):
             if lines.endswith(b"\n"):
                 position.read += length
                 yield lines
+
+
+@dataclass(slots=True)
+class _RowPosition(_Position):
+    segment: Segment = field(kw_only=True)
+
+
+class StepFollower(_Follower[_RowPosition, Rows]):
+    """The rows of step records of a rank in ``folder``, and their events, as ``new_events`` has read them so far."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "steps")
+        self._events = StreamFollower(folder, "events", StepEvent)
+
+    @property
+    def skipped_lines(self) -> int:
+        """Rows and lines so far that could not be used, and those that have no end."""
+        rows = sum(position.segment.damaged + position.segment.torn for position in self._positions.values())
+        return rows + self._events.skipped_lines
+
+    def skip(self, *, keep: int) -> None:
+        """Take all rows that are there for read but the last ``keep``. Raises ``OSError``."""
+        for path in (segments := list_segments(self._folder, "steps")):
+            last = path == segments[-1]
+            position = self._positions[path.name] = self._begin(path, path.stat().st_ino)
+            position.over = not last
+            with suppress(InputError):  # as damaged when it is read
+                position.segment.skip(keep=keep if last else 0)
+
+    def new_events(self, reader: RunReader, segments: Segments | None = None) -> Iterator[list[StepEvent]]:
+        """The events since the last time. Called after ``new``, it has read those of all rows so far, perhaps more."""
+        return self._events.new(reader, segments)
+
+    def _begin(self, path: Path, inode: int) -> _RowPosition:
+        return _RowPosition(inode, segment=Segment(path))
+
+    def _take(self, path: Path, position: _RowPosition) -> Iterator[Rows]:
+        del path
+        return position.segment.read()
 
 
 def last_rows(folder: Path, count: int) -> Rows:
@@ -134,70 +206,3 @@ def last_rows(folder: Path, count: int) -> Rows:
         if len(rows):
             break
     return rows
-
-
-@dataclass(slots=True)
-class _RowPosition:
-    inode: int
-    segment: Segment
-    size: int = 0
-    """Of the file when it was read last."""
-    over: bool = False
-    """As in ``_Position``."""
-
-
-class StepFollower:
-    """The rows of step records of a rank in ``folder``, and their events, as ``new_events`` has read them so far."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._positions: dict[str, _RowPosition] = {}
-        self._events = StreamFollower(folder, "events", StepEvent)
-
-    @property
-    def skipped_lines(self) -> int:
-        """Rows and lines so far that could not be used, and those that have no end."""
-        rows = sum(position.segment.damaged + position.segment.torn for position in self._positions.values())
-        return rows + self._events.skipped_lines
-
-    def skip(self, *, keep: int) -> None:
-        """Take all rows that are there for read but the last ``keep``. Raises ``OSError``."""
-        for path in (segments := list_segments(self._folder, "steps")):
-            status = path.stat()
-            last = path == segments[-1]
-            segment = Segment(path)
-            with suppress(InputError):  # as damaged when it is read
-                segment.skip(keep=keep if last else 0)
-            self._positions[path.name] = _RowPosition(status.st_ino, segment, over=not last)
-
-    def new(self, reader: RunReader, segments: Segments | None = None) -> Iterator[Rows]:
-        """The rows since the last time, in blocks. ``reader`` takes note of what cannot be read. Raises ``StartOverError``.
-
-        ``segments``: those that ``segments_of`` has just found, where it has been asked already.
-        """
-        if segments is None:
-            segments = segments_of(reader, self._folder, ["steps"])
-        there = segments["steps"]
-        for name in there:
-            known = self._positions.get(name)
-            if known is None or not known.over:
-                try:
-                    yield from self._read(self._folder / name, later=name != there[-1])
-                except FileNotFoundError:
-                    continue  # retention removed it since
-                except (InputError, OSError):
-                    reader.take_over(0, [self._folder / name])
-
-    def new_events(self, reader: RunReader, segments: Segments | None = None) -> Iterator[list[StepEvent]]:
-        """The events since the last time. Called after ``new``, it has read those of all rows so far, perhaps more."""
-        return self._events.new(reader, segments)
-
-    def _read(self, path: Path, *, later: bool) -> Iterator[Rows]:
-        status = path.stat()
-        position = self._positions.setdefault(path.name, _RowPosition(status.st_ino, Segment(path)))
-        if position.inode != status.st_ino or status.st_size < position.size:
-            raise StartOverError
-        if status.st_size > position.size:
-            yield from position.segment.read()
-            position.size = status.st_size
-        position.over = later

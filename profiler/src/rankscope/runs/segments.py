@@ -64,14 +64,13 @@ def list_streams(folder: Path, streams: Collection[Stream]) -> dict[Stream, list
     Raises ``OSError``.
     """
     found: dict[Stream, list[tuple[int, str]]] = {stream: [] for stream in streams}
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            match = _SEGMENT.fullmatch(entry.name)
-            if match is None:
-                continue
-            stream = cast("Stream", match[1])
-            if stream in found and match[3] == suffix_of(stream):
-                found[stream].append((int(match[2]), entry.name))
+    for name in os.listdir(folder):  # noqa: PTH208  # names are all that is asked for, of thousands of folders
+        match = _SEGMENT.fullmatch(name)
+        if match is None:
+            continue
+        stream = cast("Stream", match[1])
+        if stream in found and match[3] == suffix_of(stream):
+            found[stream].append((int(match[2]), name))
     return {stream: [name for _, name in sorted(names)] for stream, names in found.items()}
 
 

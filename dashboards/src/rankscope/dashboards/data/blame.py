@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.bandwidth import directed_rows
-from rankscope.analysis.own_time import Judged, imposed_by_step, judged_groups, waits
-from rankscope.analysis.peers import peer_groups, stage_of
+from rankscope.analysis.own_time import Judged, imposed_by_step, waits
+from rankscope.analysis.peers import stage_of
 from rankscope.analysis.run_evidence import RunEvidence
 from rankscope.analysis.step_order import by_step, of_blocks
 from rankscope.runs.records import Phase
@@ -105,15 +105,14 @@ class BlameBook(msgspec.Struct, frozen=True, kw_only=True):
 
 def blame_book(run: RunEvidence) -> BlameBook:
     """Of a run that has been read."""
-    judged = judged_groups(run.table, peer_groups(run.ranks, run.infos))
-    charges = [_charged(one) for one in judged]
+    charges = [_charged(one) for one in run.compared]
     windows = bool(run.blame.steps)
-    groups = list(_window_groups(run)) if windows else [_step_group(run, one) for one in judged]
+    groups = list(_window_groups(run)) if windows else [_step_group(run, one) for one in run.compared]
     groups += _directed_groups(run)
     groups.sort(key=lambda group: -group.imposed_us)
     return BlameBook(
-        matrix_source="windows" if windows else "steps" if judged else None,
-        matrix_steps=len(run.blame.steps) if windows else max((one.own.shape[1] for one in judged), default=0),
+        matrix_source="windows" if windows else "steps" if run.compared else None,
+        matrix_steps=len(run.blame.steps) if windows else max((one.own.shape[1] for one in run.compared), default=0),
         groups=_told_apart(groups[:MOST_GROUPS]),
         groups_left_out=max(0, len(groups) - MOST_GROUPS),
         ranks=_ranks(run, charges, windows=windows),

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from rankscope.analysis.rank_columns import ALL_METRICS
 from rankscope.analysis.result import Analysis
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
 from rankscope.analysis.run_evidence import RunEvidence
@@ -49,7 +50,9 @@ def derive(run: Path, folder: Path, tell: Tell) -> None:
 
     Raises ``RankscopeError`` for what cannot be read, and ``OSError`` for what cannot be written.
     """
-    evidence = read_evidence(run, report=lambda done, of: tell(Progress("reading the records of all ranks", done, of)))
+    evidence = read_evidence(
+        run, report=lambda done, of: tell(Progress("reading the records of all ranks", done, of)), metrics=ALL_METRICS
+    )
     tell(Progress("judging"))
     write_analysis(analysis_of(evidence), folder)
     write_blame(evidence, folder)

@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.own_time import imposed_by_step, judged_groups
-from rankscope.analysis.peers import peer_groups
+from rankscope.analysis.own_time import imposed_by_step
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.run_evidence import RunEvidence
 from rankscope.dashboards.data.metrics import of_origin
@@ -43,7 +42,7 @@ def window_values(run: RunEvidence) -> StepValues:
 
 def imposed_values(run: RunEvidence) -> Iterator[tuple[NDArray[np.int64], Values]]:
     """``imposed_wait_us`` of each group of ranks that could be compared: the steps, and [ranks, steps], NaN for the others."""
-    for judged in judged_groups(run.table, peer_groups(run.ranks, run.infos)):
+    for judged in run.compared:
         last, wait = imposed_by_step(judged)
         values = np.full((len(run.ranks), len(wait)), np.nan, np.float32)
         values[judged.rows] = 0

@@ -8,7 +8,10 @@ whole of a long run is drawn.
 from __future__ import annotations
 
 import contextlib
+import os
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -128,18 +131,28 @@ class TileWriter:
     ) -> None:
         """Write whole metrics [ranks, steps] at once, where nothing is written yet."""
         self._ranks, self._steps = list(ranks), np.asarray(steps, np.int64)
-        count = _blocks_of(len(self._steps))
-        for metric, matrix in matrices:
-            self._metrics.add(metric)
-            with contextlib.ExitStack() as files:
-                names = (_file(metric, every, self._generation) for every in (1, COARSE))
-                fine, coarse = (files.enter_context((self.folder / name).open("wb")) for name in names)
-                for number in range(count):
-                    block = np.full((len(self._ranks), BLOCK_STEPS), np.nan, np.float32)
-                    part = matrix[:, number * BLOCK_STEPS : (number + 1) * BLOCK_STEPS]
-                    block[:, : part.shape[1]] = part
-                    fine.write(block.data)
-                    coarse.write(worst_of(metric).reduce(block.reshape(len(block), -1, COARSE), axis=2).data)
+        cores = len(os.sched_getaffinity(0))
+        # Threads are enough: numpy's loops and writing let the others run.
+        with ThreadPoolExecutor(cores, thread_name_prefix="tiles") as pool:
+            writing: deque[Future[None]] = deque()
+            for metric, matrix in matrices:
+                self._metrics.add(metric)
+                writing.append(pool.submit(self._fill, metric, matrix))
+                if len(writing) == cores:  # no more matrices than that in memory
+                    writing.popleft().result()
+            for one in writing:
+                one.result()
+
+    def _fill(self, metric: str, matrix: NDArray[np.floating[Any]]) -> None:
+        with contextlib.ExitStack() as files:
+            names = (_file(metric, every, self._generation) for every in (1, COARSE))
+            fine, coarse = (files.enter_context((self.folder / name).open("wb")) for name in names)
+            for first in range(0, len(self._steps), BLOCK_STEPS):
+                part = matrix[:, first : first + BLOCK_STEPS]
+                block = np.full((len(self._ranks), BLOCK_STEPS), np.nan, np.float32)
+                block[:, : part.shape[1]] = part
+                fine.write(block.data)
+                coarse.write(worst_of(metric).reduce(block.reshape(len(block), -1, COARSE), axis=2).data)
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
         """Make room for ranks, those that are there already among them."""

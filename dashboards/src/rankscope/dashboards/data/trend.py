@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.change_points import ChangePoint, change_points
+from rankscope.analysis.step_order import by_step, of_blocks
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.source import StepMatrices
 from rankscope.dashboards.data.whole import replace_file
@@ -25,7 +26,6 @@ PERCENTILES: Final = (5, 25, 50, 75, 95, 100)
 MEDIAN: Final = PERCENTILES.index(50)
 HIGHEST: Final = PERCENTILES.index(100)
 
-_AT_ONCE: Final = 256
 _BY_STEP: Final = ("wall_us", "own_us", "slowest", "samples", "tokens")
 
 
@@ -57,7 +57,8 @@ def trend_of(matrices: StepMatrices, profiled: NDArray[np.int64], *, before: Tre
         first = min(int(np.searchsorted(steps, since)), len(before.steps))
         if not np.array_equal(before.steps[:first], steps[:first]):
             first = 0
-    parts = [_part(matrices, low, min(low + _AT_ONCE, len(steps))) for low in range(first, len(steps), _AT_ONCE)]
+    new = (len(matrices.ranks), len(steps) - first)
+    parts = of_blocks(new, lambda block: _part(matrices, first + block.start, first + block.stop))
     if first and before is not None:
         parts.insert(0, {name: getattr(before, name)[..., :first] for name in _BY_STEP})
     arrays: dict[str, NDArray[Any]] = {
@@ -90,7 +91,7 @@ def read_trend(file: Path) -> Trend:
 
 def _part(matrices: StepMatrices, first: int, last: int) -> dict[str, NDArray[Any]]:
     def values(metric: str) -> NDArray[np.float32]:
-        return matrices.part(metric, first, last, most_columns=_AT_ONCE).values
+        return matrices.part(metric, first, last).values
 
     own = values("own_us")
     return {
@@ -107,13 +108,14 @@ def _percentiles(values: NDArray[np.float32]) -> NDArray[np.float32]:
     found = np.full((len(PERCENTILES), values.shape[1]), np.nan, np.float32)
     known = np.isfinite(values).sum(axis=0)
     some = np.flatnonzero(known)
-    ordered = np.sort(values[:, some], axis=0)  # what is not known comes last
-    for row, percentile in enumerate(PERCENTILES):
+    ordered = by_step(values[:, some])
+    ordered.sort(axis=1)  # what is not known comes last
+    for number, percentile in enumerate(PERCENTILES):
         place = percentile / 100 * (known[some] - 1)
         low = np.floor(place).astype(np.intp)
-        columns = np.arange(len(some))
-        below, above = ordered[low, columns], ordered[np.ceil(place).astype(np.intp), columns]
-        found[row, some] = below + (above - below) * (place - low)
+        rows = np.arange(len(some))
+        below, above = ordered[rows, low], ordered[rows, np.ceil(place).astype(np.intp)]
+        found[number, some] = below + (above - below) * (place - low)
     return found
 
 

@@ -69,7 +69,7 @@ def waiting_of(match: Match, clocks: Clocks) -> dict[int, Waiting]:
     order = sorted(range(len(arrivals)), key=lambda at: arrivals[at])
     latest = arrivals[order[-1]]
     clear = latest - arrivals[order[-2]] > (clocks.residual_ns or 0.0)
-    shortest = min(record.end_unix_ns - arrival_ns(record) for record in match.records)
+    shortest = min(match.inside_ns)
     return {
         rank: Waiting(shortest / 1000, (latest - arrival) / 1000, match.ranks[order[-1]] if clear else None)
         for rank, arrival in zip(match.ranks, arrivals, strict=True)
