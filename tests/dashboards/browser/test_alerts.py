@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
-from tests.dashboards.browser.pages import Opened, saved_rows
+from tests.dashboards.browser.pages import Opened, all_drawn, saved_rows
 
 from rankscope.alerts.alert import fingerprint
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
@@ -94,6 +94,7 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(runs: Path, url
 def test_a_run_is_replayed_from_its_page(url: str, opened: Opened) -> None:
     with opened(f"{url}/run/a/alerts") as page:
         expect(page.locator("#replay-times")).to_contain_text("Nothing is replayed")
+        all_drawn(page)  # what comes above the list moves it, so a click would miss
 
         page.get_by_role("textbox", name="Replay").click()
         page.get_by_role("option", name="TrainingStraggler").click()
