@@ -41,6 +41,9 @@ class Filling:
     damaged: int = 0
     postponed: set[str] = field(default_factory=set)
     """Known metrics that are not in ``values``."""
+    _set_rows: int = 0
+    """Rows of ``values`` that hold something, if only NaN. The next ones are set when they are needed, shortly before they are
+    filled: all at once would take as long as reading a large run."""
     _last_places: tuple[NDArray[np.int64], NDArray[np.intp] | slice] = field(default_factory=lambda: _NOWHERE)
     """Steps that have been looked up last, and their places."""
 
@@ -65,6 +68,7 @@ class Filling:
             samples[:, 0] = columns.step[samples[:, 0].astype(np.intp)]
             self._add_memory(rank, samples)
         self._begin(columns)
+        self._set(row + 1)
         for name, values in self.values.items():
             source = name.removeprefix("own_") if name in columns.same else name
             values[row, at] = columns.values.get(source, np.nan)
@@ -89,6 +93,7 @@ class Filling:
         shape = (len(ranks), count)
         self.postponed |= columns.postponed
         self._begin(columns)
+        self._set(len(self.ranks))
         for name, values in self.values.items():
             source = name.removeprefix("own_") if name in columns.same else name
             values[cells] = columns.values[source].reshape(shape) if source in columns.values else np.nan
@@ -132,12 +137,21 @@ class Filling:
                 self.same.discard(name)
                 self.values[name] = self.values[name.removeprefix("own_")].copy()
             else:
-                self.values[name] = np.full(self.profiled.shape, np.nan, np.float32)
+                self.values[name] = np.empty(self.profiled.shape, np.float32)
+                self.values[name][: self._set_rows] = np.nan
         self.same |= columns.same - self.values.keys()
+
+    def _set(self, rows: int) -> None:
+        """Have so many rows of ``values`` set."""
+        if rows > self._set_rows:
+            for matrix in self.values.values():
+                matrix[self._set_rows : rows] = np.nan
+            self._set_rows = rows
 
     @property
     def metrics(self) -> dict[str, NDArray[np.float32]]:
         """All known metrics but the postponed; two may share a matrix."""
+        self._set(len(self.ranks))
         return self.values | {name: self.values[name.removeprefix("own_")] for name in self.same}
 
     def _places(self, steps: NDArray[np.int64]) -> NDArray[np.intp] | slice:
@@ -178,6 +192,7 @@ class Filling:
     def _rearrange(self, *, rows: NDArray[np.intp] | None = None, columns: NDArray[np.intp] | None = None) -> None:
         """Take rows or columns from where they were; -1: from nowhere. One array at a time, for all of them fill memory."""
         self._last_places = _NOWHERE
+        self._set(len(self.profiled))
         for name in self.values:
             self.values[name] = _moved(self.values[name], np.nan, rows, columns)
         for tag in self.tags:
@@ -185,6 +200,7 @@ class Filling:
         if self.start is not None:
             self.start = _moved(self.start, 0, rows, columns)
         self.profiled = _moved(self.profiled, False, rows, columns)
+        self._set_rows = len(self.profiled) if self.values else 0
 
 
 def _moved(old: NDArray[Any], blank: float, rows: NDArray[np.intp] | None, columns: NDArray[np.intp] | None) -> NDArray[Any]:

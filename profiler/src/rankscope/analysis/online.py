@@ -214,7 +214,7 @@ class _Attempt:
         over = max(len(steps) - self._recent_steps, int(np.searchsorted(steps, self._first)))
         if over:
             self._passed.add(steps[:over])
-            for rank, walls in zip(self._filling.ranks, self._filling.values["wall_us"][:, :over], strict=True):
+            for rank, walls in zip(self._filling.ranks, self._filling.metrics["wall_us"][:, :over], strict=True):
                 self._count(rank, walls)
             self._filling.drop_before(over)
             self._first = int(self._filling.steps[0])
