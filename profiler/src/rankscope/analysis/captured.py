@@ -33,7 +33,7 @@ from rankscope.runs.step_columns import records_of
 from rankscope.runs.world_size import told_world_size
 
 _MORE_STEPS: Final = 20
-"""Steps to capture next: enough that ``late.ENOUGH_STEPS`` of them have matches, and steps are the units of chance."""
+"""Steps to capture next. More than ``late.ENOUGH_STEPS``, so that steps are the units of chance even where some show nothing."""
 
 
 def captured_steps(reader: RunReader, attempt: int, rank: int, steps: range) -> Reduction:
