@@ -29,7 +29,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     gain_share_at_most: float | None
     """Largest share of the step that it can save: an upper bound, not a forecast. ``None`` where it saves no time by itself."""
     gain_us_at_most: float | None
-    """The same in microseconds per step."""
+    """``gain_share_at_most`` in microseconds per step."""
     gain_formula: str | None
     """Formula of the bound, in names of figures."""
     cost_share_at_most: float | None = None

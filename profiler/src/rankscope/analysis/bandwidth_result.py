@@ -8,7 +8,7 @@ import msgspec
 
 
 class CollectiveBandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """The collectives of one operation, process group and size. GB are 1e9 bytes.
+    """Collectives of one operation, process group and size. GB are 1e9 bytes.
 
     Times and bandwidths are those of the transfer, after the last rank arrived, without the waiting before it. Each is the value
     of one instance: the median over the matched instances, or their 10th and 90th percentiles (``p10``, ``p90``).
@@ -58,7 +58,7 @@ class DirectedWait(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     waiter: int
     origin: int
-    """The rank that was waited for: the later one."""
+    """Rank that was waited for: the later one."""
     count: int
     """Number of instances in which it waited."""
     wait_us: float
