@@ -1,1 +1,1 @@
-"""Records or traces in; who, why, how much and what next out. Pure: no torch, no network."""
+"""Analysis of records or traces: which ranks are slow, why, at what cost, and what to do next. Pure: no torch, no network."""

@@ -1,4 +1,4 @@
-"""What to do next: a table from what was found to commands and actions."""
+"""Next actions: a table from kinds of findings to commands and actions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rankscope.analysis.result import Cause, Kind
 
 
 class AdviceRow(msgspec.Struct, frozen=True):
-    """One row. ``None`` matches anything; of the rows that match, the first gives the advice.
+    """Row of the advice table. ``None`` matches anything; the first row that matches gives the advice.
 
-    ``{run}``, ``{rank}``, ``{host}``, ``{node}`` (the host, where its name can stand in a command), ``{steps}`` (how many to
-    profile) and ``{record}`` (how to record a run, where there is none) are filled in; an action that names one that is not known
-    is left out.
+    Actions are templates. Their placeholders are ``{run}``, ``{rank}``, ``{host}``, ``{node}`` (the host, if its name is safe in
+    a command), ``{steps}`` (number of steps to profile) and ``{record}`` (command that records a run, if there is no run yet).
+    An action with a placeholder whose value is not known is left out.
     """
 
     kind: Kind
@@ -32,14 +32,14 @@ _RECORD_COMMAND: Final = "rankscope run -- torchrun ... train.py"
 ROTATING: Final = (
     "Look for what the ranks share, or what comes and goes on their hosts: storage, logging, scheduled jobs, neighbours"
 )
-"""Of a slowness that moves: no rank or host is at fault by itself."""
+"""Advice for a slowdown that moves between ranks: no rank or host is at fault by itself."""
 _DRAIN: Final = 'Take the host out: scontrol update NodeName={node} State=DRAIN Reason="rankscope: rank {rank} slow, %s"'
 _READINGS: Final = "Look at the readings of rank {rank}'s GPU on {host}: nvidia-smi -q -d %s"
 _NODE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})?")
 
 
 def _physical(reason: str, topics: str, *actions: str) -> AdviceRow:
-    """Advice where the hardware is why."""
+    """Return the advice for a rank that is slow because of its hardware."""
     return AdviceRow("straggler", None, reason, (*actions, _READINGS % topics, _DRAIN % reason.replace("_", " "), _SHOW))
 
 
@@ -290,7 +290,7 @@ def next_actions(
     host: str | None = None,
     steps: int | None = None,
 ) -> list[str]:
-    """Actions for a verdict, most useful first."""
+    """Return the actions for a verdict, most useful first."""
     known: dict[str, object] = {
         name: value
         for name, value in (

@@ -1,4 +1,4 @@
-"""What to try: part of the JSON of ``rankscope analyze``."""
+"""Advice: part of the JSON of ``rankscope analyze``."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import msgspec
 
 
 class AdviceEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure that speaks for an advice."""
+    """One figure that supports an advice."""
 
     name: str
     value: float
     unit: str
     source: str | None
-    """What it was read from: ``steps``, ``windows``, ``traces``; ``None`` for what the verdict says."""
+    """Source of the figure: ``steps``, ``windows`` or ``traces``; ``None`` if it comes from the verdict."""
     stage: int | None = None
-    """The pipeline stage that it is of: that which has most of it. ``None``: of the job."""
+    """Pipeline stage of the figure: the stage with the largest value. ``None``: the figure is of the whole job."""
     limit: str
-    """The condition it meets: ``>= 0.05``."""
+    """Condition that the value meets, such as ``>= 0.05``."""
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,15 +24,15 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     evidence: list[AdviceEvidence]
-    """All of it is met: nothing is advised where a figure is missing."""
+    """Figures that all meet their conditions. Nothing is advised where a figure is missing."""
     action: str
     gain_share_at_most: float | None
-    """Share of the step that it can save: an upper bound, no forecast. ``None`` where it saves no time by itself."""
+    """Largest share of the step that it can save: an upper bound, not a forecast. ``None`` where it saves no time by itself."""
     gain_us_at_most: float | None
-    """The same in microseconds per step."""
+    """``gain_share_at_most`` in microseconds per step."""
     gain_formula: str | None
-    """How the bound was computed, from the names of figures."""
+    """Formula of the bound, in names of figures."""
     cost_share_at_most: float | None = None
-    """What it costs, as a share of the step, where it costs any."""
+    """Cost of the advice as a share of the step, where it has one."""
     check: str
-    """How to see whether it helped."""
+    """Way to check that it helped."""

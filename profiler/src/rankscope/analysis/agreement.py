@@ -1,4 +1,4 @@
-"""In what the records of one collective on different ranks must not differ."""
+"""Fields in which the records of one collective must agree between ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REASONS: Final[dict[str, str]] = {"bytes": "bytes_differ", "dtype": "dtype_diff
 
 
 def disagreement(records: Iterable[CollectiveRecord]) -> str | None:
-    """The reason why they cannot be one collective, or ``None``. What a record does not say agrees with anything."""
+    """Return the reason why ``records`` cannot be one collective, or ``None``. A field that is ``None`` agrees with anything."""
     records = list(records)
     for name, reason in _REASONS.items():
         if len({getattr(record, name) for record in records} - {None}) > 1:

@@ -1,4 +1,4 @@
-"""Waterfall and advice of an analysis, out of its costs and figures."""
+"""Waterfall and advice of an analysis, from its costs and figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN: Final = 4
 
 
 def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analysis:
-    """The analysis with its waterfall, and the advice that it and ``figures`` speak for."""
+    """Return the analysis with its waterfall, and the advice that the waterfall and ``figures`` support."""
     found = None if costs is None else waterfall(costs)
     figures = {
         **figures,
@@ -46,12 +46,12 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
 
 
 def assessed_windows(analysis: Analysis, costs: Costs | None, matched: Matched, kernels: Sequence[KernelRecord] = ()) -> Analysis:
-    """The same of profiled windows alone."""
+    """Return the analysis with the waterfall and advice of profiled windows alone."""
     return assessed(analysis, costs, figures_of_windows(analysis, matched, kernels))
 
 
 def figures_of_windows(analysis: Analysis, matched: Matched, kernels: Sequence[KernelRecord]) -> Figures:
-    """Figures of collectives and kernels in profiled windows."""
+    """Return the figures of collectives and kernels in profiled windows."""
     source = matched.source
     return {**figures_of_overlap(analysis.ranks, source), **matched.figures, **figures_of_kernels(kernels, source)}
 
@@ -65,7 +65,7 @@ def _machines(analysis: Analysis) -> Figures:
 
 
 def _who(analysis: Analysis) -> str:
-    """The ranks that the verdict names, for people."""
+    """Return the ranks that the verdict names, as text for people."""
     ranks = analysis.verdict.ranks
     hosts = {row.rank: row.host for row in analysis.ranks}
     if len(ranks) == 1:

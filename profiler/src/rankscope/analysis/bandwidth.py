@@ -1,4 +1,4 @@
-"""Algorithm and bus bandwidth of collectives: of the transfer, not of the waiting, against what the links should give."""
+"""Algorithm and bus bandwidth of collectives' transfers (without the waiting), compared with the rates of their links."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rankscope.analysis.possible import MOST_BYTES
 from rankscope.analysis.waiting import Wait, Waits
 
 LONG_US: Final = 200.0
-"""A transfer that its link should take so long for is bound by bandwidth; a shorter one by latency, which no table here knows."""
+"""Shortest expected transfer that is bound by bandwidth. Shorter ones are bound by latency, for which there is no table."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One instance."""
+    """One instance of a collective."""
 
     op: str
     group: str
@@ -29,15 +29,15 @@ class Sample(msgspec.Struct, frozen=True):
     bytes: int | None
     on_cpu: bool
     transfer_us: float | None
-    """``None`` where it cannot be told from waiting."""
+    """``None`` where it cannot be separated from waiting."""
     inside_us: float | None
-    """The shortest time that a rank spent in it, waiting included; ``None`` where ranks may leave before the end."""
+    """Shortest time that any rank spent in it, waiting included; ``None`` where ranks may leave before the end."""
     wait_us: float | None
     """Mean over its ranks; ``None`` without ``transfer_us``."""
 
 
 def samples(matching: Matching, waits: Waits) -> Iterator[Sample]:
-    """All instances of which anything can be said."""
+    """Yield one sample per instance that is matched, partly matched or directed (between two ranks, or with a root)."""
     for match in matching.matches:
         inside = match.inside_ns
         shortest = min(inside) / 1000
@@ -72,12 +72,12 @@ def _sample(match: Match, transfer_us: float | None, inside_us: float | None, wa
 
 
 def size_bucket(size: int | None) -> int | None:
-    """The power of two at or below a size."""
+    """Return the largest power of two that is not above ``size``."""
     return None if size is None else 1 << (size.bit_length() - 1)
 
 
 def bandwidths(instances: Iterable[Sample], fabric: Fabric) -> list[CollectiveBandwidth]:
-    """One row per (operation, group, number of ranks, size bucket), most transfer time first, unknown transfers last."""
+    """Return a row per (operation, group, number of ranks, size bucket), most transfer time first, unknown transfers last."""
     rows: dict[tuple[str, str, int | None, int | None], list[Sample]] = {}
     for sample in instances:
         key = (sample.op, sample.group, sample.group_size, size_bucket(sample.bytes))
@@ -127,7 +127,7 @@ def _row(group: Sequence[Sample], fabric: Fabric) -> CollectiveBandwidth:
 
 
 def _expected(group: Sequence[Sample], fabric: Fabric) -> Expectation:
-    """What all of a row should reach. Groups of one name may lie differently; then the row has no one figure."""
+    """Return the expected bandwidth of a row. It is unknown where groups of the same name are placed on different links."""
     first = group[0]
     if first.group_size is None or len(first.ranks) != first.group_size:
         return Expectation(unknown="the ranks of its group are not known")
@@ -151,7 +151,7 @@ def _quantile(values: Sequence[float], at: float) -> float | None:
 
 
 def directed_rows(waits: Iterable[Wait]) -> list[DirectedWait]:
-    """Waits summed per (operation, group, waiter, origin), longest first."""
+    """Sum waits per (operation, group, waiter, origin), longest first."""
     sums: dict[tuple[str, str, int, int], tuple[int, float]] = {}
     for wait in waits:
         key = (wait.match.op, wait.match.group, wait.waiter, wait.origin)

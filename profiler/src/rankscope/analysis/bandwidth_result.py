@@ -1,4 +1,4 @@
-"""What ``analyze`` says of collectives' bandwidth, and of who waited for whom in sends and operations with a root."""
+"""Bandwidth of collectives, and waits in sends and operations with a root: part of the result of ``analyze``."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import msgspec
 
 
 class CollectiveBandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """The collectives of one operation, process group and size. GB are 1e9 bytes.
+    """Collectives of one operation, process group and size. GB are 1e9 bytes.
 
-    Times and bandwidths are of the transfer, after the last rank had come, not of the waiting before it. Of one instance each;
-    without a mark the median over the matched instances, ``p10`` and ``p90`` the deciles around it.
+    Times and bandwidths are those of the transfer, after the last rank arrived, without the waiting before it. Each is the value
+    of one instance: the median over the matched instances, or their 10th and 90th percentiles (``p10``, ``p90``).
     """
 
     op: str
     group: str
     group_size: int | None
-    """Ranks of the group."""
+    """Number of ranks in the group."""
     size_bucket_bytes: int | None
-    """Instances of this size up to less than twice as much; ``None``: their sizes are not known."""
+    """Instances are at least this large and less than twice as large; ``None``: their sizes are not known."""
     bytes: int | None
-    """Median size of an instance: of the whole array, which is the larger of a rank's input and output."""
+    """Median size of an instance: that of the whole array, the larger of a rank's input and output."""
     count: int
-    """Instances seen on any rank."""
+    """Number of instances seen on any rank."""
     matched: int
-    """Those of them whose transfer is known; all figures but ``bus_at_least_gb_s`` are of these."""
+    """Number of instances whose transfer is known. All figures but ``bus_at_least_gb_s`` are computed from these."""
     transfer_us: float | None
     transfer_p10_us: float | None
     transfer_p90_us: float | None
@@ -34,32 +34,32 @@ class CollectiveBandwidth(msgspec.Struct, frozen=True, kw_only=True):
     algorithm_gb_s: float | None
     """Size over transfer time."""
     bus_gb_s: float | None
-    """What crossed each link: algorithm bandwidth times the operation's factor."""
+    """Rate on each link: algorithm bandwidth times the operation's factor."""
     bus_p10_gb_s: float | None
     bus_p90_gb_s: float | None
     bus_at_least_gb_s: float | None
-    """Bus bandwidth had nobody waited: what it was at least, where other ranks' side is not at hand."""
+    """Lower bound of the bus bandwidth: all time inside counts as transfer. Known also without the other ranks' records."""
     link: str | None
     """Link that carries it (a name of ``analysis/links.py``)."""
     link_source: Literal["gpu_name", "told"] | None
     expected_gb_s: float | None
-    """Bare rate of that link for this operation; ``None``: not known, ``expected_unknown`` says why."""
+    """Bare rate of that link for this operation; ``None``: not known, ``expected_unknown`` has the reason."""
     expected_unknown: str | None
     share: float | None
     """``bus_gb_s`` over ``expected_gb_s``; more than 1 where switches reduce or multicast in the network."""
     bound_by: Literal["bandwidth", "latency"] | None
-    """``latency``: its link should be done with it so soon that neither its rate nor ``share`` says much. ``None``: not known."""
+    """``latency``: the expected transfer is so short that rate and ``share`` are not meaningful. ``None``: not known."""
 
 
 class DirectedWait(msgspec.Struct, frozen=True, kw_only=True):
-    """How long one rank waited for another where not everybody waits for everybody."""
+    """Wait of one rank for another in operations in which not every rank waits for all others."""
 
     op: str
     group: str
     waiter: int
     origin: int
-    """The rank that was waited for: the later one."""
+    """Rank that was waited for: the later one."""
     count: int
-    """Instances in which it waited."""
+    """Number of instances in which it waited."""
     wait_us: float
-    """Sum over them."""
+    """Sum of the waits over these instances."""

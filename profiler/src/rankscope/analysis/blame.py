@@ -1,14 +1,14 @@
-"""Who waited for whom: imposed wait, from matched collectives.
+"""Imposed wait of each rank, from matched collectives.
 
-A rank arrives at a collective on a device when its kernel starts; its kernels end together, so each collective is its own
-clock: whoever spent the shortest time in it arrived last, and the others waited for as long as theirs took longer. On the CPU
-a rank arrives when the calling thread enqueues the collective, for a worker thread may start late for reasons of its own; ends
-are less sharp there, so arrivals are compared on the corrected clock.
+On a device, a rank arrives at a collective when its kernel starts. All kernels of a collective end together, so each collective
+is its own clock: the rank with the shortest kernel arrived last, and the others waited for as long as their kernels took longer.
+On the CPU, a rank arrives when the calling thread enqueues the collective, because a worker thread may start late for reasons of
+its own. Ends are less sharp there, so arrivals are compared on the corrected clock.
 
-Where a root is waited for, or waits itself, ``waiting`` says by how long. Waits of sends and receives count as waiting, but
-impose nothing here: between the stages of a pipeline most of them are its schedule.
+Waits for a root, or of a root, come from ``waiting``. Waits in sends and receives count as waiting, but not as imposed wait:
+between the stages of a pipeline most of them are its schedule.
 
-Charged is the origin: a rank that was last because another group had kept it waiting is a victim itself (``upstream``).
+A wait is charged to its origin: a rank that was last because another group had kept it waiting is a victim itself (``upstream``).
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ Group = tuple[str | None, tuple[int, ...]]
 """Name and members of a process group."""
 
 Row = tuple[float, float, int]
-"""Imposed microseconds, those that no compute hid, and in how many steps."""
+"""Imposed wait in microseconds, its exposed part in microseconds, and the number of steps with such a wait."""
 
 
 class Blame(msgspec.Struct, frozen=True):
-    """Waiting of all ranks; microseconds."""
+    """Waits of all ranks, in microseconds."""
 
     ranks: list[int]
     imposed_us: dict[int, float]
     """Per rank: the wait it imposed on others, summed over victims and steps, overlapping waits of a victim counted once. Waits
-    below the clocks' residual are nobody's."""
+    below the clocks' residual are charged to no rank."""
     exposed_us: dict[int, float]
-    """Per rank: the part of it that the victims' compute did not hide."""
+    """Per rank: the part of its imposed wait that the victims' compute did not hide."""
     transfer_us: dict[int, float]
-    """Per rank: time in collectives without waiting, the shortest duration over the ranks of each."""
+    """Per rank: time in collectives without waiting. Per collective, it is the shortest duration over its ranks."""
     wait_us: dict[int, float]
-    """Per rank: time in collectives beyond it."""
+    """Per rank: time in collectives beyond ``transfer_us``."""
     steps: list[int]
     """Steps with a match, ascending."""
     gain_us: NDArray[np.float64]
-    """[instances, ranks]: how much earlier the others could have gone on had this rank not been the last: last arrival minus
-    the one before it, 0 for everyone else and where that is below the clocks' residual."""
+    """[instances, ranks]: how much earlier the other ranks could have continued, had this rank not been the last: last arrival
+    minus the one before it. 0 for all other ranks, and where the difference is below the clocks' residual."""
     instance_step: NDArray[np.int64]
-    """[instances]: the step of each, ascending."""
+    """[instances]: step of each instance, ascending."""
     waited_us: NDArray[np.float64]
-    """[instances, ranks]: how long each member waited for the last, 0 where that is below the clocks' residual, NaN for who is
-    none."""
+    """[instances, ranks]: wait of each member for the last rank. 0 where it is below the clocks' residual, NaN for ranks that
+    are not members."""
     saved_us: dict[int, float]
-    """Per rank: exposed time that a typical victim would not have waited had this rank arrived with the last of the others."""
+    """Per rank: exposed wait that a typical victim would have been spared, had this rank arrived with the last of the others."""
     rows: dict[Group, dict[tuple[int, int], Row]] = msgspec.field(default_factory=dict)
-    """Who delayed whom: per process group and (origin, victim) the imposed wait. Overlapping waits count once within a group."""
+    """Imposed wait per process group and (origin, victim). Overlapping waits count once within a group."""
     imposed_at_us: dict[tuple[int, int], float] = msgspec.field(default_factory=dict)
     """``imposed_us`` by (rank, step), where there was any."""
 
     def share(self, rank: int) -> float | None:
-        """This rank's part of all imposed wait, or ``None`` when nobody waited."""
+        """Return this rank's share of all imposed wait, or ``None`` when no rank waited."""
         total = sum(self.imposed_us.values())
         return self.imposed_us[rank] / total if total > 0 else None
 
 
 def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int], directed: Waits = NOBODY_WAITED) -> Blame:
-    """Imposed wait of every rank of ``ranks``; ``directed``: the waits of what is not among ``matches``."""
+    """Return the imposed wait of every rank of ``ranks``; ``directed``: waits in operations that are not among ``matches``."""
     books = _Books(ranks)
     threshold = clocks.residual_ns or 0.0
     meetings = [_meeting(match, clocks) for match in matches]
@@ -84,7 +84,7 @@ def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int],
 
 
 class _Books:
-    """What is added up, instance by instance."""
+    """Sums of waits, accumulated instance by instance."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = sorted(ranks)
@@ -92,15 +92,15 @@ class _Books:
         self._transfer = dict.fromkeys(self._ranks, 0.0)
         self._waiting = dict.fromkeys(self._ranks, 0.0)
         self._groups: dict[Group, int] = {}
-        """To their numbers: thousands of members take long to be told from others."""
+        """Process group to its number: comparing tuples of thousands of members is slow."""
         self._waits: dict[tuple[int, int, int], list[tuple[int, Span, Span]]] = {}
-        """Origin, victim and step to waits: in which group, when, and when it was for the origin alone."""
+        """(origin, victim, step) to waits: number of the group, span of the wait, and span of the wait for the origin alone."""
         self._compute: dict[tuple[int, int], list[Span]] = {}
         self._instances: list[tuple[int, dict[int, float], dict[int, float]]] = []
         """Step, gain of origins, waits of members, in microseconds."""
 
     def enter(self, match: Match, meeting: Meeting, charges: Mapping[int, Charge], threshold: float) -> None:
-        """A collective in which everybody waits for everybody."""
+        """Add a collective in which every rank waits for all others."""
         shortest = min(match.inside_ns)
         soonest, least = meeting.soonest
         charge = charges.get(soonest, {meeting.culprit: least}) if least > threshold else {}
@@ -108,7 +108,7 @@ class _Books:
         waits = {rank: wait for rank, wait in meeting.waits_ns.items() if wait > threshold}
         self._instances.append((match.step, gain, {rank: waits.get(rank, 0) / 1000 for rank in match.ranks}))
         group = self._number(match.group, meeting.members)
-        # On the rank's own clock, where its compute is.
+        # Spans are on the rank's own clock, as those of its compute are.
         for rank, record, here, inside in zip(match.ranks, match.records, match.arrivals_ns, match.inside_ns, strict=True):
             self._transfer[rank] += shortest / 1000
             self._waiting[rank] += (inside - shortest) / 1000
@@ -121,7 +121,7 @@ class _Books:
                     self._waits.setdefault(key, []).append((group, (begin, end), avoidable))
 
     def enter_directed(self, directed: Waits) -> None:
-        """Instances in which some wait for others."""
+        """Add the instances in which only some ranks wait for others."""
         for match, _ in directed.transfers_ns:
             for rank, record, inside in zip(match.ranks, match.records, match.inside_ns, strict=True):
                 self._transfer[rank] += inside / 1000
@@ -139,7 +139,7 @@ class _Books:
                 rooted.setdefault(id(match), []).append(wait)
         for found in rooted.values():
             match = found[0].match
-            # Only where all that may wait waited, and so for the same rank.
+            # Only if every rank that can wait did wait: then all of them waited for the same rank.
             if len(found) == (len(match.ranks) - 1 if match.rule == "from_root" else 1):
                 gain = {found[0].origin: min(wait.end - wait.since for wait in found) / 1000}
                 waited = dict.fromkeys(match.ranks, 0.0) | {wait.waiter: (wait.end - wait.start) / 1000 for wait in found}
@@ -149,7 +149,7 @@ class _Books:
         return self._groups.setdefault((group, members), len(self._groups))
 
     def closed(self) -> Blame:
-        """The sums."""
+        """Return the sums."""
         hidden = {key: merge(spans) for key, spans in self._compute.items()}
         imposed = dict.fromkeys(self._ranks, 0.0)
         imposed_at: dict[tuple[int, int], float] = {}
@@ -194,8 +194,8 @@ class _Books:
 
 
 def _parts(charge: Charge | None, culprit: int, waited: Span) -> list[tuple[int, Span]]:
-    """One wait, cut into what each origin is charged with. Whoever did most of it comes last, for that is what had to be healed
-    for the others to go on earlier.
+    """Split one wait into the spans that each origin is charged with. The origin with the largest charge comes last, because
+    its delay must be removed for the others to continue earlier.
     """
     if charge is None:
         return [(culprit, waited)]
@@ -216,14 +216,14 @@ def _typical(saved: dict[int, float], culprit: int, ranks: Sequence[int]) -> flo
 
 
 def _measured(spans: Sequence[Span], busy: Sequence[Span]) -> tuple[float, float]:
-    """Their union, and the part of it that is not in ``busy``, in microseconds."""
+    """Return the length of the union of ``spans``, and of its part outside ``busy``, in microseconds."""
     merged = merge(spans)
     whole = length(merged)
     return whole / 1000, (whole - covered(merged, busy)) / 1000
 
 
 def _meeting(match: Match, clocks: Clocks) -> Meeting:
-    """Who kept whom waiting."""
+    """Return which rank came last to a collective, and how long each other rank waited."""
     arrivals = _arrivals(match, clocks)
     last = int(np.argsort(arrivals, kind="stable")[-1])
     waits = {rank: arrivals[last] - arrival for rank, arrival in zip(match.ranks, arrivals, strict=True)}
@@ -237,14 +237,14 @@ def _meeting(match: Match, clocks: Clocks) -> Meeting:
 
 
 def _exposed(match: Match, meeting: Meeting, victim: int) -> float:
-    """Share of a victim's wait at one collective that its compute did not hide."""
+    """Return the share of a victim's wait at one collective that its compute did not hide."""
     at = match.ranks.index(victim)
     begin, wait = match.arrivals_ns[at], meeting.waits_ns[victim]
     return 1 - covered([(begin, begin + wait)], merge(_compute(match.records[at]))) / wait
 
 
 def _arrivals(match: Match, clocks: Clocks) -> list[int]:
-    """Arrival of each rank, in nanoseconds on a clock they share."""
+    """Return the arrival of each rank, in nanoseconds on a clock that the ranks share."""
     if any(record.stream is None for record in match.records):
         return clocks.corrected(match.ranks, match.arrivals_ns)
     return [-inside for inside in match.inside_ns]

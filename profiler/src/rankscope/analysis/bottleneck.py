@@ -1,4 +1,4 @@
-"""What limits the step when no rank stands out: the parts of its waterfall, and from which share on each is said to."""
+"""Limit of the step when no rank stands out: the parts of its waterfall, and the share from which each part is a limit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rankscope.runs.records import Phase
 
 @dataclass(frozen=True, slots=True)
 class LimitRow:
-    """One row of a table: the kind, the figure that speaks for it, from how much on, and what to say; cause, phase and what
-    explains it where the figure tells them.
+    """Row of a table of limits: kind, figure that indicates it, smallest value of the figure, and wording. Cause, phase and
+    explanation are set where the figure determines them.
     """
 
     kind: Kind
@@ -43,7 +43,7 @@ LIMITS: Final[tuple[LimitRow, ...]] = (
     ),
     LimitRow("compute_bound", "share.all_compute", 0.60, "of the step goes into compute"),
 )
-"""Shares of the step that have no part in common."""
+"""Limits of the step. Their figures are shares of the step that have no part in common."""
 
 _NEITHER: Final = "of the step goes neither into the model's compute nor into waiting for data or other ranks, but chiefly into "
 
@@ -60,41 +60,41 @@ HOST_OF_CPU: Final[tuple[LimitRow, ...]] = (
     LimitRow("host_bound", "share.run_queue", 0.0, f"{_NEITHER}queueing for CPUs", "host", explained_by="cpu_contention"),
     LimitRow("host_bound", "share.gc", 0.0, f"{_NEITHER}garbage collection", "gc"),
 )
-"""What ``share.host`` consists of where ranks are on CPUs; the largest of them says what it is."""
+"""Parts of ``share.host`` where ranks run on CPUs. The row with the largest share replaces the row of ``share.host``."""
 
 _BESIDES: Final = {
     **{f"share.{name}": name.replace("_", " ") for name in MEANING if name not in ("ideal", "compute", "unexplained")},
     "share.idle_unexplained": "idle time of the device",
 }
-"""All that is not compute, in words."""
+"""Name in words of every share that is not compute."""
 
 SHOWN: Final = tuple(f"share.{name}" for name in (*(name for name in MEANING if name != "unexplained"), *get_args(InnerName)))
-"""The shares that a finding about a limit shows as its evidence."""
+"""Shares that a finding about a limit shows as its evidence."""
 
 
 def shares_of(costs: Costs | None) -> Figures:
-    """What limits are of: the figures of the waterfall, and those made of them; none where nothing is known."""
+    """Return the figures that limits are looked up in: those of the waterfall, and those derived from them. May be empty."""
     return derived(figures_of_costs(costs))
 
 
 def limit_of(shares: Figures) -> tuple[LimitRow, float] | None:
-    """The row whose share is the largest of those that reach their limit, and the share; ``None`` when none does."""
+    """Return the row with the largest share among those that reach their limit, and that share; ``None`` if none does."""
     known = [(row, shares[row.figure].value) for row in LIMITS if row.figure in shares]
     reached = [(row, share) for row, share in known if share >= row.at_least]
     found = max(reached, key=lambda one: one[1], default=None)
     if found is None or found[0].figure != "share.host":
         return found
     parts = [(row, shares[row.figure].value) for row in HOST_OF_CPU if row.figure in shares]
-    # On a device, records do not tell what its host does inside the step.
+    # With an accelerator, records do not show what the host does inside the step.
     return (max(parts, key=lambda one: one[1])[0], found[1]) if "share.stalled" in shares else found
 
 
 def largest_besides_compute(shares: Figures) -> tuple[str, Figure] | None:
-    """The part that is known and the largest of all but compute, in words, and its share; ``None``: none is known, or above 0."""
+    """Return the name in words and the share of the largest known part besides compute; ``None`` if no known part is above 0."""
     found = max((name for name in _BESIDES if name in shares), key=lambda name: shares[name].value, default=None)
     return None if found is None or shares[found].value <= 0 else (_BESIDES[found], shares[found])
 
 
 def unknown_share(shares: Figures) -> float:
-    """What is neither compute nor any other part that is known."""
+    """Return the share of the step that is neither compute nor any other known part."""
     return max(0.0, 1 - sum(shares[name].value for name in (*_BESIDES, "share.all_compute") if name in shares))

@@ -1,4 +1,4 @@
-"""The partition of a window: compute, exposed communication, exposed copies, idle."""
+"""Partition of a window: compute, exposed communication, exposed copies, idle."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from rankscope.analysis.intervals import Spans, clip, intersect, join, measure, 
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What one rank did, as merged sets of absolute nanoseconds. The sets may overlap each other."""
+    """Work of one rank, as merged sets of absolute nanoseconds. The sets may overlap each other."""
 
     compute: Spans
     communication: Spans
     copies: Spans
 
     def clip(self, start: int, end: int) -> Work:
-        """The part inside a window."""
+        """Return the part inside the window ``[start, end)``."""
         return Work(clip(self.compute, start, end), clip(self.communication, start, end), clip(self.copies, start, end))
 
     def extent(self) -> tuple[int, int] | None:
-        """First start and last end of anything, or ``None`` when there is nothing."""
+        """Return the first start and the last end of all work, or ``None`` when there is none."""
         everything = join(self.compute, self.communication, self.copies)
         return (int(everything[0, 0]), int(everything[-1, 1])) if len(everything) else None
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A window taken apart, in microseconds. compute + exposed_communication + exposed_memcpy + idle == window."""
+    """Partition of a window, in microseconds: compute + exposed_communication + exposed_memcpy + idle == window."""
 
     start_ns: int
     window_us: float
@@ -41,7 +41,7 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 def partition(work: Work, start: int, end: int) -> Partition:
-    """Take the window ``[start, end)`` (nanoseconds) apart; work outside it does not count."""
+    """Partition the window ``[start, end)`` (nanoseconds); work outside it does not count."""
     assert end >= start, "a window cannot end before it starts"
     inside = work.clip(start, end)
     compute = measure(inside.compute)

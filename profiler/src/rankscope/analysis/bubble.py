@@ -1,4 +1,4 @@
-"""The finding about a pipeline's bubble: what it is made of, and what to try."""
+"""Finding about a pipeline's bubble: its parts, and what to try."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PARTS: Final = (
     ("stage_imbalance", "imbalance_us", "is because stages differ"),
     ("transfers_and_stalls", "rest_us", "is neither: transfers, stalls, other collectives"),
 )
-"""What explains a bubble, the field of the result that says how much, and the words for it."""
+"""Parts of a bubble: name, field of ``PipelineResult`` with the amount, and wording."""
 
 
 def bubble_explained(
     verdict: Verdict, findings: list[Finding], pipeline: PipelineResult | None, run: str
 ) -> tuple[Verdict, list[Finding]]:
-    """The same with what the bubble is made of, where one of them is about a bubble; ``run``: the run directory."""
+    """Return the verdict and findings, those about a bubble with the parts of the bubble added; ``run``: the run directory."""
     if pipeline is None:
         return verdict, findings
     parts = says(pipeline)
@@ -50,13 +50,13 @@ def bubble_explained(
 
 
 def reason(pipeline: PipelineResult) -> str | None:
-    """The largest part of the bubble; ``None`` where the schedule is not known."""
+    """Return the name of the largest part of the bubble; ``None`` where the schedule is not known."""
     known = [(amount, name) for name, field, _ in _PARTS if (amount := getattr(pipeline, field)) is not None]
     return max(known)[1] if known else None
 
 
 def says(pipeline: PipelineResult) -> str:
-    """Sentences about the parts, and the slowest stage."""
+    """Return sentences about the parts of the bubble and the slowest stage."""
     sentences = []
     parts = [
         f"{amount / pipeline.step_us:.0%} {words}"
@@ -69,7 +69,7 @@ def says(pipeline: PipelineResult) -> str:
 
 
 def _slowest(pipeline: PipelineResult) -> str:
-    """A sentence, empty where no stage stands out."""
+    """Return a sentence about the slowest stage; empty where no stage stands out."""
     if pipeline.slowest_stage is None or pipeline.slowest_excess is None:
         return ""
     return f"Stage {pipeline.slowest_stage} is busy {pipeline.slowest_excess:.0%} longer than the others."

@@ -1,4 +1,4 @@
-"""Analysis of a few profiled steps of a run alone, as after a capture: what step records say of all steps is left out."""
+"""Analysis of a few profiled steps of a run alone, as after a capture, without the step records of all steps."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from rankscope.runs.step_columns import records_of
 from rankscope.runs.world_size import told_world_size
 
 _MORE_STEPS: Final = 20
-"""More than ``late.ENOUGH_STEPS``, from where on the steps themselves are the units of chance, also where some show nothing."""
+"""Steps to capture next. More than ``late.ENOUGH_STEPS``, so that steps are the units of chance even where some show nothing."""
 
 
 def captured_steps(reader: RunReader, attempt: int, rank: int, steps: range) -> Reduction:
-    """What ``rank`` recorded of its profiled ``steps``, without records whose times make no sense."""
+    """Read the records of ``rank`` in its profiled ``steps``, without those whose times are impossible."""
     return Reduction(
         breakdowns=[row for row in reader.windows(attempt, rank) if row.step in steps and is_possible_breakdown(row)],
         collectives=[row for row in reader.collectives(attempt, rank) if row.step in steps and is_possible_collective(row)],
@@ -45,20 +45,20 @@ def captured_steps(reader: RunReader, attempt: int, rank: int, steps: range) -> 
 
 
 def step_records(reader: RunReader, attempt: int, rank: int, steps: range) -> list[StepRecord]:
-    """The step records of ``rank`` in ``steps``, without those whose times make no sense."""
+    """Read the step records of ``rank`` in ``steps``, without those whose times are impossible."""
     chosen = [
         rows[(rows["step"] >= steps.start) & (rows["step"] < steps.stop) & are_possible_steps(rows)]
         for rows in reader.step_rows(attempt, rank)
     ]
     if not any(map(len, chosen)):
         return []
-    # After the rows: a step's event is written before its row.
+    # Read after the rows, because a step's event is written before its row.
     events = {event.step: event for event in reader.events(attempt, rank) if event.step in steps}
     return [record for rows in chosen for record in records_of(rows, events)]
 
 
 def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], steps: range) -> Analysis:
-    """The analysis of ``steps`` on ``ranks``; a rank without any of them is a warning."""
+    """Analyse ``steps`` on ``ranks``; a rank without a profile of any of them causes a warning."""
     infos = {rank: info for rank in sorted(ranks) if (info := reader.rank(attempt, rank)) is not None}
     held = {rank: captured_steps(reader, attempt, rank, steps) for rank in sorted(ranks)}
     told = told_world_size(reader.attempt(attempt), infos.values())
@@ -127,7 +127,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
 def _costs(
     held: Mapping[int, Reduction], blame: Blame | None, world_size: int | None, *, without: Collection[int] = ()
 ) -> Costs | None:
-    """Of all ranks, or of the others ``without`` some."""
+    """Return the costs of all ranks, leaving out those in ``without``."""
     return costs_of_windows(held, blame, world_size=world_size, source="windows", without=without)
 
 

@@ -1,4 +1,4 @@
-"""Why a rank is slow: its excess over its peers, phase by phase and signal by signal, looked up in a table."""
+"""Cause of a rank's slowness: its excess over its peers, per phase and per signal, looked up in a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.runs.records import Phase
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What is unusual about a slow rank in its slow steps: mean excess over the median of its peers. ``None``: no signal."""
+    """Signals of a slow rank in its slow steps: mean excess over the median of its peers. ``None``: no signal."""
 
     own_us: float
     phases_us: dict[Phase, float] = field(default_factory=dict)
@@ -20,36 +20,36 @@ class Signals:
     run_queue_us: float | None = None
     gc_us: float | None = None
     work: float | None = None
-    """Relative excess of the work it was given (input elements, else samples): 0.5 = half as much again."""
+    """Relative excess of the work it was given (input elements, else samples): 0.5 means 50 % more."""
     checkpoint: bool = False
-    """Most of its slow steps are tagged ``checkpoint`` and those of its peers are not."""
+    """True if most of its slow steps are tagged ``checkpoint`` and those of its peers are not."""
     device_busy_us: float | None = None
     """Compute and copies per step on the accelerator, from profiled windows."""
 
     @property
     def phase(self) -> Phase | None:
-        """The phase with most of the excess, if one has at least 40 % of it."""
+        """Phase with most of the excess, if it has at least 40 % of it; else ``None``."""
         if not self.phases_us or self.own_us <= 0:
             return None
         phase = max(self.phases_us, key=lambda name: self.phases_us[name])
         return phase if self.phases_us[phase] >= 0.4 * self.own_us else None
 
     def part(self, value: float | None) -> float:
-        """A signal as a share of the excess; 0 without a signal."""
+        """Return a signal as a share of the excess; 0 without a signal."""
         return 0.0 if value is None or self.own_us <= 0 else value / self.own_us
 
 
 @dataclass(frozen=True, slots=True)
 class CauseRow:
-    """One row of the table; the first that applies is the cause."""
+    """Row of the table of causes; the first row that applies gives the cause."""
 
     cause: Cause
     explained_by: str | None
     applies: Callable[[Signals], bool]
     says: str
-    """For people: what the rank does, as the end of "Rank 2 makes the others wait: …"."""
+    """Wording for people: the end of "Rank 2 makes the others wait: …"."""
     called: str = ""
-    """For people, where it may be more than ``cause``."""
+    """Name of the cause for people, where it may be more than ``cause``."""
 
 
 CAUSES: Final[tuple[CauseRow, ...]] = (
@@ -85,11 +85,11 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
 
 
 def _uses_processor(signals: Signals) -> bool:
-    # Who needs more CPU also queues longer for it where CPUs are short, so both together are what the work costs.
+    # Where CPUs are short, a rank that needs more CPU time also queues longer for it: their sum is the cost of the work.
     cpu, queue = signals.part(signals.cpu_us), signals.part(signals.run_queue_us)
     return (cpu >= 0.15 and cpu + max(queue, 0.0) >= 0.4) or signals.part(signals.device_busy_us) >= 0.3
 
 
 def cause_of(signals: Signals) -> CauseRow:
-    """The first row that applies."""
+    """Return the first row that applies."""
     return next(row for row in CAUSES if row.applies(signals))

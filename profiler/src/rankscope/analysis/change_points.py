@@ -1,9 +1,9 @@
-"""When did it change? Steps from which on a series stays higher or lower than before.
+"""Change points of a series: steps from which it stays higher or lower than before.
 
-Binary segmentation: the most likely change is tested against chance, and what lies before and after it is searched in turn;
-where there is none, the most likely stretch that differs from both its sides is tested (a slowdown that ends hides its
-begin). The statistic is the cumulative sum of the values' ranks, so that single slow steps count as little as they should;
-chance is what blocks of consecutive steps show in another order, so that noise that lasts for several steps is no change.
+Binary segmentation tests the most likely change against chance, then searches the parts before and after it in the same way.
+Where there is no such change, it tests the most likely stretch that differs from both its sides: a slowdown that ends hides its
+own begin. The statistic is the cumulative sum of the values' ranks, so single slow steps count little. Chance is estimated by
+shuffling blocks of consecutive steps, so noise that lasts for several steps is no change.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_SHARE: Final = 0.05
-"""Changes smaller than this share of the value before are not worth a word."""
+"""Smallest change that is reported, as a share of the value before it."""
 LEAST_STEPS: Final = 8
-"""What lasts no longer than this is a slow moment, not a change."""
+"""Smallest number of steps between two changes: anything shorter is a slow moment, not a change."""
 LIMIT: Final = 0.001
-"""Largest p-value of a change. Stricter than for ranks: a run is searched again and again."""
+"""Largest p-value of a change. Stricter than for ranks, because a run is searched repeatedly."""
 
 _MOST_VALUES: Final = 512
-"""Of more values, medians of as many are searched first, and the place is then looked for among the values themselves."""
+"""A longer series is first searched as at most this many medians; the place is then refined among the values themselves."""
 _BLOCKS: Final = 20
 _DRAWS: Final = 1999
 _AT_ONCE: Final = 200
 _SEED: Final = 20_240_229
-"""Fixed: the same run always gets the same answer."""
+"""Fixed, so that the same run always gets the same answer."""
 
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class ChangePoint:
-    """From one value on, the others are different."""
+    """Lasting change of a series."""
 
     at: int
     """Index of the first value after the change."""
     before: float
-    """Median from the change before this one, or from the begin."""
+    """Median of the values since the previous change, or since the begin."""
     after: float
-    """Median up to the next change, or to the end."""
+    """Median of the values up to the next change, or to the end."""
 
 
 def change_points(series: NDArray[np.floating[Any]]) -> list[ChangePoint]:
-    """Lasting changes of ``series`` [steps], ascending; NaN is not known and left out."""
+    """Return the lasting changes of ``series`` [steps], ascending; NaN values are unknown and left out."""
     known = np.flatnonzero(np.isfinite(series))
     values = series[known].astype(np.float64)
     wide = max(1, -(-len(values) // _MOST_VALUES))
-    # A whole number of values in each: the last few are looked at below, where the place is made exact.
+    # Each median covers the same number of values; the few left over at the end count in ``_exact``.
     coarse = np.median(values[: len(values) // wide * wide].reshape(-1, wide), axis=1)
     found = [_exact(values, cut * wide, wide) for cut in _cuts(coarse, max(2, -(-LEAST_STEPS // wide)))]
     cuts = _worth_a_word(values, found)
@@ -60,7 +60,7 @@ def change_points(series: NDArray[np.floating[Any]]) -> list[ChangePoint]:
 
 
 def _cuts(values: Values, least: int) -> list[int]:
-    """Where ``values`` change beyond chance; parts have at least so many."""
+    """Return where ``values`` change beyond chance; each part between changes has at least ``least`` values."""
     found: list[int] = []
     left = [(0, len(values))]
     while left:
@@ -75,7 +75,7 @@ def _cuts(values: Values, least: int) -> list[int]:
 
 
 def _most_likely(values: Values, least: int) -> list[int]:
-    """The most likely change; where chance would show as much, begin and end of the most likely stretch; else nothing."""
+    """Return the most likely change; if chance explains it, begin and end of the most likely stretch; else an empty list."""
     ranks = _ranks(values)
     sums = np.cumsum(ranks)[:-1]
     for statistic, cuts in (
@@ -90,7 +90,7 @@ def _most_likely(values: Values, least: int) -> list[int]:
 
 def _beyond_chance(ranks: Values, least: int, statistic: Callable[[Values, int], Values]) -> bool:
     long = max(1, len(ranks) // _BLOCKS)
-    # The same number of values in each block: the first few, which are warm-up if anything is, are left out.
+    # All blocks have the same number of values; the surplus is dropped at the begin, where warm-up is.
     used = ranks[len(ranks) % long :]
     blocks = used.reshape(-1, long)
     seen = float(statistic(ranks[None], least)[0])
@@ -108,7 +108,7 @@ def _beyond_chance(ranks: Values, least: int, statistic: Callable[[Values, int],
 
 
 def _ranks(values: Values) -> Values:
-    """Ranks around their mean; equal values share theirs."""
+    """Return the ranks of ``values``, minus their mean; equal values share a rank."""
     _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
     middle = np.cumsum(counts) - (counts - 1) / 2
     ranks: Values = middle[at] - (len(values) + 1) / 2
@@ -116,7 +116,7 @@ def _ranks(values: Values) -> Values:
 
 
 def _apart(ranks: Values, least: int) -> Values:
-    """How far apart the means before and after each place are, in units of their scatter: [draws, values] to [draws, places]."""
+    """Return the distance of the means before and after each place, over their scatter: [draws, values] to [draws, places]."""
     count = ranks.shape[1]
     places = np.arange(least, count - least + 1)
     sums: Values = np.cumsum(ranks, axis=1)[:, least - 1 : count - least]
@@ -125,34 +125,34 @@ def _apart(ranks: Values, least: int) -> Values:
 
 
 def _farthest_apart(ranks: Values, least: int) -> Values:
-    """The largest of ``_apart``, [draws]."""
+    """Return the largest distance of ``_apart`` per draw, [draws]."""
     largest: Values = _apart(ranks, least).max(axis=1)
     return largest
 
 
 def _range(ranks: Values, _least: int) -> Values:
-    """From the lowest to the highest cumulative sum, [draws]: large where a stretch differs from what is on both its sides."""
+    """Return the range of the cumulative sum per draw, [draws]: large where a stretch differs from both its sides."""
     sums = np.cumsum(ranks, axis=1)
     wide: Values = sums.max(axis=1) - sums.min(axis=1)
     return wide
 
 
 def _exact(values: Values, about: int, wide: int) -> int:
-    """The place near ``about`` at which the values before and after it are closest to their medians."""
+    """Return the place near ``about`` at which the values before and after it are closest to their medians."""
     if wide == 1:
         return about
     first, last = max(0, about - 4 * wide), min(len(values), about + 4 * wide)
     near = values[first:last]
     middle = about - first
     low, high = float(np.median(near[:middle])), float(np.median(near[middle:]))
-    # What moving one value to the other side costs, summed: the lowest point is the best place.
+    # Cumulative cost of moving values to the other side: its minimum is the best place.
     costs = np.cumsum(np.abs(near - low) - np.abs(near - high))
     within = slice(max(0, middle - wide - 1), middle + wide)
     return first + within.start + int(costs[within].argmin()) + 1
 
 
 def _worth_a_word(values: Values, cuts: list[int]) -> list[int]:
-    """Without those that change too little, the smallest first."""
+    """Remove cuts with a change below ``LEAST_SHARE``, the smallest first."""
     while cuts:
         shares = [abs(after - before) / abs(before) if before else np.inf for before, after in pairwise(_medians(values, cuts))]
         smallest = int(np.argmin(shares))
@@ -163,14 +163,15 @@ def _worth_a_word(values: Values, cuts: list[int]) -> list[int]:
 
 
 def _medians(values: Values, cuts: list[int]) -> list[float]:
-    """Of the parts between them."""
+    """Return the median of each part between ``cuts``."""
     return [float(np.median(values[first:last])) for first, last in pairwise([0, *cuts, len(values)])]
 
 
 def moved_with(before: NDArray[np.floating[Any]], after: NDArray[np.floating[Any]], change: float) -> NDArray[np.intp]:
-    """Rows of the ranks whose median moved by at least half of ``change`` in its direction; of ranks with values on both sides.
+    """Return the rows of ranks whose median moved by at least half of ``change`` in its direction.
 
-    ``before`` and ``after`` are own times [ranks, steps] on either side of a change of the step time.
+    ``before`` and ``after`` are own times [ranks, steps] on either side of a change of the step time. Ranks without values on
+    both sides are left out.
     """
     both: NDArray[np.intp] = np.flatnonzero(np.isfinite(before).any(axis=1) & np.isfinite(after).any(axis=1))
     moved = np.nanmedian(after[both], axis=1) - np.nanmedian(before[both], axis=1)

@@ -1,4 +1,4 @@
-"""Time by class of kernel, and the kernels that no class knows."""
+"""Time by class of kernel, and the kernels that belong to no class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.analysis.kernel_classes import COMMUNICATION_CLASS
 from rankscope.analysis.streams import known
 
 LONG: Final = 0.005
-"""Share of the window from which on an unknown kernel beside the main stream is worth a look."""
+"""Smallest share of the window for which an unknown kernel beside the main stream is reported."""
 
 SHOWN: Final = 10
 
@@ -28,7 +28,7 @@ def class_parts(
     compute: Spans,
     communication: Spans,
 ) -> list[ClassPart]:
-    """One row per class, busiest first: ``label`` indexes ``labels``, one entry per kernel (times in nanoseconds)."""
+    """Return one row per class, busiest first; ``label`` indexes ``labels``, one entry per kernel (times in nanoseconds)."""
     parts: list[ClassPart] = []
     for rows in by_key(label):
         name = labels[label[rows[0]]]
@@ -55,7 +55,7 @@ def unclassified(
     end: NDArray[np.int64],
     window_ns: int,
 ) -> list[NamedKernel]:
-    """By name and stream, those of the given kernels that take at least ``LONG`` of the window, longest first."""
+    """Return the kernels that take at least ``LONG`` of the window, grouped by name and stream, longest first."""
     found: list[NamedKernel] = []
     for rows in by_key(name, stream):
         busy = measure(union(start[rows], end[rows]))

@@ -1,4 +1,4 @@
-"""What a device event is: compute, communication or a copy. Tables, one row to add one."""
+"""Kind of a device event: compute, communication or a copy. Each table takes one row per library or name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final, Literal
 WorkKind = Literal["compute", "communication", "memcpy"]
 
 COMMUNICATION_NAMES: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
-    # (library, words, pattern of kernel names), case-insensitive. Every name that the pattern finds has one of the words in it:
-    # most names have none, and looking for words takes a tenth of the time.
+    # (library, words, pattern of kernel names), case-insensitive. Every name that matches the pattern contains one of the words.
+    # Most names contain none, and searching for words takes a tenth of the time.
     ("NCCL, RCCL", ("nccl", "rccl"), r"nccl|rccl"),
     ("DeepEP", ("ep::",), r"\bep::(internode|intranode)|deep_ep::"),
     ("NVSHMEM, rocSHMEM", ("shmem",), r"nvshmem|rocshmem|roc_shmem"),
@@ -70,7 +70,7 @@ NOT_CPU_WORK: Final[tuple[str, ...]] = (
 # Communication on CPU threads: the worker's annotation. The calling thread shows only the enqueue, as ``c10d::…``.
 CPU_COMMUNICATION: Final[tuple[str, ...]] = ("gloo:", "mpi:", "ucc:")
 
-# What the calling thread is in while it asks for communication on a device.
+# Operators and annotations in which the calling thread requests communication on a device.
 ASKS_FOR_COMMUNICATION: Final[tuple[str, ...]] = (
     "nccl:",
     "record_param_comms",
@@ -85,7 +85,7 @@ _COPY = re.compile("|".join(pattern for _, pattern in COPY_NAMES))
 
 
 def classify_kernel(name: str) -> WorkKind:
-    """Kind of a device kernel by its name, for kernels without linked communication metadata."""
+    """Return the kind of a device kernel by its name, for kernels without linked communication metadata."""
     if _COPY.search(name):
         return "memcpy"
     lower = name.lower()
@@ -94,22 +94,22 @@ def classify_kernel(name: str) -> WorkKind:
 
 
 def asks_for_communication(name: str) -> bool:
-    """Whether an operator or annotation on the calling thread asks for communication."""
+    """Return whether an operator or annotation on the calling thread requests communication."""
     return name.startswith(ASKS_FOR_COMMUNICATION)
 
 
 def is_cpu_work(name: str) -> bool:
-    """Whether a CPU operator computes something itself, as ``aten::mm`` does, rather than wrapping other operators."""
+    """Return whether a CPU operator computes something itself, as ``aten::mm`` does, rather than wrapping other operators."""
     return "::" in name and not name.startswith(NOT_CPU_WORK)
 
 
 def is_cpu_communication(name: str) -> bool:
-    """Whether a user annotation is a communication library at work on a CPU thread."""
+    """Return whether a user annotation marks a communication library at work on a CPU thread."""
     return name.startswith(CPU_COMMUNICATION)
 
 
 def is_point_to_point(op: str) -> bool:
-    """Whether an operation is between two ranks rather than a group."""
+    """Return whether an operation is between two ranks rather than a group."""
     return op in {"send", "recv", "isend", "irecv", "recv_any_source", "batch_isend_irecv"}
 
 
@@ -145,7 +145,7 @@ OPERATION_NAMES: Final[dict[str, str]] = {
 
 @lru_cache(1024)
 def operation_name(spelling: str) -> str:
-    """One name per operation, whatever the library spells it: ``allreduce_``, ``AllReduce``, ``gloo:all_reduce`` →
+    """Return the one name of an operation, however a library spells it: ``allreduce_``, ``AllReduce``, ``gloo:all_reduce`` →
     ``all_reduce``.
     """
     bare = spelling.rpartition(":")[2]
@@ -159,6 +159,6 @@ _KERNEL_OPERATION = re.compile(
 
 
 def operation_of_kernel(name: str) -> str:
-    """Operation by a communication kernel's name; ``unknown`` where the name does not say (``ncclDevKernel_Generic``)."""
+    """Return the operation in a communication kernel's name; ``unknown`` where it has none (``ncclDevKernel_Generic``)."""
     found = _KERNEL_OPERATION.search(name)
     return operation_name(found.group(1)) if found else "unknown"

@@ -1,9 +1,9 @@
-"""Collectives are the clock: they end on all their ranks at once, so their ends tell how far the ranks' clocks are apart.
+"""Clock offsets of ranks, from matched collectives: these end on all their ranks at once, so their ends show the offsets.
 
-Clocks are linked by the collectives that ranks of several hosts are in. One of them, the steadiest with most collectives, is the
-first by which these have a time; of the others those come next that are in most collectives with a known time, are fitted to
-these (``clock_series``), and tell the time of more. The middle of all clocks is then the common one, so that a clock that was
-set or drifts alone does not make all the others seem to, and each is fitted to it once more, by all its collectives.
+Clocks are linked by collectives with ranks on several hosts. The first reference is the steadiest clock of those with most
+collectives: it gives a time to its collectives. The clocks with most collectives of known time come next: they are fitted to
+these (``clock_series``), and give a time to more collectives. The median of all clocks is then the common clock, so that one
+clock that was set or drifts does not make all others seem to. Each clock is fitted to it once more, by all its collectives.
 """
 
 from __future__ import annotations
@@ -36,61 +36,61 @@ Flags = NDArray[np.bool_]
 
 
 class Clocks(msgspec.Struct, frozen=True):
-    """Offsets to subtract from a rank's times, and what remains uncertain after that."""
+    """Offsets to subtract from the times of each rank, and the uncertainty that remains."""
 
     offset_ns: dict[int, int] = msgspec.field(default_factory=dict)
-    """Of ranks whose clock keeps one, and of the others in the middle of their collectives."""
+    """Per rank: the constant offset of its clock. Where the offset changes, its median over the rank's collectives."""
     residual_ns: float | None = None
     """Median over collectives of the spread (last minus first) of the corrected ends; ``None`` without a match."""
     courses: dict[int, Course] = msgspec.field(default_factory=dict)
-    """Of ranks whose clock drifts or was set."""
+    """Offset over time, for ranks whose clock drifts or was set."""
     found: dict[int, RankClock] = msgspec.field(default_factory=dict)
-    """What to say of each rank in a match."""
+    """Clock to report for each rank that is in a match."""
 
     def offset_at(self, rank: int, unix_ns: int) -> int:
-        """What to subtract from a time of ``rank``."""
+        """Return the offset to subtract from a time of ``rank``."""
         course = self.courses.get(rank)
         return self.offset_ns.get(rank, 0) if course is None else course.offset_at(unix_ns)
 
     def correct(self, rank: int, unix_ns: int) -> int:
-        """A time of ``rank`` on the common clock."""
+        """Convert a time of ``rank`` to the common clock."""
         return unix_ns - self.offset_at(rank, unix_ns)
 
     def corrected(self, ranks: Sequence[int], unix_ns: Sequence[int]) -> list[int]:
-        """A time of each rank on the common clock."""
+        """Convert one time of each rank to the common clock."""
         if self.courses:
             return [self.correct(rank, at) for rank, at in zip(ranks, unix_ns, strict=True)]
         offsets = self.offset_ns
         return [at - offsets.get(rank, 0) for rank, at in zip(ranks, unix_ns, strict=True)]
 
     def seen_at(self, rank: int, common_ns: int) -> int:
-        """What the clock of ``rank`` said at a time of the common one."""
+        """Convert a time of the common clock to the clock of ``rank``."""
         course = self.courses.get(rank)
         return common_ns + self.offset_ns.get(rank, 0) if course is None else course.seen_at(common_ns)
 
     def reach(self) -> tuple[int, int]:
-        """The least and the largest offset of any rank at any time; 0 is always between them."""
+        """Return the smallest and the largest offset of any rank at any time; 0 is always within this range."""
         moving = [offset for course in self.courses.values() for offset in course.offset_ns]
         return min([0, *self.offset_ns.values(), *moving]), max([0, *self.offset_ns.values(), *moving])
 
 
 TOLERANCE_NS: Final = 1_000_000
-"""What the correction of a clock may be wrong by, before an impossible order of events is believed to be one."""
+"""Possible error of a clock's correction: an order of events counts as impossible only if it is off by more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """Every end of every match, those of a match together."""
+    """Ends of all matches, those of one match next to each other."""
 
     match: Numbers
     rank: Numbers
-    """Position in ``ranks``."""
+    """Index into ``ranks``."""
     unix_ns: Numbers
     ranks: list[int]
 
 
 def fit_clocks(matches: Sequence[Match], hosts: Mapping[int, str] | None = None) -> Clocks:
-    """The clock of each host against the others, from matched ends. Ranks whose host is not known have a clock of their own."""
+    """Fit the clock of each host against the others, from matched ends. A rank of an unknown host has a clock of its own."""
     if not matches:
         return Clocks()
     ends = _ends(matches)
@@ -120,15 +120,15 @@ def _ends(matches: Sequence[Match]) -> _Ends:
 
 
 def _windows(matches: Sequence[Match]) -> Numbers:
-    """[matches]: steps that follow each other have the same number."""
+    """Return the number of each match's window, [matches]: consecutive steps are in the same window."""
     steps, position = np.unique([match.step for match in matches], return_inverse=True)
     number: Numbers = np.cumsum(np.diff(steps, prepend=steps[0]) > 1)
     return number[position]
 
 
 def _table(ends: _Ends, clock_of: Numbers, base: int, window: Numbers) -> tuple[Floats, Numbers]:
-    """[matches, clocks]: the middle end of a clock's ranks, NaN where it has none; of the matches of two clocks or more, and the
-    window of each. Times since ``base`` keep float64 exact to the nanosecond.
+    """Return [matches, clocks]: the median end of a clock's ranks, NaN where it has none; and the window of each match. Only
+    matches of two clocks or more count. Times are since ``base``, which keeps float64 exact to the nanosecond.
     """
     width = int(clock_of.max()) + 1
     cell, group = np.unique(ends.match * width + clock_of[ends.rank], return_inverse=True)
@@ -140,7 +140,7 @@ def _table(ends: _Ends, clock_of: Numbers, base: int, window: Numbers) -> tuple[
 
 
 def _linked(table: Floats) -> Iterator[tuple[Numbers, Numbers]]:
-    """Rows and columns of clocks that matches link, one island after the other."""
+    """Yield rows and columns of clocks that matches link, one island after the other."""
     there = np.isfinite(table)
     left: Flags = np.logical_or.reduce(there, axis=0)
     while left.any():
@@ -154,12 +154,12 @@ def _linked(table: Floats) -> Iterator[tuple[Numbers, Numbers]]:
 
 
 def _fit_linked(table: Floats, window: Numbers) -> list[Series]:
-    """Of each clock of ``table``, against the middle of them all."""
+    """Fit each clock of ``table`` against the median of them all."""
     rough, time = _spread(table, window)
     offsets = np.column_stack([at_times(series, time) for series in rough])
     time = np.nanmedian(table - offsets, axis=1)
     if len(rough) > 2:
-        # What most clocks do is what time does. Where they stand says nothing of that.
+        # A change that most clocks share is one of the reference, so it moves the time. Constant offsets do not.
         time += np.median(offsets - np.median(offsets, axis=0), axis=1)
     fitted = [_fit(ends, time, window) for ends in table.T]
     level = float(np.median([np.median(at_times(series, time)) for series in fitted]))
@@ -167,7 +167,7 @@ def _fit_linked(table: Floats, window: Numbers) -> list[Series]:
 
 
 def _spread(table: Floats, window: Numbers) -> tuple[list[Series], Floats]:
-    """All clocks, and the time of every match, by one of them."""
+    """Return the offsets of all clocks, and the time of every match, relative to one of the clocks."""
     there = np.isfinite(table)
     first = _steadiest(table)
     time = table[:, first].copy()
@@ -184,7 +184,7 @@ def _spread(table: Floats, window: Numbers) -> tuple[list[Series], Floats]:
 
 
 def _steadiest(table: Floats) -> int:
-    """Of the clocks with most matches, the one that moves least against the others in them."""
+    """Return the clock that moves least against the others, among the clocks with most matches."""
     there = np.isfinite(table)
     count = there.sum(axis=0)
     busy = np.flatnonzero(10 * count >= 9 * count.max())
@@ -199,7 +199,7 @@ def _steadiest(table: Floats) -> int:
 
 
 def _fit(ends: Floats, time: Floats, window: Numbers) -> Series:
-    """One clock by its ends of the matches that have a time."""
+    """Fit one clock by its ends of the matches that have a time."""
     rows = np.flatnonzero(np.isfinite(ends) & np.isfinite(time))
     rows = rows[np.argsort(time[rows], kind="stable")]
     return fit_series(time[rows], (ends - time)[rows], window[rows])
@@ -237,9 +237,9 @@ def _clocks(ends: _Ends, clock_of: Numbers, fitted: Mapping[int, Series], base: 
 
 
 def consistent(matching: Matching, clocks: Clocks) -> Matching:
-    """Without the matches that cannot be one collective: nobody leaves before the last has arrived.
+    """Remove the matches that cannot be one collective, because a rank left before the last one arrived.
 
-    Traces of CPU collectives do not tell the process group, so those of several groups may have been put together.
+    Traces of CPU collectives do not record the process group, so collectives of several groups may have been matched.
     """
     kept = [match for match in matching.matches if _is_possible(match, clocks)]
     dropped = len(matching.matches) - len(kept)

@@ -1,4 +1,4 @@
-"""How far a clock is off that does not keep one offset: by when it says it is."""
+"""Offset of a clock that drifts or was set, as a function of the clock's own time."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ class Course:
     """Offset of a clock over time: straight lines between knots, held before the first and after the last."""
 
     at_ns: tuple[int, ...]
-    """Times of that clock, ascending."""
+    """Times of the knots on this clock, ascending."""
     offset_ns: tuple[int, ...]
-    """What is to be subtracted from them."""
+    """Offsets to subtract from these times."""
 
     def offset_at(self, unix_ns: int) -> int:
-        """To be subtracted from a time of this clock."""
+        """Return the offset to subtract from a time of this clock."""
         return _between(self.at_ns, self.offset_ns, unix_ns)
 
     def seen_at(self, common_ns: int) -> int:
-        """What this clock said at a time of the common one."""
+        """Convert a time of the common clock to this clock."""
         common = [at - offset for at, offset in zip(self.at_ns, self.offset_ns, strict=True)]
         return common_ns + _between(common, self.offset_ns, common_ns)
 
     def offsets(self, unix_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-        """``offset_at`` of many times."""
+        """Return ``offset_at`` of many times."""
         first = self.at_ns[0]
         knots = np.array([at - first for at in self.at_ns], dtype=np.float64)
         return np.interp((unix_ns - first).astype(np.float64), knots, np.array(self.offset_ns, dtype=np.float64))
 
 
 def course_of(series: Series, base_ns: int) -> Course:
-    """By the clock's own time, of a series in time since ``base_ns`` on the common one.
+    """Convert a series, in time since ``base_ns`` on the common clock, to a course in the clock's own time.
 
-    A clock that was set back says some times twice; they are taken to be those after it was set.
+    A clock that was set back shows some times twice. These are taken to be the times after it was set.
     """
     at, offset = np.empty(0), np.empty(0)
     for one in reversed(series):
@@ -58,7 +58,7 @@ def course_of(series: Series, base_ns: int) -> Course:
 
 
 def _between(at: Sequence[int], offset: Sequence[int], time: int) -> int:
-    """In whole numbers, for floats do not tell nanoseconds of unix time apart."""
+    """Interpolate in integers, because floats cannot resolve nanoseconds of unix time."""
     right = bisect_right(at, time)
     if right == 0:
         return offset[0]

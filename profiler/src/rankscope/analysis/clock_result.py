@@ -1,4 +1,4 @@
-"""The part of the result that says how far a rank's clock was off."""
+"""Clock offset of a rank: part of the result."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import msgspec
 
 
 class RankClock(msgspec.Struct, frozen=True, kw_only=True):
-    """The clock of one rank against the common one: the middle of the clocks that matched collectives link. Ranks of one host
+    """Clock of one rank against the common clock, the median of the clocks that matched collectives link. Ranks of one host
     have one clock.
     """
 
     offset_us: float
-    """What it is ahead, in the middle of its collectives."""
+    """Time by which it is ahead of the common clock: the median over the rank's collectives."""
     drift_ppm: float | None
-    """By how much it is too fast, as microseconds per second, over the longest time between two steps of it. ``None``: it cannot
-    be told from an offset that stays, because the collectives are too few, too close together or end too raggedly."""
+    """Drift in microseconds per second, positive if it is too fast, over the longest time in which it was not set. ``None``: the
+    drift cannot be separated from a constant offset: the collectives are too few, too close together or end too raggedly."""
     settings: int
-    """1, and 1 more for each time that it was set while collectives were seen."""
+    """1, plus 1 for each time that the clock was set while collectives were seen."""
     residual_us: float
     """Median distance of the ends of this rank's collectives from those of its peers, after the correction."""

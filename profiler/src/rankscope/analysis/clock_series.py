@@ -1,9 +1,9 @@
-"""The offset of one clock over time, out of many readings of it that are off by noise.
+"""Offset of one clock over time, fitted to many noisy readings.
 
-Robust, for some readings are far off: medians and least absolute deviations. First the series is cut where the clock was set: a
-jump that no drift makes. Of each stretch between two cuts the simplest model is taken that the readings support: an offset; an
-offset and a drift; or an offset that changes its pace, as the clock is disciplined, with as many knots as pay off. More is paid
-by Schwarz's criterion for Laplace noise: 2 n ln(mean absolute deviation) + weight · parameters · ln n.
+The fit uses medians and least absolute deviations, because some readings are outliers. First the series is cut where the clock
+was set: at jumps that no drift explains. Each stretch between two cuts gets the simplest model that its readings support: an
+offset; an offset and a drift; or, for a clock whose pace is being adjusted, straight lines between knots. Each parameter is
+penalised by Schwarz's criterion for Laplace noise: 2 n ln(mean absolute deviation) + weight · parameters · ln n.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MAX_DRIFT: Final = 1e-3
-"""Crystals are off by up to 1e-4, NTP slews by up to 5e-4: two clocks do not drift apart faster than this."""
+"""Largest drift between two clocks: crystals are off by up to 1e-4, and NTP slews by up to 5e-4."""
 
 SIDE: Final = 6
-"""Readings on either side of a jump that tell it from noise; a third of them may be far off."""
+"""Number of readings on either side of a jump that separate it from noise; a third of them may be outliers."""
 
 _ENOUGH: Final = 8
-"""Readings from which on more than an offset can be told."""
+"""Smallest number of readings for a model with more than an offset."""
 
 _SPAN_NS: Final = 1e8
-"""In a shorter time no drift of a crystal exceeds what the ends of collectives differ by for other reasons."""
+"""Shortest span for a drift: within it, ends of collectives differ more for other reasons than by a crystal's drift."""
 
 _FLOOR_NS: Final = 100.0
-"""Nobody needs clocks better than that."""
+"""Lower bound of the noise: clocks need not be better than this."""
 
 _JUMP: Final = 8.0
-"""Times the noise of a reading."""
+"""Smallest jump, in multiples of the noise of a reading."""
 
 _WEIGHT: Final = 3.0
-"""Of a parameter: three times what Schwarz asks for, since noise lasts and has long tails."""
+"""Weight of a parameter: three times that of Schwarz's criterion, because noise lasts and has long tails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Between two times at which the clock was set: knots with straight lines between them. Nanoseconds."""
+    """Stretch between two settings of the clock: knots with straight lines between them, in nanoseconds."""
 
     at: Floats
-    """On the common clock, ascending."""
+    """Times of the knots on the common clock, ascending."""
     offset: Floats
     drift: float | None
-    """One pace for all of it, as a ratio; ``None`` where none can be told."""
+    """Constant drift of the whole stretch, as a ratio; ``None`` where there is none that can be determined."""
 
 
 Series = list[Stretch]
 
 
 def at_times(series: Series, times: Floats) -> Floats:
-    """Offsets at any times of the common clock."""
+    """Return the offsets at any times of the common clock."""
     at = np.concatenate([one.at for one in series])
     offset = np.concatenate([one.offset for one in series])
     found: Floats = np.interp(times, at, offset)
@@ -64,30 +64,31 @@ def at_times(series: Series, times: Floats) -> Floats:
 
 
 def seen_at(series: Series, times: Floats) -> Floats:
-    """Offsets at any times of the clock itself."""
+    """Return the offsets at any times of the clock itself."""
     offset = np.concatenate([one.offset for one in series])
-    # A clock that was set back says the same twice.
+    # A clock that was set back shows the same time twice.
     own = np.maximum.accumulate(np.concatenate([one.at for one in series]) + offset)
     found: Floats = np.interp(times, own, offset)
     return found
 
 
 def keeps_one(series: Series) -> bool:
-    """Whether the offset is the same at all times."""
+    """Return whether the offset is the same at all times."""
     return all(bool((one.offset == series[0].offset[0]).all()) for one in series)
 
 
 def drift_ppm(series: Series) -> float | None:
-    """Of the longest stretch."""
+    """Return the drift of the longest stretch in ppm; ``None`` where it is not known."""
     drift = max(series, key=lambda one: float(one.at[-1] - one.at[0])).drift
     return None if drift is None else drift * 1e6
 
 
 def fit_series(at: Floats, offset: Floats, window: NDArray[np.int64]) -> Series:
-    """Of readings at ascending times; ``window``: ascending, the same for those that follow each other closely."""
+    """Fit a series to readings at ascending times; ``window``: ascending, equal for readings that follow each other closely."""
     edges = [0, *_jumps(at, offset), len(at)]
     found = [_fit(at[first:past], offset[first:past], window[first:past]) for first, past in pairwise(edges)]
-    # A clock is taken to be set halfway between two readings. Outside of all of them a drift goes on for as long as it was seen.
+    # A clock counts as set halfway between two readings. Before the first and after the last reading, a drift is extended by
+    # the length of its stretch.
     halfway = [float(at[edge - 1] + at[edge]) / 2 for edge in edges[1:-1]]
     begins = [float(2 * found[0].at[0] - found[0].at[-1]), *halfway]
     ends = [*halfway, float(2 * found[-1].at[-1] - found[-1].at[0])]
@@ -95,19 +96,19 @@ def fit_series(at: Floats, offset: Floats, window: NDArray[np.int64]) -> Series:
 
 
 def _reaching(one: Stretch, begin: float, end: float) -> Stretch:
-    """From ``begin`` to ``end``: with its drift, where one pace is all there is to it."""
+    """Extend a stretch to ``begin`` and ``end``: along its drift if it is one straight line, else at a constant offset."""
     pace = one.drift if one.drift is not None and len(one.at) == 2 else 0.0
     before, after = one.offset[0] - pace * (one.at[0] - begin), one.offset[-1] + pace * (end - one.at[-1])
     return Stretch(np.concatenate([[begin], one.at, [end]]), np.concatenate([[before], one.offset, [after]]), one.drift)
 
 
 def medians(values: Floats, group: NDArray[np.int64]) -> Floats:
-    """Of each group, in the order of their numbers; ``group``: 0 to n - 1, each of them there."""
+    """Return the median of each group, in order of the groups' numbers; ``group``: numbers 0 to n - 1, each present."""
     return _middles(values[np.lexsort((values, group))], group)
 
 
 def _middles(ordered: Floats, group: NDArray[np.int64]) -> Floats:
-    """The same of values that are in the order of their groups, and ascending in each."""
+    """Return the median of each group of values that are ordered by group, and ascending within each."""
     count = np.bincount(group)
     first = np.cumsum(count) - count
     found: Floats = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
@@ -115,12 +116,12 @@ def _middles(ordered: Floats, group: NDArray[np.int64]) -> Floats:
 
 
 def _jumps(at: Floats, offset: Floats) -> list[int]:
-    """Where the clock was set: the first reading after each."""
+    """Return where the clock was set: the index of the first reading after each jump."""
     if len(at) < 2 * SIDE:
         return []
     sides = np.median(sliding_window_view(offset, SIDE), axis=1)
     jump = np.abs(sides[SIDE:] - sides[:-SIDE])
-    # The difference of two normal readings exceeds 2.33 times their noise once in ten times.
+    # The difference of two normal readings exceeds 2.33 times their noise in one case of ten.
     noise = max(_FLOOR_NS, float(np.quantile(np.abs(np.diff(offset)), 0.9)) / 2.33)
     jump[jump <= _JUMP * noise + MAX_DRIFT * (at[2 * SIDE - 1 :] - at[: 1 - 2 * SIDE])] = 0.0
     found: list[int] = []
@@ -128,13 +129,13 @@ def _jumps(at: Floats, offset: Floats) -> list[int]:
         first = int(jump.argmax())
         split = _split(offset[first : first + 2 * SIDE])
         found.append(first + split)
-        # What has the found one inside says nothing of others.
+        # Differences that span this jump are no evidence of another one.
         jump[max(0, first + split - 2 * SIDE + 1) : first + split] = 0.0
     return sorted(found)
 
 
 def _split(near: Floats) -> int:
-    """Where two parts are the least off each from its own middle."""
+    """Return the split that minimises the absolute deviations of the two parts from their own medians."""
     splits = range(SIDE // 2, len(near) - SIDE // 2 + 1)
     return min(splits, key=lambda at: _deviation(near[:at]) + _deviation(near[at:]))
 
@@ -166,8 +167,8 @@ def _fit(at: Floats, offset: Floats, window: NDArray[np.int64]) -> Stretch:
 
 
 _LASTS: Final = 1.25
-"""Values that have nothing to do with each other differ by 1.4 times what they are off by, or more; less: what is left over
-lasts from one to the next.
+"""Smallest ratio of successive differences to residuals for which residuals count as independent. Independent values differ by
+1.4 times their own size or more; with a lower ratio, residuals persist from one reading to the next.
 """
 
 
@@ -179,11 +180,14 @@ def _price(residual: Floats, parameters: int) -> float:
 
 
 _FAR_OFF: Final = 20
-"""One in so many readings does not count: those that are farthest off."""
+"""One in this many readings does not count: those with the largest residuals."""
 
 
 def _drift(at: Floats, offset: Floats) -> float | None:
-    """Theil's incomplete method, each pair of readings weighted by the time between them; ``None`` where it may not be asked."""
+    """Estimate the drift by Theil's incomplete method, each pair of readings weighted by the time between them.
+
+    ``None``: too few readings, too short a span, or a drift of more than ``MAX_DRIFT``.
+    """
     count = len(at)
     if count < _ENOUGH or at[-1] - at[0] < _SPAN_NS:
         return None
@@ -198,7 +202,7 @@ def _drift(at: Floats, offset: Floats) -> float | None:
 
 
 def _partitions(count: int, window: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Ways to put readings that follow each other into groups: by window, and into 2, 4, 8 … groups of equal size."""
+    """Yield groupings of consecutive readings: by window, and into 2, 4, 8 … groups of equal size."""
     changes = np.diff(window, prepend=window[:1]) != 0
     if 0 < 3 * changes.sum() < count:
         yield np.cumsum(changes)
@@ -209,4 +213,4 @@ def _partitions(count: int, window: NDArray[np.int64]) -> Iterator[NDArray[np.in
 
 
 _MOST: Final = 512
-"""Knots between two steps."""
+"""Largest number of knots between two settings of a clock."""

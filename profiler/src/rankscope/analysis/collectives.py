@@ -1,4 +1,4 @@
-"""Collectives of one rank, out of its trace."""
+"""Collectives of one rank, from its trace."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from rankscope.analysis.work import COMMUNICATION, WorkEvents, enclosing, outerm
 from rankscope.runs.records import CollectiveRecord
 
 CPU_GROUP: Final = "cpu"
-"""Group name of collectives on CPU threads: gloo's events do not say which process group they belong to."""
+"""Group name of collectives on CPU threads: gloo's events do not name their process group."""
 
 COPY_GROUP: Final = "copy-engine"
-"""Group name of collectives carried by copies where nothing says which process group they belong to."""
+"""Group name of collectives carried by copies, where no event names their process group."""
 
 
 class Instance(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Instance(msgspec.Struct, frozen=True):
     root: int | None = None
 
     def record(self, step: int, index: int, compute: Spans) -> CollectiveRecord:
-        """The record of this instance as number ``index`` of its group in ``step``; ``compute`` is that from enqueue to end."""
+        """Return the record of this instance, number ``index`` of its group in ``step``; ``compute``: from enqueue to end."""
         return CollectiveRecord(
             step=step,
             group=self.group,
@@ -75,7 +75,7 @@ class Instance(msgspec.Struct, frozen=True):
 
 
 def collective_instances(trace: Trace, events: WorkEvents) -> list[Instance]:
-    """Every collective whose enqueue is in the trace, in the order in which they were asked for."""
+    """Return every collective whose enqueue is in the trace, in the order of their enqueues."""
     found = [*_device_collectives(trace, events), *_copy_collectives(trace, events), *_cpu_collectives(trace)]
     return sorted(found, key=lambda instance: (instance.enqueue, instance.start))
 
@@ -111,7 +111,7 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
         if args.collective is None and note is not None:
             dtype, moved = input_size(op, trace.metadata.get(note))
         if kernels[calls[at]] > 1:
-            # Several kernels do what one call asked for: how much of it each of them moves is not known.
+            # Several kernels serve one call: the number of bytes that each of them moves is not known.
             moved = None
         found.append(
             Instance(
@@ -135,8 +135,8 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
 
 
 def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
-    """Collectives that copy engines carry: the copies that were launched inside one operator or annotation that asks for
-    communication, as one. Where a communication kernel was launched in it, too, the copies are a part of what that stands for.
+    """Return the collectives that copy engines carry. The copies launched inside one operator or annotation that requests
+    communication are one collective. If a communication kernel was launched there, too, they are part of its collective.
     """
     copies = np.flatnonzero((events.kind == COMMUNICATION) & (trace.category[events.rows] == COPY))
     if not len(copies):
@@ -176,7 +176,7 @@ def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
 
 
 def _annotations(trace: Trace) -> dict[int, int]:
-    """Correlation id to the row of the ``nccl:…`` annotation, for launches made inside one: older traces name the operation
+    """Map correlation ids to the row of the ``nccl:…`` annotation, for launches made inside one. Older traces name the operation
     nowhere else.
     """
     is_nccl = np.array([name.startswith("nccl:") for name in trace.names], dtype=bool)
@@ -197,7 +197,7 @@ def _annotations(trace: Trace) -> dict[int, int]:
 
 
 def _call(trace: Trace, row: int, note: int | None) -> tuple[str, int]:
-    """What a kernel was launched by: the call that metadata was copied from, else the annotation, else nobody but itself."""
+    """Return what launched a kernel: the call that its metadata was copied from, else the annotation, else the kernel itself."""
     args = trace.metadata.get(row)
     if args is not None and (call := integer(args.external_id)) is not None:
         return "call", call
@@ -205,7 +205,7 @@ def _call(trace: Trace, row: int, note: int | None) -> tuple[str, int]:
 
 
 def _root_places(trace: Trace) -> dict[int | None, int | None]:
-    """External id of a call to the place of its root in the group: kernels carry the id, but not the place."""
+    """Map the external id of a call to the position of its root in the group: kernels carry the id, but not the position."""
     operators = trace.category == OPERATOR
     return {integer(args.external_id): integer(args.rank) for row, args in trace.metadata.items() if operators[row]}
 
@@ -219,7 +219,7 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
     """Pair each worker's annotation with its enqueue on the calling thread.
 
     The workers take from one queue per process group in the order of the calls, so the k-th annotation of an operation, by
-    start, belongs to its k-th call. Annotations that start before the first call were asked for before the trace began.
+    start, belongs to its k-th call. Annotations that start before the first call were enqueued before the trace began.
     """
     calls: dict[str, list[int]] = {}
     workers: dict[str, list[int]] = {}
@@ -243,7 +243,7 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
             op = operation_name(trace.names[trace.name[row]])
             called = operation_name(trace.names[trace.name[call]])
             if called.startswith("reduce_scatter"):
-                op = called  # sharding is to be told from reducing whole gradients, however gloo does it
+                op = called  # keeps sharding distinct from reducing whole gradients, also where gloo runs an all-reduce
             dtype, moved = input_size(op, trace.metadata.get(row))
             found.append(
                 Instance(
@@ -265,15 +265,15 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
 
 
 def uncalled(trace: Trace, instances: Sequence[Instance]) -> int:
-    """How many collectives CPU workers ran for which ``instances`` has no call: asked for before the trace began, or by a call
-    that is not known.
+    """Return the number of collectives that CPU workers ran and that are not in ``instances``: enqueued before the trace began,
+    or by an unknown call.
     """
     on_cpu = np.array([is_cpu_communication(name) for name in trace.names], dtype=bool)
     ran = int(np.count_nonzero(on_cpu[trace.name[trace.rows(NOTE)]])) if on_cpu.any() else 0
     return ran - sum(instance.stream is None for instance in instances)
 
 
-# Gloo annotates what it runs, which for these calls is another operation than the one called.
+# Gloo annotates the operation that it runs. For these calls it is another one than the operation called.
 _RUN_AS: Final[dict[str, str]] = {
     "all_gather_base": "all_gather",
     "all_gather_coalesced": "all_gather",
@@ -305,7 +305,7 @@ def _ranks(args: EventArgs, trace: Trace) -> list[int] | None:
     configured = trace.groups.get(str(args.group_name))
     if configured:
         return list(configured)
-    # Long lists are cut ("[0, 1, ..., 63]"): the size tells.
+    # Long lists are cut ("[0, 1, ..., 63]"), so the length must equal the group's size.
     said = _integers(args.group_ranks)
     size = integer(args.group_size)
     return said if said and (size is None or len(said) == size) else None

@@ -1,4 +1,4 @@
-"""Compute that runs beside communication against the same kernels alone: they share the device, so both slow down."""
+"""Contention of compute with communication: kernels that share the device with it, compared with the same kernels alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rankscope.analysis.detail_result import Contention, SlowedKernel
 from rankscope.analysis.grouping import by_key
 
 ENOUGH: Final = 3
-"""Samples on each side for a median that one odd kernel does not decide."""
+"""Smallest number of samples on each side, so that one outlier does not decide the median."""
 
 STEADY: Final = 0.2
-"""Interquartile range over the median, of a kernel alone: beyond it there is no usual time to compare with."""
+"""Largest interquartile range over the median of a kernel alone: beyond it there is no typical time to compare with."""
 
 SHORTEST_NS: Final = 5_000
-"""Kernels that take less alone are left out: some traces have whole microseconds only."""
+"""Kernels that take less time alone are left out, because some traces have whole microseconds only."""
 
 SHOWN: Final = 8
 
@@ -25,10 +25,11 @@ SHOWN: Final = 8
 def same_work(
     name: NDArray[np.int32], grid: NDArray[np.int32], device: NDArray[np.int16], stream: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Per event (in order of start) a number that is the same for the same name and grid between the same neighbours.
+    """Return a number per event (in order of start) that is equal for the same name and grid between the same neighbours.
 
-    Neighbours are the two events before and after on the stream. They stand for the shape, which traces seldom tell: a matrix
-    product that is written to use all of the device has one name and one grid for all sizes, but its place in the model is one.
+    Neighbours are the two events before and the two after it on the stream. They stand for the shape, which traces seldom
+    record. A matrix product written to use the whole device has one name and one grid for all sizes. The place in the model
+    distinguishes these sizes.
     """
     own = _mixed(name.astype(np.int64), grid.astype(np.int64))
     place = own.copy()
@@ -40,7 +41,7 @@ def same_work(
 
 
 def _mixed(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
-    # Multiplication by odd numbers wraps around, which is what scatters the bits.
+    # Multiplication by odd numbers overflows on purpose: this scatters the bits.
     return (left * 0x2545F4914F6CDD1D) ^ (right * 0x1B873593CC9E2D51 + 0x165667B19E3779F9)
 
 
@@ -51,10 +52,10 @@ def contention(
     length: NDArray[np.int64],
     under: NDArray[np.int64],
 ) -> Contention:
-    """Compare compute kernels under communication with those that do the same ``work`` and have none beside them.
+    """Compare compute kernels under communication with those that do the same ``work`` without communication beside them.
 
-    One entry per compute kernel: how long it took, and how much of it lay under communication of its device, in nanoseconds. It
-    is overlapped when that is at least half of it, and alone when it is nothing.
+    One entry per compute kernel, in nanoseconds: ``length`` is its duration, ``under`` the part of it under communication of its
+    device. A kernel is overlapped when ``under`` is at least half of its duration, and alone when it is 0.
     """
     overlapped = (2 * under >= length) & (length > 0)
     alone = (under == 0) & (length > 0)

@@ -1,4 +1,4 @@
-"""Copies by direction: how long, how much, how fast."""
+"""Copies by direction: time, bytes and rate."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ DIRECTIONS: Final[tuple[tuple[Direction, str], ...]] = (
 )
 
 LARGEST_BYTES: Final = 2**40
-"""Nothing copies more than a TiB at once: a larger size is damage."""
+"""Largest plausible copy, 1 TiB: a larger size is damage."""
 
 MAX_ROWS: Final = 32
-"""Kinds of copies reported, the longest; a hostile trace may invent any number."""
+"""Largest number of kinds of copies reported, the longest first; a hostile trace may invent any number."""
 
 _COMPILED: Final = tuple((direction, re.compile(pattern)) for direction, pattern in DIRECTIONS)
 _MEMORY: Final = re.compile(r"\(([A-Za-z ]{1,24}-> ?[A-Za-z ]{1,24})\)")
 
 
 def direction_of(name: str) -> Direction:
-    """Direction of a copy by its event's name; ``unknown`` where the name does not say."""
+    """Return the direction of a copy by its event's name; ``unknown`` where the name has none."""
     return next((direction for direction, pattern in _COMPILED if pattern.search(name)), "unknown")
 
 
 def memory_of(name: str) -> str | None:
-    """The kinds of memory that an event's name tells: ``Pageable -> Device``."""
+    """Return the kinds of memory in an event's name, such as ``Pageable -> Device``; ``None`` where it has none."""
     found = _MEMORY.search(name)
     return found.group(1) if found else None
 
@@ -53,7 +53,7 @@ def copy_parts(
     collective: NDArray[np.bool_],
     hidden: Spans,
 ) -> list[CopyPart]:
-    """One row per direction, memory and purpose, longest first.
+    """Return one row per direction, memory and purpose, longest first.
 
     One entry per copy: ``name`` indexes ``names``, times are nanoseconds, ``size`` is in bytes and -1 where unknown. ``hidden``
     is compute and communication of the window.

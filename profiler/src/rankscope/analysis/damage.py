@@ -1,4 +1,4 @@
-"""What of a run could not be used, for the warnings of a result."""
+"""Warnings about the parts of a run that could not be used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankscope.runs.reader import RunReader
 
 
 def damage_warnings(reader: RunReader, table: StepTable) -> list[str]:
-    """One sentence each: lines, files and records that were left out; of a run that has been read into ``table``."""
+    """Return one sentence each for lines, files and records that were left out. The run has been read into ``table``."""
     warnings = []
     if reader.skipped_lines:
         warnings.append(f"{counted(reader.skipped_lines, 'damaged line')} skipped")

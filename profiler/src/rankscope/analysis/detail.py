@@ -1,4 +1,4 @@
-"""Where the time of a trace went, in detail: what its events tell beyond the partition."""
+"""Details of a trace's time beyond the partition, from its events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rankscope.analysis.work import COMMUNICATION, COMPUTE, MEMCPY, WorkEvents, 
 from rankscope.runs.records import StepBreakdown
 
 MAX_STEPS: Final = 64
-"""Steps whose details are kept, the first ones."""
+"""Number of steps whose details are kept, from the first one on."""
 
 _LABELS: Final = [*CLASS_NAMES, OTHER, COMMUNICATION_CLASS]
 _NO_LABEL: Final = -1
@@ -43,7 +43,7 @@ _OPTIMIZER_STEP: Final = "Optimizer.step#"
 
 
 class _Facts(msgspec.Struct, frozen=True):
-    """One entry per event that is work, in order of start; sets and rows of the whole trace. Times are nanoseconds."""
+    """Columns with one entry per event that is work, in order of start; sets and rows of the whole trace. In nanoseconds."""
 
     names: list[str]
     kind: NDArray[np.int8]
@@ -59,11 +59,11 @@ class _Facts(msgspec.Struct, frozen=True):
     is_copy: NDArray[np.bool_]
     label: NDArray[np.int64]
     beside: NDArray[np.bool_]
-    """Not on the main compute stream of the device."""
+    """True for events that are not on the main compute stream of the device."""
     again: NDArray[np.intp] | None
-    """Which forward operator inside backward asked for it, -1 where none; ``None`` where it cannot be known."""
+    """Number of the forward operator inside backward that launched it, -1 where none; ``None`` where it cannot be known."""
     under: NDArray[np.int64]
-    """How much of it lies under communication of its own device."""
+    """Part of it that lies under communication of its own device."""
     hides: Spans
     """Compute and communication of all devices."""
     launches: Launches
@@ -104,7 +104,7 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 def _labels(trace: Trace, events: WorkEvents, optimizing: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Index of the class of every event, ``_NO_LABEL`` for copies. What an optimizer's step launched is the optimizer's."""
+    """Return the class index of every event, ``_NO_LABEL`` for copies. Compute of an optimizer's step has class ``OPTIMIZER``."""
     name = trace.name[events.rows]
     computes = events.kind == COMPUTE
     by_name = np.full(len(trace.names), _NO_LABEL, dtype=np.int64)
@@ -120,7 +120,7 @@ def _labels(trace: Trace, events: WorkEvents, optimizing: NDArray[np.bool_]) -> 
 def _again(trace: Trace, events: WorkEvents) -> NDArray[np.intp] | None:
     rerun = recomputing_rows(trace)
     linked = events.launch_row >= 0
-    # Where work runs on a device, the calls for that are what has to be known.
+    # Where work runs on a device, the launching calls of that work must be known.
     if rerun is None or not (linked & (events.is_on_device(trace) | (not trace.has_device_work))).any():
         return None
     called = np.flatnonzero(linked)
@@ -138,7 +138,7 @@ def _under_communication(device: NDArray[np.int16], events: WorkEvents) -> NDArr
 
 
 def _sizes(trace: Trace, rows: NDArray[np.intp], caller: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Bytes that an event, or else the call that launched it alone, says it moves."""
+    """Return the bytes that each event moves, as recorded for the event, or else for the call that launched it alone."""
     size = trace.bytes[rows].copy()
     _, where, counts = np.unique(caller, return_inverse=True, return_counts=True)
     silent = (size < 0) & (caller >= 0) & (counts[where] == 1)
@@ -147,7 +147,7 @@ def _sizes(trace: Trace, rows: NDArray[np.intp], caller: NDArray[np.intp]) -> ND
 
 
 def detail_of(trace: Trace, events: WorkEvents, window: StepBreakdown, steps: Sequence[StepBreakdown]) -> RankDetail:
-    """The whole ``window`` of a file, and its ``steps`` as far as they are annotated."""
+    """Return the details of the whole ``window`` of a file, and of its annotated ``steps``."""
     facts = _Facts.of(trace, events, _bounds([window, *steps]))
     whole = _window(facts, window, step=None)
     return RankDetail(
@@ -157,7 +157,7 @@ def detail_of(trace: Trace, events: WorkEvents, window: StepBreakdown, steps: Se
 
 
 def with_parts(trace: Trace, events: WorkEvents, steps: Sequence[StepBreakdown]) -> list[StepBreakdown]:
-    """The same breakdowns with what a run keeps of the details: classes, recompute, and the reasons of idle time."""
+    """Return the breakdowns with the details that a run keeps: classes, recompute, and the reasons of idle time."""
     if not steps:
         return []
     facts = _Facts.of(trace, events, _bounds(steps))
@@ -188,12 +188,12 @@ def _end(window: StepBreakdown) -> int:
 
 
 class _Inside(msgspec.Struct, frozen=True):
-    """The events that run in a window, cut to it."""
+    """Events that run in a window, cut to it."""
 
     begin: int
     finish: int
     rows: NDArray[np.intp]
-    """Positions among the facts."""
+    """Indices into the columns of ``_Facts``."""
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     kind: NDArray[np.int8]
@@ -240,7 +240,7 @@ def _window(facts: _Facts, window: StepBreakdown, step: int | None) -> WindowDet
 
 
 def _devices(inside: _Inside) -> list[DevicePart]:
-    """The partition on each device; what runs on the CPU (gloo) counts on all of them."""
+    """Return the partition of the window on each device; work on the CPU (gloo) counts on all of them."""
     parts: list[DevicePart] = []
     for number in np.unique(inside.device[inside.device >= 0]) if (inside.device >= 0).any() else [-1]:
         mine = (inside.device == number) | (inside.device < 0)

@@ -1,4 +1,4 @@
-"""The details of ranks for a terminal: ``rankscope analyze --detail``."""
+"""Details of ranks for a terminal: ``rankscope analyze --detail``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rankscope.base.text import duration
 
 SHOWN_RANKS: Final = 2
 SHOWN_ROWS: Final = 12
-"""Of each table; the JSON has more."""
+"""Number of rows shown of each table; the JSON has more."""
 
 
 def render_details(analysis: Analysis, width: int) -> str:
-    """The tables of the ranks that the verdict names, else of the first ones; empty where no rank has details."""
+    """Render the tables of the ranks that the verdict names, else of the first ranks; empty where no rank has details."""
     having = [row for row in analysis.ranks if row.detail is not None or row.class_us is not None]
     named = set(analysis.verdict.ranks)
     shown = sorted(having, key=lambda row: (row.rank not in named, row.rank))[:SHOWN_RANKS]
@@ -50,7 +50,7 @@ def _rank(row: RankResult, detail: RankDetail, width: int) -> str:
 
 
 def _recorded(row: RankResult, width: int) -> str:
-    """What the windows of a run keep."""
+    """Render the details that the windows of a run keep."""
     total = row.window_us or 0.0
     rows = [["class", "busy", "of window"]]
     rows += [[name, duration(busy), _share(busy, total)] for name, busy in list((row.class_us or {}).items())[:SHOWN_ROWS]]
@@ -110,7 +110,7 @@ def _copies(detail: RankDetail) -> str:
 def _size(copy: CopyPart) -> str:
     if copy.bytes is None:
         return UNKNOWN
-    # Where only some say how much they move, the total is a part of it.
+    # Where only some copies have a known size, the sum is a lower bound.
     return size(copy.bytes) if copy.sized_events == copy.events else f"> {size(copy.bytes)}"
 
 

@@ -1,7 +1,7 @@
-"""Where the time of a window went, in detail: the part of an analysis that only traces can tell.
+"""Details of a window's time: the part of an analysis that needs traces.
 
-Times are microseconds. ``busy`` is the length of a union: intervals that overlap count once. Where durations are added up instead
-the field's name says ``summed``. What a trace does not tell is ``None``, never 0.
+Times are microseconds. ``busy`` is the length of a union: intervals that overlap count once. Fields that add up durations instead
+have ``summed`` in their name. Values that are not in the trace are ``None``, never 0.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ Direction = Literal["host to device", "device to host", "device to device", "pee
 
 
 class DevicePart(msgspec.Struct, frozen=True, kw_only=True):
-    """The partition of the window on one device: compute + exposed_communication + exposed_memcpy + idle == window."""
+    """Partition of the window on one device: compute + exposed_communication + exposed_memcpy + idle == window."""
 
     device: int | None
-    """Number of the device; ``None`` where the trace does not say, and for work on the CPU."""
+    """Number of the device; ``None`` where it is not in the trace, and for work on the CPU."""
     window_us: float
     compute_us: float
     communication_us: float
@@ -33,22 +33,22 @@ class StreamPart(msgspec.Struct, frozen=True, kw_only=True):
 
     device: int | None
     stream: int | None
-    """Number of the stream; ``None`` where the trace does not say."""
+    """Number of the stream; ``None`` where it is not in the trace."""
     kind: Literal["compute", "communication", "memcpy"]
-    """What it did for the longest time."""
+    """Kind of work that took most of its time."""
     events: int
     busy_us: float
     overlapped_us: float
-    """Of ``busy_us``, the part in which another stream of the device was busy, too."""
+    """Part of ``busy_us`` in which another stream of the device was busy, too."""
     exposed_us: float
-    """Of ``busy_us``, the part in which no other stream of the device was."""
+    """Part of ``busy_us`` in which no other stream of the device was busy."""
     compute_us: float
     communication_us: float
     memcpy_us: float
 
 
 class ClassPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernels (on a CPU: operators) of one class, over all streams. Classes may run at the same time as others."""
+    """Kernels (on a CPU: operators) of one class, over all streams. Several classes may run at the same time."""
 
     name: str
     """``communication``, a class of ``analysis/kernel_classes.py``, or ``other``."""
@@ -57,11 +57,11 @@ class ClassPart(msgspec.Struct, frozen=True, kw_only=True):
     summed_us: float
     """Sum of durations: more than ``busy_us`` where kernels of the class ran side by side."""
     overlapped_us: float
-    """Of ``busy_us``, under communication; for communication, under compute."""
+    """Part of ``busy_us`` under communication; for the class ``communication``, the part under compute."""
 
 
 class NamedKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels of one name that no class knows, off the main compute stream: perhaps communication of an unknown library."""
+    """Kernels of one name without a class, off the main compute stream: perhaps communication of an unknown library."""
 
     name: str
     stream: int | None
@@ -74,16 +74,16 @@ class Recompute(msgspec.Struct, frozen=True, kw_only=True):
     """Forward operators that ran inside backward: activation checkpointing."""
 
     operators: int
-    """Outermost forward operators inside backward operators that launched any of these events."""
+    """Number of outermost forward operators inside backward operators that launched any of these events."""
     events: int
-    """Kernels and copies that they launched; on a CPU, operators."""
+    """Number of kernels and copies that they launched; on a CPU, of operators."""
     busy_us: float
     compute_share: float | None
-    """Compute among them over all compute of the window."""
+    """Compute among these events over all compute of the window."""
 
 
 class QueueDelay(msgspec.Struct, frozen=True, kw_only=True):
-    """From the start of the launching call to the start on the device. Of a device graph only its first event counts."""
+    """Delay from the start of the launching call to the start on the device. For a device graph, only its first event counts."""
 
     kind: Literal["compute", "communication", "memcpy"]
     events: int
@@ -93,32 +93,33 @@ class QueueDelay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchPart(msgspec.Struct, frozen=True, kw_only=True):
-    """How work got to the device, and what the device was idle for.
+    """Launches of work on the device, and the reasons for which the device was idle.
 
     queued + launching + starved + unknown == idle.
     """
 
     events: int
-    """Kernels and copies."""
+    """Number of kernels and copies."""
     linked: int
-    """Those whose launching call is in the trace."""
+    """Number of kernels and copies whose launching call is in the trace."""
     calls: int
-    """Launching calls that are linked to any of them."""
+    """Number of launching calls that are linked to any of them."""
     idle_queued_us: float
-    """Idle though work had been launched: it waited for other work, an event, or for the device to take it up."""
+    """Idle although work had been launched: the work waited for other work, for an event, or for the device to start it."""
     idle_launching_us: float
-    """Idle while a call was launching what ran next, or something later."""
+    """Idle while a call was launching the work that ran next, or later work."""
     idle_starved_us: float
-    """Idle as nothing had been launched: the host came too late."""
+    """Idle because nothing had been launched: the host was late."""
     idle_unknown_us: float
     """Idle before work whose launching call is not in the trace."""
     queue_delay: list[QueueDelay]
     started_early: int
-    """Events that seem to start before their launching call: the clocks of host and device disagree. Counted as no delay."""
+    """Number of events that start before their launching call, because the host's and device's clocks differ. Counted as no
+    delay."""
     graph_launches: int
-    """Launches of device graphs: calls that started several events, or say so."""
+    """Number of launches of device graphs: calls that started several events, or that are named as graph launches."""
     graph_events: int
-    """Kernels and copies of device graphs. One call launches all of them, so nothing is known of who asked for each."""
+    """Number of kernels and copies of device graphs. One call launches all of them, so the origin of each is not known."""
 
 
 class CopyPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,18 +131,18 @@ class CopyPart(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     busy_us: float
     exposed_us: float
-    """Of ``busy_us``, under neither compute nor communication."""
+    """Part of ``busy_us`` under neither compute nor communication."""
     bytes: int | None
-    """Sum over the events that say how much they move; ``None`` where none does."""
+    """Sum over the events whose size is in the trace; ``None`` where there are none."""
     sized_events: int
     bytes_per_second: float | None
     """``bytes`` over the time in which any of the sized events ran."""
     collective: bool
-    """Carries a collective (copy engines): part of communication, not of the copies of the window."""
+    """True if the copies carry a collective (copy engines): they are part of communication, not of the window's copies."""
 
 
 class SlowedKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """Compute kernels of one name, grid and place between others, some under communication, some not."""
+    """Compute kernels of one name, grid and place between other kernels, some under communication, some not."""
 
     name: str
     overlapped: int
@@ -152,24 +153,25 @@ class SlowedKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True):
-    """Compute under communication against the same kernels alone."""
+    """Compute under communication, compared with the same kernels alone."""
 
     slowdown: float | None
     """Medians under communication over medians alone, weighted by the time alone; ``None`` without enough samples."""
     extra_us: float | None
-    """What the overlapped kernels took beyond their medians alone. A sum over kernels."""
+    """Time that the overlapped kernels took beyond their medians alone, summed over kernels."""
     compared: int
-    """Overlapped kernels that could be compared: enough of the same on both sides, and steady when alone."""
+    """Number of overlapped kernels that could be compared: with enough samples on both sides, and steady when alone."""
     overlapped: int
-    """All kernels that ran under communication for at least half of their time."""
+    """Number of all kernels that ran under communication for at least half of their time."""
     costliest: list[SlowedKernel]
 
 
 class CommunicationPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Communication of matched collectives as transferring and waiting, each under compute or not.
+    """Communication of a rank, that of matched collectives as transfer and wait, each under compute or not.
 
-    Transferring is the end of a collective, for its shortest duration over the ranks; waiting is what lies before it. Where one
-    collective waits while another transfers, it is transferring. All three add up to the rank's communication.
+    The transfer is the last part of a collective, as long as its shortest duration over the ranks. The wait is the part before
+    it. Time in which one collective waits and another transfers counts as transfer. Transfer, wait and unmatched communication
+    add up to the rank's communication.
     """
 
     transfer_overlap_us: float
@@ -177,12 +179,12 @@ class CommunicationPart(msgspec.Struct, frozen=True, kw_only=True):
     wait_overlap_us: float
     wait_exposed_us: float
     unmatched_overlap_us: float | None
-    """Communication outside matched collectives. ``None`` for captured steps of a run, whose collectives reach beyond them."""
+    """Communication outside matched collectives. ``None`` for captured steps of a run: collectives extend beyond these steps."""
     unmatched_exposed_us: float | None
 
 
 class WindowDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about one window."""
+    """All details of one window."""
 
     step: int | None
     """``None``: the whole file."""
@@ -195,18 +197,18 @@ class WindowDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Busiest first."""
     unclassified: list[NamedKernel]
     recompute: Recompute | None
-    """``None``: the trace has no operators with autograd's numbers, or none is linked to what it launched, as in one of device
-    activities alone."""
+    """``None``: the trace has no operators with autograd's numbers, or none is linked to the work it launched, as in a trace of
+    device activities alone."""
     launch: LaunchPart | None
     """``None``: no launching call is in the trace, or nothing ran on a device."""
     copies: list[CopyPart]
     """Copies that start in the window, whole; longest first."""
     contention: Contention | None
-    """Of compute kernels that start in the window; ``None`` without communication on a device."""
+    """Contention of compute kernels that start in the window; ``None`` without communication on a device."""
 
 
 class RankDetail(WindowDetail, frozen=True, kw_only=True):
-    """The whole file of a rank, and its annotated steps one by one."""
+    """Details of a rank's whole file, and of its annotated steps one by one."""
 
     steps: list[WindowDetail]
-    """Windows as ``window_basis: steps`` has them; the first 64."""
+    """Windows of ``window_basis: steps``; the first 64."""

@@ -1,4 +1,4 @@
-"""How much memory the ranks' devices have, from the hardware samples of a run."""
+"""Memory size of the ranks' devices, from the hardware samples of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 
 _SAMPLES: Final = 256
-"""Read per host: sizes do not change, and any round of samples has every GPU."""
+"""Number of samples read per host: sizes do not change, and any round of samples has every GPU."""
 
 
 def device_memory(reader: RunReader, infos: Mapping[int, RankInfo]) -> dict[int, int]:
-    """Rank to bytes; without ranks whose device no sample names."""
+    """Return the memory size in bytes per rank; ranks whose device is in no sample are left out."""
     wanted: dict[str, list[int]] = {}
     for rank, info in infos.items():
         if info.gpu_uuid is not None:

@@ -1,4 +1,4 @@
-"""Who ended first, of the ranks that did not come to the end of training."""
+"""First rank to end, among the ranks that did not reach the end of training."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rankscope.base.text import ranks_text
 from rankscope.runs.records import RankInfo
 
 CLEARLY_NS: Final = 50_000_000
-"""Ranks that a launcher ends together end closer than that."""
+"""Smallest gap between two ends that orders them. Ranks that a launcher ends together are closer than this."""
 
 CLEARLY_ACROSS_HOSTS_NS: Final = 1_000_000_000
-"""Hosts' clocks may be apart by less than that."""
+"""Smallest gap that orders ends on different hosts, whose clocks may differ by less than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Endings:
     crashed: list[int]
     killed: list[int]
     first: int | None
-    """Of these, the one that ended first; ``None`` where that is not clear. Launchers kill the others when one is gone."""
+    """First of these ranks to end; ``None`` where that is not clear. Launchers kill the other ranks when one has exited."""
 
     def warnings(self) -> list[str]:
-        """One sentence per way to end; the rank that ended first comes first."""
+        """Return one sentence per way to end; the rank that ended first comes first."""
         said: list[str] = []
         for ranks, text in ((self.crashed, "crashed"), (self.killed, "killed")):
             others = [rank for rank in ranks if rank != self.first]
@@ -40,8 +40,8 @@ class Endings:
         return said
 
     def advise(self, verdict: Verdict, hosts: Mapping[int, str]) -> list[str]:
-        """What to do next after a verdict: nothing is faster than a job that does not die, unless a rank is to blame for the
-        time until then, or for the end.
+        """Return the next actions after ``verdict``, with a look at the job's error output. That look comes first, unless the
+        verdict is a straggler or a hang: then a rank is to blame for the time before the end, or for the end.
         """
         ended = sorted(self.crashed + self.killed)
         if not ended:
@@ -55,7 +55,7 @@ class Endings:
 
 
 def endings(infos: Mapping[int, RankInfo]) -> Endings:
-    """Of what the ranks' own records say."""
+    """Return the early endings in the ranks' own records."""
     crashed = sorted(rank for rank, info in infos.items() if info.end_reason == "crash")
     killed = sorted(rank for rank, info in infos.items() if info.end_reason == "killed")
     return Endings(crashed, killed, _first({rank: infos[rank] for rank in (*crashed, *killed)}))
@@ -68,7 +68,7 @@ def _first(ended: Mapping[int, RankInfo]) -> int | None:
     if len(times) < len(ended) or not times:
         return None
     (earliest, first), (following, second) = times[:2]
-    # A rank that crashed on its own did so before anybody was killed for it.
+    # If one rank crashed and all others were killed, it crashed before the launcher killed them.
     alone = ended[first].end_reason == "crash" and all(ended[rank].end_reason == "killed" for rank in ended if rank != first)
     clearly = CLEARLY_NS if ended[first].host == ended[second].host else CLEARLY_ACROSS_HOSTS_NS
     return first if alone or following - earliest >= clearly else None

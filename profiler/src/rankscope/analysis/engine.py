@@ -1,4 +1,4 @@
-"""The way in: a run directory or traces in, the whole analysis out."""
+"""Entry point of the analysis of a run directory or traces."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def analyze(
 ) -> Analysis:
     """Analyse one run directory, or the traces that ``paths`` (files, folders, patterns; URLs such as ``s3://…``) name.
 
-    A run is judged by the always-on records of its last attempt, or of the one whose folder is named (``RUN/attempts/NNN``); its
-    price per GPU-hour is the recorded one unless one is given. Raises ``InputError`` for input that cannot be read, for several
-    runs, and for a run mixed with traces. A trace that cannot be read among others of a folder or pattern is left out with a
-    warning; one that was named by itself is an error. One that was cut off is used as far as it goes, with a warning and lower
+    A run is judged by the always-on records of its last attempt, or of the attempt whose folder is named (``RUN/attempts/NNN``).
+    Its price per GPU-hour is the recorded one unless ``price_per_gpu_hour`` is given. Raises ``InputError`` for input that cannot
+    be read, for several runs, and for a run mixed with traces. An unreadable trace in a folder or pattern is left out with a
+    warning; one that was named by itself is an error. A trace that was cut off is used up to there, with a warning and lower
     coverage.
 
-    ``engine`` reads traces of several ranks side by side: ``LocalEngine(8)`` in so many processes, ``RayEngine()`` on a cluster.
+    ``engine`` reads traces of several ranks in parallel: ``LocalEngine(8)`` in 8 processes, ``RayEngine()`` on a cluster.
 
-    ``links``: what the ranks communicate over, where their GPUs' names do not tell.
+    ``links``: links between the ranks, where the names of their GPUs do not determine them.
 
-    Kernels of traces whose name ``communication_pattern`` finds are communication; ``detail`` adds ``ranks[].detail``. Both are
-    for traces: a run has been reduced while it was recorded, so the first is an error there, and the second a warning.
+    Kernels of traces whose name matches ``communication_pattern`` count as communication; ``detail`` adds ``ranks[].detail``.
+    Both are for traces. A run was reduced to records while it was recorded: there the first is an error, the second a warning.
 
     Confidence of a straggler is the share of bootstrap samples of the run (blocks of steps, or collectives of a short trace)
     that give the same answer, times one minus the p-value of the permutation test, at most 0.99.
@@ -66,12 +66,12 @@ def analyze(
             )
         if communication_pattern is not None:
             raise InputError(run.path, f"a run, {_REDUCED}: a communication pattern is for traces")
-        # Imported for runs only: of the time that a trace takes, imports are a good part.
+        # Imported for runs only: imports are a large part of the time that the analysis of a trace takes.
         from rankscope.analysis.run_analysis import analyze_run
 
         analysis = analyze_run(run.path, run.attempt, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
     except OSError as error:
-        # A folder that may not be looked into, a disk that fails: readers translate what they expect, this is the rest.
+        # Readers translate the errors that they expect. The rest are, for example, folders without permission and disk failures.
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
     if not detail:
         return analysis
@@ -81,7 +81,7 @@ def analyze(
 
 
 def _run(paths: Sequence[Location]) -> NamedRun | None:
-    """The one run that ``paths`` name, or ``None`` when they name traces. Raises ``InputError`` for more than that."""
+    """Return the one run that ``paths`` name, or ``None`` when they name traces. Raises ``InputError`` otherwise."""
     named = [(path, named_run(path) if isinstance(path, Path) else None) for path in paths]
     runs = [(path, run) for path, run in named if run is not None]
     if not runs:

@@ -1,7 +1,7 @@
-"""The events of a trace out of its text, a few thousand at a time, in bounded memory and linear time.
+"""Events of a trace, decoded from its text a few thousand at a time, in bounded memory and linear time.
 
-The text is cut between two events and each part is decoded as a list of its own. Where to cut is a guess, from the right: the
-first ``}, {``. Decoding tells whether it was right: a list that was cut inside of an object or a string is no JSON.
+The text is cut between two events, and each part is decoded as a list of its own. The place to cut is a guess: the first
+``}, {`` from the right. Decoding shows whether it was right: a list that was cut inside an object or a string is no JSON.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from rankscope.analysis.locations import Location
 from rankscope.base.errors import InputError
 
 MAX_HEAD_BYTES: Final = 16 * 1024**2
-"""Of what stands before the events."""
+"""Largest size of the text before the events."""
 MAX_TAIL_BYTES: Final = 64 * 1024**2
-"""Of what stands behind them."""
+"""Largest size of the text after the events that is read."""
 MAX_EVENT_BYTES: Final = 32 * 1024**2
-"""Of one event: those with long lists of shapes take some KiB."""
+"""Largest size of one event. Events with long lists of shapes take some KiB."""
 MAX_DAMAGED: Final = 100_000
-"""Events. With more, and with more than half of all, it is no trace."""
+"""Number of damaged events above which a file is no trace, if they are also more than half of its events."""
 
 _GUESSES: Final = 4
 _LOOKS: Final = 10_000
-"""At brackets, for a place to guess: what has more of them in a row is no trace, and must not cost more."""
+"""Largest number of braces tried as a place to cut: a text with more in a row is no trace, and must not cost more time."""
 _SPACE: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"
 _KEY: Final = re.compile(rb'"traceEvents"\s*:\s*([^\s])')
 _KEYS: Final = 50
-"""Of that name inside of other things, before it is given up."""
+"""Number of nested keys of that name after which the search is given up."""
 _KEY_BYTES: Final = 1024
-"""More than that key and the space after it take."""
+"""Upper bound of the size of that key and the space after it."""
 _OPENING: Final = re.compile(rb'\{\s*"[^"\\]{1,40}"')
 _HOPELESS_BYTES: Final = 2 * 1024**2
-"""So much without a place to cut that is right, among several that look so, is taken for damaged."""
+"""Text longer than this counts as damaged if it has places that look like a cut, but none that is right."""
 _END: Final = re.compile(rb"\]\s*(?:,\s*\"|\}|,?\s*\Z)")
-"""What the closing bracket of the events is followed by: another key, the end of the object, or nothing."""
+"""Closing bracket of the events and what may follow it: another key, the end of the object, or nothing."""
 _PLACE: Final = re.compile(r"\(byte (\d+)\)")
 
 # Some Kineto versions print float fields as C does, which is not JSON.
@@ -56,33 +56,33 @@ _NO_EVENTS: Final = "JSON, but not a trace: it has no list of traceEvents"
 
 
 class EventStream(Generic[_E]):
-    """Iterate over it once: lists of events, decoded as a type of them, in file order.
+    """Lists of the events of a trace, decoded as type ``event``, in file order. It can be iterated over once.
 
-    After that ``said`` has the top-level keys of the file beside its events. Raises ``InputError`` where the file is no trace, or
-    is hostile. What is damaged costs the events it is in: they are counted, the rest is used.
+    After that ``said`` has the other top-level keys of the file. Raises ``InputError`` where the file is no trace, or is hostile.
+    Damaged events are counted and left out; the rest is used.
     """
 
     def __init__(self, path: Location, blocks: Iterable[bytes], event: Any) -> None:
         self.said: dict[str, msgspec.Raw] = {}
         self.events = 0
-        """Of the file, usable or not."""
+        """Number of events in the file, usable or not."""
         self.damaged = 0
-        """Of those, which could not be decoded."""
+        """Number of ``events`` that could not be decoded."""
         self.complete = False
-        """Whether the file goes on to its own end; false where it was cut off."""
+        """True if the file is complete; False if it was cut off."""
         self._path = path
         self._blocks = iter(blocks)
         self._one: msgspec.json.Decoder[_E] = msgspec.json.Decoder(event)
         self._many: msgspec.json.Decoder[list[_E]] = msgspec.json.Decoder(list[event])
         self._is_list = False
         self._opening: bytes | None = None
-        """What the first event begins with, up to its first key."""
+        """Begin of the first event, up to its first key."""
         self._tail: bytes | None = None
-        """What comes from the closing bracket of the events on, once it has been seen."""
+        """Text from the closing bracket of the events on; ``None`` until the bracket has been seen."""
 
     @property
     def torn(self) -> str | None:
-        """Why the file ends before it should; ``None`` where it does not."""
+        """Reason why the file ends too early; ``None`` where it is complete."""
         return None if self.complete else "the JSON ends in the middle"
 
     def __iter__(self) -> Iterator[list[_E]]:
@@ -99,7 +99,7 @@ class EventStream(Generic[_E]):
             if len(text) < wanted:
                 continue
             events, rest = self._take(text)
-            # Nothing could be cut off: an event longer than this text, so wait until there is twice as much.
+            # Nothing could be cut off: an event is longer than this text, so wait until there is twice as much.
             wanted = 2 * len(text) if len(rest) == len(text) else 0
             text = rest
             if events:
@@ -119,7 +119,7 @@ class EventStream(Generic[_E]):
             raise InputError(self._path, f"not a trace: {self.damaged} of its first {self.events} events cannot be decoded")
 
     def _begin(self) -> bytes:
-        """Read on to the first event. Returns the text from there."""
+        """Read up to the first event. Return the text from there on."""
         text = b""
         while not text.strip(_SPACE + b"\0") and (block := next(self._blocks, b"")):
             text = block
@@ -152,7 +152,7 @@ class EventStream(Generic[_E]):
         raise InputError(self._path, _NO_EVENTS)
 
     def _is_top_level(self, head: bytes) -> bool:
-        """Whether the text up to the value of a key is the beginning of the file's object, rather than of something in it."""
+        """Return whether ``head``, the text up to the value of a key, ends at the top level of the file's object."""
         try:
             self.said = _object(head + b"null}")
         except _UNREADABLE:
@@ -173,7 +173,7 @@ class EventStream(Generic[_E]):
         return InputError(self._path, _NO_EVENTS)
 
     def _take(self, text: bytes) -> tuple[list[_E], bytes]:
-        """Events from the beginning of ``text``, and the text after them; no events and ``text`` where nothing can be cut off."""
+        """Return the events that ``text`` begins with, and the text after them. If there are none: no events and ``text``."""
         text = text.lstrip(_SPACE + b",")
         if self._opening is None and (found := _OPENING.match(text)):
             self._opening = found[0]
@@ -195,8 +195,8 @@ class EventStream(Generic[_E]):
         return self._take_damaged(text, first) if first and len(text) > _HOPELESS_BYTES else ([], text)
 
     def _guesses(self, text: bytes) -> Iterator[tuple[int, int]]:
-        """Places that may be between two events: where the first ends and where the second begins."""
-        # Events begin alike; objects inside of them, and strings that look like it, begin with something else.
+        """Yield places that may be between two events: where the first ends and where the second begins."""
+        # Events begin alike; objects inside them, and strings that look like events, begin with something else.
         for opening in dict.fromkeys((self._opening or b"{", b"{")):
             yield from islice(_cuts(text, opening), _GUESSES)
 
@@ -207,9 +207,9 @@ class EventStream(Generic[_E]):
         return self._salvage(text[:end].rstrip(_SPACE + b",")), text[end:]
 
     def _last(self, text: bytes) -> Iterator[list[_E]]:
-        """What is left where the file ends."""
+        """Yield the remaining events at the end of the file."""
         for _ in range(2):
-            # First up to the last event, then that one with the end of the list.
+            # First all events but the last, then the last one with the end of the list.
             if not self._is_closed():
                 events, text = self._take(text)
                 yield events
@@ -218,10 +218,10 @@ class EventStream(Generic[_E]):
             yield events
         if not self._is_closed() and (cut := next(_cuts(text, self._opening or b"{"), None)) is not None:
             yield self._salvage(text[: cut[0]])
-        # What is left is the event in which the file is torn: neither there nor damaged.
+        # The remaining text is the event in which the file was cut off: it counts neither as an event nor as damaged.
 
     def _decode(self, text: bytes, stop: int) -> list[_E]:
-        """All events of a part of the list. Raises what msgspec does where that is no list."""
+        """Decode all events of a part of the list. Raises the errors of msgspec where the part is no list."""
         data = b"".join((b"[", memoryview(text)[:stop], b"]"))
         try:
             events = self._many.decode(data)
@@ -251,7 +251,7 @@ class EventStream(Generic[_E]):
         return None
 
     def _ends_within(self, text: bytes, cut: int, error: Exception) -> bool:
-        """Whether decoding up to ``cut`` failed because the list ends before it. Then what follows becomes the tail."""
+        """Return whether decoding up to ``cut`` failed because the list ends before it. If so, set the tail from there."""
         if "trailing characters" not in str(error):
             return False
         bracket = text.rfind(b"]", 0, max(0, min(cut, _place(error) - 2)))
@@ -269,7 +269,7 @@ class EventStream(Generic[_E]):
             return self._salvage(text[:stop])
 
     def _salvage(self, text: bytes) -> list[_E]:
-        """Event by event, where a part is no JSON as a whole."""
+        """Decode event by event, for a part that is no JSON as a whole."""
         events: list[_E] = []
         for start, stop in self._pieces(text):
             end = _end_behind_object(text[start:stop])
@@ -285,11 +285,11 @@ class EventStream(Generic[_E]):
             if _is_object(text[start:stop]):
                 yield start, stop
             else:
-                # Events that begin with another key, or what is left of damaged ones.
+                # These are events that begin with another key, or remains of damaged ones.
                 yield from _split(text, start, stop, b"{")
 
     def _end(self, tail: bytes) -> None:
-        """Read what stands behind the events."""
+        """Read the text after the events."""
         for block in self._blocks:
             tail += block
             if len(tail) > MAX_TAIL_BYTES:
@@ -313,12 +313,12 @@ def _object(text: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _repair(text: bytes) -> bytes:
-    """JSON with what Kineto is known to get wrong put right: ``nan`` and ``inf`` as values, names that are not UTF-8."""
+    """Correct known errors of Kineto in JSON: ``nan`` and ``inf`` as values, names that are not UTF-8."""
     return _NOT_A_NUMBER.sub(rb"\1null", text.decode(errors="replace").encode())
 
 
 def _cuts(text: bytes, opening: bytes) -> Iterator[tuple[int, int]]:
-    """Places between two objects, the second of which begins with ``opening``; from the right."""
+    """Yield the places between two objects, from the right. The second object begins with ``opening``."""
     brace = len(text)
     for _ in range(_LOOKS):
         if (brace := text.rfind(opening, 0, brace)) <= 0:
@@ -341,7 +341,7 @@ def _place(error: Exception) -> int:
 
 
 def _is_cut_wrongly(error: Exception, length: int) -> bool:
-    """Whether a list with ``length`` bytes in it may be no JSON only because it ends inside of an object or a string."""
+    """Return whether a list of ``length`` bytes may be no JSON only because it ends inside an object or a string."""
     return _place(error) >= length if _place(error) else "truncated" in str(error)
 
 
@@ -354,7 +354,7 @@ def _is_object(piece: bytes) -> bool:
 
 
 def _end_behind_object(piece: bytes) -> int | None:
-    """Where the list of events is closed behind the first object of ``piece``, if it is."""
+    """Return the index of the bracket that closes the list of events after the first object of ``piece``, or ``None``."""
     try:
         _ONE_RAW.decode(piece)
     except _UNREADABLE as error:

@@ -1,4 +1,4 @@
-"""The physical reason for a rank that a run's evidence names, out of the hardware samples of its host."""
+"""Physical reason why a named rank is late, from the hardware samples of its host."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from rankscope.runs.records import RankInfo
 from rankscope.runs.step_columns import MEMORY
 
 _PEERS: Final = 16
-"""So many GPUs to compare with are enough, those of the same host first."""
+"""Largest number of GPUs to compare with, those of the same host first."""
 
 _PEERS_ELSEWHERE: Final = 4
-"""So many hosts besides its own are read at most."""
+"""Largest number of hosts that are read besides the rank's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What there is of a run to look into."""
+    """Recorded data of a run that an explanation is looked for in."""
 
     reader: RunReader
     table: StepTable
@@ -36,9 +36,10 @@ class Witness:
 
 
 def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> Named:
-    """The named rank with the physical reason why it was late in the steps ``late`` of those ``looked_at``, both [steps of the
-    table], its evidence, and a word where there are no readings. Unchanged for ranks without a GPU, for a slowness that has a
-    reason already, and for one that moves.
+    """Return ``named`` with the physical reason why its first rank was late, and its evidence; or a note if it has no readings.
+
+    ``late``: the steps in which it was late, out of those ``looked_at``; both are [steps of the table]. Unchanged for ranks
+    without a GPU, for a slowdown that has a reason already, and for one that moves between ranks.
     """
     rank = named.ranks[0]
     info = run.infos.get(rank)
@@ -74,7 +75,7 @@ def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: ND
 
 
 def _peers(named: Named, infos: Mapping[int, RankInfo]) -> list[int]:
-    """Ranks with GPUs of the same model that are not to blame, those of the same host first."""
+    """Return ranks with GPUs of the same model that are not to blame, those of the same host first."""
     mine = infos[named.ranks[0]]
     same = [
         rank
@@ -91,7 +92,7 @@ def _peers(named: Named, infos: Mapping[int, RankInfo]) -> list[int]:
 
 
 def _read(run: Witness, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]:
-    """Readings of the GPUs of the ranks, and why the first has none, where the samples say so."""
+    """Return the readings of the ranks' GPUs, and the reason why the first has none, where the samples record it."""
     uuids: dict[str, dict[str, int]] = {}
     for rank in ranks:
         info = run.infos[rank]
@@ -101,7 +102,7 @@ def _read(run: Witness, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]
     end = int(run.table.last_end_unix_ns)
     found: dict[int, Readings] = {}
     why = ""
-    # Only folders that are there: a host's name is whatever a file claims.
+    # Only read existing folders: a host's name comes from a file and may be anything.
     present = set(run.reader.hosts())
     for number, (host, wanted) in enumerate(uuids.items()):
         if host not in present:
@@ -130,14 +131,14 @@ def _walls(table: StepTable, row: int) -> NDArray[np.float64]:
 
 
 def _lost(named: Named, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> float:
-    """Share of its time that the rank lost in the steps in which it was late."""
+    """Return the share of its time that the rank lost in the steps in which it was late."""
     often = late.sum() / max(1, looked_at.sum())
     gain = named.gain_us / often if often > 0 else named.gain_us
     return float(gain / max(named.step_us - named.gain_us + gain, 1e-9))
 
 
 def _retries(run: Witness, rank: int, peers: Iterable[int]) -> tuple[float, float] | None:
-    """Allocator retries over the run, of the rank and of a typical peer; ``None`` where they are not recorded."""
+    """Return the allocator retries over the run, of the rank and of a typical peer; ``None`` where they are not recorded."""
     counts = []
     for one in (rank, *islice(peers, _PEERS_ELSEWHERE)):
         samples = run.table.memory.get(one)

@@ -1,4 +1,4 @@
-"""How long ranks took together: from the first start on any of them to the last end on any, on the clock that they share."""
+"""Common extent of ranks: from the first start on any rank to the last end on any rank, on their common clock."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rankscope.runs.records import StepBreakdown
 
 
 def common_extent(windows: Mapping[int, StepBreakdown], clocks: Clocks) -> tuple[int, int]:
-    """First start and last end over the ranks' windows, nanoseconds on the common clock."""
+    """Return the first start and the last end of the ranks' windows, in nanoseconds on the common clock."""
     begin = min(clocks.correct(rank, row.start_unix_ns) for rank, row in windows.items())
     finish = max(clocks.correct(rank, row.start_unix_ns + round(row.window_us * 1000)) for rank, row in windows.items())
     return begin, finish
 
 
 def longest_extent_us(windows: Mapping[int, StepBreakdown], matches: Sequence[Match], clocks: Clocks) -> float:
-    """The longest common extent of ranks that have a clock in common: those that matched collectives link. Microseconds.
+    """Return the longest common extent, in microseconds, of ranks with a common clock: those that matched collectives link.
 
-    ``windows``: of at least one rank; whoever is in no match stands alone.
+    ``windows``: windows of at least one rank. A rank that is in no match counts alone.
     """
     islands = clock_islands(matches, {})
     together: dict[int, dict[int, StepBreakdown]] = {}

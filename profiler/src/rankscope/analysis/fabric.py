@@ -1,4 +1,4 @@
-"""Which link carries a collective, and what bus bandwidth it should give."""
+"""Link that carries a collective, and its expected bus bandwidth."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rankscope.runs.records import RankInfo
 
 
 class Fabric(msgspec.Struct, frozen=True):
-    """Where the ranks are, what they run on, and what was said of their links."""
+    """Hosts and GPUs of the ranks, and the links named by the user."""
 
     hosts: Mapping[int, str] = msgspec.field(default_factory=dict)
     gpu_names: Mapping[int, str] = msgspec.field(default_factory=dict)
     gpus_on_host: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """GPUs that are known to be on a host; it may have more."""
+    """Number of GPUs known to be on each host; a host may have more."""
     told: Sequence[ToldLink] = ()
 
 
 def run_fabric(infos: Mapping[int, RankInfo], told: Sequence[ToldLink]) -> Fabric:
-    """Of the ranks of a run. Where two ranks of one host's name have the same place on it, several machines have that name."""
+    """Return the fabric of a run. A host name with two ranks of the same local rank is left out: several machines have it."""
     accelerated = {rank: info for rank, info in infos.items() if info.device_kind != "cpu"}
     places = Counter((info.host, info.local_rank) for info in infos.values() if info.local_rank is not None)
     shared = {host for (host, _), count in places.items() if count > 1}
@@ -37,7 +37,7 @@ def run_fabric(infos: Mapping[int, RankInfo], told: Sequence[ToldLink]) -> Fabri
 
 
 class Expectation(msgspec.Struct, frozen=True):
-    """What a collective's link should give. Without a figure, ``unknown`` says why."""
+    """Expected bandwidth of a collective's link. Without a figure, ``unknown`` has the reason."""
 
     link: str | None = None
     source: Literal["gpu_name", "told"] | None = None
@@ -51,9 +51,9 @@ _ON_CPU: Final = "CPU threads move it through the host's memory"
 
 
 def expect(op: str, ranks: Sequence[int], fabric: Fabric, *, on_cpu: bool) -> Expectation:
-    """Bus bandwidth that ``op`` over ``ranks`` should reach: the bare rate of the narrowest link that all its data must cross.
+    """Return the expected bus bandwidth of ``op`` over ``ranks``: the bare rate of the narrowest link that all its data crosses.
 
-    ``on_cpu``: CPU threads do it, as gloo's, so links between GPUs say nothing about it.
+    ``on_cpu``: CPU threads carry it out, as gloo's, so links between GPUs do not apply.
     """
     per_host = Counter(fabric.hosts.get(rank) for rank in ranks)
     if None in per_host:
@@ -67,7 +67,7 @@ def expect(op: str, ranks: Sequence[int], fabric: Fabric, *, on_cpu: bool) -> Ex
 
 
 def _of_told_alone(told: ToldLink, *, on_cpu: bool) -> Expectation:
-    """Nothing is known but one link: the person who named it says that it carries everything."""
+    """Return the expectation where only one named link is known. By naming it, the user states that it carries everything."""
     if told.link.scope == "host" and on_cpu:
         return Expectation(unknown=_ON_CPU)
     if told.ports > 1:
@@ -96,18 +96,18 @@ def _inside(ranks: Sequence[int], fabric: Fabric) -> Expectation:
 
 
 def _of_mesh(link: Link, ranks: int, gpus: int) -> float | None:
-    """Rate of ``link`` among ``ranks`` GPUs of a host with at least ``gpus``; ``None`` where their wiring decides."""
+    """Return the rate of ``link`` among ``ranks`` GPUs of a host with at least ``gpus``; ``None`` if it depends on the wiring."""
     if link.pair_gb_s is not None:
         return min(link.gb_s, (ranks - 1) * link.pair_gb_s)
     return link.gb_s if ranks >= link.mesh or gpus > link.mesh else None
 
 
 def _between(op: str, ranks: Sequence[int], fabric: Fabric, together: int, *, on_cpu: bool) -> Expectation:
-    """Between hosts; ``together``: the most ranks of the group on one host.
+    """Return the expectation between hosts; ``together``: the largest number of the group's ranks on one host.
 
-    A host's ports are shared by its ranks in equal parts, and no part is smaller than a port, for the others may be quiet. In a
-    ring what enters a host goes through all its ranks of the group, so their parts add up; where everybody sends to everybody
-    each rank has its own part, for what goes to other hosts.
+    The ranks of a host share its ports equally. No rank's share is below one port, because the other ranks may be idle. In a
+    ring, data that enters a host passes through all its ranks of the group, so their shares add up. In an all-to-all, each rank
+    has only its own share, for the data to other hosts.
     """
     told = next((one for one in fabric.told if one.link.scope == "network"), None)
     if told is None:
@@ -124,7 +124,7 @@ def _between(op: str, ranks: Sequence[int], fabric: Fabric, together: int, *, on
 
 
 def _inside_each(ranks: Sequence[int], fabric: Fabric) -> Iterator[float]:
-    """What is known of the links inside the hosts that have several of the ranks."""
+    """Yield the known rates inside the hosts that have several of the ranks."""
     for host in sorted({fabric.hosts[rank] for rank in ranks}):
         here = [rank for rank in ranks if fabric.hosts[rank] == host]
         inside = _inside(here, fabric).bus_gb_s if len(here) > 1 else None

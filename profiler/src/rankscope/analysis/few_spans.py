@@ -1,6 +1,6 @@
 """Interval arithmetic for a handful of intervals, where arrays cost more than they save.
 
-A merged list is sorted and disjoint and has no empty interval, as ``intervals.Spans``.
+A merged list is sorted and disjoint and has no empty interval, like a merged set of ``intervals``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Span = tuple[int, int]
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
-    """Any intervals, in any order; empty and negative ones vanish, touching ones become one."""
+    """Merge any intervals, in any order; empty and negative ones vanish, touching ones become one."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if end <= start:
@@ -26,12 +26,12 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 
 
 def length(merged: Iterable[Span]) -> int:
-    """Total length of a merged list."""
+    """Return the total length of a merged list."""
     return sum(end - start for start, end in merged)
 
 
 def covered(merged: Iterable[Span], by: Sequence[Span]) -> int:
-    """How much of one merged list lies in another one."""
+    """Return the length of the part of one merged list that lies in another one."""
     total = 0
     for start, end in merged:
         for at in range(max(0, bisect_right(by, (start, start)) - 1), len(by)):

@@ -1,4 +1,4 @@
-"""The named figures that advice rests on. A figure that is not known is not there."""
+"""Named figures that advice rests on. Unknown figures are missing."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from rankscope.runs.records import CollectiveRecord, KernelRecord
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One number, its unit, and what it was read from."""
+    """One number, its unit, and its source."""
 
     value: float
     unit: str = "ratio"
     source: str | None = None
     stage: int | None = None
-    """The pipeline stage that it is of; ``None``: of the job."""
+    """Pipeline stage of the figure; ``None``: the figure is of the whole job."""
 
 
 Figures = Mapping[str, Figure]
 
 SHARDING: Final = ("all_gather", "reduce_scatter")
-"""Operations of sharded parameters, as parts of names."""
+"""Parts of the names of operations on sharded parameters."""
 
 _OTHER_REMEDY: Final = {
     "cpu_contention": "cpu_contention",
     "memory_pressure": "memory_pressure",
     **dict.fromkeys(("xid", "ecc", "thermal_throttle", "power_brake", "power_cap", "clock", "link"), "hardware"),
 }
-"""What explains a cause and asks for something else than other ranks with that cause, to the figure's name."""
+"""Explanation of a cause to the figure's name, for explanations with another remedy than the cause itself."""
 
-# Names as cuBLAS, cuDNN, CUTLASS and Tensile give them; what does not tell its type counts for neither.
+# Kernel names of cuBLAS, cuDNN, CUTLASS and Tensile; names without a type count for neither precision.
 _MATRIX = re.compile(r"gemm|gemv|cutlass|nvjet|Cijk_|matmul|conv.*(fprop|dgrad|wgrad)|winograd", re.IGNORECASE)
 _HALF = re.compile(r"f16|fp16|half|h\d*gemm|nvjet_(sm\d+_)?[htq]|e[45]m[23]|fp8|Cijk_\w{4}_\w{4}_[HB][HSB]", re.IGNORECASE)
 _FLOAT32 = re.compile(r"sgemm|s1688gemm|tf32|f32f32|<float|nvjet_(sm\d+_)?s(?!m\d)|Cijk_\w{4}_\w{4}_SB?_", re.IGNORECASE)
 
 
 def figures_of_costs(costs: Costs | None) -> dict[str, Figure]:
-    """``share.PART`` of the waterfall, and of what is a part of a part."""
+    """Return ``share.PART`` for each part of the waterfall, and for the parts of these parts."""
     if costs is None or costs.step_us <= 0:
         return {}
     found = {
@@ -62,7 +62,7 @@ def figures_of_costs(costs: Costs | None) -> dict[str, Figure]:
 
 
 def figures_of_stages(costs: Costs | None) -> dict[str, Figure]:
-    """Those of a pipeline's stages, each of the stage that has most: a mean over stages is less than what can be saved."""
+    """Return each share of the pipeline stage that has most of it: a mean over stages is less than what can be saved."""
     if costs is None or costs.step_us <= 0:
         return {}
     return {
@@ -72,8 +72,8 @@ def figures_of_stages(costs: Costs | None) -> dict[str, Figure]:
 
 
 def figures_of_verdict(verdict: Verdict, costs: Costs | None) -> dict[str, Figure]:
-    """``straggler.CAUSE``, or of what explains it and asks for another remedy: lost to the ranks named, as a share of the
-    step that ``costs`` are of.
+    """Return ``straggler.CAUSE``: the time lost to the named ranks, as a share of the step of ``costs``. An explanation with
+    another remedy than its cause gives the name instead.
     """
     if verdict.kind != "straggler" or verdict.slowdown is None or verdict.slowdown <= 1:
         return {}
@@ -88,7 +88,7 @@ def figures_of_verdict(verdict: Verdict, costs: Costs | None) -> dict[str, Figur
 
 
 def figures_of_overlap(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
-    """How much of the communication compute hides."""
+    """Return the share of communication that compute hides."""
     seen = [row for row in ranks if row.overlap_us is not None and row.communication_us and not row.truncated]
     if not seen:
         return {}
@@ -97,10 +97,10 @@ def figures_of_overlap(ranks: Sequence[RankResult], source: PartSource) -> dict[
 
 
 def figures_of_collectives(collectives: Sequence[Sequence[CollectiveRecord]], source: PartSource) -> dict[str, Figure]:
-    """How large the messages are, and what share of their time sharding takes. ``collectives``: per rank.
+    """Return the size of messages, and the share of their time that sharding and all-reduce take. ``collectives``: per rank.
 
-    ``median_bytes``: half of all bytes are in messages of at most that size, so that numbers sent beside the gradients (a loss,
-    a norm) do not count; ``messages``: how many of that size the bytes of a step would fill.
+    ``median_bytes``: half of all bytes are in messages of at most this size, so numbers sent beside the gradients (a loss, a
+    norm) do not count. ``messages``: number of messages of this size that the bytes of a step would fill.
     """
     found: dict[str, Figure] = {}
     rows = [row for one in collectives for row in one if not row.p2p]
@@ -123,7 +123,7 @@ def figures_of_collectives(collectives: Sequence[Sequence[CollectiveRecord]], so
 
 
 def figures_of_kernels(kernels: Sequence[KernelRecord], source: PartSource) -> dict[str, Figure]:
-    """Of the time of matrix multiplications whose names tell their type, the share in 32 bits (TF32, too)."""
+    """Return the share of 32 bits (TF32, too) in the time of matrix multiplications whose names contain their type."""
     half = single = 0.0
     for row in kernels:
         if row.kind == "compute" and _MATRIX.search(row.name):
@@ -135,7 +135,7 @@ def figures_of_kernels(kernels: Sequence[KernelRecord], source: PartSource) -> d
 
 
 def figures_of_pipeline(pipeline: PipelineResult | None) -> dict[str, Figure]:
-    """Shares of the step that the schedule and uneven stages cost."""
+    """Return the shares of the step that the schedule and uneven stages cost."""
     if pipeline is None or pipeline.step_us <= 0:
         return {}
     parts = (("pipeline.schedule", pipeline.ideal_us), ("pipeline.imbalance", pipeline.imbalance_us))
@@ -143,7 +143,7 @@ def figures_of_pipeline(pipeline: PipelineResult | None) -> dict[str, Figure]:
 
 
 def figures_of_memory(memory: Memory | None) -> dict[str, Figure]:
-    """Of the rank that has most of each."""
+    """Return the memory figures, each of the rank with the largest value."""
     if memory is None:
         return {}
     found: dict[str, Figure] = {}
@@ -163,5 +163,5 @@ def figures_of_memory(memory: Memory | None) -> dict[str, Figure]:
 
 
 def figures_of_throughput(throughput: Throughput | None) -> dict[str, Figure]:
-    """``mfu``, where it is known."""
+    """Return ``mfu``, where it is known."""
     return {} if throughput is None or throughput.mfu is None else {"mfu": Figure(throughput.mfu, source="steps")}

@@ -1,4 +1,4 @@
-"""A table of steps while it is being filled: rank by rank from files, or step by step while the run goes on."""
+"""Table of steps under construction: filled rank by rank from files, or step by step while the run continues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.rank_columns import RankColumns
 
 _SPARE: Final = 8
-"""One part in so many is left free for steps to come, so that not every one of them moves all others."""
+"""One part in this many is left free for new steps, so that not every new step moves all others."""
 
 
 _NOWHERE: Final = (np.empty(0, np.int64), slice(0, 0))
@@ -20,20 +20,23 @@ _NOWHERE: Final = (np.empty(0, np.int64), slice(0, 0))
 
 @dataclass(slots=True)
 class Filling:
-    """Values are NaN, and records absent, where nothing has been added yet. Arrays are [ranks, at least the steps]."""
+    """Table of steps under construction: values are NaN, and records absent, where nothing has been added yet.
+
+    Arrays are [ranks, number of steps or more].
+    """
 
     ranks: list[int] = field(default_factory=list)
     """Ascending."""
     steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Ascending."""
     values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
-    """Only metrics of which something is known."""
+    """Values per metric, only for metrics with known values."""
     same: set[str] = field(default_factory=set)
-    """Metrics ``own_PHASE_us`` that are the same as ``PHASE_us`` for all ranks so far, and not in ``values``."""
+    """Metrics ``own_PHASE_us`` that equal ``PHASE_us`` for all ranks so far; they are not in ``values``."""
     start: NDArray[np.int64] | None = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """``None``: not kept."""
     last_end_unix_ns: float = 0.0
-    """When the last step ended that was added; 0 without one."""
+    """Latest end of the steps added so far; 0 without any."""
     profiled: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
     tags: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     memory: dict[int, NDArray[np.float64]] = field(default_factory=dict)
@@ -45,10 +48,10 @@ class Filling:
     """Rows of ``values`` that hold something, if only NaN. The next ones are set when they are needed, shortly before they are
     filled: all at once would take as long as reading a large run."""
     _last_places: tuple[NDArray[np.int64], NDArray[np.intp] | slice] = field(default_factory=lambda: _NOWHERE)
-    """Steps that have been looked up last, and their places."""
+    """Steps that were looked up last, and their places."""
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
-        """Make room for ranks, those that are there already among them."""
+        """Make room for ``ranks``; ranks that are present already are kept."""
         together = sorted({*self.ranks, *ranks})
         if together != self.ranks:
             source = np.array([self.ranks.index(rank) if rank in self.ranks else -1 for rank in together], dtype=np.intp)
@@ -56,7 +59,7 @@ class Filling:
             self._rearrange(rows=source)
 
     def add(self, rank: int, columns: RankColumns) -> None:
-        """Take records of a rank; a step that it has already counts as it is now."""
+        """Add records of a rank; a step that the rank has already is overwritten."""
         self.damaged += columns.damaged
         self.postponed |= columns.postponed
         if not len(columns.step):
@@ -85,7 +88,7 @@ class Filling:
             matrix[row, at] = tagged
 
     def add_alike(self, ranks: Sequence[int], columns: RankColumns, count: int) -> None:
-        """Take ``count`` records of each of ``ranks``, one rank after the other and of the same steps, as ``add`` does."""
+        """Add ``count`` records of each of ``ranks``, as ``add`` does: one rank after the other, the same steps for each."""
         steps = columns.step[:count]
         rows = np.searchsorted(self.ranks, ranks)
         at = self._places(steps)
@@ -128,9 +131,9 @@ class Filling:
         self.last_end_unix_ns = float(np.fmax.reduce(ends, initial=self.last_end_unix_ns))
 
     def _begin(self, columns: RankColumns) -> None:
-        """Make matrices for metrics that have none: of what came before nothing is known, or the same as of another metric."""
+        """Make matrices for metrics that have none. Their earlier values are unknown, or equal to those of another metric."""
         known = {name for name in columns.same if name.removeprefix("own_") in self.values}
-        # Of what has come before the phase was known, and its own time was not.
+        # ``known - self.same``: in earlier records the phase was known, but its own time was not.
         apart = (known - self.same) | {name for name in self.same - columns.same if name.removeprefix("own_") in columns.values}
         for name in (columns.values.keys() | apart) - self.values.keys():
             if name in self.same:
@@ -156,15 +159,15 @@ class Filling:
 
     def _places(self, steps: NDArray[np.int64]) -> NDArray[np.intp] | slice:
         if np.array_equal(steps, self.steps):
-            return slice(0, len(steps))  # as of every rank but the first, most often
+            return slice(0, len(steps))  # usual for every rank but the first
         known, places = self._last_places
         if len(known) and np.array_equal(steps, known):
-            return places  # as of the rank before
+            return places  # same steps as the previous rank
         new = np.setdiff1d(steps, self.steps)
         if len(new):
             self._widen(new)
         at = np.searchsorted(self.steps, steps)
-        # Most often one after the other; a slice is several times as fast as places one by one.
+        # Places are usually consecutive; a slice is several times as fast as an array of indices.
         places = slice(int(at[0]), int(at[0]) + len(at)) if (np.diff(at) == 1).all() else at
         self._last_places = (steps, places)
         return places
@@ -181,7 +184,7 @@ class Filling:
         self._rearrange(columns=source)
 
     def drop_before(self, number: int) -> None:
-        """Forget the first ``number`` steps. Room is left for as many to come, but not for more than are kept."""
+        """Forget the first ``number`` steps. Leave room for as many new ones, but not for more than are kept."""
         first = self.steps[number] if number < len(self.steps) else np.inf
         self.memory = {rank: samples[samples[:, 0] >= first] for rank, samples in self.memory.items()}
         kept = np.arange(number, len(self.steps), dtype=np.intp)
@@ -190,7 +193,7 @@ class Filling:
         self._rearrange(columns=np.concatenate([kept, np.full(spare, -1, dtype=np.intp)]))
 
     def _rearrange(self, *, rows: NDArray[np.intp] | None = None, columns: NDArray[np.intp] | None = None) -> None:
-        """Take rows or columns from where they were; -1: from nowhere. One array at a time, for all of them fill memory."""
+        """Move rows or columns from their old indices; -1: blank. One array at a time, because all of them fill memory."""
         self._last_places = _NOWHERE
         self._set(len(self.profiled))
         for name in self.values:
