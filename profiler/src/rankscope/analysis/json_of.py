@@ -8,7 +8,7 @@ import msgspec
 
 
 def json_of(result: object) -> bytes:
-    """Encode a result as JSON in UTF-8, with replacement characters for file names that are not valid UTF-8."""
+    """Encode a result as JSON in UTF-8; characters that UTF-8 cannot encode, as in undecodable file names, become ``?``."""
     try:
         return msgspec.json.encode(result)
     except UnicodeEncodeError:
