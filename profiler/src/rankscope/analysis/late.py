@@ -176,7 +176,7 @@ def _scores(blame: Blame, values: Scores) -> Scores:
 
 
 def device_signals(rank: int, gain_us: float, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> Signals:
-    """Return the signals for the cause of a late rank: its excess of own time and of device work over its peers, per window."""
+    """Return the signals for the cause of a late rank, per window: ``gain_us`` and its device's excess work over its peers."""
     return Signals(own_us=gain_us, device_busy_us=busy_excess(rank, breakdowns))
 
 

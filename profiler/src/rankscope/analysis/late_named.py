@@ -84,7 +84,10 @@ def _lasts(seen: int) -> float:
 
 
 def _at_hand(count: int, what: str, steps: int) -> str:
-    """Return the text for the ``count`` units (``what``) that a verdict rests on; with several ``steps`` each, times are per step."""
+    """Return the text for the ``count`` units, named ``what``, that a verdict rests on.
+
+    With several ``steps`` per unit the text marks times as per unit.
+    """
     if count < 2:
         return f"in the one {what} at hand"
     return f"per {what} in the {count} at hand" if steps > 1 else f"in the {count} {what}s at hand"

@@ -108,7 +108,7 @@ class ToldLink(msgspec.Struct, frozen=True):
 
 
 def parse_link(text: str) -> ToldLink:
-    """Parse ``NAME`` or ``NAME:PORTS``. Raises ``ValueError`` whose message lists the valid values."""
+    """Parse ``NAME`` or ``NAME:PORTS``. Raises ``ValueError`` whose message states the valid values."""
     name, colon, count = text.partition(":")
     link = BY_NAME.get(name.strip().lower())
     if link is None:
