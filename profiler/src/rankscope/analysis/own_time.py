@@ -254,7 +254,7 @@ def _far(over: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def period(steps: NDArray[np.int64]) -> int | None:
-    """Return the period of ascending ``steps`` if most distances are a multiple of it; ``None`` otherwise or with under 5 steps."""
+    """Return the period of ascending ``steps`` if most distances are multiples of it; ``None`` otherwise or below 5 steps."""
     apart = np.diff(steps)
     if len(apart) < 4:
         return None

@@ -244,7 +244,7 @@ def _count(groups: Rows, name: str) -> NDArray[np.floating[Any]]:
 
 
 def _times(groups: Rows, found: NDArray[np.float32], found_blocked: NDArray[np.float32]) -> frozenset[str]:
-    """Fill in ``TIME_METRICS``, and ``BLOCKED_METRICS`` unless ``found_blocked`` is empty. Return the metrics that equal another."""
+    """Fill in ``TIME_METRICS``, and ``BLOCKED_METRICS`` unless ``found_blocked`` is empty. Return metrics that equal another."""
     flags = groups["flags"]
     wall: NDArray[np.float64] = groups["wall_us"].copy()
     has_blocked = flags & HAS_BLOCKED != 0
