@@ -171,7 +171,10 @@ def _by_step(blame: Blame, values: Scores) -> Scores:
 
 
 def _scores(blame: Blame, values: Scores) -> Scores:
-    """Return the scores of the significance tests, [units, ranks], of ``values`` [instances, ranks]."""
+    """Return the scores for the significance tests from ``values`` [instances, ranks].
+
+    These are sums over blocks of steps, [blocks, ranks], with ``ENOUGH_STEPS`` steps, else ``values``.
+    """
     return values if len(blame.steps) < ENOUGH_STEPS else block_sums(_by_step(blame, values))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.runs.records import RankInfo
 
 if TYPE_CHECKING:
-    from rankscope.analysis.steps import StepTable  # traces have none, and half of what is imported hangs on it
+    from rankscope.analysis.steps import StepTable  # not needed for traces, and half of all imports depend on it
 
 SILENT_SECONDS: Final = 300.0
 """Time without a new record after which a run counts as silent."""

@@ -105,7 +105,7 @@ class Meters:
         return found
 
     def _few(self, rank: int, steps: NDArray[np.int64]) -> NDArray[np.float32] | None:
-        """Return ``METER_METRICS`` [metrics, steps] of a rank in a few steps; ``None`` if its rows cannot be found by position."""
+        """Return ``METER_METRICS`` [metrics, steps] of a rank in a few steps; ``None`` if rows cannot be found by position."""
         unique, places = np.unique(steps, return_inverse=True)
         try:
             paths = list_segments(rank_dir(self._reader.path, self._attempt, rank), "steps")
