@@ -1,4 +1,4 @@
-"""Rows by key, in one sort however many keys there are."""
+"""Grouping of rows by key, with one sort for any number of keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 
 def by_key(*columns: NDArray[np.generic]) -> Iterator[NDArray[np.intp]]:
-    """Positions with equal values in all ``columns``, ascending; groups in the order of the columns' values, the first column
-    first.
+    """Yield the positions of each group of rows with equal values in all ``columns``.
+
+    Positions are ascending. Groups are in the order of the columns' values, compared from the first column on.
     """
     if not len(columns[0]):
         return
@@ -24,6 +25,6 @@ def by_key(*columns: NDArray[np.generic]) -> Iterator[NDArray[np.intp]]:
 
 
 def distinct(numbers: NDArray[np.integer[Any]]) -> list[int]:
-    """The different numbers in ``numbers``, none of which is negative or large, ascending."""
-    # Of small numbers faster than np.unique, whose first call imports numpy.ma, which takes as long as a small trace.
+    """Return the distinct values of ``numbers`` in ascending order; ``numbers`` must be non-negative and small."""
+    # np.unique is slower here: its first call imports numpy.ma, which takes as long as the analysis of a small trace.
     return np.flatnonzero(np.bincount(numbers)).tolist()

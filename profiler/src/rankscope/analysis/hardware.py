@@ -1,7 +1,7 @@
-"""Readings of GPUs, as the host's exporter had them, per step of the rank that trains on the GPU.
+"""GPU readings recorded by the host's exporter, assigned to steps of the rank that trains on the GPU.
 
-A reading belongs to the step that the GPU's own rank was in at that moment, by the clock of the host that both live on; so no
-two hosts' clocks are compared with each other.
+A reading belongs to the step that the GPU's own rank was in at that moment. Both timestamps come from the clock of their
+common host, so clocks of different hosts are never compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GAUGES: Final = (
     "pcie_link_generation",
     "nvlinks_down",
 )
-# Xid errors without those of programs, which say nothing of the GPU.
+# Xid errors exclude those that programs cause: they are no evidence about the GPU.
 COUNTERS: Final = ("xid_errors", "ecc_uncorrected_errors", "pcie_replays", "nvlink_errors")
 REASONS: Final = (
     "gpu_idle",
@@ -40,42 +40,42 @@ REASONS: Final = (
     "hw_power_brake",
     "display_clocks",
 )
-"""What the exporter knows as reasons for a lowered clock."""
+"""Reasons for a lowered clock that the exporter reports."""
 
 MAX_SAMPLES: Final = 16_384
-"""Kept per GPU, a day of readings every 5 s; of longer runs every second one, or every fourth …"""
+"""Maximum number of samples per GPU, about a day of readings every 5 s; longer runs keep every 2nd, 4th, … sample."""
 
 _IDLE: Final = 0.1
-"""A GPU that is used less than this lowers clock and link to save power: that is no fault."""
+"""Utilisation ratio below which a GPU is idle: it then lowers clock and link to save power, which is not a fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Readings of one GPU in order of time; arrays are [samples], NaN where the GPU did not tell."""
+    """Readings of one GPU in order of time; arrays are [samples], NaN where the GPU did not report a value."""
 
     unix_ns: NDArray[np.int64]
     values: dict[str, Values]
-    """Gauge, counter or ``reason.NAME`` (1 while it was active) to its values."""
+    """Values by name of the gauge or counter, or by ``reason.NAME`` (1 while the reason was active)."""
     simulated: bool = False
 
     def where(self, keep: NDArray[np.bool_]) -> Readings:
-        """The readings marked ``keep`` [samples]."""
+        """Return the readings for which ``keep`` [samples] is true."""
         return Readings(self.unix_ns[keep], {name: values[keep] for name, values in self.values.items()}, self.simulated)
 
     def known(self, name: str) -> Values:
-        """The values of one name, without those that are missing."""
+        """Return the values of one name without missing ones."""
         values = self.values[name]
         return values[np.isfinite(values)]
 
     def busy(self) -> Readings:
-        """Without the readings that show the GPU idle; one that does not tell its use counts as busy."""
+        """Return the readings in which the GPU was not idle; a reading without utilisation counts as busy."""
         idle = (self.values["utilization_ratio"] < _IDLE) | (self.values["reason.gpu_idle"] == 1)
         return self.where(~idle)
 
     def rises(self, name: str) -> tuple[float, int | None] | None:
-        """How much a counter rose, and when that was first seen; ``None`` with fewer than two values.
+        """Return the increase of a counter and the time of its first increase (``None`` if it did not rise).
 
-        A counter that fell was reset, and counts from zero.
+        A counter that fell was reset and counts from zero. Return ``None`` with fewer than two values.
         """
         values = self.values[name]
         at = np.flatnonzero(np.isfinite(values))
@@ -89,7 +89,7 @@ class Readings:
 
 @dataclass(slots=True)
 class _Kept:
-    """Readings of one GPU while they are read."""
+    """Buffer for the readings of one GPU while samples are read."""
 
     stride: int = 1
     seen: int = 0
@@ -126,16 +126,16 @@ class _Kept:
 
 
 def bare(uuid: str) -> str:
-    """A uuid without ``GPU-`` or ``MIG-``: CUDA gives a MIG device's without saying that it is one."""
+    """Return a uuid without ``GPU-`` or ``MIG-``: CUDA reports the uuid of a MIG device without marking it as MIG."""
     kind, _, rest = uuid.partition("-")
     return rest if kind in ("GPU", "MIG") else uuid
 
 
 def readings_of(samples: Iterable[HardwareSample], wanted: Iterable[str], between_ns: tuple[int, int]) -> dict[str, Readings]:
-    """Readings of the GPUs ``wanted`` (uuids) within a time; of those without any, nothing.
+    """Return the readings of the GPUs ``wanted`` (uuids) within ``between_ns``, without GPUs that have no readings.
 
-    What a MIG device shares with its neighbours (clock, heat, power, links, errors) is in the row of the GPU that it is a part
-    of, so that stands for it.
+    A MIG device gets the readings of its parent GPU. Samples of the parent hold the values that its MIG devices share: clock,
+    heat, power, links and errors.
     """
     names = {bare(uuid): uuid for uuid in wanted}
     parents: dict[str, str] = {}
@@ -153,7 +153,7 @@ def readings_of(samples: Iterable[HardwareSample], wanted: Iterable[str], betwee
 
 
 def in_steps(readings: Readings, starts_ns: NDArray[np.int64], walls_us: Values, wanted: NDArray[np.bool_]) -> Readings:
-    """The readings taken within those steps of the GPU's rank that are marked ``wanted``; all arrays are [steps]."""
+    """Return the readings taken within the steps of the GPU's rank for which ``wanted`` is true; all arrays are [steps]."""
     recorded = np.flatnonzero(np.isfinite(walls_us) & (starts_ns > 0))
     if not len(recorded):
         return readings.where(np.zeros(len(readings.unix_ns), dtype=bool))
@@ -165,6 +165,6 @@ def in_steps(readings: Readings, starts_ns: NDArray[np.int64], walls_us: Values,
 
 
 def median_of(readings: Mapping[int, Readings], name: str, *, at_least: int) -> float | None:
-    """The median over GPUs of each one's median; ``None`` when none has so many values."""
+    """Return the median over GPUs of each GPU's median; ``None`` when no GPU has ``at_least`` values."""
     each = [float(np.median(values)) for one in readings.values() if len(values := one.known(name)) >= at_least]
     return float(np.median(each)) if each else None

@@ -1,4 +1,4 @@
-"""The verdict on a run that ended in a hang, from the Flight Recorder dumps in it."""
+"""Verdict on a run that ended in a hang, from the Flight Recorder dumps in the run directory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from rankscope.base.errors import InputError
 from rankscope.runs.paths import flight_dir
 
 BEFORE_NS: Final = 1_000_000_000
-"""Hosts' clocks may be apart by less than that."""
+"""Tolerance for differences between the clocks of hosts, in nanoseconds."""
 
 
 def hung_report(run: RunEvidence, *, fresh: bool = False) -> HangReport | None:
-    """What the dumps of the analysed attempt show, unless its ranks made steps after that, or all came to a good end.
+    """Return the report on the hang that the dumps of the analysed attempt show, or ``None``.
 
-    ``fresh``: somebody knows that no rank has made a step since they were taken.
+    ``None``: there are no usable dumps or they show no hang, a rank made a step after the dumps were taken, or all ranks exited
+    normally. ``fresh``: the caller knows that no rank has made a step since the dumps.
     """
     folder = flight_dir(run.reader.path, run.table.attempt)
     if not folder.is_dir() or _ended_well(run):
@@ -36,11 +37,14 @@ def hung_report(run: RunEvidence, *, fresh: bool = False) -> HangReport | None:
 
 @lru_cache(maxsize=16)
 def _report(run: Path, _files: frozenset[tuple[str, int, int]]) -> HangReport | None:
-    """Who follows runs judges them again and again, and the dumps of a thousand ranks take a minute to read."""
+    """Analyse the dumps once per state of their files: those of a thousand ranks take a minute to read.
+
+    Callers that follow a run ask for its verdict repeatedly.
+    """
     try:
         return analyze_hang([run])
     except InputError:
-        return None  # `rankscope hang` says why they cannot be read
+        return None  # `rankscope hang` reports why they cannot be read
 
 
 def _files(folder: Path) -> frozenset[tuple[str, int, int]]:
@@ -54,7 +58,7 @@ def _files(folder: Path) -> frozenset[tuple[str, int, int]]:
 
 
 def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
-    """The verdict and the finding of ``hung_report``."""
+    """Return the verdict and the finding of ``hung_report``, or ``None`` without a report."""
     report = hung_report(run)
     if report is None:
         return None
@@ -84,14 +88,14 @@ def _ended_well(run: RunEvidence) -> bool:
 
 
 def _went_on(run: RunEvidence, report: HangReport) -> bool:
-    """Whether some rank ended a step after the dumps were taken: then it hangs no longer."""
+    """Return whether any rank ended a step after the dumps were taken, so that the run no longer hangs."""
     taken = [
         row.operation.enqueued_unix_ns + int(row.waited_s * 1e9)
         for row in report.waiting
         if row.waited_s is not None and row.operation.enqueued_unix_ns is not None
     ]
     if not taken:
-        # Nobody knows when that was: a run that still makes steps does not hang.
+        # The time of the dumps is unknown: a run that still makes steps does not hang.
         return run.liveness == "live"
     return run.table.last_end_unix_ns > min(taken) + BEFORE_NS
 

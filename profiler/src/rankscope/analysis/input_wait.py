@@ -1,4 +1,4 @@
-"""How long a device of a trace was idle while its host was in the data loader."""
+"""Idle time of a trace's device while its host was in the data loader."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from rankscope.analysis.traces import NOTE, Trace
 from rankscope.analysis.work import WorkEvents
 
 _LOADER: Final = "enumerate(DataLoader)"
-"""How torch's DataLoader begins the name of its annotation."""
+"""Prefix of the annotation that torch's DataLoader records."""
 
 
 def input_wait_us(trace: Trace, events: WorkEvents) -> float | None:
-    """Microseconds; ``None`` on CPU builds, and where the trace shows no data loader."""
+    """Return the device's idle time during data loading, in microseconds.
+
+    ``None`` for traces without device work (CPU builds) and traces without data loader annotations.
+    """
     names = np.array([name.startswith(_LOADER) for name in trace.names], dtype=bool)
     rows = np.flatnonzero((trace.category == NOTE) & names[trace.name]) if trace.has_device_work and names.any() else ()
     if not len(rows):

@@ -1,7 +1,7 @@
-"""Interval arithmetic: the one place where time is added up.
+"""Interval arithmetic: all analyses add up time with these functions.
 
 A set of intervals is an int64 array [n, 2] of half-open ``[start, end)`` nanoseconds. A *merged* set is sorted, disjoint and
-without empty intervals: what ``union`` returns, and what every other function takes and returns.
+without empty intervals. ``union`` returns merged sets; every other function takes and returns them unless noted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EMPTY: Final[Spans] = np.empty((0, 2), dtype=np.int64)
 
 
 def union(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Spans:
-    """Merge any intervals, in any order; empty and negative ones vanish, touching ones become one."""
+    """Merge intervals in any order; empty and negative ones are dropped, touching ones become one."""
     real = ends > starts
     if not real.any():
         return EMPTY
@@ -31,19 +31,19 @@ def union(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Spans:
 
 
 def join(*sets: Spans) -> Spans:
-    """Union of several sets, merged or not."""
+    """Return the union of several sets, merged or not."""
     both = np.concatenate((EMPTY, *sets))
     return union(both[:, 0], both[:, 1])
 
 
 def measure(spans: Spans) -> int:
-    """Total length of a merged set in nanoseconds."""
+    """Return the total length of a merged set in nanoseconds."""
     return int((spans[:, 1] - spans[:, 0]).sum())
 
 
 def intersect(left: Spans, right: Spans) -> Spans:
-    """What lies in both merged sets."""
-    # For every left interval, the right ones that touch it are a contiguous range, because both sets are sorted and disjoint.
+    """Return the intersection of two merged sets."""
+    # For every left interval, the right ones that overlap it are a contiguous range: both sets are sorted and disjoint.
     first = np.searchsorted(right[:, 1], left[:, 0], side="right")
     past = np.searchsorted(right[:, 0], left[:, 1], side="left")
     counts = np.maximum(past - first, 0)
@@ -57,7 +57,7 @@ def intersect(left: Spans, right: Spans) -> Spans:
 
 
 def subtract(left: Spans, right: Spans) -> Spans:
-    """What lies in the first merged set and not in the second."""
+    """Return the part of the merged set ``left`` outside the merged set ``right``."""
     if len(left) == 0 or len(right) == 0:
         return left
     low = min(int(left[0, 0]), int(right[0, 0]))
@@ -67,13 +67,13 @@ def subtract(left: Spans, right: Spans) -> Spans:
 
 
 def clip(spans: Spans, start: int, end: int) -> Spans:
-    """What of a merged set lies in ``[start, end)``."""
+    """Return the part of a merged set within ``[start, end)``."""
     return next(clips(spans, np.array([start], dtype=np.int64), np.array([end], dtype=np.int64)))
 
 
 def clips(spans: Spans, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[Spans]:
-    """Per interval ``[starts, ends)``, what of a merged set lies in it."""
-    # Starts and ends of a merged set alternate, ascending: two binary searches find the part, however large the set.
+    """Yield, per interval ``[starts, ends)``, the part of a merged set within it."""
+    # Starts and ends of a merged set alternate in ascending order, so two binary searches find the part.
     edges = spans.ravel()
     first = edges.searchsorted(starts, side="right") // 2
     past = (edges.searchsorted(ends, side="left") + 1) // 2
@@ -88,7 +88,7 @@ def clips(spans: Spans, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> I
 
 
 def covered(starts: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.int64]:
-    """Per interval ``[starts, ends)``, how much of it lies in a merged set; 0 for an empty or negative one."""
+    """Return, per interval ``[starts, ends)``, the length in a merged set; 0 for an empty or negative interval."""
     if not len(spans):
         return np.zeros(len(starts), dtype=np.int64)
     before = np.concatenate(([0], np.cumsum(spans[:, 1] - spans[:, 0])))
@@ -103,7 +103,7 @@ def covered(starts: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) ->
 
 
 def shared(sets: Sequence[Spans]) -> Spans:
-    """What lies in two or more of several merged sets."""
+    """Return the time that is in two or more of several merged sets, as a merged set."""
     edges = np.concatenate([EMPTY, *sets])
     times = np.concatenate((edges[:, 0], edges[:, 1]))
     steps = np.repeat(np.array([1, -1], dtype=np.int64), len(edges))

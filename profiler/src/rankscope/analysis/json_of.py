@@ -1,4 +1,4 @@
-"""Results as JSON, whatever the files are called that they name."""
+"""Results as JSON, also with file names that are not valid UTF-8."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 def json_of(result: object) -> bytes:
-    """JSON in UTF-8, also of what names files whose names are not."""
+    """Encode a result as JSON in UTF-8; characters that UTF-8 cannot encode, as in undecodable file names, become ``?``."""
     try:
         return msgspec.json.encode(result)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What kind of compute a kernel or CPU operator is, by its name. A table: one row to add one."""
+"""Table of compute classes of kernels and CPU operators, by patterns of their names. To add a class, add a row."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ COMMUNICATION_CLASS: Final = "communication"
 OPTIMIZER: Final = "optimizer"
 
 KERNEL_CLASSES: Final[tuple[tuple[str, str], ...]] = (
-    # (class, pattern of names, case-insensitive); the first row that matches decides, so what is special stands above what is
-    # general: a convolution by matrix products is a convolution, a copy by an elementwise kernel is data movement.
+    # (class, case-insensitive pattern of names). The first matching row decides, so special rows precede general ones:
+    # a convolution by matrix products is a convolution, a copy by an elementwise kernel is data movement.
     (OPTIMIZER, r"multi_tensor_apply|_foreach_|_fused_(adam|sgd|adagrad)|(adam|adagrad|lamb|lion|muon)(w|_|cuda|kernel|\b)"),
     ("attention", r"attention|attn|flash_?(fwd|bwd|mla|decod)|flash::|fmha|\bmha_|sdpa|paged_?kv"),
     (
@@ -71,7 +71,7 @@ KERNEL_CLASSES: Final[tuple[tuple[str, str], ...]] = (
     ),
     ("fused by a compiler", r"\btriton_|\bfused_|jiterator|nvfuser|kernel\d+$"),
 )
-"""Copies by the copy engine and communication are told apart elsewhere and do not get here."""
+"""Classes and their name patterns; copies by the copy engine and communication are classified elsewhere."""
 
 CLASS_NAMES: Final = tuple(name for name, _ in KERNEL_CLASSES)
 
@@ -80,5 +80,5 @@ _PATTERNS: Final = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pa
 
 @functools.lru_cache(maxsize=4096)
 def kernel_class(name: str) -> str:
-    """Class of a compute kernel or CPU operator by its name, ``other`` where no row of the table knows it."""
+    """Return the class of a compute kernel or CPU operator by its name, ``other`` where no row matches."""
     return next((found for found, pattern in _PATTERNS if pattern.search(name)), OTHER)

@@ -1,4 +1,4 @@
-"""The JSON of a Kineto trace, as far as it matters here."""
+"""Schema of the parts of a Kineto trace's JSON that the analysis reads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _T = TypeVar("_T")
 Number = int | float | str | None
 Time = float | str | None
 NO_TEXT: Final = msgspec.Raw()
-"""Of a raw field that is not there."""
+"""Value of a raw field that is missing."""
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class EventArgs(msgspec.Struct, frozen=True, gc=False):
-    """The few arguments of an event that mean something here; what communication events say about themselves."""
+    """Event arguments that the analysis uses, most of them of communication events."""
 
     stream: Number = -1
     device: Number = -1
@@ -39,33 +39,33 @@ class EventArgs(msgspec.Struct, frozen=True, gc=False):
     destination_rank: Number = msgspec.field(name="Dst Rank", default=None)
     external_id: Number = msgspec.field(name="External id", default=None)
     rank: Number = msgspec.field(name="Rank", default=None)
-    """Of a rooted collective the root, as its place in the group; else the rank itself."""
+    """Root of a rooted collective, as its position in the group; for other events the rank itself."""
     input_shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_TEXT)
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=NO_TEXT)
 
     def detached(self) -> EventArgs:
-        """These arguments alone, without a hold on the text around them, of which raw fields are a part."""
+        """Return a copy that does not keep the surrounding text in memory: raw fields refer to that text."""
         said = {name: getattr(self, name) for name in EventArgs.__struct_fields__}
         return EventArgs(**said | {"input_shapes": self.input_shapes.copy(), "input_types": self.input_types.copy()})
 
 
 class DetailArgs(EventArgs, frozen=True, gc=False):
-    """What else means something to those who look into details."""
+    """Event arguments that the detailed analysis uses in addition."""
 
     bytes: Number = -1
-    """What a copy moves."""
+    """Bytes moved by a copy."""
     grid: msgspec.Raw = NO_TEXT
-    """Blocks of a kernel, usually a list of three numbers; only compared, never read."""
+    """Grid of a kernel in blocks, usually a list of three numbers; only compared, never decoded."""
     graph_node: Number = msgspec.field(name="graph node id", default=-1)
-    """Node of the device graph that a kernel or copy is; 0 or missing where it was launched by itself."""
+    """Node id of a kernel or copy in a device graph; 0 or missing for work launched without a graph."""
     autograd_sequence: Number = msgspec.field(name="Sequence number", default=-1)
-    """Of an operator that autograd saw: the forward operator's number, on its backward, too."""
+    """Autograd's number of a forward operator; its backward operator has the same number."""
     forward_thread: Number = msgspec.field(name="Fwd thread id", default=-1)
-    """Of a backward operator: the thread of its forward operator. 0 on forward operators."""
+    """Thread of the forward operator of a backward operator; 0 on forward operators."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
-    """An event that takes time; numbers may be missing or strings in damaged files."""
+    """Event with a duration; in damaged files numbers may be missing or strings."""
 
     cat: str | None = None
     name: str | int | float | None = None
@@ -77,13 +77,13 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
 
 
 class DetailEvent(Event, frozen=True, gc=False, tag_field="ph", tag="X"):
-    """The same with more of its arguments."""
+    """Event with the arguments of ``DetailArgs``."""
 
     args: DetailArgs | None = None
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
-    """An event of any other kind: a flow, an instant, the name of a process. Nothing of it is read."""
+    """Event of any other kind, such as a flow, an instant or the name of a process; no field of it is decoded."""
 
 
 _MARKS = [
@@ -92,20 +92,20 @@ _MARKS = [
     if kind != "X"
 ]
 ANY_EVENT: Any = functools.reduce(operator.or_, _MARKS, Event)
-"""The type to decode: ``Event | Mark``. Marks, half of a trace, are passed over without looking at more than their kind."""
+"""Type to decode, ``Event | Mark``. Marks are half of a trace; only their kind is decoded."""
 ANY_DETAIL_EVENT: Any = functools.reduce(operator.or_, _MARKS, DetailEvent)
-"""``DetailEvent | Mark``."""
+"""Type to decode for the detailed analysis, ``DetailEvent | Mark``."""
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A process group."""
+    """Process group in ``distributedInfo``."""
 
     pg_name: str | int | None = None
     ranks: list[_Count] | None = None
 
 
 class Distributed(msgspec.Struct, frozen=True):
-    """Who wrote the trace."""
+    """Content of ``distributedInfo``: the rank that wrote the trace, and its process groups."""
 
     rank: _Count | None = None
     world_size: _Count | None = None
@@ -114,13 +114,13 @@ class Distributed(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """An accelerator of the machine."""
+    """Accelerator of the machine."""
 
     name: str | None = None
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """What a trace says besides its events."""
+    """Metadata of a trace, besides its events."""
 
     distributed: Distributed = Distributed()
     devices: Sequence[Device] = ()
@@ -129,7 +129,7 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 def read_metadata(said: Mapping[str, msgspec.Raw]) -> Metadata:
-    """The metadata out of the file's top-level keys, trusting nothing: an odd value is a missing one."""
+    """Return the metadata in the file's top-level keys ``said``; invalid values count as missing."""
     base = _optional(said, "baseTimeNanoseconds", int)
     return Metadata(
         distributed=_optional(said, "distributedInfo", Distributed) or Distributed(),
@@ -147,7 +147,7 @@ def _optional(said: Mapping[str, msgspec.Raw], key: str, kind: type[_T]) -> _T |
 
 
 def number(value: Number) -> float:
-    """A number that may have been written as a string; NaN where there is none."""
+    """Convert a number that may be written as a string to float; NaN where it is missing or invalid."""
     try:
         return math.nan if value is None else float(value)
     except (ValueError, OverflowError):
@@ -155,7 +155,7 @@ def number(value: Number) -> float:
 
 
 def whole(value: Number) -> int:
-    """A whole number that may have been written as a float or string; -1 where there is none."""
+    """Convert a whole number that may be written as a float or string; -1 where it is missing or invalid."""
     try:
         found = -1 if value is None else int(value)
     except (ValueError, OverflowError):
@@ -164,6 +164,6 @@ def whole(value: Number) -> int:
 
 
 def integer(value: Number) -> int | None:
-    """A whole number that is not negative, or ``None``."""
+    """Convert to a non-negative whole number; ``None`` where it is missing, invalid or negative."""
     found = whole(value)
     return None if found < 0 else found

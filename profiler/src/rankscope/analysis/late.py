@@ -1,4 +1,4 @@
-"""Stragglers in profiled windows: who was last at the matched collectives, against chance."""
+"""Stragglers in profiled windows: ranks that were last at the matched collectives more often than chance explains."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ from rankscope.analysis.slow import FIXED, MINIMUM_EFFECT, Slow
 from rankscope.runs.records import StepBreakdown
 
 ENOUGH_STEPS: Final = 8
-"""From so many steps on, steps are the units of chance; below, collectives, which hang together within a step."""
+"""Minimum number of steps to use steps as units of the significance tests.
+
+With fewer steps collectives are the units; those of one step are not independent of each other.
+"""
 
 
 def find_late(blame: Blame, window_us: float) -> Slow | None:
-    """The rank (or ranks, where one alone makes no difference) that was late beyond chance and at a price, or ``None``.
+    """Return the rank that was late beyond chance and at a significant cost, or ``None``.
 
-    ``window_us`` is the typical window over which ``blame`` was summed. Lags below the clocks' residual do not count, nor does
-    waiting that compute hid.
+    Several ranks are returned where healing one alone makes no difference. ``window_us`` is the typical window over which
+    ``blame`` was summed. Lags below the clocks' residual do not count, nor does waiting that compute hid.
     """
     units, ranks = blame.gain_us.shape
     if not units or ranks < 2 or window_us <= 0:
@@ -46,7 +49,7 @@ def find_late(blame: Blame, window_us: float) -> Slow | None:
         return together
     scores = _scores(blame, blame.gain_us)
     chance = p_value(scores, row)
-    # Of a handful of collectives in few steps nobody can tell how long noise lasts.
+    # A few steps do not show how long noise lasts, so the check for lasting noise needs enough steps.
     lasting = len(blame.steps) >= ENOUGH_STEPS and not _beyond_noise(blame, [row], np.delete(np.arange(ranks), row))
     if chance > LIMIT or lasting:
         return together
@@ -54,12 +57,14 @@ def find_late(blame: Blame, window_us: float) -> Slow | None:
 
 
 _MUCH_MORE: Final = 1.5
-"""Several are named instead of one where healing them all saves so much more."""
+"""Several ranks are named instead of one where healing them all saves more than this factor of what healing one saves."""
 
 
 def _lags(blame: Blame) -> Scores | None:
-    """By how much each rank came later than the median, [units, ranks], steps where there are enough, else collectives; ``None``
-    where not all collectives are of the same ranks, for then what was charged to others is in it.
+    """Return how much later than the median each rank came, [units, ranks].
+
+    Units are steps where there are ``ENOUGH_STEPS``, else collectives. ``None`` where not all collectives have the same ranks:
+    the lags would then include waiting that is charged to other ranks.
     """
     if np.isnan(blame.waited_us).any():
         return None
@@ -68,7 +73,10 @@ def _lags(blame: Blame) -> Scores | None:
 
 
 def _beyond_noise(blame: Blame, rows: Sequence[int], others: NDArray[np.intp]) -> bool:
-    """Whether each of some ranks is late by more than noise as lasting as that of the others carries a mean."""
+    """Return whether each rank in ``rows`` has a mean lag that noise as lasting as that of ``others`` does not explain.
+
+    Return true where there are no lags to compare, or fewer than two units.
+    """
     lags = _lags(blame)
     if lags is None or len(lags) < 2:
         return True
@@ -89,10 +97,10 @@ def _slow(ranks: list[int], gain_us: float, chance: float, certain: float, share
 
 
 def _together(blame: Blame, window_us: float) -> Slow | None:
-    """Ranks that are late at the same collectives, so that healing one alone saves little; ``None`` when there are none.
+    """Return ranks that are late at the same collectives, so that healing one alone saves little; ``None`` without any.
 
-    The fewest that cost enough, farther ahead of the others than chance brings any, and at most half of the ranks. Only
-    where all collectives are of the same ranks: what another group did to one of them is charged to whoever came last alone.
+    These are the smallest set that costs enough and is later than all others beyond chance, at most half of the ranks.
+    Requires that all collectives have the same ranks: a delay from another group is charged to the last rank alone.
     """
     if np.isnan(blame.waited_us).any():
         return None
@@ -103,7 +111,7 @@ def _together(blame: Blame, window_us: float) -> Slow | None:
     for count in range(2, min(_AT_MOST, len(order) // 2) + 1):
         late, rest = order[:count], order[count:]
         ranks = [blame.ranks[row] for row in late]
-        # How much earlier the others could have gone on: until then the first of them had waited, too.
+        # Time that the others would have saved: the shortest wait among them.
         gains = blame.waited_us[:, rest].min(axis=1)
         imposed = sum(blame.imposed_us[rank] for rank in ranks)
         exposed = sum(blame.exposed_us[rank] for rank in ranks) / imposed if imposed > 0 else 0.0
@@ -120,14 +128,14 @@ def _together(blame: Blame, window_us: float) -> Slow | None:
 
 
 _AT_MOST: Final = 8
-"""So many are named together."""
+"""Maximum number of ranks that are named together."""
 
 
 def too_few(blame: Blame, window_us: float) -> int | None:
-    """The rank that was late at a price, too seldom for chance to be excluded; ``None`` when there is none.
+    """Return the rank that was late at a significant cost, but too rarely to exclude chance; ``None`` without one.
 
-    Too seldom: it was last whenever anybody clearly was, or somebody clearly was so rarely that no rank at all could have been
-    named, or chance would do the same now and then, but not often. To be asked where ``find_late`` named nobody.
+    One of three conditions must hold: the rank was the last in every unit with a clearly last rank; there are too few such
+    units to name any rank; or its p-value is at most ``UNCLEAR``. Call it where ``find_late`` named no rank.
     """
     late = (blame.gain_us > 0).any(axis=1)
     if not late.any():
@@ -142,22 +150,20 @@ def too_few(blame: Blame, window_us: float) -> int | None:
 
 
 def _at_a_price(blame: Blame, rank: int, window_us: float) -> bool:
-    """Whether its lateness costs ``MINIMUM_EFFECT`` of the window beyond what being last now and then costs any rank."""
+    """Return whether the rank's lateness costs ``MINIMUM_EFFECT`` of the window beyond the median cost of the other ranks."""
     usual = float(np.median([saved for other, saved in blame.saved_us.items() if other != rank]))
     return blame.saved_us[rank] - usual >= MINIMUM_EFFECT * window_us
 
 
 def _led(blame: Blame, row: int) -> float:
-    """Share of the steps in which it delayed the others more than anybody else did, of those in which anybody did; of the
-    collectives where there is one step.
-    """
+    """Return the fraction of the delayed steps in which this rank delayed its peers most; of collectives with one step."""
     gains = blame.gain_us if len(blame.steps) < 2 else _by_step(blame, blame.gain_us)
     clear = gains[(gains > 0).any(axis=1)]
     return float((clear.argmax(axis=1) == row).mean())
 
 
 def _by_step(blame: Blame, values: Scores) -> Scores:
-    """Sums of [instances, any] as [steps, any]. The instances of several groups are in no order of steps."""
+    """Sum ``values`` [instances, any] per step, [steps, any]; instances need not be ordered by step."""
     steps, position = np.unique(blame.instance_step, return_inverse=True)
     total = np.zeros((len(steps), values.shape[1]))
     np.add.at(total, position, values)
@@ -165,17 +171,23 @@ def _by_step(blame: Blame, values: Scores) -> Scores:
 
 
 def _scores(blame: Blame, values: Scores) -> Scores:
-    """[units of chance, ranks], of [instances, ranks]."""
+    """Return the scores for the significance tests from ``values`` [instances, ranks].
+
+    These are sums over blocks of steps, [blocks, ranks], with ``ENOUGH_STEPS`` steps, else ``values``.
+    """
     return values if len(blame.steps) < ENOUGH_STEPS else block_sums(_by_step(blame, values))
 
 
 def device_signals(rank: int, gain_us: float, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> Signals:
-    """What a late rank's device did more than its peers', per window."""
+    """Return the signals for the cause of a late rank, per window: ``gain_us`` and its device's excess work over its peers."""
     return Signals(own_us=gain_us, device_busy_us=busy_excess(rank, breakdowns))
 
 
 def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> float | None:
-    """Mean compute and exposed copies per window of a rank minus the median of its peers'; ``None`` without windows."""
+    """Return a rank's mean compute and exposed copies per window minus the median of its peers.
+
+    ``None`` where the rank or all its peers lack complete windows.
+    """
     busy = {
         one: float(np.mean(known))
         for one, rows in breakdowns.items()

@@ -1,4 +1,4 @@
-"""What there is to say of a rank that profiled windows show to be late, and how sure that is."""
+"""Description of a rank that profiled windows show to be late, with evidence and confidence."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def late_named(
     seen: str = "step",
     explained: float | None = None,
 ) -> Named:
-    """What there is to say of a rank that was late in windows, of ``window_us`` and ``steps`` steps each: per step.
+    """Describe a rank that was late in windows of ``window_us`` and ``steps`` steps each; times are per step.
 
-    ``seen``: what ``blame`` counts, for people; ``explained``: the share of the communication that it rests on, where known.
+    ``seen``: name of the unit that ``blame`` counts, for messages. ``explained``: the share of the communication that ``blame``
+    rests on, where known.
     """
     few = len(blame.steps) < ENOUGH_STEPS
     victims = max(1, len(blame.ranks) - len(slow.ranks))
@@ -78,18 +79,21 @@ _FEW: Final = "Whether it lasts, {needed} steps or more tell."
 
 
 def _lasts(seen: int) -> float:
-    """How likely the next step is as so many before it were, all of them: Laplace's rule of succession."""
+    """Return the probability that the next step is like all ``seen`` steps before it (Laplace's rule of succession)."""
     return (seen + 1) / (seen + 2)
 
 
 def _at_hand(count: int, what: str, steps: int) -> str:
-    """The few steps that a verdict rests on, for people; times are per step where there are ``steps`` of them."""
+    """Return the text for the ``count`` units, named ``what``, that a verdict rests on.
+
+    With several ``steps`` per unit the text marks times as per unit.
+    """
     if count < 2:
         return f"in the one {what} at hand"
     return f"per {what} in the {count} at hand" if steps > 1 else f"in the {count} {what}s at hand"
 
 
 def _where(blame: Blame, rank: int) -> str | None:
-    """The process group in which others waited most for a rank; ``None`` where there is one only."""
+    """Return the process group in which others waited most for a rank; ``None`` where there is only one group."""
     waits = {group: sum(row[1] for (origin, _), row in rows.items() if origin == rank) for group, rows in blame.rows.items()}
     return max(waits, key=lambda group: waits[group])[0] if len(waits) > 1 else None

@@ -1,4 +1,4 @@
-"""From the launching call to the device: how long work was queued, and what an idle device waited for."""
+"""Launches of device work: queue delay from the launching call to the device, and reasons of idle time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GRAPH_LAUNCH: Final = "GraphLaunch"
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """The idle time of a whole trace by what the device waited for: merged sets that do not overlap each other."""
+    """Idle time of a whole trace by reason: merged sets that do not overlap each other; see ``idle_by_reason``."""
 
     queued: Spans
     launching: Spans
@@ -27,18 +27,18 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 class Launches(msgspec.Struct, frozen=True):
-    """Per event on a device: how it was launched. Times are nanoseconds."""
+    """Launch of each event on a device, in arrays [events]. Times are nanoseconds."""
 
     kind: NDArray[np.int8]
     start: NDArray[np.int64]
     call: NDArray[np.intp]
-    """Row of the launching call, -1 where it is not in the trace."""
+    """Row of the launching call in the trace, -1 where it is missing."""
     delay: NDArray[np.int64]
-    """From the call's start to the event's; meaningless where ``leads`` is false."""
+    """Time from the call's start to the event's start; meaningless where ``leads`` is false."""
     leads: NDArray[np.bool_]
-    """The call is known, and this is the first of its events to start."""
+    """True where the call is known and the event is the first of the call's events to start."""
     graph: NDArray[np.int64]
-    """Correlation id of what launched the device graph it belongs to, -1 where it has none; ``NO_GRAPH`` for other events."""
+    """Correlation id of the launch of the event's device graph, -1 where it has none; ``NO_GRAPH`` for events outside graphs."""
 
 
 def idle_by_reason(
@@ -48,10 +48,14 @@ def idle_by_reason(
     launch_end: NDArray[np.int64],
     linked: NDArray[np.bool_],
 ) -> Idle:
-    """What the device waited for in each of the ``gaps`` in its work, from one entry per event on the device.
+    """Split the idle time in ``gaps`` by what the device waited for; arrays have one entry per event on the device.
 
-    Idle is *queued* while any event had been launched and had not started; *launching*, of the rest, while the call of an event
-    that had not started ran; *unknown*, of the rest, where what ends the gap has no launching call in the trace; else *starved*.
+    The first reason that applies counts:
+
+    - *queued*: an event had been launched and had not started.
+    - *launching*: the launching call of an event that had not started was running.
+    - *unknown*: the event that ends the gap has no launching call in the trace.
+    - *starved*: everything else.
     """
     returned = np.minimum(launch_end, start)
     waiting = union(returned[linked], start[linked])
@@ -64,7 +68,7 @@ def idle_by_reason(
 
 
 def idle_of(trace: Trace, events: WorkEvents, gaps: Spans) -> Idle:
-    """``idle_by_reason`` of a trace."""
+    """Apply ``idle_by_reason`` to a trace."""
     device = events.is_on_device(trace)
     calls = events.launch_row[device]
     start = events.start[device]
@@ -75,12 +79,12 @@ def idle_of(trace: Trace, events: WorkEvents, gaps: Spans) -> Idle:
 
 
 def launches_of(trace: Trace, events: WorkEvents) -> Launches:
-    """How every event on the device was launched, in the order of ``events``."""
+    """Return the launch of every event on the device, in the order of ``events``."""
     device = events.is_on_device(trace)
     rows, calls, start = events.rows[device], events.launch_row[device], events.start[device]
     correlation = trace.correlation[rows]
     leads = np.zeros(len(rows), dtype=bool)
-    # Events are in the order of their start, so the first of each call comes first.
+    # Events are ordered by start, so the first index of a call is its first event.
     leads[np.unique(calls, return_index=True)[1]] = True
     return Launches(
         kind=events.kind[device],
@@ -93,8 +97,10 @@ def launches_of(trace: Trace, events: WorkEvents) -> Launches:
 
 
 def _in_graph(trace: Trace, rows: NDArray[np.intp], calls: NDArray[np.intp], correlation: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """What says that it is a graph's node, or was launched by a call that launches graphs; without a call in the trace, kernels
-    that share a correlation id, for no other call starts several.
+    """Return which events belong to a device graph, [events].
+
+    These are events marked as graph nodes and events whose launching call launches graphs. Where the call is not in the trace,
+    they are kernels that share a correlation id: only a graph launch starts several kernels.
     """
     launches_graph = np.array([_GRAPH_LAUNCH in name for name in trace.names], dtype=bool)
     by_call = (calls >= 0) & launches_graph[trace.name[calls]]
@@ -105,7 +111,7 @@ def _in_graph(trace: Trace, rows: NDArray[np.intp], calls: NDArray[np.intp], cor
 
 
 def launch_part(launches: Launches, idle: Idle, start: int, end: int) -> LaunchPart | None:
-    """The window ``[start, end)``: events that start in it. ``None`` without a known launching call in the whole trace."""
+    """Summarise the launches of events that start in ``[start, end)``; ``None`` where the trace has no known launching call."""
     if not (launches.call >= 0).any():
         return None
     mine = (launches.start >= start) & (launches.start < end)

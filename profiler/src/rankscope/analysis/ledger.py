@@ -1,4 +1,4 @@
-"""The ledger: who delayed whom, in which process group, by how much."""
+"""Wait attribution: imposed wait by process group, origin and victim."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from rankscope.analysis.ledger_result import (
 
 
 def ledger_of_blame(blame: Blame, source: LedgerSource) -> Ledger | None:
-    """From matched collectives; ``None`` without any."""
+    """Return the wait attribution from matched collectives; ``None`` without any."""
     return ledger_of(blame.rows, source, len(blame.steps)) if blame.steps else None
 
 
 def ledger_of(groups: Mapping[Group, dict[tuple[int, int], Row]], source: LedgerSource, steps: int) -> Ledger:
-    """Of all rows per process group, over so many steps; the largest are told one by one, the rest as a sum."""
+    """Return the wait attribution from the rows of all process groups over ``steps`` steps.
+
+    The largest rows are listed one by one, the rest is summed up.
+    """
     sums = {key: _sum(rows.values()) for key, rows in groups.items()}
     shown = sorted(groups, key=lambda key: (-sums[key][1], -sums[key][0], key[0] or "", key[1]))[:MAX_GROUPS]
     everything = [

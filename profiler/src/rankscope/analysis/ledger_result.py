@@ -1,4 +1,4 @@
-"""The part of the result that says who delayed whom."""
+"""Wait attribution: part of the JSON of ``rankscope analyze``."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from typing import Final, Literal
 import msgspec
 
 MAX_ROWS: Final = 256
-"""Rows of the matrix that are told one by one; the rest is summed up."""
+"""Maximum number of rows listed in the matrix; the rest is summed up."""
 
 MAX_GROUPS: Final = 64
 MAX_RANKS: Final = 64
-"""Members of a group that are listed."""
+"""Maximum number of listed members of a group."""
 
 LedgerSource = Literal["steps", "windows", "traces"]
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank made another one wait for, in one process group."""
+    """Wait that one rank imposed on another in one process group."""
 
     group: int
     """Position in ``by_group``."""
     origin: int
-    """Who is charged. It need not be in the group: it may have delayed the one who came last there."""
+    """Rank that is charged. It may be outside the group, having delayed the rank that came last there."""
     victim: int
     imposed_us: float
     imposed_exposed_us: float
-    """The part no compute hid."""
+    """Exposed part of ``imposed_us``, which no compute of the victim hid."""
     steps: int
-    """In how many of the steps."""
+    """Number of steps in which ``origin`` delayed ``victim``."""
 
 
 class GroupLedger(msgspec.Struct, frozen=True, kw_only=True):
     """Imposed wait in one process group. Waits that overlap count once for each victim and step."""
 
     group: str | None
-    """Its name; ``None``: step records do not tell the group, these are the ranks that were compared."""
+    """Name; ``None`` with step records, which do not record groups: the group is then the set of compared ranks."""
     size: int
     ranks: list[int]
-    """Its members, the first 64."""
+    """Members of the group, the first 64."""
     imposed_us: float
     imposed_exposed_us: float
     worst: int | None
-    """Who is charged with most of what no compute hid; ``None`` when nobody waited."""
+    """Rank that is charged with most exposed imposed wait; ``None`` when no rank waited."""
 
 
 class LedgerRest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the matrix does not list."""
+    """Sum of the rows that the matrix does not list."""
 
     rows: int
     imposed_us: float
@@ -54,16 +54,16 @@ class LedgerRest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """Who delayed whom, most costly first."""
+    """Imposed wait by origin and victim, most costly first."""
 
     source: LedgerSource
-    """What it was read from. Windows and traces see a few steps and every collective; step records all steps, and no groups."""
+    """Data source. Windows and traces have a few steps and every collective; step records have all steps and no groups."""
     steps: int
-    """Steps that were looked at."""
+    """Number of analysed steps."""
     groups: int
     by_group: list[GroupLedger]
-    """The 64 with most imposed wait."""
+    """The 64 groups with the most exposed imposed wait."""
     matrix: list[LedgerRow]
-    """Sparse: the largest 256 by what no compute hid."""
+    """Sparse matrix: the 256 rows with the most exposed imposed wait."""
     rest: LedgerRest
-    """The sum of all other rows, so that nothing is missing."""
+    """Sum of all other rows."""

@@ -1,8 +1,8 @@
-"""What links give: a table of data with its sources, and which GPU has which. One row to add one.
+"""Table of link rates with their sources, and of the links of GPUs. To add a link, add a row.
 
-Rates are of the bare link in one direction, in units of 1e9 bytes per second, per GPU (inside a host) or per port (between
-hosts): after the encoding of the line, before what protocols take. Long messages get 70 to 95 % of it. Makers give NVLink and
-Infinity Fabric in both directions together, which is halved here.
+Rates are those of the bare link in one direction, in units of 1e9 bytes per second, per GPU (inside a host) or per port (between
+hosts). They are after line encoding and before protocol overhead; long messages reach 70 to 95 % of them. Makers state the rates
+of NVLink and Infinity Fabric for both directions together, which are halved here.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _ETHERNET: Final = "https://www.ieee802.org/3/"
 class Link(msgspec.Struct, frozen=True):
     """One kind of link.
 
-    ``mesh``: boards with up to so many GPUs have no switch, so a group of fewer GPUs has a part of their links only; 0 where
-    there is always a switch. ``pair_gb_s``: of a mesh in which every two GPUs share the same, what they share. ``to_host``: it
-    leads to the host, and which way to the other GPUs goes on from there (a switch's one uplink, another socket, the host's
-    memory) no name of a GPU tells.
+    ``mesh``: boards with up to this many GPUs have no switch, so a group of fewer GPUs has only a part of their links; 0 where
+    there is always a switch. ``pair_gb_s``: rate between every two GPUs of a uniform mesh. ``to_host``: the link leads to the
+    host. The name of the GPU does not show the path from there to the other GPUs: the one uplink of a switch, another socket or
+    the host's memory.
     """
 
     name: str
@@ -79,9 +79,9 @@ LINKS: Final[tuple[Link, ...]] = (
 BY_NAME: Final[dict[str, Link]] = {link.name: link for link in LINKS}
 
 GPU_LINKS: Final[tuple[tuple[str, str], ...]] = (
-    # (pattern of the whole GPU name as the driver gives it, case-insensitive; link). Cards that may or may not have a bridge
-    # (A100 and H100 PCIe, H100 NVL, A40, RTX A6000), and GPUs whose NVLink reaches other hosts (GB200), are left out: unknown. So
-    # are parts of GPUs (MIG, virtual ones), which cannot reach each other over NVLink.
+    # (case-insensitive pattern of the driver's whole GPU name, link). Left out as unknown: cards that may have a bridge (A100 and
+    # H100 PCIe, H100 NVL, A40, RTX A6000), GPUs whose NVLink reaches other hosts (GB200), and parts of GPUs (MIG, virtual ones),
+    # which cannot reach each other over NVLink.
     (r"(NVIDIA |Tesla )?P100-SXM2-\d+GB", "nvlink1"),
     (r"(NVIDIA |Tesla )?V100-SXM2-\d+GB", "nvlink2"),
     (r"(NVIDIA |Tesla )?V100-SXM3-\d+GB", "nvlink2-switch"),
@@ -100,15 +100,15 @@ GPU_LINKS: Final[tuple[tuple[str, str], ...]] = (
 
 
 class ToldLink(msgspec.Struct, frozen=True):
-    """A link that the person asking named."""
+    """Link that the user named."""
 
     link: Link
     ports: int = 1
-    """Of a network: ports of each host."""
+    """Number of ports of each host, for networks."""
 
 
 def parse_link(text: str) -> ToldLink:
-    """``NAME`` or ``NAME:PORTS``. Raises ``ValueError`` that says what there is."""
+    """Parse ``NAME`` or ``NAME:PORTS``. Raises ``ValueError`` whose message states the valid values."""
     name, colon, count = text.partition(":")
     link = BY_NAME.get(name.strip().lower())
     if link is None:
@@ -123,7 +123,7 @@ def parse_link(text: str) -> ToldLink:
 
 
 def link_of_gpu(name: str) -> Link | None:
-    """The link that GPUs of this name have among each other; ``None`` where the name does not tell."""
+    """Return the link between GPUs of this name; ``None`` where the name does not determine it."""
     for pattern, link in GPU_LINKS:
         if re.fullmatch(pattern, name.strip(), re.IGNORECASE):
             return BY_NAME[link]

@@ -1,4 +1,4 @@
-"""Whether a run goes on, as far as its own records tell."""
+"""Liveness of a run, judged by its own records."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 from rankscope.runs.records import RankInfo
 
 if TYPE_CHECKING:
-    from rankscope.analysis.steps import StepTable  # traces have none, and half of what is imported hangs on it
+    from rankscope.analysis.steps import StepTable  # not needed for traces, and half of all imports depend on it
 
 SILENT_SECONDS: Final = 300.0
-"""Without a new record for longer, nobody is taken to be training."""
+"""Time without a new record after which a run counts as silent."""
 _RECENT_STEPS: Final = 1000
 SILENT_STEPS: Final = 10
-"""Nor for longer than so many of the usual steps."""
+"""A run counts as silent only after this many typical steps without a new record, too."""
 
 Liveness = Literal["live", "silent", "over"]
-"""``silent``: ranks have not said that they ended, and record nothing: the job hangs, or has vanished with its nodes."""
+"""``silent``: ranks neither recorded their end nor new data: the job hangs, or disappeared with its nodes."""
 
 
 def liveness(table: StepTable, infos: Mapping[int, RankInfo], *, start_unix_ns: int, now: float) -> Liveness:
-    """At ``now``, in seconds since 1970, of an attempt that began at ``start_unix_ns``.
+    """Return the liveness at ``now`` (seconds since 1970) of an attempt that began at ``start_unix_ns``.
 
-    Its hosts' clocks are taken to be right within minutes.
+    The hosts' clocks are assumed to be right within minutes.
     """
     if infos and all(info.end_reason is not None or info.end_unix_ns is not None for info in infos.values()):
         return "over"

@@ -1,4 +1,4 @@
-"""Where a trace may lie: a local path, or a URL of any filesystem that fsspec knows (``s3://…``, ``gs://…``, ``memory://…``)."""
+"""Locations of traces: local paths, or URLs of any filesystem that fsspec knows (``s3://…``, ``gs://…``, ``memory://…``)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rankscope.base.errors import InputError, MissingError, RankscopeError
 from rankscope.runs.segments import open_regular
 
 Location = Path | str
-"""A ``Path`` is local, a ``str`` is a URL."""
+"""Location of a file: a ``Path`` is local, a ``str`` is a URL."""
 
 OPERATIONS_SUFFIX: Final = ".parquet"
-"""Of files of traced operations, which are no traces."""
+"""Suffix of files of traced operations, which are not traces."""
 
 _NOT_THERE: Final = (404, 410)
 _DENIED: Final = (401, 403, 407)
@@ -28,7 +28,7 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:::[A-Za-z][A-Za-z0-9+.-]*)*
 
 
 def location(written: str | os.PathLike[str]) -> Location:
-    """What a person wrote, as a local path or a URL. Raises ``InputError`` for nothing, as of a variable that is not set."""
+    """Convert user input to a local path or a URL. Raises ``InputError`` for empty input, as from an unset shell variable."""
     text = os.fspath(written)
     if not text:
         raise InputError("''", "no path")
@@ -36,7 +36,7 @@ def location(written: str | os.PathLike[str]) -> Location:
 
 
 def local_path(written: str | os.PathLike[str]) -> Path:
-    """What a person wrote where URLs are not read; as a path one would be called missing. Raises ``InputError``."""
+    """Convert user input to a local path. Raises ``InputError`` for a URL, which would otherwise be reported as missing."""
     place = location(written)
     if isinstance(place, str):
         raise InputError(place, "read from this machine's disks only, not from a URL: copy it here first")
@@ -44,12 +44,12 @@ def local_path(written: str | os.PathLike[str]) -> Path:
 
 
 def base_name(place: Location) -> str:
-    """The file's name without its folders."""
+    """Return the file's name without its folders."""
     return os.fspath(place).rstrip("/").rpartition("/")[2]
 
 
 def common_folder(places: Sequence[Location]) -> str:
-    """The deepest folder that all files lie in, for people; empty where there is none."""
+    """Return the deepest folder that contains all files, for messages; empty where there is none."""
     parts = [os.fspath(place.absolute() if isinstance(place, Path) else place).split("/") for place in places]
     same = takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))
     return "/".join(names[0] for names in same)
@@ -65,9 +65,9 @@ def open_location(place: Location) -> BinaryIO:
 
 
 def list_remote(url: str, suffixes: Sequence[str]) -> tuple[list[str], bool]:
-    """Files that the URL of a file, folder or pattern names, and whether it named one file by itself.
+    """Return the files that the URL of a file, folder or pattern names, and whether the URL is that of one file.
 
-    Raises ``InputError`` where there is none, ``MissingError`` where a package is not installed.
+    Raises ``InputError`` where there is no file, ``MissingError`` where a package is not installed.
     """
     filesystem, inside = filesystem_of(url)
     if _is_remote_file(url, filesystem, inside):
@@ -84,11 +84,14 @@ def list_remote(url: str, suffixes: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _is_remote_file(url: str, filesystem: Any, inside: str) -> bool:
-    """Raises ``InputError`` where that cannot be found out, which ``isfile`` of a filesystem calls no file."""
+    """Return whether a URL is that of a file.
+
+    Raises ``InputError`` where that cannot be determined; a filesystem's ``isfile`` returns false then.
+    """
     try:
         return bool(filesystem.info(inside)["type"] == "file")
     except FileNotFoundError as error:
-        # That of HTTP says so of whatever went wrong; the reason is its cause.
+        # The HTTP filesystem raises FileNotFoundError for every failure, with the actual error as its cause.
         reason = error.__cause__
         status = getattr(reason, "status", None)
         if reason is None or isinstance(reason, FileNotFoundError) or status in _NOT_THERE:
@@ -99,7 +102,10 @@ def _is_remote_file(url: str, filesystem: Any, inside: str) -> bool:
 
 
 def asked(url: str, ask: Callable[[], _T]) -> _T:
-    """What ``ask`` returns. A filesystem's own errors, of which there are as many as filesystems, become ``InputError``."""
+    """Return the result of ``ask``; translate the errors of a filesystem, which each has its own, to ``InputError``.
+
+    Raises ``MissingError`` where a package is not installed.
+    """
     try:
         return ask()
     except Exception as error:
@@ -110,7 +116,7 @@ def _translated(url: str, error: Exception) -> RankscopeError:
     if isinstance(error, RankscopeError):
         return error
     if isinstance(error, ImportError):
-        # fsspec knows the filesystem, and the package that has it, by name.
+        # The message of fsspec names the package that provides the filesystem.
         return MissingError(f"{url}: {one_line(error)}: pip install it beside fsspec")
     if isinstance(error, FileNotFoundError):
         return InputError(url, "no such file")
@@ -118,9 +124,9 @@ def _translated(url: str, error: Exception) -> RankscopeError:
 
 
 def _refused(url: str, error: BaseException) -> str:
-    """Why a filesystem did not answer, and what to do about it.
+    """Return the reason why a filesystem failed, and what to do about it.
 
-    Every filesystem has errors of its own, in a package that need not be installed: they are told by their names.
+    Filesystems define their own errors in packages that may not be installed, so errors are recognised by class name.
     """
     name, status, said = type(error).__name__, getattr(error, "status", None), one_line(error)
     if isinstance(error, PermissionError) or status in _DENIED or _CREDENTIALS.search(name):
@@ -133,7 +139,7 @@ def _refused(url: str, error: BaseException) -> str:
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:
-    """Its filesystem, as fsspec has it, and the path inside that. Raises ``InputError``, ``MissingError``."""
+    """Return the fsspec filesystem of a URL and the path inside it. Raises ``InputError``, ``MissingError``."""
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
@@ -145,6 +151,6 @@ def filesystem_of(url: str) -> tuple[Any, str]:
 
 
 def one_line(error: BaseException) -> str:
-    """What another package's error says, for a message of ours."""
+    """Return the message of another package's error in one line, for use in our own messages."""
     said = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return " ".join(said.split())[:300].rstrip(".") or type(error).__name__

@@ -1,4 +1,4 @@
-"""The collectives of all ranks put together: matched, on one clock, and who waited for whom in them."""
+"""Collectives of all ranks: matched, on one clock, with the waits between ranks."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rankscope.runs.records import CollectiveRecord, RankInfo
 
 
 class Matched(msgspec.Struct, frozen=True, dict=True):
-    """What collectives of several ranks tell together.
+    """Matched collectives of several ranks, with the clocks, waits and blame derived from them.
 
-    What takes long to work out of them is worked out when it is first asked for: a run that goes on is judged again and again.
+    Expensive results are computed at first use and cached, because a run that is followed is judged repeatedly.
     """
 
     matching: Matching
-    """Without matches that the clocks show to be impossible."""
+    """Matches, without those that the clocks show to be impossible."""
     clocks: Clocks
     waits: Waits
     blame: Blame
     collectives: Mapping[int, Sequence[CollectiveRecord]]
-    """Rank to its records."""
+    """Records by rank."""
     source: Literal["windows", "traces"]
 
     @cached_property
     def samples(self) -> list[Sample]:
-        """What each instance tells of bandwidth."""
+        """Bandwidth sample of each instance."""
         return list(samples(self.matching, self.waits))
 
     @cached_property
@@ -54,10 +54,10 @@ def match_ranks(
     world_size: int | None,
     source: Literal["windows", "traces"],
 ) -> Matched:
-    """Match, correct clocks, assign blame to ``ranks``.
+    """Match the collectives, correct the clocks and assign blame to ``ranks``.
 
-    ``collectives`` may lack ranks whose records are not whole. Ranks of one of ``hosts`` share a clock; ``machines`` are those
-    whose name no other has.
+    ``collectives`` may lack ranks whose records are incomplete. Ranks with the same host in ``hosts`` share a clock. ``machines``
+    has only hosts whose name no other machine has.
     """
     matching = match_collectives(collectives, world_size=world_size)
     clocks = fit_clocks(matching.matches, hosts)
@@ -68,7 +68,7 @@ def match_ranks(
 
 
 def match_windows(windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo], world_size: int | None) -> Matched:
-    """The collectives of profiled steps put together. ``windows``: of every rank there is."""
+    """Match the collectives of profiled steps. ``windows`` must have an entry for every rank."""
     return match_ranks(
         {rank: reduction.collectives for rank, reduction in windows.items()},
         ranks=windows,

@@ -1,4 +1,4 @@
-"""Which collectives of different ranks are the same one."""
+"""Matching of the records of different ranks that belong to the same collective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.runs.records import CollectiveRecord
 
 
 class Match(msgspec.Struct, frozen=True, dict=True):
-    """One collective on all its ranks: ``records[i]`` is that of ``ranks[i]``. Of a pair the sender comes first."""
+    """One collective on all its ranks; ``records[i]`` is the record of ``ranks[i]``. In a pair the sender comes first."""
 
     step: int
     group: str
@@ -28,48 +28,48 @@ class Match(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def arrivals_ns(self) -> list[int]:
-        """When each rank was there, on its own clock."""
+        """Arrival of each rank, on its own clock."""
         return list(map(arrival_ns, self.records))
 
     @cached_property
     def inside_ns(self) -> list[int]:
-        """How long each rank was in it, waiting included."""
+        """Duration of the collective on each rank from its arrival, waiting included."""
         return [record.end_unix_ns - at for record, at in zip(self.records, self.arrivals_ns, strict=True)]
 
 
 class Matching(msgspec.Struct, frozen=True):
-    """All ranks' collectives put together. Counts are of instances, not of records."""
+    """Result of matching the collectives of all ranks. Counts are of instances, not of records."""
 
     matches: list[Match] = msgspec.field(default_factory=list)
-    """Those in which everybody waits for the last."""
+    """Matched collectives in which all ranks wait for the last one."""
     unmatched: int = 0
     excluded: dict[str, int] = msgspec.field(default_factory=dict)
     method: Literal["sequence", "order"] | None = None
     directed: list[Match] = msgspec.field(default_factory=list)
-    """Matched as well, but in these some wait and others do not: pairs, and operations with a known root."""
+    """Matched instances in which only some ranks wait: pairs, and operations with a known root."""
     unmatched_by: dict[str, int] = msgspec.field(default_factory=dict)
-    """Why instances did not match; the values add up to ``unmatched``."""
+    """Number of unmatched instances by reason; the values add up to ``unmatched``."""
     partial: list[Match] = msgspec.field(default_factory=list)
-    """The ranks at hand of unmatched instances that may well be one collective: others of its ranks are missing."""
+    """Unmatched instances whose recorded ranks may well be in one collective, with other ranks of it missing."""
 
 
 def arrival_ns(record: CollectiveRecord) -> int:
-    """When a rank was there: its kernel's start on a device, the calling thread's enqueue on the CPU."""
+    """Return the arrival of a rank: the start of its kernel on a device, the calling thread's enqueue on the CPU."""
     return record.enqueue_unix_ns if record.stream is None else record.start_unix_ns
 
 
 _RANK_MISSING: Final = "rank_missing"
-"""A member of the group is not recorded, or it is not known who the members are."""
+"""Reason: a member of the group is not recorded, or the members are not known."""
 
 _Cell = dict[int, list[CollectiveRecord]]
 
 
 def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]], *, world_size: int | None = None) -> Matching:
-    """Match by (group, sequence number) where every rank of the group has them, else by order within (step, group).
+    """Match by (group, sequence number) where every record of the group has one, else by order within (step, group).
 
     An instance counts as matched when each rank of its group has it with the same operation, size and data type. Groups whose
-    ranks are not recorded are taken to span the world; with fewer ranks than ``world_size`` at hand, nothing in them can be
-    matched, because the last to arrive may be one that is missing. Sends and receives are matched by ``pairing``.
+    ranks are not recorded are assumed to span the world. With fewer recorded ranks than ``world_size``, nothing in such groups
+    can be matched, because a missing rank may have arrived last. Sends and receives are matched by ``pairing``.
     """
     cells: dict[tuple[int, str, tuple[int, ...] | None], _Cell] = {}
     pairs: dict[int, list[CollectiveRecord]] = {}
@@ -118,10 +118,13 @@ class _Found(msgspec.Struct):
 
 
 def _match_cell(held: _Cell, expected: set[int] | None, known: set[int], named: set[int], found: _Found) -> None:
-    """Instances of one group in one step. ``named``: the ranks that have a group of this name in it, whoever its members are."""
+    """Match the instances of one group in one step.
+
+    ``named``: ranks that have a group of this name in the step, whatever its members are.
+    """
     by_sequence = all(record.sequence is not None for row in held.values() for record in row)
     keyed = {rank: _keyed(row, by_sequence=by_sequence) for rank, row in held.items()}
-    # A rank that lacks a part of the step has its order shifted: then order says nothing.
+    # A rank that lacks a part of the step has a shifted order, so order is no evidence.
     shifted = not by_sequence and len({len(row) for row in held.values()}) > 1
     for key in sorted({key for row in keyed.values() for key in row}):
         instance = {rank: row[key] for rank, row in keyed.items() if key in row}
@@ -146,7 +149,7 @@ def _match_cell(held: _Cell, expected: set[int] | None, known: set[int], named: 
 
 
 def _exclusion(records: list[CollectiveRecord]) -> str | None:
-    """Why an instance says nothing about who waits for whom, or ``None``."""
+    """Return the reason why an instance does not show which rank waits for which, or ``None``."""
     asked = dict.fromkeys((record.op, record.root is None) for record in records)
     for op, rootless in asked:
         row = operation(op)
@@ -158,7 +161,10 @@ def _exclusion(records: list[CollectiveRecord]) -> str | None:
 
 
 def _obstacle(match: Match, expected: set[int] | None, known: set[int], elsewhere: set[int], *, shifted: bool) -> str | None:
-    """Why an instance is not matched, or ``None``. ``elsewhere``: ranks that take the group to have other members."""
+    """Return the reason why an instance is not matched, or ``None``.
+
+    ``elsewhere``: ranks that recorded a group of the same name with other members.
+    """
     if expected is None or not expected <= known:
         return _RANK_MISSING
     if shifted:

@@ -1,8 +1,9 @@
-"""Growth over steps that outliers do not move: the Theil-Sen slope and its interval.
+"""Growth over steps, robust to outliers: the Theil-Sen slope and its confidence interval.
 
-The slope is the median of the slopes between all pairs of samples. Its interval comes from Kendall's statistic: with n samples
-the number of rising minus falling pairs has the variance n (n - 1) (2 n + 5) / 18 where there is no trend, so the slopes that
-many places off the median bound it (Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968).
+The slope is the median of the slopes between all pairs of samples. Its interval comes from Kendall's statistic, the number of
+rising minus falling pairs. For n samples without a trend this has the variance s² = n (n - 1) (2 n + 5) / 18. The bounds, for z
+standard deviations, are at the places (N - z s) / 2 and (N + z s) / 2 of the N slopes in ascending order (Sen, "Estimates of the
+regression coefficient based on Kendall's tau", 1968).
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from numpy.typing import NDArray
 
 MINIMUM_SAMPLES: Final = 10
 MOST_SAMPLES: Final = 100
-"""More are thinned out evenly: pairs grow with the square."""
+"""Maximum number of samples used; more are thinned out evenly, because the number of pairs grows with the square."""
 UNSURE: Final = 0.01
-"""Chance that the interval of any rank misses its slope."""
+"""Probability that the interval of any rank misses its slope."""
 GROWTH: Final = 0.01
-"""A leak grows by so much of what there was, and by ``GROWTH_BYTES``, while it is watched."""
+"""Minimum growth of a leak over all samples, as a fraction of the initial value; ``GROWTH_BYTES`` must be reached, too."""
 GROWTH_BYTES: Final = 1 << 20
 BLOCKS: Final = 8
 CERTAIN: Final = 5.208
-"""Student's t at 0.999 with 6 degrees of freedom: of seven rises."""
+"""Student's t at 0.999 with 6 degrees of freedom, for the seven rises between eight blocks."""
 
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Per step."""
+    """Slope per step, with the bounds of its confidence interval."""
 
     middle: float
     low: float
@@ -41,9 +42,10 @@ class Slope:
 
 
 def slope_of(steps: Values, values: Values, *, series: int = 1) -> Slope | None:
-    """The slope of ``values`` [samples] over ``steps`` [samples, all different], or ``None`` of fewer than ``MINIMUM_SAMPLES``.
+    """Return the slope of ``values`` [samples] over ``steps`` [samples, all different].
 
-    ``series``: how many are looked at, so that the intervals of all of them together hold with 1 - ``UNSURE``.
+    Return ``None`` with fewer than ``MINIMUM_SAMPLES``. ``series``: number of series tested, so that the intervals of all of them
+    hold together with probability 1 - ``UNSURE``.
     """
     count = len(steps)
     if count < MINIMUM_SAMPLES:
@@ -61,7 +63,7 @@ def slope_of(steps: Values, values: Values, *, series: int = 1) -> Slope | None:
 
 @cache
 def _deviations(series: int) -> float:
-    """How many standard deviations the statistic of none of so many series exceeds, but once in 1 / ``UNSURE`` times."""
+    """Return the number of standard deviations that any of ``series`` statistics exceeds with probability ``UNSURE``."""
     return NormalDist().inv_cdf(1 - UNSURE / (2 * series))
 
 
@@ -71,10 +73,11 @@ def _pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def is_leak(values: Values, slope: Slope) -> bool:
-    """Whether ``values`` [samples], of even distances, grow for sure, by more than a trifle, and have not stopped.
+    """Return whether ``values`` [samples, evenly spaced] grow significantly and by a relevant amount, and still grow.
 
-    Memory wanders: what was allocated stays for a while, so a slope alone proves nothing. The growth from one block of samples to
-    the next must be above zero by ``CERTAIN`` standard errors, which neither wandering nor a jump nor caches that fill reach.
+    Memory usage is autocorrelated, because allocations stay for a while, so a slope alone proves nothing. The mean growth from
+    one block of samples to the next must be above zero by ``CERTAIN`` standard errors. Random drift, a jump or filling caches do
+    not reach that.
     """
     if slope.low <= 0:
         return False

@@ -18,7 +18,10 @@ _GROWING: Final[tuple[tuple[MemoryKind, str], ...]] = (("device", "allocated_byt
 
 
 def memory_of(table: StepTable, device_bytes: Mapping[int, int]) -> Memory | None:
-    """Memory of all ranks; ``None`` where no rank has a sample. ``device_bytes``: rank to the size of its device's memory."""
+    """Return the memory of all ranks; ``None`` where no rank has a sample.
+
+    ``device_bytes``: size of the device's memory by rank.
+    """
     if not table.memory:
         return None
     of_rank = {rank: {name: memory_samples(samples, name) for name in MEMORY} for rank, samples in table.memory.items()}
@@ -35,7 +38,7 @@ def memory_of(table: StepTable, device_bytes: Mapping[int, int]) -> Memory | Non
 
 
 _Series = Mapping[str, tuple[Values, Values]]
-"""What ``memory_samples`` finds of each of ``MEMORY``."""
+"""Result of ``memory_samples`` for each name in ``MEMORY``."""
 
 
 def _rank(rank: int, samples: int, series: _Series, device_bytes: int | None) -> RankMemory:
@@ -89,12 +92,12 @@ def _growth(
 
 
 def memory_samples(samples: Matrix, name: str) -> tuple[Values, Values]:
-    """Steps, ascending and each once, and what one column has at them."""
+    """Return the steps with a value in one column, ascending and distinct, and the values."""
     column = samples[:, _COLUMN[name]]
     known = np.isfinite(column)
     steps, values = samples[known, 0], column[known]
     if (steps[1:] > steps[:-1]).all():
         return steps, values
-    # A step that was recorded twice counts as last written.
+    # For a step that was recorded twice the last record counts.
     each, at = np.unique(steps[::-1], return_index=True)
     return each, values[::-1][at]

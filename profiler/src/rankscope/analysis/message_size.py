@@ -1,4 +1,4 @@
-"""How many bytes a collective moves: element types, and the shapes of what was handed to it."""
+"""Message size of a collective in bytes, from element types and the shapes of its inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.analysis.operations import operation
 from rankscope.analysis.possible import MOST_BYTES
 
 _ELEMENT_BYTES: Final[dict[str, int]] = {
-    # as the communication library's metadata spells it, and as recorded shapes do; lower case
+    # Names as in the communication library's metadata and in recorded input types; lower case.
     "float": 4,
     "double": 8,
     "half": 2,
@@ -43,14 +43,15 @@ _types = msgspec.json.Decoder(list[str])
 
 
 def element_bytes(dtype: str | None) -> int | None:
-    """Bytes of one element; ``None`` for a type that is not in the table."""
+    """Return the bytes of one element; ``None`` for a type that is not in the table."""
     return _ELEMENT_BYTES.get((dtype or "").lower())
 
 
 def input_size(op: str, args: EventArgs | None) -> tuple[str | None, int | None]:
-    """Data type and bytes of a collective whose annotation tells the shapes of its inputs (``record_shapes=True``).
+    """Return data type and bytes of a collective whose annotation has the shapes of its inputs (``record_shapes=True``).
 
-    Both ``None`` where there are none, or the inputs are not all of the message: each rank of an all-gather puts in a part.
+    Both are ``None`` without shapes, and where the inputs are only a part of the message, as in an all-gather. The data type is
+    ``None`` where inputs have different types.
     """
     if args is None or not operation(op).input_is_message:
         return None, None

@@ -1,4 +1,4 @@
-"""Profiled steps in which something looked wrong to the rank's own helper, which kept their raw traces."""
+"""Profiled steps in which the rank's own helper process found something wrong and kept the raw traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankscope.runs.records import StepBreakdown
 
 
 def odd_windows(run: Path, attempt: int, windows: Mapping[int, Sequence[StepBreakdown]]) -> list[str]:
-    """At most one sentence: how many there are, the last of them, and where the traces that are left lie."""
+    """Return at most one sentence: the number of such steps, the last of them, and the folder of the remaining raw traces."""
     odd = {rank: rows for rank, all_rows in windows.items() if (rows := [row for row in all_rows if row.looked_wrong])}
     if not odd:
         return []

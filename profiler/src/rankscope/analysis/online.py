@@ -1,9 +1,9 @@
-"""The analysis of a run that goes on: every update reads what is new and costs as much as that, however long the run is.
+"""Incremental analysis of a run in progress: the cost of an update depends on the new data, not on the length of the run.
 
-The verdict, the findings and the ranks' typical times are of the last ``recent_steps`` steps, and what is read from windows is
-of the last ``recent_windows`` profiled steps: who asks about a run that goes on asks about now, and memory stays bounded. Of
-the whole run are the numbers of steps and records, the coverage, the recorder's cost and everything that is damaged. While the
-run has no more steps than that, the answer is the one that ``analyze`` gives.
+The verdict, the findings and the ranks' typical times cover the last ``recent_steps`` steps. Results from windows cover the last
+``recent_windows`` profiled steps. These limits show the current state of the run and bound memory. The numbers of steps and
+records, the coverage, the recorder's cost and the counts of damaged data cover the whole run. For runs within these limits the
+result equals that of ``analyze``.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from rankscope.runs.records import CollectiveRecord, RankInfo, StepBreakdown
 from rankscope.runs.step_segments import BLOCK_ROWS, Rows, joined_rows
 
 RECENT_STEPS: Final = 500
-"""Minutes of most runs; of a thousand ranks so many are judged in a second."""
+"""Steps that are kept: some minutes of most runs, judged within a second for a thousand ranks."""
 
 _FOLLOWED: Final[tuple[Stream, ...]] = ("steps", "events", "windows", "collectives")
 
 RECENT_WINDOWS: Final = 24
-"""Profiled steps: more than a capture that is to decide takes."""
+"""Profiled steps that are kept: more than a capture needs for a clear verdict."""
 
 
 class RowReceiver(Protocol):
-    """Takes every step record that is read, also those that are soon forgotten."""
+    """Receiver of every step record that is read, including those that the analysis drops later."""
 
     def begin(self, attempt: int) -> None:
-        """What comes is of this attempt, from its first record on."""
+        """Start an attempt: the records that follow are those of this attempt, from its first one on."""
 
     def has_ranks(self, ranks: Sequence[int]) -> None:
-        """These ranks have left a folder; called before their first records come."""
+        """Announce ranks that have a folder, before their first records."""
 
     def needs(self, rank: int) -> bool:
-        """Whether ``add`` is to be called for records of a rank."""
+        """Return whether ``add`` must be called for records of a rank."""
 
     def add(self, rank: int, columns: RankColumns) -> None:
-        """Records of a rank; a step that came before counts as it is now."""
+        """Add records of a rank; a new record of a step replaces the previous one."""
 
 
 class OnlineAnalysis:
-    """Follows the last attempt of a run. ``rows`` gets what is read of it."""
+    """Incremental analysis of the last attempt of a run. ``rows`` receives its step records as they are read."""
 
     def __init__(
         self,
@@ -80,11 +80,14 @@ class OnlineAnalysis:
         self._followed: _Attempt | None = None
 
     def update(self) -> Analysis:
-        """Read what is new and judge. Raises ``InputError``."""
+        """Read new data and return the analysis. Raises ``InputError``."""
         return analysis_of(self.read())
 
     def read(self) -> RunEvidence:
-        """Read what is new. It shares memory with what is kept: to be used before the next call. Raises ``InputError``."""
+        """Read new data and return the evidence. Raises ``InputError``.
+
+        The evidence shares memory with this object and is valid only until the next call.
+        """
         reader = RunReader(self._path)
         attempts = reader.attempts()
         if not attempts:
@@ -96,7 +99,7 @@ class OnlineAnalysis:
             self._followed = None
             return self._read(RunReader(self._path), attempts[-1])
         except OSError as error:
-            self._followed = None  # a part of what is new may have been taken in
+            self._followed = None  # a part of the new data may have been added
             raise InputError(error.filename or self._path, error.strerror or str(error)) from error
 
     def _read(self, reader: RunReader, attempt: int) -> RunEvidence:
@@ -111,7 +114,7 @@ class OnlineAnalysis:
 
 
 class _Attempt:
-    """What is kept of one attempt."""
+    """State of the followed attempt."""
 
     def __init__(self, path: Path, attempt: int, recent_steps: int, recent_windows: int, rows: RowReceiver | None) -> None:
         self.attempt = attempt
@@ -122,7 +125,7 @@ class _Attempt:
         self._recent_windows = recent_windows
         self._filling = Filling()
         self._first = 0
-        """Of the steps that are kept; of those before it there are these."""
+        """First step that is kept. The fields below count the steps before it."""
         self._passed = StepRanges()
         self._records: dict[int, int] = {}
         self._wall_us: dict[int, float] = {}
@@ -130,7 +133,7 @@ class _Attempt:
         self._matched: tuple[object, Matched] | None = None
 
     def read(self, reader: RunReader, ranks: list[int]) -> None:
-        """Take in what is new. Raises ``StartOverError``."""
+        """Read and add new data. Raises ``StartOverError``."""
         for rank in ranks:
             if rank not in self.ranks:
                 self.ranks[rank] = _Rank(self._path, self.attempt, rank)
@@ -159,7 +162,7 @@ class _Attempt:
             self._matched = None
 
     def _take_rows(self, rows: dict[int, Rows]) -> None:
-        """Take in the rows of several ranks, until there are none left: long columns cost less than many short ones."""
+        """Add the rows of several ranks together and clear ``rows``: few long columns cost less than many short ones."""
         if not rows:
             return
         together = joined_rows(list(rows.values()))
@@ -170,7 +173,7 @@ class _Attempt:
         rows.clear()
 
     def _take_alike(self, ranks: list[int], together: Rows, count: int) -> bool:
-        """Take in ``count`` rows of each rank at once, where all of them are of the same new steps. Returns whether they are."""
+        """Add ``count`` rows of each rank at once if all ranks have the same new steps. Return whether they were added."""
         if not 0 < count <= self._recent_steps:
             return False
         steps = together["step"].reshape(len(ranks), count)
@@ -205,7 +208,7 @@ class _Attempt:
         self._filling.add(rank, columns)
 
     def _count(self, rank: int, walls: NDArray[np.float32]) -> None:
-        """Records that are not kept: one that is not there is NaN."""
+        """Count records that are no longer kept; NaN marks a missing record."""
         self._records[rank] = self._records.get(rank, 0) + int(np.isfinite(walls).sum())
         self._wall_us[rank] = self._wall_us.get(rank, 0.0) + float(np.nansum(walls, dtype=np.float64))
 
@@ -220,7 +223,7 @@ class _Attempt:
             self._first = int(self._filling.steps[0])
 
     def _read_windows(self, reader: RunReader, rank: int, segments: Segments) -> bool:
-        """Returns whether there was anything new."""
+        """Read new windows of a rank. Return whether there were any."""
         one = self.ranks[rank]
         breakdowns = [row for rows in one.windows.new(reader, segments) for row in rows]
         collectives = [row for rows in one.collectives.new(reader, segments) for row in rows]
@@ -244,7 +247,7 @@ class _Attempt:
             reduction.collectives[:] = [row for row in reduction.collectives if row.step >= first]
 
     def evidence(self, reader: RunReader, *, now: float) -> RunEvidence:
-        """What is known by now. It shares memory with what is kept: to be used before the next update."""
+        """Return the current evidence; it shares memory with this object and is valid only until the next update."""
         table = StepTable.filled(self.attempt, self._filling)
         infos = {rank: info for rank in self._filling.ranks if (info := self.ranks[rank].info(reader)) is not None}
         world_size = world_size_of(reader, table, infos)
@@ -267,13 +270,13 @@ class _Attempt:
 
 
 class _Rank:
-    """What is followed of one rank, and its recent windows."""
+    """Followed streams of one rank, and its recent windows."""
 
     def __init__(self, path: Path, attempt: int, rank: int) -> None:
         self.folder = rank_dir(path, attempt, rank)
         self.steps = StepFollower(self.folder)
         self._tags: dict[str, NDArray[np.int64]] = {}
-        """Tags of steps whose rows have not been seen yet."""
+        """Steps by tag, for steps whose rows have not been read yet."""
         self.windows = StreamFollower(self.folder, "windows", StepBreakdown)
         self.collectives = StreamFollower(self.folder, "collectives", CollectiveRecord)
         self.reduction = Reduction(breakdowns=[], collectives=[])
@@ -281,19 +284,22 @@ class _Rank:
         self._attempt = attempt
         self._rank = rank
         self._known: tuple[tuple[int, int, int], RankInfo] | None = None
-        """What was read from which file."""
+        """Identity of the file that was read (inode, size, modification time), and its content."""
 
     def read_tags(self, reader: RunReader, segments: Segments) -> None:
-        """Read the new tags, after the rows: a step's event is written before its row. Raises ``StartOverError``."""
+        """Read new tags. Raises ``StartOverError``.
+
+        Call it after reading the rows: a step's event is written before its row.
+        """
         for tag, steps in tags_of(chain.from_iterable(self.steps.new_events(reader, segments))).items():
             self._tags[tag] = np.concatenate([self._tags[tag], steps]) if tag in self._tags else steps
 
     def tagged(self, columns: RankColumns) -> RankColumns:
-        """New entries with their tags. Those of later steps wait for the rows."""
+        """Return new entries with their tags. Tags of later steps are kept until their rows are read."""
         return replace(columns, tags=self.take_tags(columns.step))
 
     def take_tags(self, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:
-        """Tag to the new entries that have it. Those of later steps wait for the rows."""
+        """Return the positions of the new entries per tag. Tags of later steps are kept until their rows are read."""
         if not self._tags or not len(steps):
             return {}
         found, last = entries_of(self._tags, steps), int(steps[-1])
@@ -301,7 +307,7 @@ class _Rank:
         return found
 
     def info(self, reader: RunReader) -> RankInfo | None:
-        """Who the rank is; read again when there is another file, for it is replaced as a whole."""
+        """Return the rank's description from ``rank.json``, read again whenever the file was replaced."""
         try:
             status = self._file.stat()
         except OSError:

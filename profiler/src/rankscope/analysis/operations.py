@@ -1,4 +1,4 @@
-"""What is known of each operation: who waits for whom in it, and how its size turns into bus bandwidth. A table."""
+"""Table of communication operations: which ranks wait for which, and the factor from size to bus bandwidth."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final, Literal
 import msgspec
 
 Rule = Literal["everybody", "from_root", "to_root", "pair"]
-"""Who waits for whom.
+"""Rule for which ranks wait for which.
 
-- ``everybody``: nobody leaves before the last has arrived.
-- ``from_root``: the others wait for the root; a late receiver holds up nobody for certain.
-- ``to_root``: the root waits for the last of the others; they hand over their part and go.
+- ``everybody``: no rank leaves before the last one has arrived.
+- ``from_root``: the other ranks wait for the root; a late receiver does not necessarily delay another rank.
+- ``to_root``: the root waits for the last of the other ranks, which leave once they have handed over their part.
 - ``pair``: either side of a send and its receive waits for the later one.
 """
 
@@ -30,15 +30,17 @@ def _whole(_ranks: int) -> float:
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One row. ``rule`` is ``None`` where a record does not tell whose data an operation waits for.
+    """Row of the table.
+
+    ``rule``: ``None`` where a record does not show which ranks' data an operation waits for.
 
     ``factor``: bus bandwidth over algorithm bandwidth by number of ranks, as in nccl-tests (doc/PERFORMANCE.md; gather and
-    scatter: src/gather.cu, src/scatter.cu), where the size is that of the larger side of a rank: the whole array. ``None``: the
-    size says nothing about what crosses a link.
+    scatter: src/gather.cu, src/scatter.cu). The size is the larger one of a rank's input and output, that is, the whole array.
+    ``None`` where the size does not determine the bytes that cross a link.
 
-    ``input_is_message``: the size of the input is the size meant, so a trace that records inputs alone tells it.
+    ``input_is_message``: true if the size of the input is that size, so that a trace with input shapes only is enough.
 
-    ``excluded``: the reason under which instances are counted that cannot be judged by the rule.
+    ``excluded``: reason under which instances are counted that cannot be judged by the rule.
     """
 
     rule: Rule | None = "everybody"
@@ -48,7 +50,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 _UNKNOWN: Final = Operation()
-"""What is not in the table is taken for a collective of all, without a size."""
+"""Row of an operation that is not in the table: a collective in which all ranks wait for the last, without a bandwidth factor."""
 
 OPERATIONS: Final[dict[str, Operation]] = {
     "all_reduce": Operation(factor=_two_passes, input_is_message=True),
@@ -60,7 +62,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "reduce_scatter_base": Operation(factor=_one_pass, input_is_message=True),
     "reduce_scatter_coalesced": Operation(factor=_one_pass, input_is_message=True),
     "all_to_all": Operation(factor=_one_pass, input_is_message=True),
-    # Ranks that send little to each other leave early: the shortest duration is no transfer, the size none of a link.
+    # Ranks that exchange little leave early, so the shortest duration is no transfer time, and no link carries the whole size.
     "all_to_allv": Operation(rule=None, excluded="uneven_all_to_all"),
     "broadcast": Operation(rule="from_root", factor=_whole, input_is_message=True, excluded="broadcast"),
     "scatter": Operation(rule="from_root", factor=_one_pass, excluded="rooted"),
@@ -77,11 +79,11 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 def operation(op: str) -> Operation:
-    """The row of an operation."""
+    """Return the row of an operation."""
     return OPERATIONS.get(op, _UNKNOWN)
 
 
 def bus_factor(op: str, ranks: int) -> float | None:
-    """Bus bandwidth over algorithm bandwidth in a group of ``ranks``; ``None`` where that is not defined."""
+    """Return bus bandwidth over algorithm bandwidth in a group of ``ranks``; ``None`` where it is not defined."""
     factor = operation(op).factor
     return factor(ranks) if factor is not None and ranks > 1 else None

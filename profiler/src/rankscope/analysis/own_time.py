@@ -1,6 +1,6 @@
-"""Stragglers in the always-on records: own time (wall minus blocked) of a rank against its peers at the same step.
+"""Stragglers in the always-on records: own time (wall minus blocked) of a rank compared with its peers at the same step.
 
-Walls are equalised by the collectives, own times are not: the rank whose own time is longest is the one the others wait for.
+Collectives equalise the wall times of ranks, but not their own times: the other ranks wait for the one with the longest own time.
 """
 
 from __future__ import annotations
@@ -32,46 +32,46 @@ from rankscope.analysis.step_order import Leaders, by_step, last_ranks, leaders,
 from rankscope.analysis.steps import Matrix, StepTable, Stored
 
 MINIMUM_STEPS: Final = 5
-"""Fewer usable steps decide nothing."""
+"""Minimum number of usable steps for a judgement."""
 
 WARM_UP: Final = 5
-"""Steps at the start that are left out (at most a fifth of all): caches fill, allocators and buckets settle."""
+"""Steps at the start that are left out (at most a fifth of all), while caches fill, allocators and buckets settle."""
 
 FAR: Final = 0.3
-"""A rank that is far out in less than this share of the steps is so now and then, though it be the last in most of them."""
+"""Minimum share of steps with large excess of a rank with pattern ``fixed``; below, it is intermittent even if usually last."""
 
 REGULAR: Final = 0.75
-"""Share of the distances between slow steps that must be a multiple of the same for them to come regularly."""
+"""Minimum share of distances between slow steps that are a multiple of their median, for the steps to be periodic."""
 
 HALF: Final = 0.5
-"""A rank that is last in fewer steps than this must stick out when it is, to be told from noise that lasts."""
+"""Share of steps below which a rank that is last must be an outlier in these steps, to distinguish it from lasting noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The part of a step table that can be judged: complete steps of comparable ranks."""
+    """Part of a step table that can be judged: complete steps of comparable ranks."""
 
     table: StepTable
-    """Usable steps only, all ranks."""
+    """Table of the usable steps, with all ranks."""
     rows: NDArray[np.intp]
     """Rows of the table that are compared."""
     own: Stored
-    """[compared ranks, usable steps], no NaN."""
+    """Own time, [compared ranks, usable steps], no NaN."""
     wall_us: float
     """Typical step time: mean wall of the compared ranks over the steps."""
 
     @property
     def ranks(self) -> list[int]:
-        """The compared ranks."""
+        """Compared ranks."""
         return [int(rank) for rank in self.table.ranks[self.rows]]
 
 
 def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.bool_]] | None:
-    """Rows of the ranks ``peers`` that can be compared, and in which steps [steps]; ``None`` when fewer than ``MINIMUM_STEPS``
-    steps or two ranks can.
+    """Return the rows of those ``peers`` that can be compared, and a mask of the steps [steps] in which they can.
 
-    Left out: warm-up steps; steps in which any rank was profiled, where enough others remain; ranks without own time or with
-    less than half of the steps; steps some compared rank lacks.
+    ``None`` with fewer than ``MINIMUM_STEPS`` such steps or fewer than two such ranks. Left out are warm-up steps; steps in which
+    any rank was profiled, where enough others remain; ranks without own time, or with less than half of the steps of the peer
+    that has most; and steps that a compared rank lacks.
     """
     count = len(table.steps)
     keep = np.arange(count) >= min(WARM_UP, count // 5)
@@ -90,28 +90,28 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
 
 
 def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
-    """What of the ranks ``peers`` is ``comparable``, or ``None``."""
+    """Return the ``comparable`` part of the table for the ranks ``peers``, or ``None``."""
     found = comparable(table, peers)
     if found is None:
         return None
     rows, keep = found
     usable = table.columns(keep)
     own = usable.stored("own_us")
-    # As in the waterfall: of a step whose ranks end apart the longest wall overlaps the next one.
+    # Mean over ranks, as in the waterfall: where ranks end a step at different times, the longest wall overlaps the next step.
     sums = of_blocks(own.shape, lambda steps: float(usable.some("wall_us", steps)[rows].sum(dtype=np.float64)))
     wall = sum(sums) / (len(rows) * own.shape[1])
-    if wall <= 0:  # by a broken clock: there is nothing to judge against
+    if wall <= 0:  # from a broken clock
         return None
     return Judged(usable, rows, own if len(rows) == len(own) else own[rows], wall)
 
 
 def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Judged]:
-    """What of each of ``groups``, ranks that do the same work, can be judged."""
+    """Return the part that can be judged of each of ``groups`` of ranks that do the same work."""
     return [judged for peers in groups if (judged := judge(table, peers)) is not None]
 
 
 def excess(values: Stored) -> Matrix:
-    """Each rank's value minus the median of the *other* ranks at the same step. [ranks, steps] in and out."""
+    """Return each rank's value minus the median of the *other* ranks at the same step. [ranks, steps] in and out."""
     result = np.empty(values.shape)
 
     def enter(steps: slice) -> None:
@@ -122,7 +122,7 @@ def excess(values: Stored) -> Matrix:
 
 
 def mean_excess(values: Stored, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-    """The mean over the steps of ``excess`` among the ranks in some ``rows``, [rows]."""
+    """Return the mean over the steps of ``excess`` among the ranks in ``rows``, [rows]."""
 
     def summed(steps: slice) -> NDArray[np.float64]:
         block = values[rows, steps]
@@ -134,9 +134,9 @@ def mean_excess(values: Stored, rows: NDArray[np.intp]) -> NDArray[np.float64]:
 
 
 def _median_of_others(block: Stored) -> Matrix:
-    """For each value the median of those of the other ranks at the same step. [ranks, steps] in and out."""
+    """Return, for each value, the median of the other ranks at the same step. [ranks, steps] in and out."""
     ranks = len(block)
-    # The median of the others without a loop: leaving out a rank shifts what lies above it down by one.
+    # Without a loop: leaving out a rank shifts all larger values down by one place.
     low, high = (ranks - 2) // 2, (ranks - 1) // 2
     around = [low, min(low + 1, ranks - 1), high, min(high + 1, ranks - 1)]
     inorder = by_step(block)
@@ -150,12 +150,12 @@ def _median_of_others(block: Stored) -> Matrix:
 
 
 def saved(leading: Leaders, rest: Leaders) -> NDArray[np.float64]:
-    """Per step, how much earlier it would end were all ranks no slower than the slowest of the ``rest``, which are not slow."""
+    """Return, per step, the time saved if no rank were slower than the slowest of the ``rest``, which are not slow."""
     return leading.largest - rest.largest
 
 
 def saved_by_each(own: Stored) -> NDArray[np.float64]:
-    """Per rank, the mean over the steps of what it costs that it is last: what noise alone costs, where nobody is slow."""
+    """Return, per rank, the mean over the steps of the time that it costs as the last rank; noise alone where no rank is slow."""
     return _saved_by_each(leaders(own), len(own))
 
 
@@ -165,10 +165,10 @@ def _saved_by_each(leading: Leaders, ranks: int) -> NDArray[np.float64]:
 
 
 def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
-    """Who came last, [usable steps], and how long each compared rank waited for it, [compared ranks, usable steps].
+    """Return the row of the last rank, [usable steps], and each rank's wait for it, [compared ranks, usable steps].
 
-    At each step the rank with the longest own time came last; a victim waited for it as long as its own time was shorter, but
-    no longer than it was blocked.
+    At each step the rank with the longest own time came last. A victim's wait is the difference between the two own times, but at
+    most its blocked time.
     """
     return last_ranks(judged.own), _waits(judged, slice(None))
 
@@ -181,24 +181,24 @@ def _waits(judged: Judged, steps: slice) -> Matrix:
 
 
 def imposed_by_step(judged: Judged) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Who came last, and how long all others together were blocked because of it, both [usable steps]."""
+    """Return the row of the last rank, and the sum of the waits it imposed on all others, both [usable steps]."""
     wait = np.concatenate(of_blocks(judged.own.shape, lambda steps: _waits(judged, steps).sum(axis=0)))
     return last_ranks(judged.own), wait
 
 
 def imposed_wait(judged: Judged) -> dict[int, float]:
-    """Per rank, microseconds that others were blocked because of it, summed over victims and usable steps."""
+    """Return the imposed wait per rank in microseconds, summed over victims and usable steps."""
     last, wait = imposed_by_step(judged)
     totals = np.bincount(last, weights=wait, minlength=len(judged.own))
     return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
 
 
 def find_slow(judged: Judged) -> Slow | None:
-    """The ranks that stand out, or ``None`` when nobody does.
+    """Return the ranks that are significantly slow, or ``None`` without any.
 
-    One after the other, or together where they are equally slow, while their mean excess is significant and at least
-    ``MINIMUM_EFFECT`` of the step; more than half of the ranks cannot be outliers. Named only when healing them would save
-    ``MINIMUM_EFFECT`` of the step beyond what any rank's noise costs.
+    Ranks are added one by one, or together where they are equally slow, while their mean excess is significant and at least
+    ``MINIMUM_EFFECT`` of the step. More than half of the ranks cannot be outliers. Ranks are named only when healing them would
+    save ``MINIMUM_EFFECT`` of the step beyond the cost of a typical rank's noise.
     """
     own = judged.own
     limit = MINIMUM_EFFECT * judged.wall_us
@@ -226,13 +226,13 @@ def find_slow(judged: Judged) -> Slow | None:
     far = _far(over_usual)
     pattern: Pattern = "fixed" if last.mean() >= FIXED and far.mean() >= FAR else "intermittent"
     affected = last if pattern == "fixed" else far
-    # Sums of each rank's time over the usual one.
+    # Sums of each rank's own time above the median of the ranks that are not slow.
     sums = sums_of_own - block_sums(usual[:, None])
     weakest = sorted(named, key=lambda row: float(sums[:, row].sum()))[:_WEAKEST]
     return Slow(
         ranks=[judged.ranks[row] for row in named],
         pattern=pattern,
-        # Healed, it would still be last now and then, as the others are.
+        # A healed rank would still be last intermittently, as the others are.
         gain_us=max(0.0, float(gain.mean() - np.median(_saved_by_each(leading, len(own))[~slow]))),
         excess_us=float(over_usual[affected].mean()),
         p_value=p,
@@ -243,52 +243,52 @@ def find_slow(judged: Judged) -> Slow | None:
 
 
 _WEAKEST: Final = 8
-"""Of very many slow ranks so many are the least certain."""
+"""Maximum number of slow ranks, those with the least excess, whose stability is computed."""
 
 
 def _far(over: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """The steps that make up a rank's excess: those with half of what it is in a typical microsecond of it, or more."""
+    """Return the steps that make up a rank's excess: those with at least half of its mean, weighted by the excess itself."""
     positive = np.maximum(over, 0.0)
     far: NDArray[np.bool_] = over >= 0.5 * (positive**2).sum() / positive.sum()
     return far
 
 
 def period(steps: NDArray[np.int64]) -> int | None:
-    """The distance at which these steps come, ascending, if most follow each other at the same; ``None`` otherwise, or of few."""
+    """Return the period of ascending ``steps`` if most distances are multiples of it; ``None`` otherwise or below 5 steps."""
     apart = np.diff(steps)
     if len(apart) < 4:
         return None
     usual = int(np.median(apart))
-    # Every second one may be missing where it did not stand out.
+    # Some of the periodic steps may be missing from ``steps``, so multiples count.
     return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
 
 
 def _noise_costs(rest: Leaders, ranks: int) -> float:
-    """What being last by mere noise costs per step: of a typical rank among those that are not slow."""
+    """Return the cost per step of being last by noise alone, for a typical rank among those that are not slow."""
     return float(np.median(_saved_by_each(rest, ranks))) if ranks > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Ranks that are farther out than all the others."""
+    """Ranks with a larger excess than all others."""
 
     rows: list[int]
-    """Worst first."""
+    """Rows of the ranks, worst first."""
     p_value: float
     beyond_noise: bool
-    """Noise as lasting as that of the others does not carry a mean so far."""
+    """True if noise as lasting as that of the other ranks does not explain the mean excess."""
 
     @property
     def certain(self) -> bool:
-        """Chance is excluded."""
+        """True if chance is excluded."""
         return self.p_value <= LIMIT and self.beyond_noise
 
 
 def _ahead(own: Stored, sums_of_own: Matrix, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
-    """Of the ranks that are not yet known to be ``slow``, those that are the farthest ahead of all others, or else the worst;
-    ``None`` when nobody's mean excess is at ``limit``, or no more can be outliers.
+    """Return the ranks with the widest gap to all others, or else the worst rank, among those not yet known to be ``slow``.
 
-    Two looks, so twice the chance: are some of them so far ahead by chance, and if they may be, is one so far out?
+    ``None`` when no rank has a mean excess of ``limit``, or when no more ranks can be outliers. There are two tests, so p-values
+    are corrected by ``looks``: of several ranks ahead of the others, then, if that is not certain, of the worst rank alone.
     """
     left = np.flatnonzero(~slow)
     over = mean_excess(own, left)
@@ -300,7 +300,7 @@ def _ahead(own: Stored, sums_of_own: Matrix, slow: NDArray[np.bool_], limit: flo
 
     def look(count: int, chance: float) -> _Ahead:
         rest = left[order[count:]]
-        # Of very many ranks some tell what their noise is like; of two, one is not enough to tell.
+        # A sample of the other ranks suffices to estimate the noise; one rank does not, so with two ranks both are used.
         some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)] if len(rest) > 1 else left
         bound = chance_reaches(excess(own[some]).T, len(left))
         beyond = bool(over[order[count - 1]] > bound)
@@ -315,13 +315,13 @@ def _ahead(own: Stored, sums_of_own: Matrix, slow: NDArray[np.bool_], limit: flo
 
 
 _ENOUGH_NOISE: Final = 64
-"""Ranks."""
+"""Number of ranks above which only a sample is used to estimate the noise."""
 
 
 def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) -> float:
-    """Chance that a rank of ``others``, groups in which nobody is slow, would be as far out as the worst of ``slow`` is.
+    """Return the probability that a rank in ``others``, groups without a slow rank, has the excess of the worst of ``slow``.
 
-    To be added to its p-value: who looks into many groups finds something in one of them.
+    Add it to the p-value of ``slow``, as correction for testing several groups.
     """
     if not others:
         return 0.0
@@ -335,16 +335,17 @@ class Suspect:
 
     ranks: list[int]
     far: int
-    """Steps in which the worst was far out."""
+    """Number of steps with large excess of the worst rank."""
     needed: int | None
-    """So many would do; ``None``: more than there are."""
+    """Number of such steps that would be enough; ``None`` where there are as many already, and more are needed."""
 
 
 def too_short(judged: Judged) -> Suspect | None:
-    """Who made the others wait at a price, in so few steps that it may be chance; ``None`` when there is nobody.
+    """Return ranks that made the others wait at a significant cost, but in too few steps to exclude chance; ``None`` without any.
 
-    It may be when so few steps can tell nobody from chance, when in some steps, not all in one place, one was far out and nobody
-    else ever was, or when chance would do the same now and then, but not often. To be asked where ``find_slow`` named nobody.
+    One of three conditions must hold: there are too few steps to name any rank; the worst rank had a large excess in steps of
+    several blocks, and no other rank ever had as much; or the p-value is at most ``UNCLEAR``. Call it where ``find_slow`` named
+    no rank.
     """
     own = judged.own
     steps = own.shape[1]
@@ -369,9 +370,9 @@ def too_short(judged: Judged) -> Suspect | None:
 
 
 def _sticks_out(gain: NDArray[np.float64], apart: NDArray[np.float64]) -> bool:
-    """Whether most of what was lost was lost in steps in which the slow ones were farther out than the others are apart.
+    """Return whether steps in which ``gain`` is at least the spread ``apart`` of the other ranks make up 70 % of the gain.
 
-    A rank that is last only now and then is told from noise that lasts for a while (a neighbour's job) by how far out it is then.
+    Such outliers distinguish a rank that is last intermittently from noise that lasts for a while (a neighbour's job).
     """
     far = gain >= apart
     return bool(gain[far].sum() >= 0.7 * gain.sum())

@@ -1,4 +1,4 @@
-"""Which receive belongs to which send."""
+"""Pairing of sends with their receives."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _Side = dict[str, list[CollectiveRecord]]
 
 
 class Pairs(msgspec.Struct, frozen=True):
-    """Sends with their receives."""
+    """Result of pairing sends with their receives."""
 
     pairs: list[tuple[int, CollectiveRecord, int, CollectiveRecord]] = msgspec.field(default_factory=list)
-    """Sender, its record, receiver, its record."""
+    """Tuples of sender, its record, receiver and its record."""
     unmatched: Counter[str] = msgspec.field(default_factory=Counter)
-    """Transfers whose other end was not found, by reason."""
+    """Number of transfers that could not be paired, by reason."""
     unknown_peer: int = 0
-    """Transfers whose records do not tell the other end."""
+    """Number of transfers whose records do not identify the other end."""
 
 
 def pair_up(by_rank: Mapping[int, Iterable[CollectiveRecord]], known: set[int], *, world_size: int | None = None) -> Pairs:
-    """Pair sends and receives of ``by_rank`` by (step, group, sender, receiver) and order: messages between two ranks of a group
-    do not overtake each other, while sequence numbers count each rank's own operations with all its peers.
+    """Pair sends and receives of ``by_rank`` by (step, group, sender, receiver) and order.
 
-    The other end is what the record says; in a group or world of two it can only be the other rank. ``known``: ranks that
-    recorded anything. Where one end recorded more than the other, order says nothing and none of them is paired.
+    Messages between two ranks of a group do not overtake each other. Sequence numbers are not usable: they count each rank's own
+    operations with all its peers. The record names the other end; in a group or world of two it can only be the other rank.
+    ``known``: ranks that recorded anything. Where one end recorded more operations than the other, none of them is paired.
     """
     sides: dict[tuple[int, str, int, int], _Side] = {}
     without = 0

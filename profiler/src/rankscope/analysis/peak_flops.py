@@ -1,8 +1,9 @@
-"""Peak floating-point operations per second of GPUs, from their makers' data sheets: a table. One row to add one.
+"""Table of the peak floating-point operations per second of GPUs, from their makers' data sheets. To add a GPU, add a row.
 
-Dense figures: a sheet that gives one with structured sparsity only is halved. 8 and 16 bits are those of matrix units that
-accumulate in 32 bits, as torch has them do; with 16, GeForce cards, L40 and A10G would be twice as fast. ``fp32`` is without
-TF32: of vector units, and of AMD's before MI300 of matrix units. All at the boost clock that the sheet assumes.
+Figures are dense: where a sheet only gives a figure with structured sparsity, half of it is used. Figures for 8 and 16 bits are
+those of matrix units that accumulate in 32 bits, as torch uses them; accumulating in 16 bits, GeForce cards, L40 and A10G would
+be twice as fast. ``fp32`` is without TF32: the rate of vector units, or of matrix units for AMD GPUs before MI300. All figures
+are at the boost clock that the sheet assumes.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ _AMD: Final = "https://www.amd.com/en/products/accelerators/instinct/"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One row: a GPU, its peak per data type in TFLOP/s, and the sheet that says so."""
+    """Row of the table: a GPU, its peak per data type in TFLOP/s, and the data sheet with these figures."""
 
     name: str
     pattern: str
-    """Of the whole name that torch gives it, without its maker's. What is not in it, such as ``MIG 1g.10gb``, ``-40C`` of a
-    virtual GPU, ``Laptop GPU`` or a variant made for one customer, is another device, or a part of one.
+    """Pattern of the whole name that torch reports, without the maker's name. A name with a suffix outside the pattern belongs to
+    another device or a part of one, such as ``MIG 1g.10gb``, ``-40C`` (a virtual GPU), ``Laptop GPU`` or a customer's variant.
     """
     tflops: dict[Dtype, float]
     sheet: str
     url: str
     halved: bool = False
-    """The sheet gives the figures with sparsity."""
+    """True if the sheet gives the figures with sparsity."""
 
 
 def _tensor(bf16: float, tf32: float, fp32: float, fp8: float | None = None) -> dict[Dtype, float]:
-    """Of GPUs whose matrix units take bf16 and fp16 at the same rate."""
+    """Return the peaks of a GPU whose matrix units process bf16 and fp16 at the same rate."""
     eight: dict[Dtype, float] = {} if fp8 is None else {"fp8": fp8}
     return {**eight, "bf16": bf16, "fp16": bf16, "tf32": tf32, "fp32": fp32}
 
@@ -68,7 +69,7 @@ _H100_SXM: Final = _tensor(989.4, 494.7, 66.9, 1978.9)
 _HOPPER_NVL: Final = _tensor(835.5, 417.5, 60, 1670.5)
 
 GPUS: Final[tuple[Gpu, ...]] = (
-    # A superchip GB200 or GB300 has two GPUs, each of which is a device; sheets of systems give the sum of all their GPUs.
+    # A superchip GB200 or GB300 has two GPUs, each of which is a device; system data sheets give the sum over all GPUs.
     Gpu("GB300", r"GB300", _tensor(2500, 1250, 80, 5000), "GB300 NVL72, a 72nd", _GB300, halved=True),
     Gpu("GB200", r"GB200", _tensor(2500, 1250, 80, 5000), "Blackwell data sheet", _BLACKWELL, halved=True),
     Gpu("B300", r"B300( SXM6 AC)?", _tensor(2250, 1125, 75, 4500), "HGX B300, an eighth", _HGX, halved=True),
@@ -79,7 +80,7 @@ GPUS: Final[tuple[Gpu, ...]] = (
     Gpu("H100 NVL", r"H100 NVL", _HOPPER_NVL, "H100 data sheet", _H100, halved=True),
     Gpu("H100 PCIe", r"H100 PCIe", _tensor(756, 378, 51, 1513), "H100 data sheet", _H100, halved=True),
     Gpu("H100 SXM", r"H100 80GB HBM3", _H100_SXM, "H100 white paper", _H100_PAPER),
-    # Of those made for China no sheet of NVIDIA's is public; they are the chip of H100 and A100, at its rates or fewer units.
+    # NVIDIA publishes no data sheet of the GPUs for China; they are H100 and A100 chips at the same rates or with fewer units.
     Gpu("H800 SXM", r"H800", _H100_SXM, "reported: as H100", _H800),
     Gpu("H20", r"H20(-3e)?", _tensor(148, 74, 44, 296), "reported", _H20),
     Gpu("A800", r"A800(-SXM4?-80GB| 80GB PCIe)", _tensor(312, 156, 19.5), "reported: as A100", _A800),
@@ -115,8 +116,8 @@ GPUS: Final[tuple[Gpu, ...]] = (
     Gpu("MI325X", r"MI325X( VF)?", _tensor(1307.4, 653.7, 163.4, 2614.9), "MI325X specifications", _AMD + "mi300/mi325x.html"),
     Gpu("MI300X", r"MI300X( VF)?", _tensor(1307.4, 653.7, 163.4, 2614.9), "MI300X specifications", _AMD + "mi300/mi300x.html"),
     Gpu("MI300A", r"MI300A", _tensor(980.6, 490.3, 122.6, 1961.2), "MI300A specifications", _AMD + "mi300/mi300a.html"),
-    # torch sees each of the two dies of an MI250X as a device of its own. The name «MI250X / MI250» of the shared PCI id tells
-    # neither from the other, whose dies have 110 and 104 compute units.
+    # torch sees each of the two dies of an MI250X as a device. The name "MI250X / MI250" of the shared PCI id is left out as
+    # ambiguous: the dies of these two have 110 and 104 compute units.
     Gpu(
         "MI250X, one die",
         r"MI250X",
@@ -132,13 +133,13 @@ _MAKER: Final = r"(?:NVIDIA |Tesla |AMD Instinct )?"
 
 
 def peaks_of(gpu_name: str | None) -> dict[Dtype, float]:
-    """Peak FLOP/s per data type of a device by the name that torch gives it; empty where it is not known."""
+    """Return the peak FLOP/s per data type of a device by the name that torch reports; empty for an unknown device."""
     name = "" if gpu_name is None else gpu_name.strip()
     row = next((row for row in GPUS if re.fullmatch(f"{_MAKER}(?:{row.pattern})", name, re.IGNORECASE)), None)
     return {} if row is None else {dtype: tflops * 1e12 for dtype, tflops in row.tflops.items()}
 
 
 def half_precision(peaks: dict[Dtype, float]) -> tuple[Dtype, float] | None:
-    """The type that MFU is quoted against by convention: bf16, and fp16 where there is no bf16."""
+    """Return the data type that MFU refers to by convention, and its peak: bf16, or fp16 without bf16; ``None`` without both."""
     dtypes: tuple[Dtype, ...] = ("bf16", "fp16")
     return next(((dtype, peaks[dtype]) for dtype in dtypes if dtype in peaks), None)

@@ -1,7 +1,7 @@
-"""Which ranks can be compared: those that do the same work.
+"""Groups of ranks that do the same work and can therefore be compared.
 
-Data, tensor, context and expert parallel ranks run the same layers. Ranks of different pipeline stages do not: that one stage
-needs longer than another is how the model was cut.
+Data, tensor, context and expert parallel ranks run the same layers. Ranks of different pipeline stages do not: how the model was
+cut makes one stage take longer than another.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Final
 from rankscope.runs.records import RankInfo
 
 STAGE_DIMENSIONS: Final = ("pp", "pipe", "pipeline", "stage")
-"""Names that people give to the pipeline's dimension of their layout."""
+"""Common names of the pipeline dimension in a parallel layout."""
 
 
 def stage_of(info: RankInfo | None) -> int | None:
-    """The pipeline stage of a rank, or ``None`` when it is in none or nobody knows."""
+    """Return the pipeline stage of a rank, or ``None`` when it has none or the stage is not known."""
     coordinates = {} if info is None else info.coordinates
     return next((coordinates[name] for name in STAGE_DIMENSIONS if name in coordinates), None)
 
 
 def peer_groups(ranks: Sequence[int], infos: Mapping[int, RankInfo]) -> list[list[int]]:
-    """The ranks, those of one pipeline stage together. Without a pipeline that is one group of all."""
+    """Group ranks by pipeline stage; without a pipeline there is one group of all ranks."""
     groups: dict[int | None, list[int]] = {}
     for rank in ranks:
         groups.setdefault(stage_of(infos.get(rank)), []).append(rank)

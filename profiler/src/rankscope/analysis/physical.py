@@ -1,8 +1,8 @@
-"""The physical reason for a slow rank, from the readings of its GPU: a table from evidence to reason.
+"""Physical reasons for a slow rank, from the readings of its GPU: a table from evidence to reason.
 
-A GPU is compared with itself in the steps in which its rank was not late, and with the GPUs of the same model at the same steps
-under ranks that are not to blame. What all of them show, or what it shows all the time although it is late only now and then,
-explains nothing.
+A GPU is compared with itself in the steps in which its rank was not late, and with GPUs of the same model at the same steps
+whose ranks are not to blame. Readings that all of them have explain nothing, nor do constant readings of an intermittently late
+rank.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rankscope.analysis.hardware import Readings, Values, median_of
 from rankscope.analysis.result import Cause, Evidence
 
 MINIMUM_READINGS: Final = 5
-"""Fewer in the slow steps explain nothing; as many must be there to compare with."""
+"""Minimum number of readings in the slow steps for an explanation, and minimum number to compare with."""
 
 _MORE_OFTEN: Final = 0.2
-"""A reason for a lowered clock counts from this share of the readings on, beyond the share it has elsewhere."""
+"""Minimum share of readings in which a reason for a lowered clock must be active, beyond its share elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +29,24 @@ class Compared:
     """Readings to be compared."""
 
     slow: Readings
-    """Of the slow rank's GPU, in the steps in which it was late."""
+    """Readings of the slow rank's GPU, in the steps in which the rank was late."""
     other: Readings
-    """Of the same GPU in the other steps. Empty where the rank is late all the time: then that says nothing."""
+    """Readings of the same GPU in the other steps; empty where the rank is late all the time, as there is nothing to compare."""
     peers: Mapping[int, Readings]
-    """Rank to readings: GPUs of the same model under ranks that are not to blame, in the steps in which the slow one was late."""
+    """Readings by rank in the same steps as ``slow``, of GPUs of the same model whose ranks are not to blame."""
     lost: float
-    """Share of its own time that the rank lost in those steps: 0.2, a fifth of it. A lowered clock must account for its part."""
+    """Share of its own time that the rank lost in those steps, 0.2 for a fifth. A lowered clock must account for a part of it."""
     every: Readings
-    """Of the slow rank's GPU, in all steps that were looked at; for counters."""
+    """Readings of the slow rank's GPU in all analysed steps; for counters."""
     every_peer: Mapping[int, Readings] = field(default_factory=dict)
     retries: tuple[float, float] | None = None
-    """Allocations that failed at first, of the slow rank and of a typical peer, over the run."""
+    """Number of allocations that failed at first, of the slow rank and of a typical peer, over the run."""
 
     def share(self, *reasons: str) -> tuple[float, int, float] | None:
-        """Share of the slow readings in which one of the reasons held the clock down, their count, and the larger of the shares
-        at the peers and elsewhere; ``None`` where there is nothing to tell or to compare with.
+        """Return how often one of the reasons held the clock down: share and count in the slow readings, and share elsewhere.
+
+        The last is the larger of the median share of the peers and the share in the GPU's other steps. ``None`` without enough
+        slow readings, or without enough readings to compare with.
         """
         mine = _shares(self.slow, reasons)
         rest = [float(np.median(values)) for values in [[_mean(_shares(one, reasons)) for one in self._enough()]] if values]
@@ -58,7 +60,10 @@ class Compared:
         return [one for one in self.peers.values() if len(_shares(one, ("hw_thermal",))) >= MINIMUM_READINGS]
 
     def gauge(self, name: str) -> tuple[float, list[float]] | None:
-        """A gauge while busy: of the slow readings, and what is usual at the peers and elsewhere; ``None`` without either."""
+        """Return the medians of a gauge while busy: of the slow readings, and of the peers and the GPU's other steps.
+
+        ``None`` without enough slow readings, or without enough readings to compare with.
+        """
         mine = self.slow.busy().known(name)
         peers = {rank: one.busy() for rank, one in self.peers.items()}
         usual = [
@@ -69,8 +74,10 @@ class Compared:
         return (float(np.median(mine)), usual) if len(mine) >= MINIMUM_READINGS and usual else None
 
     def rise(self, name: str) -> tuple[float, float, int] | None:
-        """How much a counter rose, how much it typically did at the peers, and when it first did; ``None`` where it did not, or
-        where the rank had been late for half of the slow readings by then.
+        """Return the increase of a counter, the median increase of the peers, and the time of the first increase.
+
+        ``None`` where the counter did not rise, where there are no peers or slow readings, or where more than half of the slow
+        readings precede the first increase.
         """
         mine = self.every.rises(name)
         theirs = [found[0] for one in self.every_peer.values() if (found := one.rises(name)) is not None]
@@ -83,28 +90,28 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class PhysicalRow:
-    """One row of the table; of the rows that apply, the first is the explanation."""
+    """Row of the table; the first row that applies is the explanation."""
 
     reason: str
     says: str
-    """For people: goes on after what the rank does."""
+    """Text that continues the sentence about the rank in messages."""
     causes: frozenset[Cause]
-    """Causes that it can be the reason of."""
+    """Causes that this reason can explain."""
     evidence: Callable[[Compared], Evidence | None]
     on_device: bool = False
-    """It makes the device slow: where nobody saw whether the device was busy, ``host`` is then ``compute``."""
+    """True if the reason slows the device; it then also explains the cause ``host`` where device activity was not observed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What the readings say."""
+    """Row of the table that explains a slow rank, with its evidence."""
 
     row: PhysicalRow
     evidence: Evidence
 
 
 def explain(compared: Compared, cause: Cause, *, device_unseen: bool) -> Explained | None:
-    """The first row that explains a slowness of this cause. ``device_unseen``: nobody saw whether its device was busy."""
+    """Return the first row that explains a slow rank with this cause. ``device_unseen``: device activity was not observed."""
     for row in PHYSICAL:
         if cause in row.causes or (row.on_device and cause == "host" and device_unseen):
             found = row.evidence(compared)
@@ -124,7 +131,10 @@ def _mean(values: Values) -> float:
 
 
 def _slows(compared: Compared, part: float, least: float) -> tuple[bool, str]:
-    """Whether the clock is lower than usual by that part of what was lost, and what to say of it; true where nobody knows."""
+    """Return whether the clock is lower than usual by both ``part`` of the lost share and ``least``, and a text on the clock.
+
+    Return true where the clock is not known.
+    """
     clock = compared.gauge("sm_clock_hertz")
     if clock is None:
         return True, "clock not known"

@@ -1,11 +1,11 @@
-"""Pipelines: how much of the step their ranks wait, what the schedule asks for, and which stage is the slowest.
+"""Pipelines: share of the step that ranks wait, share that the schedule causes, and the slowest stage.
 
-With p stages, m micro-batches and v chunks of the model per rank, and every stage as busy as the others (b), GPipe, 1F1B and
-interleaved 1F1B take b · (v·m + p - 1) / (v·m): a share of (p - 1) / (v·m + p - 1) is bubble (Narayanan et al., "Efficient
-Large-Scale Language Model Training on GPU Clusters", 2021). With stages that differ, a stage s is busy for b(s), begins only when
-the first micro-batch has come forward through the stages before it, and the last one still has to go back through them: no step
-is shorter than the largest of b(s) + (b(0) + … + b(s - 1)) / (v·m). What the step takes beyond that is neither the schedule nor
-the cut of the model: transfers, stalls, other collectives.
+With p stages, m micro-batches and v chunks of the model per rank, and every stage equally busy (b), GPipe, 1F1B and interleaved
+1F1B take b · (v·m + p - 1) / (v·m): a share of (p - 1) / (v·m + p - 1) is bubble (Narayanan et al., "Efficient Large-Scale
+Language Model Training on GPU Clusters", 2021). With unequal stages, stage s is busy for b(s). It begins only when the first
+micro-batch has come forward through the stages before it, and the last one still has to go back through them. So no step is
+shorter than the largest of b(s) + (b(0) + … + b(s - 1)) / (v·m). Time beyond that comes neither from the schedule nor from the
+cut of the model, but from transfers, stalls and other collectives.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rankscope.analysis.steps import Matrix, StepTable
 from rankscope.runs.records import CollectiveRecord, Pipeline, RankInfo
 
 NO_BUBBLE: Final = frozenset(("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV"))
-"""Schedules whose bubble the formula does not give: they fill it with the gradients of the weights."""
+"""Schedules to which the formula does not apply: they fill the bubble with the gradients of the weights."""
 
 
 def pipeline_of(
@@ -35,10 +35,11 @@ def pipeline_of(
     told: Pipeline | None,
     collectives: Mapping[int, Sequence[CollectiveRecord]],
 ) -> PipelineResult | None:
-    """The pipeline of a run; ``None`` where ranks are in fewer than two stages, or too few steps tell own time.
+    """Return the pipeline analysis of a run.
 
-    Own time is compared in steps that all ranks have, after warm-up; profiled ones only where there are no others.
-    ``collectives``: of the profiled steps, per rank.
+    ``None`` where ranks are in fewer than two stages, a rank's stage is not known, or too few steps have own time. Own time is
+    compared in steps that all ranks have, after warm-up; profiled steps are used only where there are not enough others.
+    ``collectives``: records of the profiled steps by rank.
     """
     stages = _stages(table, infos)
     if len(stages) < 2:
@@ -79,27 +80,28 @@ def pipeline_of(
 
 
 def _turns(told: Pipeline | None) -> int | None:
-    """Micro-batches times chunks of the model per rank (v·m); ``None``: not known, or the schedule is none of the formula's."""
+    """Return micro-batches times chunks of the model per rank (v·m); ``None`` where unknown or the formula does not apply."""
     if told is None or told.microbatches is None or told.schedule in NO_BUBBLE or min(told.microbatches, told.chunks) < 1:
         return None
     return told.microbatches * told.chunks
 
 
 def ideal_bubble(stages: int, turns: int) -> float:
-    """(p - 1) / (v·m + p - 1): the share of the step that ranks of equal stages wait, in ``turns`` (v·m)."""
+    """Return the share of the step that ranks of equal stages wait, (p - 1) / (v·m + p - 1), with ``turns`` = v·m."""
     return (stages - 1) / (turns + stages - 1)
 
 
 def schedule_us(busy: Matrix, turns: int) -> float:
-    """The shortest step of stages that are ``busy`` [stages] microseconds, in ``turns`` micro-batches times chunks."""
+    """Return the shortest step in microseconds of stages that are ``busy`` [stages] microseconds, with ``turns`` = v·m."""
     before = np.cumsum(busy) - busy
     return float((busy + before / turns).max())
 
 
 def microbatches_us(rows: Sequence[CollectiveRecord]) -> list[float]:
-    """Busy time of a last stage between the gradients that it sends, of one step: one less than there are micro-batches.
+    """Return the busy time of a last stage between consecutive sends of gradients in one step, in microseconds.
 
-    Between two of them it works on one micro-batch, and waits for what it receives, which does not count.
+    There is one value less than there are micro-batches. Between two sends the stage works on one micro-batch; time in which it
+    waits for a receive does not count.
     """
     sends = sorted(row.enqueue_unix_ns for row in rows if row.op == "send")
     receives = [(row.enqueue_unix_ns, row.end_unix_ns) for row in rows if row.op == "recv"]
@@ -113,7 +115,7 @@ def _stages(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[int, list[i
         stage = stage_of(infos.get(rank))
         if stage is not None:
             stages.setdefault(stage, []).append(rank)
-    # Ranks of which nobody knows the stage make every mean wrong.
+    # With ranks of unknown stage all means would be wrong.
     return dict(sorted(stages.items())) if sum(map(len, stages.values())) == len(table.ranks) else {}
 
 

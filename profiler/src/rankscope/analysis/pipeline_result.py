@@ -1,4 +1,4 @@
-"""What is known of a pipeline: part of the JSON of ``rankscope analyze``."""
+"""Results on a pipeline: part of the JSON of ``rankscope analyze``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class StageResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage. Times are means over its ranks and the steps judged."""
+    """Results on one stage. Times are means over its ranks and the steps judged."""
 
     stage: int
     ranks: list[int]
@@ -17,7 +17,7 @@ class StageResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline, from step records. bubble · step = ideal + imbalance + rest, where the schedule is known."""
+    """Results on a pipeline, from step records. Where the schedule is known, bubble · step = ideal + imbalance + rest."""
 
     stages: list[StageResult]
     schedule: str | None
@@ -25,22 +25,22 @@ class PipelineResult(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
     """Chunks of the model per rank; more than one in interleaved schedules."""
     steps: int
-    """Steps judged."""
+    """Number of steps judged."""
     step_us: float
     bubble: float
     """Share of the step that the ranks wait, mean over stages."""
     ideal_bubble: float | None
-    """Share that the schedule costs with equal stages; ``None`` where it is not known, or the schedule has no such formula."""
+    """Share that the schedule costs with equal stages; ``None`` where the schedule is not known or the formula does not apply."""
     ideal_us: float | None
-    """Per step: waiting that the schedule costs with equal stages as busy as these are on average."""
+    """Waiting per step that the schedule costs with equal stages, each as busy as these are on average."""
     imbalance_us: float | None
-    """Per step: waiting more because stages differ; below zero where the first stages may well take longer than the last."""
+    """Additional waiting per step because stages differ; below zero where the first stages can take longer than the last."""
     rest_us: float | None
-    """Per step: what neither explains (transfers, stalls, other collectives). Below zero where forward and backward of different
-    micro-batches overlap better than the formula has it."""
+    """Waiting per step that neither explains (transfers, stalls, other collectives). Below zero where forward and backward of
+    different micro-batches overlap better than in the formula."""
     slowest_stage: int | None
-    """The stage that is busier than the others beyond chance and by 5 % of the step; ``None``: there is none."""
+    """Stage that is busier than the others beyond chance and by 5 % of the step; ``None`` without one."""
     slowest_excess: float | None
-    """Its busy time over the median of the other stages', minus one."""
+    """Busy time of the slowest stage over the median of the other stages, minus one."""
     microbatch_imbalance: float | None
-    """Busiest micro-batch of the last stage over its median one, minus one; from profiled steps, ``None`` without."""
+    """Busiest micro-batch of the last stage over its median one, minus one; from profiled steps, ``None`` without them."""

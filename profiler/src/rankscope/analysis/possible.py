@@ -1,4 +1,4 @@
-"""What the numbers of a record can be at all: files that were damaged, or made up, say anything."""
+"""Limits of the numbers in a record: damaged or fabricated files may contain any value."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from numpy.typing import NDArray
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
 
 MAX_US: Final = 366 * 86_400 * 1e6
-"""Nothing in training takes a year: a longer time is damage."""
+"""Limit of durations: nothing in training takes a year, so a longer time is damage."""
 
 LAST_STEP: Final = 2**53
-"""A step number beyond it is damage."""
+"""Largest possible step number; a larger one is damage."""
 
 LATEST_NS: Final = 2**62
-"""No clock shows more."""
+"""Limit of timestamps: no clock shows a later time."""
 
 MOST_BYTES: Final = 2**62
-"""No memory has more, and no message."""
+"""Limit of sizes: no memory and no message is larger."""
 
 
 def are_possible_steps(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which of some rows of ``step_columns`` have times that make sense, [rows]."""
+    """Return which rows of ``step_columns`` have possible times and step numbers, [rows]."""
     step, start, wall = rows["step"], rows["start_unix_ns"], rows["wall_us"]
     possible: NDArray[np.bool_] = (step >= 0) & (step <= LAST_STEP) & (start >= 0) & (start < LATEST_NS)
     return possible & (wall >= 0) & (wall < MAX_US)
 
 
 def is_possible_breakdown(row: StepBreakdown) -> bool:
-    """Whether its times make sense."""
+    """Return whether the times and the step number of a breakdown are possible."""
     times = (
         row.compute_us,
         row.communication_us,
@@ -48,5 +48,5 @@ def is_possible_breakdown(row: StepBreakdown) -> bool:
 
 
 def is_possible_collective(row: CollectiveRecord) -> bool:
-    """Whether its times make sense."""
+    """Return whether the times and the step number of a collective are possible."""
     return 0 <= row.enqueue_unix_ns <= row.start_unix_ns <= row.end_unix_ns < LATEST_NS and 0 <= row.step <= LAST_STEP

@@ -1,4 +1,4 @@
-"""The always-on step records of one rank, one column per metric."""
+"""Always-on step records of one rank, one column per metric."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from rankscope.runs.step_columns import (
 from rankscope.runs.step_segments import Rows
 
 _MOST: Final = 2**62
-"""No count of anything is larger."""
+"""Limit of counts; a larger one is damage."""
 _MOST_US: Final = 1e30
-"""Nothing in a step is larger, whatever its unit."""
+"""Limit of all other values, whatever their unit; a larger one is damage."""
 _IN_USE: Final = [MEMORY.index("allocated_bytes"), MEMORY.index("resident_bytes")]
 
 TIME_METRICS: Final = (
@@ -38,62 +38,62 @@ TIME_METRICS: Final = (
     *(f"{phase}_us" for phase in PHASES),
     *(f"own_{phase}_us" for phase in PHASES),
 )
-"""Metrics that every analysis looks at."""
+"""Time metrics, which every analysis uses."""
 WORK_METRICS: Final = ("samples", "tokens", "flops")
 METER_METRICS: Final = (*METERS, "input_elements")
-"""Metrics that are looked at for few ranks."""
+"""Metrics that are used for few ranks only."""
 BLOCKED_METRICS: Final = tuple(f"blocked_{phase}_us" for phase in PHASES)
-"""Blocked time per phase, on the clock that ``own_PHASE_us`` is of; read on request. NaN also where a rank was never blocked."""
+"""Blocked time per phase, on the same clock as ``own_PHASE_us``; read on request. NaN also where a rank was never blocked."""
 LOADED_METRICS: Final = (*TIME_METRICS, *WORK_METRICS, *MEMORY)
 ALL_METRICS: Final = (*LOADED_METRICS, *METER_METRICS)
 
 Tags = dict[str, NDArray[np.int64]]
-"""Tag to the steps that have it."""
+"""Steps by tag."""
 
 
 def no_memory() -> NDArray[np.float64]:
-    """Not one sample."""
+    """Return an array of memory samples without any sample."""
     return np.empty((0, 1 + len(MEMORY)))
 
 
 @dataclass(frozen=True, slots=True)
 class RankColumns:
-    """One entry per record, in the order in which they were written. Tags are added at the end: see ``tagged``."""
+    """Columns of step records: one entry per record, in the order of writing. Tags are added last, see ``tagged``."""
 
     step: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     start: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     profiled: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
-    """Those metrics of ``steps.METRICS`` of which anything is known; NaN where nothing is. Single precision tells a second to
-    a tenth of a microsecond, which is more than clocks do."""
+    """Metrics of ``steps.METRICS`` with any known value; unknown values are NaN. Single precision resolves a second to a tenth of
+    a microsecond, which is finer than clocks do."""
     tags: dict[str, NDArray[np.intp]] = field(default_factory=dict)
-    """Tag to the entries that have it."""
+    """Positions of entries by tag."""
     memory: NDArray[np.float64] = field(default_factory=no_memory)
-    """[samples, entry and ``MEMORY``]: of the entries that have anything of it."""
+    """Memory samples, [samples, entry and ``MEMORY``], of the entries with memory usage."""
     damaged: int = 0
-    """Records left out because their times or numbers are impossible."""
+    """Number of records left out because their times or numbers are impossible."""
     postponed: frozenset[str] = frozenset()
-    """``METER_METRICS`` of which anything is known, but which were not asked for: see ``of``."""
+    """``METER_METRICS`` with any known value that were not requested, see ``of``."""
     same: frozenset[str] = frozenset()
-    """Metrics ``own_PHASE_us`` that are not in ``values``, as they are the same as ``PHASE_us``: no rank was waited for in it."""
+    """Metrics ``own_PHASE_us`` that are not in ``values`` because they equal ``PHASE_us``: the rank never waited in the phase."""
 
     @property
     def metrics(self) -> dict[str, NDArray[np.float32]]:
-        """All known metrics but the postponed; two may share a column."""
+        """All known metrics except the postponed ones; two may share a column."""
         return self.values | {name: self.values[name.removeprefix("own_")] for name in self.same}
 
     @classmethod
     def of(cls, blocks: Iterable[Rows], metrics: Collection[str] = ALL_METRICS) -> Self:
-        """Columns of all ``blocks`` of rows; only ``metrics``, of ``ALL_METRICS`` and ``BLOCKED_METRICS``.
+        """Return the columns of all ``blocks`` of rows, with those of ``ALL_METRICS`` and ``BLOCKED_METRICS`` in ``metrics``.
 
-        Samples of memory are in it if one of ``MEMORY`` is asked for.
+        Memory samples are included if ``metrics`` has any name in ``MEMORY``.
         """
         parts = [_Part(rows, metrics) for rows in blocks if len(rows)]
         return cls._joined(parts, metrics) if parts else cls()
 
     @classmethod
     def of_each(cls, rows: Rows, counts: Sequence[int]) -> list[Self]:
-        """Columns of several ranks whose rows follow each other: ``counts`` of them each, more than none."""
+        """Return the columns of each of several ranks from their consecutive ``rows``; ``counts`` per rank, none of them 0."""
         part = _Part(rows, ALL_METRICS)
         firsts = np.cumsum([0, *counts[:-1]])
         parts = cls._joined([part], ALL_METRICS).cut(np.add.reduceat(part.possible, firsts, dtype=np.intp))
@@ -101,12 +101,12 @@ class RankColumns:
 
     @classmethod
     def _joined(cls, parts: Sequence[_Part], metrics: Collection[str]) -> Self:
-        """Columns of parts, one after the other; only ``metrics``."""
+        """Concatenate the columns of ``parts``, with ``metrics`` only."""
         offsets = np.cumsum([0, *(len(part.step) for part in parts[:-1])])
         for part, offset in zip(parts, offsets, strict=True):
             part.memory[:, 0] += offset
         same = frozenset.intersection(*(part.same for part in parts))
-        # Only where the other one is at hand, too.
+        # Only where ``PHASE_us`` is requested, too.
         same = frozenset(name for name in same if name in metrics and name.removeprefix("own_") in metrics)
         values = _named((*TIME_METRICS, *WORK_METRICS, *BLOCKED_METRICS), [part.values for part in parts], metrics)
         return cls(
@@ -122,11 +122,11 @@ class RankColumns:
         )
 
     def cut(self, counts: NDArray[np.intp]) -> list[Self]:
-        """So many entries each, one after the other."""
+        """Split the entries into consecutive parts of ``counts`` entries."""
         return [self.part(first, last) for first, last in pairwise([0, *np.cumsum(counts).tolist()])]
 
     def part(self, first: int, last: int) -> Self:
-        """The entries from ``first`` to before ``last``."""
+        """Return the entries from ``first`` (inclusive) to ``last`` (exclusive)."""
         samples = self.memory[slice(*np.searchsorted(self.memory[:, 0], (first, last)))].copy()
         samples[:, 0] -= first
         return replace(
@@ -140,11 +140,11 @@ class RankColumns:
         )
 
     def tagged(self, tags: Tags) -> Self:
-        """The same entries with these tags."""
+        """Return the same entries with ``tags``."""
         return replace(self, tags=entries_of(tags, self.step))
 
     def where(self, keep: NDArray[np.bool_]) -> Self:
-        """The entries where ``keep`` is true."""
+        """Return the entries for which ``keep`` is true."""
         place = np.cumsum(keep) - 1
         memory = self.memory[keep[self.memory[:, 0].astype(np.intp)]]
         memory[:, 0] = place[memory[:, 0].astype(np.intp)]
@@ -172,7 +172,7 @@ class _Part:
         self.step: NDArray[np.int64] = groups["step"].copy()
         self.start: NDArray[np.int64] = groups["start_unix_ns"].copy()
         self.profiled: NDArray[np.bool_] = groups["flags"] & PROFILED != 0
-        # Sums of absurd times overflow, and are then as little known as these.
+        # Sums of absurd times may overflow; they are then unknown like these times.
         with np.errstate(over="ignore", invalid="ignore"):
             self.values, self.same = _values(groups, blocked=_some(BLOCKED_METRICS, metrics))
         self.meters = _meters(groups) if _some(METER_METRICS, metrics) else np.empty((0, len(groups)), np.float32)
@@ -181,12 +181,12 @@ class _Part:
 
 
 def _some(names: Sequence[str], metrics: Collection[str]) -> bool:
-    """Whether any of the names is among the metrics."""
+    """Return whether any of ``names`` is in ``metrics``."""
     return any(name in metrics for name in names)
 
 
 def meters_of(blocks: Iterable[Rows]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """The steps of all possible rows, their starts, and their ``METER_METRICS`` [metrics, rows]."""
+    """Return the steps and starts of all possible rows, [rows], and their ``METER_METRICS``, [metrics, rows]."""
     steps, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     meters = [np.empty((len(METER_METRICS), 0), np.float32)]
     for rows in blocks:
@@ -201,13 +201,13 @@ def meters_of(blocks: Iterable[Rows]) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def entries_of(tags: Tags, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:
-    """Tag to the places in ``steps`` that have it."""
+    """Return the positions in ``steps`` that have each tag."""
     found = {tag: np.flatnonzero(np.isin(steps, tagged)) for tag, tagged in tags.items()}
     return {tag: entries for tag, entries in found.items() if len(entries)}
 
 
 def tags_of(events: Iterable[StepEvent]) -> Tags:
-    """Tags of some steps."""
+    """Return the steps by tag of some events."""
     steps: dict[str, list[int]] = {}
     for event in events:
         if 0 <= event.step <= LAST_STEP:
@@ -217,7 +217,7 @@ def tags_of(events: Iterable[StepEvent]) -> Tags:
 
 
 def _possible(groups: Rows) -> NDArray[np.bool_]:
-    """Which rows make sense."""
+    """Return which rows are possible, [rows]."""
     possible = are_possible_steps(groups)
     for at in range(len(COUNTS)):
         possible &= groups["counts"][:, at] < _MOST
@@ -225,9 +225,9 @@ def _possible(groups: Rows) -> NDArray[np.bool_]:
 
 
 def _values(groups: Rows, *, blocked: bool) -> tuple[NDArray[np.float32], frozenset[str]]:
-    """``TIME_METRICS``, ``WORK_METRICS`` and, with ``blocked``, ``BLOCKED_METRICS`` [metrics, rows].
+    """Return ``TIME_METRICS``, ``WORK_METRICS`` and, with ``blocked``, ``BLOCKED_METRICS`` [metrics, rows].
 
-    And which are the same as another, see ``RankColumns.same``. ``StepRecord`` says what ``own_us`` and its like are.
+    Return also the metrics that equal another, see ``RankColumns.same``. ``StepRecord`` defines ``own_us`` and similar metrics.
     """
     times, work = len(TIME_METRICS), len(WORK_METRICS)
     found = np.empty((times + work + len(BLOCKED_METRICS) * blocked, len(groups)), np.float32)
@@ -244,11 +244,11 @@ def _count(groups: Rows, name: str) -> NDArray[np.floating[Any]]:
 
 
 def _times(groups: Rows, found: NDArray[np.float32], found_blocked: NDArray[np.float32]) -> frozenset[str]:
-    """Fill in ``TIME_METRICS``, and ``BLOCKED_METRICS`` where there is room. Returns those that are the same as another."""
+    """Fill in ``TIME_METRICS``, and ``BLOCKED_METRICS`` unless ``found_blocked`` is empty. Return metrics that equal another."""
     flags = groups["flags"]
     wall: NDArray[np.float64] = groups["wall_us"].copy()
     has_blocked = flags & HAS_BLOCKED != 0
-    # Where both are known the device's time line is the one to judge by: its host runs ahead and waits somewhere else.
+    # Where both are known the device's timeline is used: the host runs ahead of it and waits elsewhere.
     on_device = flags & (HAS_DEVICE | HAS_DEVICE_BLOCKED) == HAS_DEVICE | HAS_DEVICE_BLOCKED
     phases, blocked = _of_phases(groups, "phases_us"), _of_phases(groups, "blocked_us")
     clock, whole = phases, wall
@@ -257,7 +257,7 @@ def _times(groups: Rows, found: NDArray[np.float32], found_blocked: NDArray[np.f
         clock, blocked = np.where(on_device, device, phases), np.where(on_device, device_blocked, blocked)
         whole = np.where(on_device, np.nansum(device, axis=0, dtype=np.float64), wall)
         has_blocked |= on_device
-    # A phase without a time of waiting had none, where there is a signal at all.
+    # Where blocked time was recorded at all, a phase without a value had none.
     np.copyto(blocked, 0.0, where=np.isnan(blocked))
     if not has_blocked.all():
         blocked[:, ~has_blocked] = np.nan
@@ -276,12 +276,12 @@ def _times(groups: Rows, found: NDArray[np.float32], found_blocked: NDArray[np.f
 
 
 def _of_phases(groups: Rows, field_name: str) -> NDArray[np.float32]:
-    """A copy of one of ``TIMES`` [phases, rows], one phase after the other in memory."""
+    """Return a copy of one of ``TIMES``, [phases, rows], contiguous per phase."""
     return np.array(groups["times"][:, TIMES.index(field_name)].T, order="C")
 
 
 def _meters(groups: Rows) -> NDArray[np.float32]:
-    """``METER_METRICS`` [metrics, rows]."""
+    """Return ``METER_METRICS``, [metrics, rows]."""
     found = np.empty((len(METER_METRICS), len(groups)), np.float32)
     found[:-1] = groups["meters"].T
     found[-1] = _count(groups, "input_elements")
@@ -289,7 +289,7 @@ def _meters(groups: Rows) -> NDArray[np.float32]:
 
 
 def _known_meters(groups: Rows) -> frozenset[str]:
-    """Those of ``METER_METRICS`` of which anything is known."""
+    """Return the ``METER_METRICS`` with any known value."""
     known = [name for at, name in enumerate(METERS) if not np.isnan(groups["meters"][:, at]).all()]
     if (groups["counts"][:, COUNTS.index("input_elements")] >= 0).any():
         known.append("input_elements")
@@ -299,9 +299,9 @@ def _known_meters(groups: Rows) -> frozenset[str]:
 def _named(
     names: Sequence[str], parts: Sequence[NDArray[np.float32]], metrics: Collection[str]
 ) -> dict[str, NDArray[np.float32]]:
-    """Those of ``metrics`` of which anything is known. Absurd times are not known.
+    """Return the columns of those ``metrics`` that have any known value; absurd values count as unknown.
 
-    ``parts``: [metrics, rows] each, of all ``names`` or the first of them.
+    ``parts``: arrays [metrics, rows] of all ``names``, or of the first of them.
     """
     names = names[: len(parts[0])]
     chosen = [at for at, name in enumerate(names) if name in metrics]
@@ -318,7 +318,7 @@ def _named(
 
 
 def _memory(values: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The rows [rows, MEMORY] that say how much memory was in use; impossible numbers are NaN."""
+    """Return the samples [samples, row and ``MEMORY``] of the rows that have memory usage; negative numbers become NaN."""
     sampled = np.flatnonzero((values[:, _IN_USE] >= 0).any(axis=1))
     samples = values[sampled].astype(np.float64)
     samples[samples < 0] = np.nan

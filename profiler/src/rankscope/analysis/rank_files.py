@@ -1,4 +1,4 @@
-"""The step records of all ranks from files, several ranks side by side."""
+"""Reading of the step records of all ranks from files, several ranks in parallel."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from rankscope.runs.segments import list_segments
 from rankscope.runs.step_segments import read_single_rows
 
 _AHEAD: Final = 2
-"""Ranks read ahead per thread: what waits to be taken fills memory."""
+"""Ranks read ahead per thread; results that wait for the consumer take up memory."""
 _KEPT_BYTES: Final = 24 * 2**20
-"""Below 32 MiB, the most at which malloc adapts."""
+"""Size of the array freed to raise malloc's mmap threshold; below 32 MiB, the maximum up to which malloc adapts it."""
 
 _FEW: Final = 200
-"""So many rows of a rank are read one by one."""
+"""Maximum number of rows of a rank that are read one by one."""
 
 _T = TypeVar("_T")
 
 
 Report = Callable[[int, int], None]
-"""Called with the number of ranks that have been read, and of all."""
+"""Progress callback, called with the number of ranks read so far and the number of all ranks."""
 
 
 def ignore(done: int, of: int) -> None:
@@ -48,20 +48,20 @@ def load_ranks(
     *,
     metrics: Collection[str] = ALL_METRICS,
 ) -> Iterator[tuple[int, RankColumns]]:
-    """Each rank with its records, in order; ``metrics`` as in ``RankColumns.of``. What is damaged is counted by ``reader``."""
+    """Yield each rank with its records, in order; ``metrics`` as in ``RankColumns.of``. ``reader`` counts damaged data."""
 
     def load(own: RunReader, rank: int) -> RankColumns:
         columns = RankColumns.of(own.step_rows(attempt, rank), metrics)
-        # After the rows: a step's event is written before its row.
+        # Read after the rows: a step's event is written before its row.
         return columns.tagged(tags_of(own.events(attempt, rank)))
 
     return _side_by_side(reader, load, ranks, report)
 
 
 class Meters:
-    """The ``METER_METRICS`` and starts of the steps of a table's ranks, read when they are asked for and kept.
+    """Lazy cache of the ``METER_METRICS`` and step starts of a table's ranks.
 
-    ``steps``: the columns of the table. ``known``: metrics of which anything is known.
+    ``steps``: the columns of the table. ``known``: metrics with any known value.
     """
 
     def __init__(self, reader: RunReader, attempt: int, steps: NDArray[np.int64], known: Collection[str]) -> None:
@@ -74,20 +74,20 @@ class Meters:
         self._places: tuple[NDArray[np.int64], NDArray[np.intp], NDArray[np.float32]] | None = None
 
     def matrix(self, metric: str, ranks: Sequence[int], columns: NDArray[np.intp] | slice) -> NDArray[np.float32]:
-        """One metric [ranks, columns]."""
+        """Return one metric, [ranks, columns]."""
         self._read(ranks)
         place = METER_METRICS.index(metric)
         return np.stack([self._of_rank[rank][0][place, columns] for rank in ranks])
 
     def at(self, metric: str, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> NDArray[np.float32]:
-        """One metric at places of a rank and a column each, [places]."""
+        """Return one metric at places given by a rank and a column each, [places]."""
         if self._places is None or self._places[0] is not ranks or self._places[1] is not columns:
             self._places = (ranks, columns, self._at(ranks, columns))
         found: NDArray[np.float32] = self._places[2][METER_METRICS.index(metric)]
         return found
 
     def _at(self, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> NDArray[np.float32]:
-        """``METER_METRICS`` [metrics, places]."""
+        """Return ``METER_METRICS`` at places given by a rank and a column each, [metrics, places]."""
         found = np.empty((len(METER_METRICS), len(ranks)), np.float32)
         order = np.argsort(ranks, kind="stable")
         firsts = np.flatnonzero(np.diff(ranks[order], prepend=-1))
@@ -105,7 +105,7 @@ class Meters:
         return found
 
     def _few(self, rank: int, steps: NDArray[np.int64]) -> NDArray[np.float32] | None:
-        """``METER_METRICS`` [metrics, steps] of a rank in a few steps; ``None``: its files do not show where these are."""
+        """Return ``METER_METRICS`` [metrics, steps] of a rank in a few steps; ``None`` if rows cannot be found by position."""
         unique, places = np.unique(steps, return_inverse=True)
         try:
             paths = list_segments(rank_dir(self._reader.path, self._attempt, rank), "steps")
@@ -115,19 +115,19 @@ class Meters:
         return None if rows is None else meters_of([rows])[2][:, places]
 
     def starts(self, rank: int, columns: NDArray[np.intp] | slice) -> NDArray[np.int64]:
-        """When the steps of a rank began, unix nanoseconds [columns]; 0 where there is no record."""
+        """Return the starts of a rank's steps in Unix nanoseconds, [columns]; 0 where there is no record."""
         self._read([rank])
         return self._of_rank[rank][1][columns]
 
     def _read(self, ranks: Sequence[int]) -> None:
-        # Several threads may ask at once.
+        # Several threads may call at once.
         with self._reading:
             missing = [rank for rank in ranks if rank not in self._of_rank]
             for rank, found in _side_by_side(copy.copy(self._reader), self._load, missing, ignore):
                 self._of_rank[rank] = found
 
     def _load(self, own: RunReader, rank: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """``METER_METRICS`` [metrics, steps] of a rank, and starts [steps]."""
+        """Return ``METER_METRICS`` [metrics, steps] of a rank, and its starts [steps]."""
         steps, starts, values = meters_of(own.step_rows(self._attempt, rank))
         found = np.full((len(METER_METRICS), len(self._steps)), np.nan, np.float32)
         began = np.zeros(len(self._steps), np.int64)
@@ -141,14 +141,15 @@ class Meters:
 def _side_by_side(
     reader: RunReader, load: Callable[[RunReader, int], _T], ranks: Sequence[int], report: Report
 ) -> Iterator[tuple[int, _T]]:
-    """What ``load`` makes of each rank, in order; it gets a reader of its own, whose counts are added to those of ``reader``.
+    """Yield each rank with the result of ``load``, in order.
 
-    Threads are enough: reading and numpy's loops let the others run.
+    Each call of ``load`` gets its own reader, whose counts are added to those of ``reader``. Threads are enough, because reading
+    and numpy's loops release the GIL.
     """
     if not ranks:
         return
-    # What has this size and is freed makes malloc keep what is freed later: pages that the kernel clears anew for every array
-    # would take a third of the time.
+    # Freeing an array of this size makes malloc reuse memory freed later. Otherwise the kernel clears new pages for every array,
+    # which takes a third of the time.
     np.empty(_KEPT_BYTES, np.uint8)
 
     def loaded(rank: int) -> tuple[_T, RunReader]:

@@ -1,4 +1,4 @@
-"""Which trace files there are, whose they are, and what is kept of each; several are read side by side."""
+"""Trace files: finding them, assigning them to ranks and reducing them, several in parallel."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _OPERATIONS: Final = "Parquet, so no Kineto trace; traced operations are read by
 _PATTERN: Final = frozenset("*?[")
 
 _UNFOLDS: Final = 18
-"""Times, of packed traces: what decides on the number of processes need not be exact."""
+"""Typical expansion factor of compressed traces; an estimate is enough to choose the number of processes."""
 
 
 class RankTrace(msgspec.Struct, frozen=True):
-    """What is kept of one trace; the events themselves are gone by then."""
+    """Results that are kept of one trace; its events are not."""
 
     path: Location
     rank: int
@@ -47,14 +47,14 @@ class RankTrace(msgspec.Struct, frozen=True):
     reduction: Reduction
     detail: RankDetail | None
     pattern_found: bool
-    """Whether the pattern for communication found any kernel."""
+    """True if the pattern for communication matched any kernel."""
     input_us: float | None
 
 
 def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location]]:
-    """Trace files that the arguments name (files, folders, patterns), and those of them that were named one by one.
+    """Return the trace files that the arguments name (files, folders, patterns), and the set of those named one by one.
 
-    Raises ``InputError`` for a file that is not there, and for a folder or pattern without any trace.
+    Raises ``InputError`` for a missing remote file, and for a folder or pattern without any trace.
     """
     found: dict[Location, None] = {}
     named: set[Location] = set()
@@ -94,12 +94,12 @@ def read_ranks(
     detail: bool = False,
     engine: Engine,
 ) -> tuple[list[RankTrace], list[str]]:
-    """Read and reduce every file. Returns one trace per rank, by rank, and warnings.
+    """Read and reduce every file. Return one trace per rank, ordered by rank, and warnings.
 
-    Kernels whose name ``pattern`` finds are communication; ``detail``: in detail, too.
+    Kernels whose name matches ``pattern`` count as communication. ``detail``: analyse in detail, too.
 
-    A file that cannot be read is a warning, or ``InputError`` if it is in ``named`` or none can be. ``InputError`` also where
-    two traces are of one rank, or one of several does not tell its rank.
+    A file that cannot be read, or one of several files without its rank, leads to a warning. Raises ``InputError`` instead if the
+    file is in ``named`` or if no file can be read, and where two traces are of the same rank.
     """
     traces: dict[int, RankTrace] = {}
     warnings: list[str] = []
@@ -125,7 +125,10 @@ def read_ranks(
 
 
 def _text_bytes(files: Sequence[Location]) -> int:
-    """0 where some are remote: some filesystems (memory://) are nowhere else than in this process."""
+    """Return the estimated uncompressed size of ``files``, or 0 if any is not a local file.
+
+    Some remote filesystems (memory://) exist only in this process.
+    """
     local = [file for file in files if isinstance(file, Path) and file.is_file()]
     text = sum(file.stat().st_size * (1 if file.name.endswith(".json") else _UNFOLDS) for file in local)
     return text if len(local) == len(files) else 0
@@ -142,7 +145,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
         reduction = reduce_file(trace, events)
         told: RankDetail | None = None
         if detail:
-            # Imported for it only: of the time that a trace takes without, imports are a good part.
+            # Imported only if needed: without detail, imports are a large part of the time for a trace.
             from rankscope.analysis.detail import detail_of, with_parts
 
             reduction = msgspec.structs.replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))

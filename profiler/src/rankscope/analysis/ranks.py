@@ -1,4 +1,4 @@
-"""One row per rank of the result, out of breakdowns, blame and step records."""
+"""Result rows, one per rank, from breakdowns, blame and step records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankscope.analysis.result import RankResult
 from rankscope.runs.records import DeviceKind, RankInfo, StepBreakdown
 
 if TYPE_CHECKING:
-    from rankscope.analysis.steps import StepTable  # traces have none, and half of what is imported hangs on it
+    from rankscope.analysis.steps import StepTable  # not needed for traces, and half of all imports depend on it
 
 _SUMMED: Final = (
     "window_us",
@@ -34,25 +34,25 @@ _SUMMED: Final = (
 _summands = attrgetter(*_SUMMED)
 
 TYPICAL: Final = ("blocked_us", "own_us", "wall_us")
-"""Metrics of which a rank's typical value is told."""
+"""Metrics whose typical value is reported per rank."""
 
 NOTHING_TYPICAL: Final[Mapping[str, float | None]] = MappingProxyType({})
 
 _AT_ONCE: Final = 1 << 17
-"""Values: what is made of so many fits into a processor's cache."""
+"""Number of values per block; the intermediate arrays of a block fit into a processor's cache."""
 
 
 def typical_values(table: StepTable) -> list[dict[str, float | None]]:
-    """The median of each of ``TYPICAL`` over the steps of each rank of the table; ``None`` where nothing is known.
+    """Return, per rank of the table, the median over its steps of each metric in ``TYPICAL``; ``None`` where nothing is known.
 
-    Profiled steps carry the profiler's cost: they count where there are no others.
+    Profiled steps include the profiler's cost, so they count only where there are no others.
     """
     medians = [[None if isnan(one) else one for one in _medians(table, name).tolist()] for name in TYPICAL]
     return [dict(zip(TYPICAL, of_rank, strict=True)) for of_rank in zip(*medians, strict=True)]
 
 
 def _medians(table: StepTable, metric: str) -> NDArray[np.float64]:
-    """Of each rank, [ranks]; NaN where nothing is known."""
+    """Return the median of a metric per rank, [ranks]; NaN where nothing is known."""
     stored = table.stored(metric)
     found = np.full(len(stored), np.nan)
     if not stored.size:
@@ -65,7 +65,7 @@ def _medians(table: StepTable, metric: str) -> NDArray[np.float64]:
         used = np.where(plain.any(axis=1, keepdims=True), plain, known)
         counts, each = used.sum(axis=1), np.arange(len(values))
         low, high = np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, values.shape[1] - 1)
-        # A sort in single precision is vectorised, a selection of two places is not.
+        # A sort in single precision is vectorised; a partial selection is not.
         inorder = np.sort(np.where(used, values, np.inf), axis=1)
         middle = (inorder[each, low].astype(np.float64) + inorder[each, high]) / 2
         found[first : first + rows] = np.where(counts > 0, middle, np.nan)
@@ -88,16 +88,16 @@ def rank_result(
     clock: RankClock | None = None,
     truncated: bool = False,
 ) -> RankResult:
-    """Times summed over the breakdowns; ``None`` for everything that was not measured.
+    """Return the result row of a rank, with times summed over ``breakdowns``; ``None`` for everything that was not measured.
 
-    ``typical``: of this rank, as ``typical_values`` finds it. ``truncated``: its trace lacks a part.
+    ``typical``: values of this rank from ``typical_values``. ``truncated``: true if its trace lacks a part.
     """
     sums: dict[str, float | None] = dict.fromkeys(_SUMMED)
     if breakdowns:
         columns = zip(*map(_summands, breakdowns), strict=True)
         sums = {name: float(sum(column)) for name, column in zip(_SUMMED, columns, strict=True)}
     if truncated:
-        # What is not there may be missing, and idle is all that is not there.
+        # A truncated trace may lack events: a zero may be missing work, and idle time is all time without events.
         sums = {name: value or None for name, value in sums.items()} | {"idle_us": None}
     communication, overlap = sums["communication_us"], sums["overlap_us"]
     matched = blame is not None and blame.transfer_us.get(rank, 0.0) > 0
@@ -136,13 +136,16 @@ def rank_result(
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """``None`` without any value, and where one of them is not known."""
+    """Return the sum of values; ``None`` without any value, and where one of them is not known."""
     known = [value for value in values if value is not None]
     return float(sum(known)) if known and len(known) == len(values) else None
 
 
 def _classes(breakdowns: Sequence[StepBreakdown]) -> dict[str, float] | None:
-    """Summed over windows, longest first. A window in which something ran has a class, unless it was recorded without any."""
+    """Return the time per class summed over windows, longest first.
+
+    ``None`` where there are no classes, or where a window with compute or communication was recorded without classes.
+    """
     if any(not row.class_us and (row.compute_us or row.communication_us) for row in breakdowns):
         return None
     total: Counter[str] = Counter()

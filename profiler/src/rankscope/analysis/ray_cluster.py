@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster that is there already: where it is, and one line for whatever is wrong with that."""
+"""Connection to an existing Ray cluster: its address, and one-line messages for connection errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankscope.analysis.locations import one_line
 from rankscope.base.errors import InputError, MissingError, RankscopeError
 
 _FOUND: Final = "auto"
-"""Ray's own word for the cluster of the variable RAY_ADDRESS, else the one that this machine is a node of."""
+"""Ray's name for the cluster in the variable RAY_ADDRESS, or else the one that this machine is a node of."""
 _FORMS: Final = "give HOST:PORT of its head, and run this on one of its nodes"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _ANSWER_S: Final = 5.0
@@ -28,15 +28,16 @@ _CALM: Final = {
     "RAY_gcs_server_request_timeout_seconds": "20",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
 }
-"""What Ray reads as it is imported and connects, where the environment does not say otherwise: to a port that is none of Ray's it
-would try for minutes, and what happens on the cluster it would print to stdout, into our answer."""
+"""Environment variables for Ray's import and connection, where the environment does not set them. Without them Ray would try for
+minutes to connect to a port of another program, and would print cluster events to stdout, into our output."""
 
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """The ``ray`` module, connected to the cluster at ``address``, or to the one that this program is connected to already.
+    """Yield the ``ray`` module, connected to the cluster at ``address``, or to the one that this program already uses.
 
-    Raises ``InputError`` where no cluster answers or it is of another version, ``MissingError`` where Ray is not installed.
+    Raises ``InputError`` where no cluster answers or its version differs, ``MissingError`` where Ray is not installed, and
+    ``RankscopeError`` for an ``address`` while this program is already connected.
     """
     with _calmly():
         try:
@@ -51,7 +52,7 @@ def connected(address: str | None) -> Iterator[Any]:
     place = cluster_address(address, ray.util.get_node_ip_address)
     logger = logging.getLogger("ray")
     level, on_sigterm = logger.level, signal.getsignal(signal.SIGTERM)
-    # What matters of what Ray has to say is raised.
+    # Relevant errors are raised, so Ray's log is not needed.
     logger.setLevel(logging.CRITICAL + 1)
     try:
         with _calmly(), _nothing_on_stderr():
@@ -61,15 +62,15 @@ def connected(address: str | None) -> Iterator[Any]:
         with _calmly():
             ray.shutdown()
         logger.setLevel(level)
-        # Ray puts its own in the place of ours, and leaves it there.
+        # Ray replaces our SIGTERM handler and does not restore it.
         if on_sigterm is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)
 
 
 def cluster_address(address: str | None, own_ip: Callable[[], str]) -> str:
-    """What to connect to: ``HOST:PORT`` where something listens, or ``auto``. Raises ``InputError``.
+    """Return the address to connect to: ``HOST:PORT`` of a listening port, or ``auto``. Raises ``InputError``.
 
-    ``own_ip``: what Ray takes ``localhost`` for.
+    ``own_ip``: returns the IP address that Ray uses for ``localhost``.
     """
     place = address if address not in {None, _FOUND} else os.environ.get("RAY_ADDRESS") or _FOUND
     if place == _FOUND:
@@ -94,7 +95,7 @@ def cluster_address(address: str | None, own_ip: Callable[[], str]) -> str:
 
 def _connect(ray: Any, place: str) -> None:
     try:
-        # An address given, so none is started; its workers' output stays in its logs.
+        # With an address Ray starts no cluster. The output of its workers stays in its logs.
         ray.init(place, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError, ImportError, ray.exceptions.RayError) as error:
         raise InputError(place, _why_not(place, error)) from error
@@ -110,7 +111,7 @@ def _why_not(place: str, error: Exception) -> str:
 
 @contextmanager
 def _calmly() -> Iterator[None]:
-    """Without warnings, and in the environment above."""
+    """Run the body without Python warnings and with the environment variables ``_CALM``."""
     added = {name: value for name, value in _CALM.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -124,11 +125,14 @@ def _calmly() -> Iterator[None]:
 
 @contextmanager
 def _nothing_on_stderr() -> Iterator[None]:
-    """Ray's C++ writes to the descriptor itself each time it tries, and announces any setting that would keep it from that."""
+    """Redirect file descriptor 2 to the null device while the body runs.
+
+    Ray's C++ code writes to the descriptor at each connection attempt, and prints a notice for any setting that would prevent it.
+    """
     try:
         stderr = os.dup(2)
     except OSError:
-        yield  # closed: nobody hears anything anyway
+        yield  # stderr is closed, so there is no output to suppress
         return
     try:
         with Path(os.devnull).open("wb") as nowhere:
