@@ -113,9 +113,9 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     detail: RankDetail | None = None
     """Streams, classes of kernels, copies, launches …; ``None`` unless requested, and for runs, which keep no events."""
     clock: RankClock | None = None
-    """Offset and drift of its clock; ``None`` without a matched collective."""
+    """Offset and drift of the rank's clock; ``None`` without a matched collective."""
     truncated: bool = False
-    """True if its trace lacks a part. Times then cover the remaining part, ``None`` if there is none, and enter no mean."""
+    """True if the rank's trace lacks a part. Times then cover the rest of it (``None`` if there is none) and enter no mean."""
 
 
 class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +146,7 @@ class ImposedWait(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     imposed_us: float
     imposed_exposed_us: float
-    """Part of it that no compute hid; only this part costs time."""
+    """Part of the imposed wait that no compute hid; only this part costs time."""
     share: float | None
     """Share of all imposed wait; ``None`` when no rank waited."""
 
