@@ -195,7 +195,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem that costs time, with its evidence."""
+    """One thing that costs time, with its evidence."""
 
     kind: Kind
     rank: int | None = None
