@@ -1,4 +1,4 @@
-"""The ranks worked through on a Ray cluster that is there already; none is ever started here."""
+"""Engine that processes the ranks on an existing Ray cluster; it never starts one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from rankscope.analysis.workers import AHEAD, Item, Result
 from rankscope.base.errors import RankscopeError
 
 _PER_CPU: Final = 2
-"""Tasks for each CPU: the next one is there when one is done, and a cluster that grows on demand sees the demand."""
+"""Tasks per CPU: a second one keeps each CPU busy, and shows an autoscaling cluster the demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayEngine:
-    """A task for each rank on the Ray cluster at ``address``, up to ``workers`` at a time (``None``: two for each CPU).
+    """Engine that runs one task per rank on the Ray cluster at ``address``.
 
-    A program that is connected to a cluster already uses that one, with its runtime environment, and stays connected.
+    Up to ``workers`` tasks run at a time (``None``: two per CPU). A program that is already connected to a cluster uses that
+    one, with its runtime environment, and stays connected.
     """
 
     address: str | None = None
@@ -34,12 +35,12 @@ class RayEngine:
     def map(
         self, function: Callable[[Item], Result], items: Sequence[Item], *, files: Sequence[Location], text_bytes: int
     ) -> Iterator[Result]:
-        """See ``workers.Engine``.
+        """Implement ``workers.Engine.map``.
 
         Raises:
-            InputError: no cluster answers, it is of another version, or a node of it does not see a file.
-            MissingError: no Ray here, or no rankscope of this version on a node.
-            RankscopeError: a task was killed; nothing is tried twice.
+            InputError: no cluster answers, the cluster has another version, or one of its nodes does not see a file.
+            MissingError: Ray is not installed here, or a node lacks rankscope of this version.
+            RankscopeError: a task was killed; tasks are not retried.
         """
         del text_bytes
         with connected(self.address) as ray:
@@ -52,7 +53,7 @@ def _in_tasks(
     workers = workers or _PER_CPU * int(ray.cluster_resources().get("CPU", 0))
     if not workers:
         raise RankscopeError("the Ray cluster has no CPU for tasks; `ray status` shows what it has")
-    # Spread: disks and networks of all nodes are read side by side. Not tried again: for want of memory Ray would for ever.
+    # SPREAD reads through the disks and networks of all nodes at once. No retries: Ray retries out-of-memory tasks forever.
     run = ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")(node_task())
     here = tuple(Here.of(function))
     todo = iter(zip(items, files, strict=True))
@@ -72,14 +73,14 @@ def _in_tasks(
     except ConnectionError as error:
         raise RankscopeError(f"the connection to the Ray cluster was lost: {one_line(error)}") from error
     finally:
-        # On Ctrl-C, an error, or when nobody wants the rest; a connection that is gone has taken its tasks with it.
+        # After Ctrl-C, an error, or when the caller stops iterating. A lost connection has already ended its tasks.
         with suppress(Exception):
             for task in running:
                 ray.cancel(task, force=True)
 
 
 def _seen_here(file: Location) -> tuple[str, int] | None:
-    """What nodes are to see; ``None`` for a URL, and for what is not here either: reading it says so."""
+    """Return the path and size that nodes must see; ``None`` for a URL or a missing file, which fails when it is read."""
     return (os.fspath(file), file.stat().st_size) if isinstance(file, Path) and file.is_file() else None
 
 
@@ -87,7 +88,7 @@ def _result(ray: Any, task: Any, file: Location) -> Any:
     try:
         answer = ray.get(task)
     except ray.exceptions.RayTaskError:
-        raise  # a fault of ours, with the traceback from there
+        raise  # a bug of rankscope; the error has the node's traceback
     except ray.exceptions.OutOfMemoryError as error:
         raise RankscopeError(
             f"a node of the Ray cluster ran out of memory with {file}: use fewer at a time (--workers)"

@@ -1,4 +1,4 @@
-"""What a node of a Ray cluster does for one item, after a look at whether it can; and what its answer means."""
+"""Task of a Ray node for one item, with checks that the node can run it; and the interpretation of its answer."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from rankscope.base.errors import InputError, MissingError
 
 Outcome = Literal["done", "failed", "version", "lacks", "unseen"]
 Answer = tuple[Outcome, str, bytes]
-"""An outcome, the node's name, and the pickle of what came of it."""
+"""Outcome, name of the node, and the pickled result, error or detail."""
 
 _SHARED = "it has to be on storage that all nodes share (or --engine local)"
 
 
 class Here(NamedTuple):
-    """What is the same for all items; a plain tuple when it travels."""
+    """Context of the calling process, common to all items; sent to nodes as a plain tuple."""
 
     version: str
     folder: str
-    """From which relative paths are looked up."""
+    """Folder that relative paths start from."""
     function: bytes
 
     @classmethod
     def of(cls, function: Callable[[Any], Any]) -> Here:
-        """This process."""
+        """Return the context of this process with the pickled ``function``."""
         return cls(metadata.version("rankscope"), os.fspath(Path.cwd()), pickle.dumps(function))
 
 
 def node_task() -> Callable[[tuple[str, str, bytes], bytes, tuple[str, int] | None], Answer]:
-    """What a node runs: of ``Here``, the pickle of an item, and path and size of its file, where one has to be there.
+    """Return the function that a node runs.
 
-    Made here, rather than a function of this module, so that it travels by value: on a node without rankscope a function that
-    travels by its name cannot even be read. Results are pickled by us: the arrays that Ray unpickles cannot be written to.
+    Its arguments are ``Here``, the pickled item, and path and size of the item's file if the node must see one. The function is
+    nested so that Ray sends it by value: a node without rankscope could not unpickle a module-level function. Results are
+    pickled here, because arrays that Ray unpickles are read-only.
     """
 
     def unseen(file: Path, size: int) -> str | None:
@@ -60,7 +61,7 @@ def node_task() -> Callable[[tuple[str, str, bytes], bytes, tuple[str, int] | No
             found = None
         if found != wanted:
             return "version", node, pickle.dumps(found)
-        # Where there is no such folder, relative paths lead nowhere, which is noticed.
+        # Without this folder, the check below reports files with relative paths as unseen.
         with suppress(OSError):
             os.chdir(folder)
         if file is not None and (why := unseen(Path(file[0]), file[1])):
@@ -69,7 +70,7 @@ def node_task() -> Callable[[tuple[str, str, bytes], bytes, tuple[str, int] | No
             from rankscope.base.errors import RankscopeError
 
             try:
-                result = pickle.loads(function)(pickle.loads(item))  # noqa: S301  # from whom we run code for anyway
+                result = pickle.loads(function)(pickle.loads(item))  # noqa: S301  # from the caller, whose code runs here anyway
                 return "done", node, pickle.dumps(result)
             except (RankscopeError, OSError) as error:
                 return "failed", node, pickle.dumps(error)
@@ -80,9 +81,9 @@ def node_task() -> Callable[[tuple[str, str, bytes], bytes, tuple[str, int] | No
 
 
 def understood(answer: Answer, file: Location) -> Any:
-    """The result in a node's answer. Raises what it stands for otherwise."""
+    """Return the result in a node's answer, or raise the error that the answer stands for."""
     outcome, name, pickled = answer
-    value = pickle.loads(pickled)  # noqa: S301  # from the cluster that our code runs on
+    value = pickle.loads(pickled)  # noqa: S301  # from the cluster that runs our code
     here = metadata.version("rankscope")
     node, install = f"node {name} of the Ray cluster", f"on all nodes: pip install 'rankscope[analysis]=={here}'"
     if outcome == "version":

@@ -1,7 +1,7 @@
-"""What to try, as a table: conditions over named figures, the action, a bound of what it saves, and how to check it.
+"""Table of recommendations: conditions on named figures, the action, a bound on its gain, and how to check it.
 
-A bound is what the step would save did the cost vanish that the action is against, or the share of it that the action can take
-away at most. To add an advice, add a row.
+A bound is the share of the step saved if the cost that the action addresses vanished, or the largest part of it that the action
+can remove. To add a recommendation, add a row.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from rankscope.analysis.figures import Figure, Figures
 
 
 class When(msgspec.Struct, frozen=True):
-    """A figure is known, and at least, or below, the limit."""
+    """Condition that a figure is known and at least, or below, the limit."""
 
     figure: str
     comparison: Literal[">=", "<"]
     limit: float
 
     def holds(self, figures: Figures) -> bool:
-        """Whether it does; a figure that is not known meets no condition."""
+        """Return whether the condition holds; an unknown figure meets no condition."""
         figure = figures.get(self.figure)
         return figure is not None and (figure.value >= self.limit if self.comparison == ">=" else figure.value < self.limit)
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """factor · (sum of the figures): a share of the step."""
+    """Bound on a gain or cost, as a share of the step: factor · (sum of the figures)."""
 
     figures: tuple[str, ...]
     factor: float = 1.0
 
     def of(self, figures: Figures) -> float:
-        """The share."""
+        """Return the bound as a share of the step, at most 1."""
         return min(1.0, self.factor * sum(figures[name].value for name in self.figures))
 
     @property
     def formula(self) -> str:
-        """For people."""
+        """Formula of the bound, as text for people."""
         total = " + ".join(self.figures)
         if self.factor == 1:
             return total
@@ -49,7 +49,10 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One row. ``{who}`` of an action are the ranks that the verdict names. ``falls``: what must be less when it has helped."""
+    """Row of the table.
+
+    ``{who}`` in an action stands for the ranks that the verdict names. ``falls``: the figure that must fall if the action helped.
+    """
 
     name: str
     when: tuple[When, ...]
@@ -60,18 +63,18 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def at_least(figure: str, limit: float) -> When:
-    """A condition."""
+    """Return the condition that ``figure`` is at least ``limit``."""
     return When(figure, ">=", limit)
 
 
 def below(figure: str, limit: float) -> When:
-    """A condition."""
+    """Return the condition that ``figure`` is below ``limit``."""
     return When(figure, "<", limit)
 
 
 _EXPOSED: Final = "share.exposed_communication"
 _ROOM: Final = below("memory.peak_share", 0.6)
-# Activations double with the batch, and may be all that there is.
+# Activations double with the batch, and may be all of the memory in use.
 _ROOM_FOR_TWICE: Final = below("memory.peak_share", 0.45)
 _FULL: Final = at_least("memory.peak_share", 0.9)
 _ACCELERATED: Final = at_least("accelerated", 1)
@@ -357,7 +360,7 @@ TABLE: Final[tuple[Row, ...]] = (
 
 
 def derived(figures: Figures) -> dict[str, Figure]:
-    """The figures, and those that are made of others."""
+    """Return the figures, with those that are derived from others."""
     found = dict(figures)
     compute = figures.get("share.compute")
     if compute is not None:
@@ -372,7 +375,10 @@ def derived(figures: Figures) -> dict[str, Figure]:
 
 
 def recommend(figures: Figures, *, step_us: float | None, run: str | None, who: str) -> list[Advice]:
-    """The advice whose evidence is there, most to gain first. ``who``: the ranks that the verdict names."""
+    """Return the advice whose conditions all hold, largest bound on the gain first.
+
+    ``who``: the ranks that the verdict names.
+    """
     known = derived(figures)
     rows = [row for row in TABLE if all(condition.holds(known) for condition in row.when)]
     found = [_advice(row, known, step_us, run, who) for row in rows]

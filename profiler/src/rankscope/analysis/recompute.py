@@ -1,9 +1,9 @@
 """Activation checkpointing: forward operators that run inside backward.
 
-Autograd numbers the operators that it sees while gradients are on. Backward itself runs with gradients off, so a numbered
-operator without a forward thread inside a backward operator is a forward operator run again, whoever wrote the checkpointing. A
-backward that is itself differentiated (``create_graph=True``) looks the same; what a compiler recomputes inside a compiled
-backward does not show.
+Autograd numbers the operators that it records while gradients are on. Backward itself runs with gradients off. So an operator
+inside a backward operator that has a number, but no forward thread, is a recomputed forward operator. This holds for every
+checkpointing implementation. A backward that is itself differentiated (``create_graph=True``) looks the same. Recomputation
+inside a compiled backward is not visible.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rankscope.analysis.work import outermost, within
 
 
 def recomputing_rows(trace: Trace) -> NDArray[np.intp] | None:
-    """Rows of the outermost operators that are run again; ``None`` where no operator has autograd's numbers."""
+    """Return the rows of the outermost recomputed operators; ``None`` if no operator has an autograd number."""
     if not trace.autograd.any():
         return None
     recorded = np.flatnonzero(trace.autograd == RECORDED)

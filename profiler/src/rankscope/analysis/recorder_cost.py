@@ -1,4 +1,4 @@
-"""What the recorder itself took of the training it recorded."""
+"""Cost of the recorder itself, as a share of the training time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from rankscope.runs.records import RankInfo
 def recorder_share(
     table: StepTable, infos: Mapping[int, RankInfo], *, earlier_us: Mapping[int, float] = MappingProxyType({})
 ) -> float | None:
-    """Share of its step time on the rank that paid most; of ranks with all their records, as the cost is of all steps."""
+    """Return the largest share of the step time that the recorder took on any rank; ``None`` if it is known for no rank.
+
+    Only ranks with all their step records count, because the recorder's cost covers all steps. ``earlier_us``: summed wall time
+    per rank of the steps before the table.
+    """
     shares = []
     for row, rank in enumerate(table.ranks.tolist()):
         info = infos.get(rank)

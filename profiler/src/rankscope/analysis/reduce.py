@@ -1,4 +1,4 @@
-"""A trace reduced to the records that a run keeps: one breakdown per step, its collectives, its costliest kernels."""
+"""Reduction of a trace to the records that a run keeps: a breakdown per step, its collectives, its costliest kernels."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ from rankscope.base.errors import InputError
 from rankscope.runs.records import CollectiveRecord, DeviceKind, KernelRecord, StepBreakdown, WindowBasis
 
 COSTLIEST: Final = 10
-"""Kernel records kept per step."""
+"""Number of kernel records kept per step."""
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """What is left of a trace."""
+    """Records that a trace is reduced to."""
 
     breakdowns: list[StepBreakdown] = msgspec.field(default_factory=list)
     collectives: list[CollectiveRecord] = msgspec.field(default_factory=list)
     kernels: list[KernelRecord] = msgspec.field(default_factory=list)
     uncalled: int = 0
-    """Collectives that ran in the trace though no call in it asked for them; known of whole files."""
+    """Number of collectives that ran in the trace without a call in it; counted for whole files only."""
 
 
 class _Steps(msgspec.Struct, frozen=True):
-    """The annotated steps: numbers, and host intervals in nanoseconds, ascending."""
+    """Annotated steps: their numbers and host intervals in nanoseconds, ascending in time."""
 
     numbers: list[int]
     start: NDArray[np.int64]
     end: NDArray[np.int64]
 
     def position(self, time: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Per time, the position of the step it falls in, or -1."""
+        """Return, per time, the position of the step it falls in, or -1."""
         at = np.searchsorted(self.start, time, side="right") - 1
         inside = (at >= 0) & (time < self.end[np.maximum(at, 0)])
         return np.where(inside, at, -1)
 
 
 def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduction:
-    """One breakdown per ``ProfilerStep#N`` annotation (of those in ``steps``, if given), its collectives and kernels.
+    """Reduce each step with a ``ProfilerStep#N`` annotation (only those in ``steps``, if given) to its records.
 
-    An empty reduction when the trace has no such annotation: then ``reduce_file`` takes it as one window.
+    Without such annotations the reduction is empty; ``reduce_file`` takes such a trace as one window.
 
-    Work on the CPU is cut at the step's own bounds. Device work runs later than the step that asked for it, so device windows
-    go from the first start of the work launched in a step to that of the next step, found by launch correlation; whatever runs
-    in the window is cut to it. A collective belongs to the step in which it was enqueued.
+    CPU work is cut at the step's own bounds. Device work runs later than the step that launched it. So a device window goes from
+    the first start of the work launched in a step to that of the next step, found by launch correlation. All work in the window
+    is cut to it. A collective belongs to the step in which it was enqueued.
     """
-    # Imported for windows of runs, and for traces in detail: of the time that a trace takes, imports are a good part.
+    # Imported only for windows of runs and detailed traces: imports are a large part of the time that a trace takes.
     from rankscope.analysis.detail import with_parts
 
     annotated = _annotated_steps(trace)
@@ -79,7 +79,7 @@ def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduc
 
 
 def step_breakdowns(trace: Trace, events: WorkEvents) -> list[StepBreakdown]:
-    """The breakdowns of ``reduce_trace``, of every annotated step."""
+    """Return the breakdowns of ``reduce_trace`` for every annotated step."""
     annotated = _annotated_steps(trace)
     if annotated is None:
         return []
@@ -92,17 +92,17 @@ def _step_breakdowns(trace: Trace, events: WorkEvents, steps: _Steps, work: Work
     for position, number in enumerate(steps.numbers):
         start, end = map(int, windows[position])
         count = int((owner == position).sum())
-        # A host interval stands in for a step that asked the device for nothing, or whose work was not recorded.
+        # A step without device work, launched or recorded, has its host interval as window.
         truncated = trace.has_device_work and not count
         breakdowns.append(_breakdown(number, trace.device_kind, work, (start, end), count, truncated=truncated, basis="steps"))
     return breakdowns
 
 
 def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
-    """The whole trace as one window, from the first start to the last end of any work; ``events`` are its ``work_events``.
+    """Reduce the whole trace to one window, from the first start to the last end of any work.
 
-    Collectives keep the number of the annotated step they were enqueued in, 0 where nothing is annotated. Raises
-    ``InputError`` when there is no work at all.
+    ``events`` are its ``work_events``. Collectives keep the number of the annotated step they were enqueued in, or 0 without
+    annotations. Raises ``InputError`` when there is no work at all.
     """
     events = work_events(trace) if events is None else events
     work = events.work()
@@ -125,7 +125,7 @@ def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
 
 
 def step_numbers(trace: Trace) -> list[int]:
-    """Numbers of the annotated steps, ascending in time; empty where nothing is annotated."""
+    """Return the numbers of the annotated steps, ascending in time; empty without annotations."""
     annotated = _annotated_steps(trace)
     return annotated.numbers if annotated else []
 
@@ -133,7 +133,7 @@ def step_numbers(trace: Trace) -> list[int]:
 def _annotated_steps(trace: Trace) -> _Steps | None:
     by_name = [int(found.group(1)) if (found := _STEP.fullmatch(name)) else -1 for name in trace.names]
     numbers_of_rows = np.array(by_name, dtype=np.int64)[trace.name]
-    # A trace of device activities alone has the annotations as the device saw them.
+    # A trace of device activities alone has only the device's copies of the annotations.
     for category in (NOTE, DEVICE_NOTE):
         rows = np.flatnonzero((trace.category == category) & (numbers_of_rows >= 0))
         if len(rows):
@@ -146,7 +146,7 @@ def _annotated_steps(trace: Trace) -> _Steps | None:
     numbers = [int(number) for number in numbers_of_rows[rows]]
     start, end = trace.start[rows], trace.end[rows].copy()
     for position in range(len(rows) - 1):
-        # Steps follow each other without a gap; after a pause of the profiler there is one.
+        # Consecutive steps have no gap between them; a pause of the profiler leaves one.
         if numbers[position + 1] == numbers[position] + 1 or end[position] > start[position + 1]:
             end[position] = start[position + 1]
     return _Steps(numbers, start, end)
@@ -198,15 +198,16 @@ def _breakdown(
 def _records(
     instances: Sequence[Instance], steps: _Steps | None, work: Work, *, whole_file: bool = False
 ) -> list[CollectiveRecord]:
-    """Instances as records, counted per (step, group). Those enqueued outside every step are left out unless the file is the
-    window.
+    """Return the instances as records, numbered per (step, group).
+
+    Instances enqueued outside every step are left out, unless the whole file is the window.
     """
     if not instances:
         return []
     times = np.array([instance.enqueue for instance in instances], dtype=np.int64)
     positions = steps.position(times) if steps is not None else np.zeros(len(instances), dtype=np.intp)
     if steps is not None and whole_file:
-        # Before the first annotation counts to the first step, between two to the earlier one.
+        # Enqueued before the first annotation: counts to the first step. Between two steps: to the earlier one.
         positions = np.maximum(np.searchsorted(steps.start, times, side="right") - 1, 0)
     counted: dict[tuple[int, str], int] = {}
     records: list[CollectiveRecord] = []

@@ -1,4 +1,4 @@
-"""The analysis for a terminal."""
+"""Rendering of an analysis for a terminal."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rankscope.analysis.wording import CYAN, GREEN, RED, UNKNOWN, YELLOW, counte
 from rankscope.base.text import duration
 
 SHOWN_RANKS: Final = 16
-"""A terminal shows at most so many ranks; the JSON has them all."""
+"""Number of ranks shown at most; the JSON has all of them."""
 
 SHOWN_ORIGINS: Final = 4
 SHOWN_VICTIMS: Final = 8
-"""So much of who waited for whom; the JSON has more."""
+"""Number of origins (rows) and victims (columns) shown at most in the wait attribution; the JSON has more."""
 
 _COLORS: Final = {"straggler": RED, "hang": RED, "balanced": GREEN, "insufficient_data": YELLOW}
 _TRUNCATED: Final = "*"
 _OF_WHAT_IS_LEFT: Final = "of what is left of its trace, and in no mean; what is missing is not known, which is not zero"
 _DISPENSABLE: Final = ("copies", "overlap", "hidden")
-"""Columns that give way on a narrow terminal, in this order."""
+"""Columns dropped on a narrow terminal, in this order."""
 
 
 def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, detail: bool = False) -> str:
-    """Verdict, ranks, imposed wait and what to do next, in lines of at most ``width`` columns (tables may need 80).
+    """Return verdict, ranks, imposed wait and next actions, in lines of at most ``width`` columns (tables may need 80).
 
-    With ``detail`` also where the time goes, of the ranks of which that is known. Tables leave columns out that do not fit; the
-    JSON has all.
+    With ``detail``, also the time breakdown of the ranks for which it is known. Tables omit columns that do not fit; the JSON
+    has all.
     """
     parts = [
         _headline(analysis, width),
@@ -118,7 +118,7 @@ def _rank_table(analysis: Analysis, width: int) -> str:
 
 
 def _legend(header: Sequence[str]) -> str:
-    """What the columns of the profiled window are, of those that are shown."""
+    """Return the explanation of the shown columns of the profiled window."""
     if "hidden" not in header:
         return "of the profiled window"
     overlap = "overlap is communication under compute, hidden its share of all communication"
@@ -126,7 +126,7 @@ def _legend(header: Sequence[str]) -> str:
 
 
 def _interesting(analysis: Analysis) -> list[RankResult]:
-    """All ranks of a small job; else the named ones, those that impose most, and the slowest, in order of rank."""
+    """Return all ranks of a small job; else the named ranks, those that impose most wait, and the slowest, in order of rank."""
     if len(analysis.ranks) <= SHOWN_RANKS:
         return analysis.ranks
     slowest = sorted(analysis.ranks, key=lambda row: -(row.own_us if row.own_us is not None else -1.0))
@@ -160,7 +160,7 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
 
 
 def _clocks(analysis: Analysis) -> str:
-    """Only where clocks did not keep their offsets: that is what its owner may want to mend."""
+    """Return a note on clocks that drifted or were set, which an administrator may want to fix; empty without any."""
     clocks = [(row.clock, row.rank) for row in analysis.ranks if row.clock is not None]
     drift, rank = max(((abs(clock.drift_ppm or 0.0), rank) for clock, rank in clocks), default=(0.0, 0))
     said = f"; clocks drift, that of rank {rank} most, by {drift:.3g} us per second: corrected" if drift else ""
@@ -193,7 +193,7 @@ def _pipeline_table(analysis: Analysis, width: int) -> str:
 
 
 def _ledger_table(analysis: Analysis, width: int) -> str:
-    """Who waited for whom: the worst origins in rows, their victims in columns, as many as fit; and the groups where."""
+    """Return the wait attribution: the worst origins in rows, their victims in as many columns as fit; then the groups."""
     ledger = analysis.ledger
     if ledger is None or len(ledger.matrix) < 2:
         return ""

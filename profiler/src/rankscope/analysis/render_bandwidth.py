@@ -1,4 +1,4 @@
-"""Bandwidth of collectives, and waits in sends and operations with a root, for a terminal."""
+"""Rendering of bandwidths of collectives, and of waits in sends and operations with a root, for a terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from rankscope.base.text import duration
 SHOWN_ROWS: Final = 8
 SHOWN_WAITS: Final = 4
 _DISPENSABLE: Final = ("count", "wait", "ranks")
-"""Columns that give way on a narrow terminal, in this order."""
+"""Columns dropped on a narrow terminal, in this order."""
 
 
 def bandwidth_table(collectives: CollectiveMatching, width: int) -> str:
-    """The costliest rows, why figures are missing, the longest waits, and what was left out; empty without any of it."""
+    """Return the costliest rows, reasons for missing figures, the longest waits, and counts of excluded and unmatched instances.
+
+    The text is empty if there is none of these.
+    """
     lines = [*_rows(collectives.by_op, width), *_waits(collectives.waits, width)]
     for title, reasons in (("left out", collectives.excluded), ("not matched", collectives.unmatched_by)):
         if reasons:

@@ -1,4 +1,4 @@
-"""Waterfall, throughput, memory and advice for a terminal."""
+"""Rendering of waterfall, throughput, memory and advice for a terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rankscope.analysis.wording import size, wrapped
 from rankscope.base.text import duration
 
 BARS: Final = 24
-"""Columns of the whole step."""
+"""Width of the whole step in the waterfall, in columns."""
 SHOWN_ADVICE: Final = 3
 _CLEARLY: Final = 1.02
-"""The ranks' own windows and the one of all of them are told apart from this ratio on."""
+"""Ratio of the extent over all ranks to the mean step above which the extent is shown, too."""
 _MIB: Final = 1 << 20
 
 
 def waterfall_text(analysis: Analysis, width: int) -> str:
-    """One bar per part, each beginning where the one before it ends; parts that are not known are named."""
+    """Return one bar per part, each starting where the previous one ends, and the names of unknown parts."""
     found = analysis.waterfall
     if found is None:
         return ""
@@ -47,7 +47,7 @@ def waterfall_text(analysis: Analysis, width: int) -> str:
 
 
 def throughput_text(analysis: Analysis, width: int) -> str:
-    """Rates and MFU, on one line if they fit."""
+    """Return the rates and MFU, on one line if they fit."""
     found = analysis.throughput
     if found is None:
         return ""
@@ -63,7 +63,7 @@ def throughput_text(analysis: Analysis, width: int) -> str:
 
 
 def memory_text(analysis: Analysis, width: int) -> str:
-    """The fullest device, and every leak."""
+    """Return the peak of the rank with the highest peak memory, and the first ``SHOWN_ADVICE`` leaks."""
     found = analysis.memory
     if found is None:
         return ""
@@ -88,7 +88,7 @@ def memory_text(analysis: Analysis, width: int) -> str:
 
 
 def advice_text(analysis: Analysis, width: int) -> str:
-    """The first three; the JSON has all."""
+    """Return the first three pieces of advice; the JSON has all."""
     if not analysis.advice:
         return ""
     unit = "step" if analysis.waterfall is None else analysis.waterfall.unit

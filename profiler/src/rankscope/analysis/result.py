@@ -1,6 +1,6 @@
 """The result of an analysis: the JSON of ``rankscope analyze --format json`` (schema ``rankscope.analysis/1``).
 
-What is undefined is ``None`` (JSON ``null``), never 0. Fields are only ever added.
+Undefined values are ``None`` (JSON ``null``), never 0. Later versions only add fields.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ Cause = Literal["input", "host", "gc", "checkpoint", "compute", "imbalance", "co
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """What was analysed, and how much of what there should be was there."""
+    """Source of the analysis, and how complete it was."""
 
     kind: Literal["run", "traces"]
     path: str
     ranks: int
-    """Ranks with evidence."""
+    """Number of ranks with evidence."""
     world_size: int | None
     steps: int
     coverage: float | None
-    """Ranks x steps with evidence over those expected, 0 to 1."""
+    """Ranks x steps with evidence, divided by those expected; 0 to 1."""
     simulated: bool
     run_id: str | None = None
     name: str | None = None
     recorder_share: float | None = None
-    """Share of its step time that the recorder took on the rank where it took most; known once a rank has ended."""
+    """Largest share of the step time that the recorder took on any rank; known once a rank has ended."""
     recorder_budget: float | None = None
-    """The share that it was allowed."""
+    """Share of the step time that the recorder was allowed."""
     unreadable: list[str] = []
-    """Files and folders of a run of which nothing could be read, as paths inside it: what they hold is missing above."""
+    """Unreadable files and folders of a run, as paths inside it; their content is missing from the analysis."""
     warnings: list[str] = []
-    """What was damaged or left out, one sentence each."""
+    """Sentences, one for each kind of data that was damaged or left out."""
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank. Times are microseconds over its whole window (traces), or summed over its profiled steps (runs).
+    """Result of one rank. Times are microseconds over its whole window (traces), or summed over its profiled steps (runs).
 
-    compute + exposed_communication + exposed_memcpy + idle == window; all of them ``None`` when nothing was profiled, and idle
-    where the trace is ``truncated``.
+    compute + exposed_communication + exposed_memcpy + idle == window. All of them are ``None`` when nothing was profiled; idle is
+    also ``None`` when the trace is ``truncated``.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     device_kind: DeviceKind | None
     attempt: int
     steps: int
-    """Steps with evidence of any kind."""
+    """Number of steps with evidence of any kind."""
     window_basis: WindowBasis | None
     window_us: float | None
     compute_us: float | None
@@ -87,8 +87,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     overlap_ratio: float | None
     """overlap / communication; ``None`` when there was no communication."""
     transfer_us: float | None
-    """Communication time without waiting: each matched collective counted with its shortest duration over the ranks, sends,
-    receives and operations with a root with their duration less the wait in it."""
+    """Communication time without waiting. A matched collective counts with its shortest duration over the ranks. A send, a
+    receive or an operation with a root counts with its duration minus the wait in it."""
     wait_us: float | None
     """Time in matched collectives beyond ``transfer_us``: waiting for later ranks."""
     blocked_us: float | None
@@ -102,65 +102,64 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """Communication in matched collectives, as transferring and waiting, hidden and exposed. ``None`` without any matched,
     and for runs."""
     class_us: dict[str, float] | None = None
-    """Class of kernels or operators to the time in which any of them ran, over the same windows as ``compute_us``. Classes may
-    run side by side. This and the next three are ``None`` where they are not known for all windows; of traces, unless details are
-    asked for."""
+    """Time in which any kernel or operator of a class ran, per class, over the same windows as ``compute_us``. Classes may
+    overlap in time. This field and the next three are ``None`` unless known for all windows; for traces, they need details."""
     recompute_us: float | None = None
-    """Time in which anything ran that activation checkpointing computed again."""
+    """Time in which work ran that activation checkpointing recomputed."""
     idle_starved_us: float | None = None
-    """Idle as nothing had been launched: the host came too late."""
+    """Idle time in which no work had been launched: the host was late."""
     idle_queued_us: float | None = None
-    """Idle though work had been launched."""
+    """Idle time although work had been launched."""
     detail: RankDetail | None = None
-    """Streams, classes of kernels, copies, launches …; ``None`` unless asked for, and for runs, which keep no events."""
+    """Streams, classes of kernels, copies, launches …; ``None`` unless requested, and for runs, which keep no events."""
     clock: RankClock | None = None
-    """How far its clock was off; ``None`` without a matched collective."""
+    """Offset and drift of the rank's clock; ``None`` without a matched collective."""
     truncated: bool = False
-    """Its trace lacks a part: times are of what is left of it, ``None`` where nothing is, and in no mean."""
+    """True if the rank's trace lacks a part. Times then cover the rest of it (``None`` if there is none) and enter no mean."""
 
 
 class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):
-    """How the collectives of the ranks were put together."""
+    """Result of matching the collectives across the ranks."""
 
     matched: int
-    """Collective instances found on every rank of their group."""
+    """Number of collective instances found on every rank of their group."""
     unmatched: int
     excluded: dict[str, int]
-    """Instances left out on purpose, by reason (``p2p``, ``broadcast``, …): nothing tells who waited for whom in them."""
+    """Number of instances left out on purpose, by reason (``p2p``, ``broadcast``, …): their waits cannot be attributed."""
     method: Literal["sequence", "order"] | None
     clock_residual_us: float | None
-    """Median disagreement of the ends of matched collectives after clock correction: no lag below it is claimed."""
+    """Median disagreement of the ends of matched collectives after clock correction; shorter lags are not reported."""
     unmatched_by: dict[str, int] = {}
-    """Why instances did not match (``rank_missing``, ``bytes_differ``, …); adds up to ``unmatched``."""
+    """Number of unmatched instances by reason (``rank_missing``, ``bytes_differ``, …); adds up to ``unmatched``."""
     by_op: list[CollectiveBandwidth] = []
     """Bandwidth per operation, process group and size; most transfer time first."""
     explained_share: float | None = None
-    """Of traces: share of the ranks' communication time that is in matched collectives; waiting in the rest is not seen. ``None``
-    without communication, and for runs."""
+    """Share of the ranks' communication time in traces that is in matched collectives. Waiting in the rest is not visible.
+    ``None`` without communication, and for runs."""
     waits: list[DirectedWait] = []
-    """Who waited for whom in sends, receives and operations with a root; longest first."""
+    """Waits of one rank for another in sends, receives and operations with a root; longest first."""
 
 
 class ImposedWait(msgspec.Struct, frozen=True, kw_only=True):
-    """How long other ranks waited for this one, summed over victims."""
+    """Time that other ranks waited for this one, summed over the victims."""
 
     rank: int
     imposed_us: float
     imposed_exposed_us: float
-    """The part no compute hid: the part that costs anything."""
+    """Part of the imposed wait that no compute hid; only this part costs time."""
     share: float | None
-    """Of all imposed wait; ``None`` when nobody waited."""
+    """Share of all imposed wait; ``None`` when no rank waited."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Money."""
+    """Amount of money."""
 
     amount: float
     currency: str
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: who, why, how much, what next."""
+    """Answer of the analysis: the rank at fault, the cause, the cost and the next actions."""
 
     kind: Kind
     rank: int | None = None
@@ -172,12 +171,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
     stage: int | None = None
     steps: tuple[int, int] | None = None
-    """First step and the step after the last that the verdict speaks of."""
+    """First step that the verdict covers, and the step after the last."""
     evidence_source: Literal["steps", "windows", "traces"] | None = None
     confidence: float | None = None
     """0 to 1."""
     slowdown: float | None = None
-    """Actual step time over the step time without the cause; 1.31 = the job takes 31 % longer."""
+    """Actual step time divided by the step time without the cause; 1.31 = the job takes 31 % longer."""
     gpu_hours_lost: float | None = None
     cost: Cost | None = None
     summary: str
@@ -187,7 +186,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """One number a finding rests on."""
+    """One figure that a finding rests on."""
 
     name: str
     value: float
@@ -196,7 +195,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was found, with its evidence."""
+    """One thing that costs time, with its evidence."""
 
     kind: Kind
     rank: int | None = None
@@ -214,7 +213,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything ``analyze`` knows."""
+    """Complete result of ``rankscope analyze``."""
 
     schema: str = ANALYSIS_SCHEMA
     source: Source
@@ -223,19 +222,19 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     imposed_wait: list[ImposedWait]
     """Most imposed first."""
     imposed_wait_source: Literal["steps", "windows", "traces"] | None = None
-    """What ``imposed_wait`` was read from; ``None`` when it is empty. Windows see a few steps sharply, step records all steps."""
+    """Source of ``imposed_wait``; ``None`` when that is empty. Windows cover a few steps in detail, step records all steps."""
     ledger: Ledger | None = None
-    """Who delayed whom, by process group; ``None`` where nothing tells."""
+    """Wait attribution: delays by origin and victim, per process group; ``None`` if no source shows them."""
     verdict: Verdict
     findings: list[Finding]
     """Most costly first."""
     pipeline: PipelineResult | None = None
-    """Bubbles and stages; ``None`` without a pipeline, or where the records do not tell own time."""
+    """Bubbles and stages; ``None`` without a pipeline, or where the records lack own time."""
     waterfall: Waterfall | None = None
-    """Where a step's time goes; ``None`` with too few steps and no profiled window."""
+    """Parts of the mean step's time; ``None`` with too few steps and no profiled window."""
     throughput: Throughput | None = None
-    """Of a run; ``None`` for traces and captures."""
+    """Throughput of a run; ``None`` for traces and captures."""
     memory: Memory | None = None
-    """``None`` where no record has a sample."""
+    """Memory use; ``None`` if no record has a memory sample."""
     advice: list[Advice] = []
-    """What to try, most to gain first, each with its evidence, a bound of the gain and how to check it."""
+    """Actions to try, largest bound on the gain first, each with its evidence, that bound and how to check it."""

@@ -1,4 +1,4 @@
-"""A slowness that moves from rank to rank, in own times."""
+"""Detection of slowness that rotates among the ranks, from own times."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rankscope.analysis.step_order import last_ranks, ordered
 
 
 def find_rotating(judged: Judged) -> Slow | None:
-    """A slowness that moves from rank to rank, or ``None``.
+    """Return the slowness that moves from rank to rank, or ``None``.
 
-    Somebody is always last; here the last one must be far out at most steps: the gap to the one before it at least five times
-    the typical distance between the others, and 15 % of the step. Exponential noise, the worst that is common, reaches half of
-    that.
+    Some rank is always last. Here the last rank must be an outlier in at least ``FIXED`` of the steps: its gap to the rank before
+    it is at least five times the typical distance between the others, and 15 % of the step. Exponential noise, the worst common
+    kind, reaches half of that.
     """
     own = judged.own
     if len(own) < 4 or own.shape[1] < 2 * MINIMUM_STEPS:

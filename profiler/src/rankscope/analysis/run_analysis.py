@@ -1,4 +1,4 @@
-"""Analysis of a run directory: step records first, profiled windows beside them."""
+"""Analysis of a run directory: step records first, supplemented by profiled windows."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def analyze_run(
 def analysis_of(
     run: RunEvidence, *, price_per_gpu_hour: float | None = None, currency: str = "USD", links: Sequence[ToldLink] = ()
 ) -> Analysis:
-    """The analysis of what has been read."""
+    """Return the analysis of the evidence read from a run."""
     recorded = run.reader.info
     if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
@@ -134,7 +134,7 @@ def read_evidence(
 ) -> RunEvidence:
     """Read an attempt of a run, the last by default. Raises ``InputError``.
 
-    ``report`` and ``metrics`` as in ``StepTable.load``.
+    ``report`` and ``metrics`` are those of ``StepTable.load``.
     """
     reader = RunReader(Path(path))
     table = StepTable.load(reader, attempt, report=report, metrics=metrics)
@@ -166,7 +166,10 @@ def evidence_of(
     now: float,
     earlier: Earlier | None = None,
 ) -> RunEvidence:
-    """What has been read, with what can be told from it at once. ``now``: Unix seconds."""
+    """Return the evidence of an attempt: the data read, and groups, pipeline and liveness derived from it.
+
+    ``now``: Unix seconds.
+    """
     about = reader.attempt(table.attempt)
     over = table.attempt != max(reader.attempts(), default=table.attempt)
     collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
@@ -186,7 +189,7 @@ def evidence_of(
 
 
 def world_size_of(reader: RunReader, table: StepTable, infos: Mapping[int, RankInfo]) -> int | None:
-    """Ranks that there should be; not fewer than there are."""
+    """Return the expected number of ranks, at least the number of those present; ``None`` if it is not recorded."""
     told = told_world_size(reader.attempt(table.attempt), infos.values())
     return None if told is None else max(told, len(table.ranks)) or None
 
@@ -215,7 +218,7 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if run.earlier.steps:
         steps = len(run.table.steps)
         warnings.append(f"judged by the last {steps:,} of {steps + run.earlier.steps:,} steps")
-    # A world of whatever size a damaged file claims is never gone through: only what is on disk is.
+    # Never iterates over the whole world: a damaged file may claim any size.
     present = set(run.ranks)
     absent = (run.world_size or 0) - sum(rank < (run.world_size or 0) for rank in present)
     if absent > 0:
@@ -242,7 +245,7 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
 
 
 def _recorder_warnings(run: RunEvidence) -> list[str]:
-    """What the recorder itself lost, and what it stumbled over."""
+    """Return the warnings about records and windows that the recorder lost, and about odd windows."""
     warnings: list[str] = []
     disabled = [rank for rank, info in run.infos.items() if info.disabled_reason]
     if disabled:
@@ -262,7 +265,7 @@ def _recorder_warnings(run: RunEvidence) -> list[str]:
 
 
 def _expired(run: RunEvidence) -> list[str]:
-    """What retention removed: the analysis is of what is left."""
+    """Return the warning about records that retention removed, or an empty list."""
     removed: dict[str, int] = {}
     ranks: list[int] = []
     for rank, info in run.infos.items():
@@ -279,8 +282,9 @@ def _expired(run: RunEvidence) -> list[str]:
 
 
 def _imposed(run: RunEvidence) -> list[ImposedWait]:
-    """From the windows' collectives where there are any matched, else from the step records (then nothing is known of hiding
-    compute).
+    """Return the imposed wait from matched collectives of the windows if there are any, else from the step records.
+
+    Step records do not show how much of a wait is hidden by compute.
     """
     if run.matching.matches:
         return imposed_result(run.blame)
@@ -288,7 +292,7 @@ def _imposed(run: RunEvidence) -> list[ImposedWait]:
     for judged in run.compared:
         imposed.update(imposed_wait(judged))
     total = sum(imposed.values())
-    # Blocked time is time in which the training thread did nothing else, so all of it is exposed.
+    # The training thread does nothing else during blocked time, so all of it is exposed.
     rows = [
         ImposedWait(rank=rank, imposed_us=value, imposed_exposed_us=value, share=value / total if total > 0 else None)
         for rank, value in imposed.items()

@@ -20,15 +20,18 @@ from rankscope.analysis.waterfall import Costs
 from rankscope.runs.records import RankInfo
 
 _KERNEL_RANKS: Final = 4
-"""Ranks whose costliest kernels are read: all compute in the same types."""
+"""Number of ranks whose costliest kernels are read; a few suffice, as all ranks compute in the same data types."""
 
 
 _OF_GRADIENTS: Final = frozenset(("collectives.all_reduce_share", "collectives.sharding_share"))
-"""What tells data from sharded parallelism by its operations; ranks that share a batch use the same ones on activations."""
+"""Figures that distinguish data from sharded parallelism by its operations.
+
+They are not used where ranks share a batch, because such ranks run the same operations on activations.
+"""
 
 
 def assessed_run(analysis: Analysis, run: RunEvidence, costs: Costs | None, throughput: Throughput | None) -> Analysis:
-    """The analysis with all that there is to say of the run's costs."""
+    """Return the analysis with waterfall, throughput, memory and advice of the run."""
     memory = memory_of(run.table, device_memory(run.reader, run.infos))
     kernels = [row for rank in run.ranks[:_KERNEL_RANKS] for row in run.reader.kernels(run.table.attempt, rank)]
     windows = figures_of_windows(analysis, run.matched, kernels)
@@ -45,7 +48,7 @@ def assessed_run(analysis: Analysis, run: RunEvidence, costs: Costs | None, thro
 
 
 def _share_batches(infos: Mapping[int, RankInfo]) -> bool:
-    """Whether ranks of one stage work on the same batch, as in tensor and context parallelism."""
+    """Return whether ranks of one stage work on the same batch, as in tensor and context parallelism."""
     places: dict[str, set[int]] = {}
     for info in infos.values():
         for name, at in info.coordinates.items():

@@ -1,4 +1,4 @@
-"""Where the steps of a run go: what its step records and its profiled windows tell together."""
+"""Costs of the steps of a run, from its step records and profiled windows together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rankscope.analysis.window_costs import costs_of_windows, together
 
 
 def costs_of_run(run: RunEvidence, throughput: Throughput | None) -> Callable[[tuple[int, ...]], Costs | None]:
-    """The costs of the mean step of a run without some ranks; they are ``None`` where nothing is known of them.
+    """Return a function from ranks to the costs of the run's mean step without them; ``None`` where no costs are known.
 
-    Without those that a verdict names, for what limits the step besides: what they do has been said. Of step records their part
-    is taken out by itself, for these are told of the typical rank; windows are those of the others, if there are any.
+    The excluded ranks are those that a verdict names: the costs of the others show what limits the step besides. Step records
+    need no correction, because they describe the typical rank. Windows are those of the other ranks, if there are any.
     """
     accelerated = any(info.device_kind != "cpu" for info in run.infos.values())
     steps = costs_of_steps(run.table, world_size=run.world_size, accelerated=accelerated, pipeline=run.pipeline)
@@ -26,7 +26,7 @@ def costs_of_run(run: RunEvidence, throughput: Throughput | None) -> Callable[[t
 
 def _windows(run: RunEvidence, without: tuple[int, ...]) -> Costs | None:
     if set(without) >= set(run.ranks):
-        without = ()  # a slowness that moves may be of all of them
+        without = ()  # a rotating slowness may name all ranks
     return costs_of_windows(
         run.windows,
         run.blame if run.matching.matches else None,
@@ -37,7 +37,7 @@ def _windows(run: RunEvidence, without: tuple[int, ...]) -> Costs | None:
 
 
 def _with_ideal(costs: Costs | None, throughput: Throughput | None) -> Costs | None:
-    """With what the step's floating-point operations would take at the device's peak, which is a part of its compute."""
+    """Return the costs with ``ideal`` split off compute: the time of the step's FLOPs at the device's peak rate."""
     if costs is None or throughput is None or throughput.mfu is None or throughput.flops_per_second_per_rank is None:
         return costs
     known = dict(costs.known)

@@ -1,4 +1,4 @@
-"""Everything that is read of an attempt of a run before it is judged."""
+"""Evidence read from an attempt of a run before the verdict."""
 
 from __future__ import annotations
 
@@ -20,62 +20,62 @@ from rankscope.runs.records import RankInfo
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What was recorded before the steps of a table that holds only the last ones."""
+    """Totals of the steps recorded before those of a table that holds only the last ones."""
 
     steps: int = 0
     records: dict[int, int] = field(default_factory=dict)
-    """Per rank."""
+    """Number of step records per rank."""
     wall_us: dict[int, float] = field(default_factory=dict)
-    """Per rank, the sum."""
+    """Summed wall time per rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEvidence:
-    """Everything read from an attempt."""
+    """All evidence read from an attempt."""
 
     reader: RunReader
     table: StepTable
     compared: list[Judged]
-    """Of each group of ranks that do the same work what can be judged."""
+    """Steps that can be judged, for each group of ranks that do the same work."""
     infos: dict[int, RankInfo]
     windows: dict[int, Reduction]
     world_size: int | None
     matched: Matched
-    """The collectives of the profiled steps."""
+    """Collectives of the profiled steps."""
     damaged: int
-    """Records with impossible times, left out."""
+    """Number of records with impossible times, which are left out."""
     pipeline: PipelineResult | None
-    """``None``: there is none, or it is not seen."""
+    """Pipeline of the run; ``None`` if there is none or it was not detected."""
     liveness: Liveness
-    """Whether it goes on."""
+    """State of the attempt: live, silent or over."""
     earlier: Earlier = field(default_factory=Earlier)
 
     @property
     def matching(self) -> Matching:
-        """The collectives of the profiled steps that match."""
+        """Matched collectives of the profiled steps."""
         return self.matched.matching
 
     @property
     def blame(self) -> Blame:
-        """Who was waited for in them."""
+        """Waits in the profiled steps, charged to the ranks that caused them."""
         return self.matched.blame
 
     @property
     def path(self) -> str:
-        """The run directory."""
+        """Path of the run directory."""
         return os.fspath(self.reader.path)
 
     @property
     def witness(self) -> Witness:
-        """Where the physical reason of a slowness is looked for."""
+        """Data in which the physical reason of a slowness is searched."""
         return Witness(self.reader, self.table, self.infos)
 
     @property
     def hosts(self) -> dict[int, str]:
-        """Rank to host."""
+        """Host of each rank."""
         return {rank: info.host for rank, info in self.infos.items()}
 
     @property
     def ranks(self) -> list[int]:
-        """Ranks that left a folder, ascending."""
+        """Ranks with a folder in the run directory, ascending."""
         return [int(rank) for rank in self.table.ranks]

@@ -1,4 +1,4 @@
-"""The verdict on a run: step records first, profiled windows where they cannot decide."""
+"""Verdict on a run: from step records first, from profiled windows where step records cannot decide."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from rankscope.analysis.waterfall import Costs
 from rankscope.base.text import ranks_text
 
 CAPTURE: Final = 20
-"""Steps to profile where windows are to decide: more than ``late.ENOUGH_STEPS``, also where some show nothing."""
+"""Number of steps to profile for a verdict from windows: more than ``late.ENOUGH_STEPS``, as some steps may show nothing."""
 
 
 def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
@@ -63,8 +63,9 @@ def run_verdict(
     price: float | None,
     currency: str,
 ) -> tuple[Verdict, list[Finding]]:
-    """The verdict, and all findings, most costly first. ``costs``: of the step without some ranks, for what limits the step is
-    told from its waterfall.
+    """Return the verdict and all findings, most costly first.
+
+    ``costs`` maps ranks to the costs of the step without them; the resulting waterfall shows what limits the step.
     """
     return bubble_explained(*_run_verdict(run, costs, price, currency), run.pipeline, run.path)
 
@@ -114,7 +115,7 @@ def _missing(run: RunEvidence) -> tuple[str, Lack]:
 
 
 def _of_stages(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]] | None:
-    """What limits a pipeline of which every stage is on one rank: nobody can be named, but the step can be explained."""
+    """Return the verdict on a pipeline with one rank per stage: no rank can be named, but what limits the step can."""
     if run.pipeline is None:
         return None
     why = "Every pipeline stage is on one rank, so there is none to compare it with"
@@ -142,7 +143,7 @@ def _reporting(run: RunEvidence) -> int:
 
 
 def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]] | None:
-    """Windows decide where the step records cannot."""
+    """Return the verdict from profiled windows, for runs whose step records cannot decide; ``None`` without matches."""
     if not run.matching.matches:
         return None
     profiled = [row for reduction in run.windows.values() for row in reduction.breakdowns]
@@ -158,17 +159,17 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
             missing = f"rank {suspect} was last, but at so few collectives that it may be chance; more profiled steps are needed"
             return _too_little(run, missing, "few_windows")
         if _reporting(run) < 2:
-            # A handful of profiled steps cannot speak for all the steps of which there is no record.
+            # A few profiled steps are not evidence for all the steps without a record.
             missing, lack = _missing(run)
             return _too_little(run, f"{missing}; in the profiled steps nobody was late beyond chance", lack)
         compared = len({rank for match in run.matching.matches for rank in match.ranks})
         whom = among(compared, setting.world_size, "matched collectives")
         why = f"In the profiled steps no rank makes the others wait beyond chance{whom}"
         return nobody(shares, by_windows, confidence=None, why=why)
-    # Blame sums over the profiled steps; verdicts speak of one step.
+    # Blame sums over the profiled steps; verdicts are per step.
     steps = max(counts)
     signals = _signals_beside_windows(run, late.ranks[0], late.gain_us / steps)
-    # A few profiled steps are over between two readings of the hardware: all steps speak for them.
+    # A few profiled steps can fall between two hardware readings, so readings of all steps are used.
     every = np.ones(len(run.table.steps), dtype=bool)
     named = explained(late_named(late, run.blame, window, signals, steps=steps), run.witness, every, every)
     verdict, finding = straggler(named, by_windows)
@@ -176,7 +177,7 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
 
 
 def _signals_beside_windows(run: RunEvidence, rank: int, gain_us: float) -> Signals:
-    """Why a rank was late that windows named: what its step records show besides."""
+    """Return the signals in the step records of a rank that windows named, to find out why it was late."""
     table = run.table
     count = len(table.steps)
     usual = (np.arange(count) >= min(WARM_UP, count // 5)) & ~table.profiled.any(axis=0)
@@ -186,7 +187,7 @@ def _signals_beside_windows(run: RunEvidence, rank: int, gain_us: float) -> Sign
 
 
 def _explained(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
-    """The slow rank, with the physical reason where there is one."""
+    """Return the slow rank, with the physical reason if there is one."""
     looked_at = np.isin(run.table.steps, judged.table.steps)
     late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
     return explained(_named(run, judged, slow), run.witness, late, looked_at)
@@ -263,7 +264,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
 
 
 def _calm(judged: Judged) -> float:
-    """How sure it is that nobody is to be named: the share of halves, quarters … of the steps in which nobody would be."""
+    """Return the confidence that no rank is slow: the share of pieces of the run (up to 8) in which no rank would be named."""
     count: int = judged.own.shape[1]
     pieces = max(1, min(8, count // (2 * MINIMUM_STEPS)))
     calm = 0
@@ -272,5 +273,5 @@ def _calm(judged: Judged) -> float:
         keep[piece] = True
         part = Judged(judged.table.columns(keep), judged.rows, judged.own[:, keep], judged.wall_us)
         calm += int(find_slow(part) is None)
-    # One voice more for and against: a handful of pieces is no certainty.
+    # One piece is added for and one against (Laplace): a few pieces give no certainty.
     return (calm + 1) / (pieces + 2)

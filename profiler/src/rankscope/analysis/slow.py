@@ -1,4 +1,4 @@
-"""Ranks that make the others wait: what is said of them, and from how much on."""
+"""Slow ranks that make the others wait, and the limits from which a rank counts as slow."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from rankscope.analysis.result import Pattern
 
 MINIMUM_EFFECT: Final = 0.05
-"""Of the step time that would be saved; below it nobody is named, however certain."""
+"""Share of the step time that healing a rank must save; below it no rank is named, however certain the result."""
 
 FIXED: Final = 0.6
-"""A rank that is the last in this share of the steps is always slow; below it, now and then."""
+"""Share of the steps in which a rank must be last to be slow always (``fixed``); below it, the slowness is intermittent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,18 @@ class Slow:
     """Ranks that make the others wait."""
 
     ranks: list[int]
-    """Worst first. All that took part, when rotating."""
+    """Slow ranks, worst first; when rotating, all ranks that took part."""
     pattern: Pattern
     gain_us: float
-    """Mean step time that healing them saves: the longest own time minus the longest of the others', beyond what it costs
-    that one of these is last.
+    """Mean step time that healing these ranks saves: the longest own time minus the longest among the other ranks.
+
+    The typical saving from healing one of the others is subtracted, because one of them would then be last.
     """
     excess_us: float
-    """Mean own time of the worst above the median of its peers, in the affected steps."""
+    """Mean excess of the worst rank's own time over the median of its peers, in the affected steps."""
     p_value: float | None
     stability: float
     last_share: float
-    """Share of the steps in which one of them was last."""
+    """Share of the steps in which one of these ranks was last."""
     affected: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
-    """[usable steps]: where one of them was last; where it is intermittent, those in which the worst was far out."""
+    """True at the steps in which one of these ranks was last, or, if intermittent, the worst was an outlier; [usable steps]."""

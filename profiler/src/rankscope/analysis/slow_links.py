@@ -1,4 +1,4 @@
-"""Transfers far below what their link should give, as a finding."""
+"""Finding for transfers far below the rate that their link should reach."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rankscope.analysis.slow import MINIMUM_EFFECT
 from rankscope.runs.records import StepBreakdown
 
 FAR_BELOW: Final = 0.4
-"""A healthy link gives 70 to 95 % of its bare rate to long transfers; protocols, rings over several boards and compute that runs
-beside them account for the rest, but not for this little."""
+"""Share of a link's bare rate below which transfers are too slow. A healthy link reaches 70 to 95 % with long transfers.
+Protocols, rings over several boards and concurrent compute explain the rest, but not a share this low."""
 
 HEALTHY: Final = 0.8
-"""Share of the bare rate that a transfer would reach were the link healthy: what the loss is reckoned against."""
+"""Share of the bare rate that a transfer would reach on a healthy link; the reference for the loss."""
 
 
 def slow_rows(rows: Sequence[CollectiveBandwidth]) -> list[CollectiveBandwidth]:
-    """The rows whose transfers are bound by bandwidth, and far below their link's."""
+    """Return the rows whose transfers are bound by bandwidth and far below their link's rate."""
     return [row for row in rows if row.share is not None and row.share < FAR_BELOW and row.bound_by == "bandwidth"]
 
 
 def lost_us(row: CollectiveBandwidth) -> float:
-    """Time lost in the row's transfers to their link, summed over instances and ranks."""
+    """Return the time that the row's transfers lose to a slow link, summed over instances and ranks."""
     if row.share is None or row.transfer_us is None or row.group_size is None:
         return 0.0
     return row.matched * row.group_size * row.transfer_us * max(0.0, 1 - row.share / HEALTHY)
@@ -41,9 +41,9 @@ def with_slow_links(
     *,
     run: str | None = None,
 ) -> tuple[Verdict, list[Finding]]:
-    """Adds the finding, if there is one; a verdict of ``communication_bound`` is explained by it.
+    """Add the finding on slow links, if there is one; it also explains a verdict of ``communication_bound``.
 
-    It takes a loss of ``MINIMUM_EFFECT`` of the profiled time, and as much communication that no compute hides.
+    The loss must reach ``MINIMUM_EFFECT`` of the profiled time, and so must the communication that no compute hides.
     """
     slow = slow_rows(rows)
     windows = [row for one in breakdowns.values() for row in one]

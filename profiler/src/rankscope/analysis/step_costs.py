@@ -1,9 +1,10 @@
-"""What the always-on step records tell of where a step's time goes.
+"""Costs of a step from the always-on step records.
 
-At each step the *typical rank* is the one in the middle by own time (of an even number the faster of the two in the middle: what
-one of two ranks alone takes longer is no matter of both). What it was blocked while the last rank still worked is waiting for it,
-the rest of what it was blocked is communication. Its own time is taken apart by phases, and on CPUs by what the training
-thread did. In a pipeline, whose stages differ, the mean over stages takes its place, and all that was blocked is the bubble.
+At each step the *typical rank* is the one in the middle by own time. Of an even number of ranks it is the faster of the two in
+the middle, because the extra time of one of two ranks does not describe both. Its blocked time while the last rank still worked
+is waiting for that rank; the rest of its blocked time is communication. Its own time is divided by phases, and on CPUs by the
+activity of the training thread. A pipeline's stages differ, so it is described by the mean over the stages instead, and all
+blocked time is the bubble.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ IN_BUBBLE: Final = "not told apart from the pipeline's bubble"
 
 @dataclass(frozen=True, slots=True)
 class _Typical:
-    """Where the typical rank is: [places] of a rank and a step each, which count ``weight``; 1 in every step together."""
+    """Places (a rank and a step each) of the typical rank in a table, [places], with weights that sum to 1 in every step."""
 
     table: StepTable
     ranks: NDArray[np.intp]
@@ -44,18 +45,18 @@ class _Typical:
     step: NDArray[np.intp]
     weight: Vector
     alone: bool
-    """One rank, which waits for nobody."""
+    """True for a job of one rank, which waits for no other."""
 
     def at(self, name: str) -> Vector:
-        """One metric of the table, [places]."""
+        """Return one metric of the table, [places]."""
         return self.table.at(name, self.row, self.step).astype(np.float64)
 
     def own(self, name: str) -> Vector:
-        """``own_NAME``, or ``NAME`` of a rank that is alone, [places]."""
+        """Return ``own_NAME``, or ``NAME`` for a job of one rank, [places]."""
         return self.at(name if self.alone else f"own_{name}")
 
     def mean(self, values: Vector) -> float | None:
-        """Mean over the steps of ``values`` [places]; ``None`` where there are none."""
+        """Return the weighted mean over the steps of ``values`` [places]; ``None`` if none is known."""
         known = np.isfinite(values)
         weight = float(self.weight[known].sum())
         return float((self.weight[known] * values[known]).sum()) / weight if weight > 0 else None
@@ -64,7 +65,7 @@ class _Typical:
 def costs_of_steps(
     table: StepTable, *, world_size: int | None, accelerated: bool, pipeline: PipelineResult | None = None
 ) -> Costs | None:
-    """Costs of the mean step; ``None`` without ``MINIMUM_STEPS`` steps."""
+    """Return the costs of the mean step; ``None`` with fewer than ``MINIMUM_STEPS`` steps."""
     typical = _typical(table, world_size, pipeline)
     if typical is None:
         return _without_own_time(table, accelerated=accelerated)
@@ -87,7 +88,7 @@ def costs_of_steps(
 
 
 def _mean_wall(typical: _Typical) -> float:
-    """Of the compared ranks in the steps judged."""
+    """Return the mean wall time of the compared ranks in the judged steps."""
     table, judged = typical.table, np.zeros(len(typical.table.steps), dtype=bool)
     judged[typical.steps] = True
 
@@ -100,14 +101,14 @@ def _mean_wall(typical: _Typical) -> float:
 
 
 def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float | None], dict[InnerName, float | None]]:
-    """The parts of the typical rank's own time, and parts of them.
+    """Return the parts of the typical rank's own time, and the inner parts of these.
 
-    Once a loader is seen anywhere, a step or stage that has no such phase waits for none: what it takes is in other parts.
+    If any step has a data phase, steps and stages without one count as waiting 0 for data; their time is in other parts.
     """
     data = typical.own("data_us")
     known: dict[PartName, float | None] = {
         "input": typical.mean(np.nan_to_num(data)) if np.isfinite(data).any() else None,
-        # Without a device there is nowhere to copy to.
+        # Without a device there are no copies.
         "copies": typical.mean(typical.own("h2d_us")) if accelerated else 0.0,
     }
     inner: dict[InnerName, float | None] = {"gc": typical.mean(typical.at("gc_us"))}
@@ -126,7 +127,7 @@ def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float 
 
 
 def _largest(typical: _Typical, pipeline: PipelineResult, *, accelerated: bool) -> dict[PartName | InnerName, tuple[int, Amount]]:
-    """Of each part of own time the stage whose ranks have most of it on average, and how much."""
+    """Return, per part of own time, the stage whose ranks have most of it on average, and the amount."""
     found: dict[PartName | InnerName, tuple[int, Amount]] = {}
     for stage in pipeline.stages:
         mine = np.isin(typical.table.ranks[typical.row], stage.ranks)
@@ -143,7 +144,7 @@ def _told(found: Mapping[_Name, float | None]) -> dict[_Name, Amount]:
 
 
 def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | None]:
-    """What the typical rank was blocked, as far as that is told apart."""
+    """Return the parts of the typical rank's blocked time, as far as they can be separated."""
     if typical.alone:
         return {"exposed_communication": 0.0, "straggler_wait": 0.0}
     blocked = typical.at("blocked_us")
@@ -159,7 +160,7 @@ def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | No
 
 @dataclass(frozen=True, slots=True)
 class _Thread:
-    """What a training thread on a CPU did in its own time outside input, [places]."""
+    """Parts of a CPU training thread's own time outside input, [places]."""
 
     compute: Vector
     between_steps: Vector
@@ -169,13 +170,15 @@ class _Thread:
 
     @property
     def host(self) -> Vector:
-        """All but compute."""
+        """Time of all parts except compute."""
         return self.between_steps + self.stalled + self.run_queue + self.gc
 
 
 def _thread(typical: _Typical) -> _Thread:
-    """Time off the CPU is taken for waiting in the data loader first, then for what goes on between the steps: only what
-    neither can explain is a stall inside the model's phases. What is left of these is compute.
+    """Return the parts of the training thread's own time.
+
+    Time off the CPU is attributed to the data loader first, then to the time between steps. Only the remainder is a stall inside
+    the model's phases. The rest of these phases, without run queue and garbage collection, is compute.
     """
     own = typical.at("wall_us" if typical.alone else "own_us")
     data, between, queued, collected = (
@@ -209,9 +212,9 @@ def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult 
 
 
 def _middle(table: StepTable, rows: NDArray[np.intp], judged: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Row and column of the rank in the middle at each step that is ``judged`` [steps], among those in ``rows``.
+    """Return row and column of the middle rank at each ``judged`` step [steps], among the ranks in ``rows``.
 
-    Of ranks of the same own time all are there, so that their order does not matter.
+    All ranks that tie for the middle own time are returned, so the order of ranks does not matter.
     """
 
     def of(steps: slice) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -226,7 +229,7 @@ def _middle(table: StepTable, rows: NDArray[np.intp], judged: NDArray[np.bool_])
 
 
 def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: PipelineResult) -> Matrix:
-    """Every stage counts the same, and in it every rank."""
+    """Return weights that are equal for every stage, and within a stage for every rank."""
     weights: Matrix = np.zeros(shape)
     for stage in pipeline.stages:
         mine = np.isin(ranks, stage.ranks)
@@ -235,7 +238,7 @@ def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: Pipel
 
 
 def usual_steps(table: StepTable) -> NDArray[np.bool_]:
-    """[steps]: after warm-up, with a record, not profiled where enough others are there."""
+    """Return the mask [steps] of steps after warm-up with a record, without profiled steps if enough others remain."""
     count = len(table.steps)
     keep = (np.arange(count) >= min(WARM_UP, count // 5)) & table.has_record.any(axis=0)
     plain = keep & ~table.profiled.any(axis=0)
@@ -243,8 +246,10 @@ def usual_steps(table: StepTable) -> NDArray[np.bool_]:
 
 
 def _without_own_time(table: StepTable, *, accelerated: bool) -> Costs | None:
-    """Only the wall time; of ranks on CPUs also what they waited for data, which is no time in which they wait for each other.
-    While the host of a device waits for data, the device may well have work to do.
+    """Return costs with the wall time only, and on CPUs also the time spent waiting for data.
+
+    On CPUs, waiting for data does not overlap with waiting for other ranks. With a device it is left out: the device may have
+    work while its host waits for data.
     """
     keep = usual_steps(table)
     if keep.sum() < MINIMUM_STEPS:

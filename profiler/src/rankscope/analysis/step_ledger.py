@@ -1,4 +1,4 @@
-"""The ledger of always-on records."""
+"""Wait attribution from the always-on step records."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rankscope.analysis.own_time import Judged, waits
 
 
 def ledger_of_steps(compared: Sequence[Judged]) -> Ledger | None:
-    """From own times, of the ranks that could be compared with each other; ``None`` where none could.
+    """Return the wait attribution from own times of the ranks that can be compared; ``None`` if none can.
 
-    At each step the rank with the longest own time is charged. Blocked time is time in which the training thread did nothing
-    else, so all of it is exposed.
+    At each step the rank with the longest own time is charged. The training thread does nothing else during blocked time, so all
+    of it is exposed.
     """
     if not compared:
         return None

@@ -1,4 +1,4 @@
-"""Order statistics over the ranks at each step, of matrices [ranks, steps] that may be of thousands of either."""
+"""Order statistics over the ranks at each step, for matrices [ranks, steps] with up to thousands of either."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ _Value = TypeVar("_Value", bound=np.floating[Any])
 _Result = TypeVar("_Result")
 
 _BLOCK: Final = 256
-"""So many steps at a time, side by side in memory, fit into a processor's cache."""
+"""Number of steps per block; the values of a block fit into a processor's cache."""
 _WORTH_A_THREAD: Final = 1 << 20
-"""Values in a matrix, from which on it is gone through on several cores; numpy lets others run while it works.
+"""Number of values from which a matrix is processed on several cores; numpy releases the GIL while it works.
 
-The last steps of a run that goes on are fewer, even of 2,000 ranks: whoever follows it has no need of two cores.
+The last steps of a running job have fewer values, even with 2,000 ranks: following a run needs no second core.
 """
 
 
 def blocks(steps: int) -> Iterator[slice]:
-    """Consecutive steps, a block at a time."""
+    """Yield slices of consecutive steps, one per block."""
     for first in range(0, steps, _BLOCK):
         yield slice(first, min(first + _BLOCK, steps))
 
 
 def of_blocks(shape: tuple[int, ...], function: Callable[[slice], _Result]) -> list[_Result]:
-    """What ``function`` makes of each block of a matrix of this shape, [ranks, steps], in order; side by side of a large one."""
+    """Return the results of ``function`` for each block of a matrix of ``shape`` [ranks, steps], in order.
+
+    Blocks of a large matrix are processed in parallel.
+    """
     cores = len(os.sched_getaffinity(0))
     if cores == 1 or shape[0] * shape[1] < _WORTH_A_THREAD:
         return [function(steps) for steps in blocks(shape[1])]
-    # Imported for large runs only: of the time that a small one takes, imports are a good part.
+    # Imported for large runs only: imports are a large part of the time that a small run takes.
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(cores) as pool:
@@ -41,21 +44,21 @@ def of_blocks(shape: tuple[int, ...], function: Callable[[slice], _Result]) -> l
 
 
 def by_step(values: NDArray[_Value]) -> NDArray[_Value]:
-    """A copy with the values of a step side by side: [steps, ranks]."""
+    """Return a copy with the values of each step adjacent in memory: [steps, ranks]."""
     copied: NDArray[_Value] = np.array(values.T, order="C")
     return copied
 
 
 Rows = NDArray[np.intp] | slice
-"""Of ranks in a matrix; the others are left out without a copy of the whole."""
+"""Selection of ranks in a matrix; the others are left out without copying the whole matrix."""
 ALL: Final = slice(None)
 
 
 def ordered(values: NDArray[_Value], places: Sequence[int], rows: Rows = ALL) -> NDArray[_Value]:
-    """What is at ``places`` of each step's values in ascending order, NaN last: [places, steps]."""
+    """Return the values at ``places`` of each step's values in ascending order, NaN last: [places, steps]."""
 
     def of(steps: slice) -> NDArray[_Value]:
-        # A sort of so few in single precision is vectorised, a selection of several places is not.
+        # numpy vectorises a sort of short float32 rows, but not a selection of several places.
         block = by_step(values[rows, steps])
         block.sort(axis=1)
         return block[:, places].T
@@ -66,17 +69,17 @@ def ordered(values: NDArray[_Value], places: Sequence[int], rows: Rows = ALL) ->
 
 @dataclass(frozen=True, slots=True)
 class Leaders:
-    """The largest value at each step, [steps]."""
+    """Largest values at each step, [steps]."""
 
     rows: NDArray[np.intp]
-    """Its row, the first of several, counted among the rows looked at."""
+    """Row of the largest value, the first of equal ones, counted among the selected rows."""
     largest: NDArray[np.float64]
     ahead: NDArray[np.float64]
-    """How far it is ahead of the second largest; infinite where there is no other."""
+    """Largest value minus the second largest; infinite if there is no other."""
 
 
 def leaders(values: NDArray[_Value], rows: Rows = ALL) -> Leaders:
-    """The largest values at each step of a matrix [ranks, steps]."""
+    """Return the largest values at each step of a matrix [ranks, steps]."""
 
     def of(steps: slice) -> Leaders:
         block = by_step(values[rows, steps])
@@ -94,6 +97,6 @@ def leaders(values: NDArray[_Value], rows: Rows = ALL) -> Leaders:
 
 
 def last_ranks(values: NDArray[_Value]) -> NDArray[np.intp]:
-    """The row of the largest value at each step, the first of several."""
+    """Return the row of the largest value at each step, the first of equal ones."""
     found = of_blocks(values.shape, lambda steps: by_step(values[:, steps]).argmax(axis=1))
     return np.concatenate(found) if found else np.empty(0, dtype=np.intp)

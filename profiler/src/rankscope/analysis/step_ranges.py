@@ -1,4 +1,4 @@
-"""A set of step numbers in little memory: most often they follow one another."""
+"""Compact set of step numbers, stored as ranges because most numbers are consecutive."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 @dataclass(slots=True)
 class StepRanges:
-    """Numbers that have been added, as ranges that do not touch."""
+    """Set of step numbers, as ranges that do not touch."""
 
     _first: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     _end: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def add(self, steps: NDArray[np.int64]) -> None:
-        """Add steps, those that are in it already among them."""
+        """Add steps; steps already in the set are ignored."""
         if not len(steps):
             return
         steps = np.unique(steps)
@@ -31,5 +31,5 @@ class StepRanges:
 
     @property
     def count(self) -> int:
-        """How many different steps are in it."""
+        """Number of different steps in the set."""
         return int((self._end - self._first).sum())

@@ -1,4 +1,4 @@
-"""What step records tell of a slow rank: its excess over its peers, phase by phase and signal by signal."""
+"""Signals of a slow rank in step records: its excess over its peers, by phase and by signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.analysis.steps import StepTable, Stored
 from rankscope.runs.records import PHASES, Phase
 
 MOST_PEERS: Final = 128
-"""So many tell what is usual; more of thousands would tell the same, and take longer."""
+"""Number of peers compared at most: they suffice for a median, and thousands take longer for the same result."""
 
 
 def signals_of(
@@ -26,10 +26,11 @@ def signals_of(
     device_busy_us: float | None,
     own_us: float | None = None,
 ) -> Signals:
-    """Signals of one rank in the steps marked ``affected`` [steps] against the ranks ``peers``, or evenly taken ``MOST_PEERS``.
+    """Return the signals of one rank against its ``peers`` in the steps marked ``affected`` [steps].
 
-    ``own_us``: the excess per step where the records do not tell own time from waiting. Phases are then compared by their wall
-    times: whoever waits does so in another phase than the one in which the slow rank is late, or no phase stands out.
+    At most ``MOST_PEERS`` of the peers are compared, evenly spaced. ``own_us``: the excess per step, for records that do not
+    separate own time from waiting. Phases are then compared by their wall times: the other ranks wait in another phase than the
+    one in which the slow rank is late, or else no phase stands out.
     """
     peers = peers[:: max(1, -(-len(peers) // MOST_PEERS))]
     row, others = int(np.searchsorted(table.ranks, rank)), np.searchsorted(table.ranks, peers)
@@ -38,19 +39,19 @@ def signals_of(
     compared = np.array([row, *others])
 
     def mean_excess(metric: str) -> float | None:
-        """Over the median of the peers."""
+        """Return the mean excess over the median of the peers."""
         over = over_peers(metric, lambda both: both[:, 0] - _medians(both[:, 1:]))
         return float(np.concatenate(over).mean()) if over else None
 
     def work_excess(metric: str) -> float | None:
-        """Of the peer in the middle by its mean."""
+        """Return the excess of the rank's mean over the median of its peers' means, as a ratio."""
         sums = over_peers(metric, lambda both: both.sum(axis=0, dtype=np.float64))
         mine, *theirs = sum(sums, np.zeros(len(compared)))
         usual = float(np.median(theirs))
         return float(mine) / usual - 1 if usual > 0 else None
 
     def over_peers(metric: str, function: Callable[[Stored], NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """What ``function`` makes of [steps, the rank and its peers], in the affected steps that all of them have."""
+        """Return ``function`` of blocks [steps, the rank and its peers], for the affected steps that all of them recorded."""
         if not np.isfinite(table.of_rank(metric, row)).any():
             return []
         found = of_blocks(table.profiled.shape, lambda steps: of_block(metric, steps, function))
@@ -83,7 +84,7 @@ def signals_of(
 
 
 def _medians(values: Stored) -> NDArray[np.float64]:
-    """The median of each row; the values end up in order."""
+    """Return the median of each row; sorts ``values`` in place."""
     values.sort(axis=1)
     count = values.shape[1]
     middle: NDArray[np.float64] = values[:, [(count - 1) // 2, count // 2]].mean(axis=1, dtype=np.float64)

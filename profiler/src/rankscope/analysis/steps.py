@@ -1,4 +1,4 @@
-"""The always-on step records of one attempt as matrices [ranks, steps]."""
+"""Always-on step records of one attempt as matrices [ranks, steps]."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rankscope.runs.step_columns import event_of, pack_row, row_dtype
 
 Matrix = NDArray[np.float64]
 Stored = NDArray[np.floating[Any]]
-"""A matrix in single precision where it was read from files. Exact to compare and to sort; sums belong in double precision."""
+"""Matrix in single precision if it was read from files. Comparisons and sorting are exact; sums need double precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One matrix of a ``StepTable``: what people call it, and its unit (``us``, ``elements``, ``samples``)."""
+    """Description of one matrix of a ``StepTable``: its label for people, and its unit (``us``, ``elements``, ``samples``)."""
 
     label: str
     unit: str
@@ -54,14 +54,14 @@ METRICS: Final[dict[str, Metric]] = {
     "tokens": Metric("tokens", "tokens"),
     "flops": Metric("floating-point operations", "FLOP"),
 }
-"""Names that ``StepTable.matrix`` knows."""
+"""Metrics that ``StepTable.matrix`` accepts, by name."""
 
 
 class Matrices(Mapping[str, Matrix]):
-    """All of ``METRICS`` by name, kept in single precision and only where anything is known; of the steps ``kept``.
+    """Matrices of all ``METRICS`` by name, for the steps ``kept``.
 
-    Each matrix is made anew when it is asked for: in double precision all of a large run at once would not fit into memory.
-    ``meters`` reads the metrics that are not ``stored``, if there are such.
+    Only known metrics are stored, in single precision. Each double-precision matrix is created on access, because all matrices
+    of a large run would not fit into memory. ``meters`` reads the metrics that are not ``stored``, if there are such.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Matrices(Mapping[str, Matrix]):
         return self.stored(metric).astype(np.float64)
 
     def stored(self, metric: str) -> NDArray[np.float32]:
-        """A matrix as it is kept, to be read only; a copy only where some of the steps are left out."""
+        """Return a matrix as it is stored, read-only by convention; a copy only if the selected steps are not contiguous."""
         return self.some(metric, slice(None))
 
     def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
-        """The same of some of the steps, and of the ranks in some ``rows``, only."""
+        """Return ``stored`` for some of the steps, and only for the ranks in ``rows`` if given."""
         columns = self._columns(steps)
         if metric in self._stored:
             found: NDArray[np.float32] = self._stored[metric][:, columns]
@@ -106,27 +106,27 @@ class Matrices(Mapping[str, Matrix]):
 
     @property
     def recorded(self) -> Collection[str]:
-        """Metrics of which anything is known."""
+        """Metrics with any known value."""
         return self._stored.keys() | set(() if self._meters is None else self._meters.known)
 
     def _columns(self, steps: slice) -> NDArray[np.intp] | slice:
-        """Where some of the steps are kept; a slice takes no copy."""
+        """Return the stored columns of some of the steps, as a slice if possible, which needs no copy."""
         kept = self._kept[steps]
         count = len(kept)
         first = int(kept[0]) if count else 0
         return slice(first, first + count) if not count or kept[-1] == first + count - 1 else kept
 
     def columns(self, keep: NDArray[np.bool_]) -> Matrices:
-        """The steps where ``keep`` is true."""
+        """Return the matrices of the steps where ``keep`` is true."""
         return Matrices(self._stored, self._ranks, self._kept[keep], self._meters)
 
     def rows(self, keep: NDArray[np.intp]) -> Matrices:
-        """The ranks in the rows ``keep``."""
+        """Return the matrices of the ranks in the rows ``keep``."""
         stored = {name: matrix[keep] for name, matrix in self._stored.items()}
         return Matrices(stored, self._ranks[keep], self._kept, self._meters)
 
     def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[np.float32]:
-        """A metric at places of a row and a column each, [places]."""
+        """Return a metric at places, given as a row and a column each: [places]."""
         if metric in self._stored or self._meters is None or metric not in self._meters.known:
             found: NDArray[np.float32] = self.stored(metric)[rows, columns]
             return found
@@ -135,12 +135,12 @@ class Matrices(Mapping[str, Matrix]):
         return self._meters.at(metric, *self._asked[2:])
 
     def starts(self, row: int) -> NDArray[np.int64]:
-        """When the steps of a rank began, unix nanoseconds; 0 where there is no record."""
+        """Return the start times of the steps of the rank in ``row``, in Unix nanoseconds; 0 where there is no record."""
         assert self._meters is not None
         return self._meters.starts(int(self._ranks[row]), self._columns(slice(None)))
 
     def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
-        """One row of a matrix."""
+        """Return one row of a matrix."""
         if metric in self._stored:
             found: NDArray[np.float32] = self._stored[metric][row, self._columns(slice(None))]
             return found
@@ -154,22 +154,22 @@ class StepTable:
 
     attempt: int
     ranks: NDArray[np.int64]
-    """Ranks that left a folder, ascending; also those without a single record."""
+    """Ranks with a folder in the run directory, ascending; also those without any record."""
     steps: NDArray[np.int64]
     """Step numbers seen on any rank, ascending."""
     values: Mapping[str, Matrix]
     start_unix_ns: NDArray[np.int64] | None
-    """As ``starts`` [ranks, steps]; ``None``: ``values`` can read them."""
+    """Start times as in ``starts``, [ranks, steps]; ``None`` if ``values`` reads them on request."""
     profiled: NDArray[np.bool_]
-    """[ranks, steps]: the profiler was on, so the times include its cost."""
+    """True where the profiler was on, so that times include its cost, [ranks, steps]."""
     tags: dict[str, NDArray[np.bool_]]
-    """Tag to [ranks, steps]: where it was set."""
+    """True where a tag was set, [ranks, steps] per tag."""
     last_end_unix_ns: float = 0.0
-    """When the last step of any rank ended; 0 without a record."""
+    """End of the last step of any rank, in Unix nanoseconds; 0 without a record."""
     damaged: int = 0
-    """Records left out because their times or numbers are impossible."""
+    """Number of records left out because their times or numbers are impossible."""
     memory: dict[int, Matrix] = field(default_factory=dict)
-    """Rank to [samples, 1 + len(MEMORY)]: the step, and what ``MEMORY`` names; of every so-and-so-many-th step only."""
+    """Memory samples per rank, [samples, 1 + len(MEMORY)]: the step, and the values that ``MEMORY`` names; every N steps only."""
 
     @classmethod
     def load(
@@ -180,14 +180,14 @@ class StepTable:
         report: Report = ignore,
         metrics: Collection[str] = LOADED_METRICS,
     ) -> Self:
-        """Read one attempt, the last by default; ``report`` gets the number of ranks that are read, and of all.
+        """Read one attempt, the last by default. Raises ``InputError`` when there is no such attempt.
 
-        ``wall_us`` and ``metrics`` are read at once, see ``RankColumns.of``. Of the others, ``METER_METRICS`` are read when they
-        are asked for, and the rest are unknown. Raises ``InputError`` when there is no such attempt.
+        ``report`` is called with the number of ranks read so far, and of all. ``wall_us`` and ``metrics`` are read at once, see
+        ``RankColumns.of``. Of the other metrics, ``METER_METRICS`` are read on request; the rest are unknown.
         """
         attempts = reader.attempts()
         if attempt is None:
-            # No attempt yet is an empty table: a run that has just been created.
+            # A run that has just been created has no attempt yet: its table is empty.
             attempt = attempts[-1] if attempts else 0
         elif attempt not in attempts:
             raise InputError(reader.path, f"no attempt {attempt} in it")
@@ -200,7 +200,7 @@ class StepTable:
 
     @classmethod
     def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:
-        """Table of the records of each rank. A step recorded twice by a rank counts as last written."""
+        """Return the table of the given records of each rank. Of a step recorded twice by a rank, the last record counts."""
         filling = Filling()
         filling.add_ranks(records)
         for rank, of_rank in records.items():
@@ -218,7 +218,7 @@ class StepTable:
 
     @classmethod
     def filled(cls, attempt: int, filling: Filling, meters: Meters | None = None) -> Self:
-        """What has been filled in so far; not a copy of it. ``meters`` has what has been postponed."""
+        """Return a table of the data in ``filling``, without a copy. ``meters`` reads the postponed metrics."""
         count = len(filling.steps)
         ranks = np.array(filling.ranks, dtype=np.int64)
         return cls(
@@ -235,21 +235,21 @@ class StepTable:
         )
 
     def matrix(self, metric: str) -> Matrix:
-        """One metric of ``METRICS``, [ranks, steps]. Raises ``KeyError`` for a name that is none."""
+        """Return one metric of ``METRICS``, [ranks, steps]. Raises ``KeyError`` for another name."""
         return self.values[metric]
 
     def stored(self, metric: str) -> Stored:
-        """The same as it is kept, to be read only."""
+        """Return one metric as it is stored, [ranks, steps]; callers must not write to it."""
         return self.values.stored(metric) if isinstance(self.values, Matrices) else self.values[metric]
 
     def is_known(self, metric: str) -> bool:
-        """Whether anything may be known of a metric."""
+        """Return whether a metric may have known values."""
         return metric in self.values.recorded if isinstance(self.values, Matrices) else metric in self.values
 
     def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> Stored:
-        """The same of some of the steps, and of the ranks in some ``rows``, only.
+        """Return ``stored`` for some of the steps, and only for the ranks in ``rows`` if given.
 
-        A large run's matrices are gone through part by part.
+        Matrices of a large run are processed in parts.
         """
         if isinstance(self.values, Matrices):
             return self.values.some(metric, steps, rows)
@@ -257,17 +257,17 @@ class StepTable:
         return found if rows is None else found[rows]
 
     def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Stored:
-        """One metric at places of a row and a column each, [places]."""
+        """Return one metric at places, given as a row and a column each: [places]."""
         if isinstance(self.values, Matrices):
             return self.values.at(metric, rows, columns)
         return self.values[metric][rows, columns]
 
     def of_rank(self, metric: str, row: int) -> Stored:
-        """One metric of the rank in a row, [steps], as it is kept."""
+        """Return one metric of the rank in ``row`` as it is stored, [steps]."""
         return self.values.of_rank(metric, row) if isinstance(self.values, Matrices) else self.values[metric][row]
 
     def starts(self, row: int) -> NDArray[np.int64]:
-        """When the steps of the rank in a row began, unix nanoseconds [steps]; 0 where there is no record."""
+        """Return the start times of the rank in ``row`` in Unix nanoseconds, [steps]; 0 where there is no record."""
         if self.start_unix_ns is not None:
             found: NDArray[np.int64] = self.start_unix_ns[row]
             return found
@@ -275,12 +275,12 @@ class StepTable:
         return self.values.starts(row)
 
     def tagged(self, tag: str) -> NDArray[np.bool_]:
-        """Where a tag was set, [ranks, steps]."""
+        """Return the mask of records that have a tag, [ranks, steps]."""
         found = self.tags.get(tag)
         return np.zeros((len(self.ranks), len(self.steps)), dtype=bool) if found is None else found
 
     def columns(self, keep: NDArray[np.bool_]) -> StepTable:
-        """The steps where ``keep`` [steps] is true."""
+        """Return the table of the steps where ``keep`` [steps] is true."""
         return StepTable(
             attempt=self.attempt,
             ranks=self.ranks,
@@ -297,7 +297,7 @@ class StepTable:
         )
 
     def rows(self, keep: NDArray[np.intp]) -> StepTable:
-        """The ranks in the rows ``keep``."""
+        """Return the table of the ranks in the rows ``keep``."""
         return replace(
             self,
             ranks=self.ranks[keep],
@@ -312,11 +312,11 @@ class StepTable:
 
     @property
     def has_record(self) -> NDArray[np.bool_]:
-        """[ranks, steps]: where there is a record."""
+        """True where there is a record, [ranks, steps]."""
         return np.isfinite(self.stored("wall_us"))
 
 
 def _among(steps: Matrix, kept: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of ``steps`` are among those ``kept``, which ascend."""
+    """Return the mask of ``steps`` that are among those ``kept``, which ascend."""
     at = np.minimum(np.searchsorted(kept, steps.astype(np.int64)), max(0, len(kept) - 1))
     return kept[at] == steps if len(kept) else np.zeros(len(steps), dtype=bool)

@@ -1,4 +1,4 @@
-"""What each stream of a device did, and when it was the only one to do anything."""
+"""Activity of each stream of a device, and the time in which no other stream was active."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.analysis.intervals import intersect, measure, shared, union
 from rankscope.analysis.work import COMPUTE, KINDS
 
 MAX_STREAMS: Final = 64
-"""Streams reported, the busiest; no program needs more, and a hostile trace may claim any number."""
+"""Number of streams reported at most, the busiest first: no program needs more, but a hostile trace may claim any number."""
 
 
 def stream_parts(
@@ -23,7 +23,7 @@ def stream_parts(
     start: NDArray[np.int64],
     end: NDArray[np.int64],
 ) -> list[StreamPart]:
-    """One row per stream from one entry per event on a device (times in nanoseconds), busiest first."""
+    """Return one row per stream, busiest first; arguments have one entry per event on a device, with times in nanoseconds."""
     parts: list[StreamPart] = []
     for on_device in by_key(device):
         groups = [on_device[rows] for rows in by_key(stream[on_device])]
@@ -52,7 +52,7 @@ def stream_parts(
 def beside_the_main_stream(
     device: NDArray[np.int16], stream: NDArray[np.int64], kind: NDArray[np.int8], length: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which events are on another stream than the one that computes for the longest time on their device."""
+    """Return the mask of events on other streams than the one that computes longest on their device."""
     beside = np.ones(len(device), dtype=bool)
     for on_device in by_key(device):
         groups = [on_device[rows] for rows in by_key(stream[on_device])]
@@ -62,5 +62,5 @@ def beside_the_main_stream(
 
 
 def known(number: int) -> int | None:
-    """A number of a device or stream, or ``None`` where the trace had none."""
+    """Return the number of a device or stream, or ``None`` if the trace has none (it is negative)."""
     return None if number < 0 else number

@@ -1,4 +1,4 @@
-"""Columns of text."""
+"""Layout of text tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rankscope.base.text import one_line
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
-    """Lines of ``rows`` with cells aligned to the right, those of the columns ``left`` to the left.
+    """Return the lines of ``rows`` with right-aligned cells; cells of the columns ``left`` are left-aligned.
 
-    A cell that breaks its line, which no name needs, could pass for other parts of the page.
+    Line breaks in cells are replaced: no name needs them, and they could imitate other parts of the page.
     """
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -23,7 +23,10 @@ def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str
 
 
 def fitting(rows: list[list[str]], width: int, dispensable: Sequence[str]) -> list[list[str]]:
-    """``rows`` without those columns, in their order, as far as ``width`` needs it. The first row has the names."""
+    """Return ``rows`` without as many of the ``dispensable`` columns, in their order, as it takes to fit ``width``.
+
+    The first row has the names of the columns.
+    """
     for name in dispensable:
         if max(len(line) for line in aligned(rows)) <= width:
             break

@@ -18,7 +18,7 @@ from rankscope.runs.records import RankInfo
 def throughput_of(
     table: StepTable, keep: NDArray[np.bool_], infos: Mapping[int, RankInfo], world_size: int | None
 ) -> Throughput | None:
-    """Rates over the steps where ``keep`` [steps] is true; ``None`` without any."""
+    """Return the rates over the steps where ``keep`` [steps] is true; ``None`` without such steps."""
     records, wall_us = _sums(table, None, keep)
     if not records.any():
         return None
@@ -53,7 +53,7 @@ def throughput_of(
 
 
 def _batches(table: StepTable, infos: Mapping[int, RankInfo]) -> list[list[int]]:
-    """Rows of the table, grouped by the batch that they work on."""
+    """Return the rows of the table, grouped by the batch that their ranks work on."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for row, rank in enumerate(map(int, table.ranks)):
         groups.setdefault(batch_of(rank, infos.get(rank)), []).append(row)
@@ -61,7 +61,7 @@ def _batches(table: StepTable, infos: Mapping[int, RankInfo]) -> list[list[int]]
 
 
 def _sums(table: StepTable, name: str | None, keep: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Counts and microseconds of each rank, over the steps that have both; ``None`` counts the steps."""
+    """Return counts and microseconds of each rank, over the steps that have both; ``name`` ``None`` counts the steps."""
     if name is not None and not table.is_known(name):
         return np.zeros(len(table.ranks)), np.zeros(len(table.ranks))
 
@@ -77,7 +77,10 @@ def _sums(table: StepTable, name: str | None, keep: NDArray[np.bool_]) -> tuple[
 
 
 def _rate(counts: NDArray[np.float64], us: NDArray[np.float64], batches: list[list[int]]) -> float | None:
-    """Per second of the job; of the ranks with the same batch the one with most counts, for some stages see none of it."""
+    """Return the job's rate per second; ``None`` if a batch has no known rank.
+
+    Of the ranks that share a batch, the one with the highest rate counts, because some stages do not see the samples.
+    """
     total = 0.0
     for rows in batches:
         known = [row for row in rows if us[row] > 0]

@@ -50,8 +50,8 @@ def analyze_traces(
     traces, warnings = read_ranks(files, named, communication_pattern, detail=detail, engine=engine)
     if communication_pattern is not None and not any(trace.pattern_found for trace in traces):
         warnings.append(f"the communication pattern {communication_pattern.pattern!r} is in no kernel's name")
-    # A collective that a torn trace lacks would look as if that rank had no part in it, and another had come last: so its rank is
-    # taken for missing.
+    # A collective missing from a torn trace would look as if its rank took no part and another rank came last.
+    # So a rank with a torn trace counts as missing.
     whole = {trace.rank: trace.reduction for trace in traces if not trace.torn}
     fabric = _fabric(traces, links)
     matched = match_ranks(
@@ -119,7 +119,7 @@ def analyze_traces(
 
 
 def _costs(traces: Sequence[RankTrace], matched: Matched, *, without: Collection[int] = ()) -> Costs | None:
-    """Of all whole traces, or of the others ``without`` some ranks."""
+    """Return the costs of the mean window of all whole traces ``without`` some ranks."""
     those = [trace for trace in traces if not trace.torn and trace.rank not in without]
     has_matches = bool(matched.matching.matches)
     return costs_of_windows(
@@ -135,7 +135,7 @@ def _costs(traces: Sequence[RankTrace], matched: Matched, *, without: Collection
 
 
 _MOST: Final = 0.8
-"""Of the communication time: with less of it in matched collectives, what is seen of waiting may not be most of it."""
+"""Share of the communication time in matched collectives below which most of the waiting may be invisible."""
 
 _UNEXPLAINED: Final = (
     "matched collectives explain {share:.0%} of the communication time: the ledger charges nobody with waiting in the rest, and "
@@ -145,7 +145,7 @@ _UNEXPLAINED: Final = (
 
 
 def _with_uncalled(matched: Matched, uncalled: int) -> Matched:
-    """With collectives whose calls are in no trace among the unmatched."""
+    """Return the matching with the collectives whose calls are in no trace counted as unmatched."""
     if not uncalled:
         return matched
     matching = matched.matching
@@ -155,13 +155,13 @@ def _with_uncalled(matched: Matched, uncalled: int) -> Matched:
 
 
 def _extent_us(traces: Sequence[RankTrace], matched: Matched) -> float:
-    """From the first start on any rank to the last end on any. Of traces some of which are whole."""
+    """Return the time from the first start on any rank to the last end on any. At least one trace must be whole."""
     windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces if not trace.torn}
     return longest_extent_us(windows, matched.matching.matches, matched.clocks)
 
 
 def _input_us(traces: Sequence[RankTrace]) -> float | None:
-    """Mean idle time of the devices while their hosts were in the data loader; ``None`` where not all traces show a loader."""
+    """Return the mean idle time of the devices while their hosts load data; ``None`` unless all traces show a data loader."""
     known = [trace.input_us for trace in traces if trace.input_us is not None]
     return float(np.mean(known)) if known and len(known) == len(traces) else None
 
@@ -170,9 +170,9 @@ def _fabric(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
     seen = {trace.host: len(trace.gpu_names) for trace in traces if trace.host}
     ranks = Counter(trace.host for trace in traces)
     return Fabric(
-        # With more ranks than GPUs, several machines have that name.
+        # If a host name has more ranks than GPUs, several machines share it.
         hosts={trace.rank: trace.host for trace in traces if trace.host and not 0 < seen[trace.host] < ranks[trace.host]},
-        # Which of the host's GPUs was the rank's need not be known where all are of one kind.
+        # If all GPUs of the host are of one model, it does not matter which one the rank used.
         gpu_names={trace.rank: trace.gpu_names[0] for trace in traces if len(set(trace.gpu_names)) == 1},
         gpus_on_host=seen,
         told=links,
@@ -180,7 +180,7 @@ def _fabric(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
 
 
 def matching_result(matched: Matched, fabric: Fabric) -> CollectiveMatching:
-    """The result's account of the matching, and of what the matched collectives show."""
+    """Return the result of the matching: counts, clocks, bandwidths and directed waits."""
     matching, clocks, waits = matched.matching, matched.clocks, matched.waits
     return CollectiveMatching(
         matched=len(matching.matches),
@@ -195,7 +195,7 @@ def matching_result(matched: Matched, fabric: Fabric) -> CollectiveMatching:
 
 
 def imposed_result(blame: Blame) -> list[ImposedWait]:
-    """Imposed wait of every rank, most first."""
+    """Return the imposed wait of every rank, largest first."""
     rows = [
         ImposedWait(
             rank=rank, imposed_us=blame.imposed_us[rank], imposed_exposed_us=blame.exposed_us[rank], share=blame.share(rank)
@@ -211,7 +211,7 @@ def _world_size(traces: Sequence[RankTrace]) -> int | None:
 
 def _coverage(traces: Sequence[RankTrace], files: Sequence[Location], steps: Sequence[int]) -> float:
     expected = max(_world_size(traces) or len(files), len(traces))
-    # How much of a torn trace is gone nobody knows; what it has is not all there is, so its last step counts half.
+    # The missing part of a torn trace is of unknown length, so its last step counts half.
     seen = sum(max(1, len(trace.steps)) - (0.5 if trace.torn else 0) for trace in traces)
     return seen / (expected * max(1, len(steps)))
 
@@ -264,7 +264,7 @@ def _verdict(
 def _without_matches(
     traces: Sequence[RankTrace], world_size: int | None, shares: Figures, setting: Setting
 ) -> tuple[Verdict, list[Finding]]:
-    """Nobody can be named; of one rank that is alone there is nobody to name."""
+    """Return the verdict without matched collectives: no rank can be named, and a job of one rank has none to name."""
     torn = [trace.rank for trace in traces if trace.torn]
     lack: Lack | None = None
     lead = "On the ranks at hand " if len(traces) > 1 else "On this rank "

@@ -1,4 +1,4 @@
-"""A trace file as blocks of JSON text: plain, gzip or Zstandard, bounded, every failure a sentence with the file's name in it."""
+"""Trace file as blocks of JSON text: plain, gzip or Zstandard, of bounded size; every error names the file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 else:
     try:
         from zlib_ng import zlib_ng as zlib
-    except ImportError:  # slower, and as good; in the helper beside a rank, which reads what torch has just written, plain
+    except ImportError:  # slower, same result; the helper beside a rank does without zlib-ng, because it reads plain traces
         import zlib
 
 MAX_BYTES: Final = 32 * 1024**3
-"""More text than this is refused: reading it would take minutes."""
+"""Size of the text above which a trace is refused: reading it would take minutes."""
 
 BLOCK: Final = 512 * 1024
-"""Text that is decoded at a time. Measured: what fits a processor's cache is decoded a third faster than 4 MiB."""
+"""Size of the text decoded at a time. Measured: a block that fits a processor's cache decodes a third faster than 4 MiB."""
 
 BOMB_RATIO: Final = 250
-"""Real traces unfold 15 to 40 times. What unfolds further than this, and to more than ``BOMB_BYTES``, is refused."""
+"""Compression ratio above which a file of more than ``BOMB_BYTES`` of text is refused; real traces have 15 to 40."""
 BOMB_BYTES: Final = 256 * 1024**2
 
 _PACKED_BLOCK: Final = 64 * 1024
@@ -34,11 +34,11 @@ _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
 class TraceText:
-    """The JSON text of a trace, block by block; for one pass.
+    """JSON text of a trace, block by block, for one pass.
 
-    Iterating raises ``InputError`` when the file is missing, no file, not what its first bytes promise, unfolds to too much,
-    or fails its checksum; ``MissingError`` when a package to read it is not installed. Where packed data is cut off or damaged,
-    the text ends there and ``torn`` says why.
+    Iterating raises ``InputError`` when the file is missing, is not a file, does not match its magic bytes, decompresses to too
+    much text, or fails its checksum. It raises ``MissingError`` when a package to read the file is not installed. Where
+    compressed data is cut off or damaged, the text ends and ``torn`` gives the reason.
     """
 
     def __init__(self, path: Location, *, limit: int = MAX_BYTES) -> None:
@@ -81,7 +81,7 @@ class TraceText:
     def _unpacked(
         self, file: BinaryIO, packed: bytes, name: str, new: Callable[[], _Decompressor], damage: type[Exception]
     ) -> Iterator[bytes]:
-        """Text of all members (frames) of the file, one after the other."""
+        """Yield the text of all members (frames) of the file, one after the other."""
         decompressor, inside = new(), False
         self._packed_bytes = len(packed)
         while True:
@@ -97,9 +97,9 @@ class TraceText:
                 if not self._bytes:
                     raise InputError(self.path, f"damaged {name} data: {error}") from error
                 if inside and "check" in str(error):
-                    # All of it is there, and some of it, nobody knows what, has another value.
+                    # The data is complete, but an unknown part of it has changed.
                     raise InputError(self.path, f"damaged {name} data: {error}; its numbers cannot be trusted") from error
-                # Between two members it is something that somebody appended.
+                # Damage between two members is data appended to the file.
                 self.torn = f"damaged {name} data: {error}" if inside else None
                 return
             packed, inside = b"", True
@@ -128,9 +128,9 @@ class _Decompressor(Protocol):
 
 
 class _Gunzip:
-    """One gzip member, with the interface that the other decompressors of the standard library have.
+    """Decompressor of one gzip member, with the interface of the standard library's other decompressors.
 
-    What comes before damaged data is still returned; the error comes with the next call.
+    The text before damaged data is still returned; the next call raises the error.
     """
 
     def __init__(self) -> None:
@@ -158,13 +158,13 @@ class _Gunzip:
             if text := _until_damage(before, data):
                 return text
             raise
-        # A full portion may have left something inside.
+        # If ``max_length`` was reached, zlib may hold more output.
         self.needs_input = not self._object.unconsumed_tail and len(text) < max_length
         return text
 
 
 def _until_damage(decompressor: zlib._Decompress, data: bytes) -> bytes:
-    """What there is in ``data`` before the place where it cannot be decompressed, but for the last few bytes."""
+    """Return the text of ``data`` before the place where decompression fails, except for the last few bytes."""
     parts: list[bytes] = []
     try:
         while data:

@@ -1,4 +1,4 @@
-"""Kineto traces, from the 2021 schema to today: JSON in, columns out."""
+"""Reader of Kineto traces, from the 2021 schema to today: JSON in, columns out."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ DEVICE_NOTE: Final = 5
 
 RECORDED: Final = 1
 BACKWARD: Final = 2
-"""Values of ``Trace.autograd``; 0 is an operator that autograd did not see, and everything that is no operator."""
+"""Values of ``Trace.autograd``; 0 for operators that autograd did not record, and for all other events."""
 
-# Most of what events say is told by some kinds of them: looking at all would take as long as the rest together.
+# Each argument occurs in some categories only. Reading it from all events would take as long as all other work together.
 _WORKS, _LINKS, _MOVES, _OPERATES = (
     np.isin(np.arange(DEVICE_NOTE + 1), kinds)
     for kinds in ((KERNEL, COPY), (KERNEL, COPY, LAUNCHED), (COPY, LAUNCHED), (OPERATOR,))
 )
 _TOLD_BY: Final[dict[str, tuple[NDArray[np.bool_], int]]] = {
-    # column: (by category, whether events of it tell), what stands in the rows of the others
+    # column: (mask of the categories that have it, value in rows of the others)
     "stream": (_WORKS, -1),
     "device": (_WORKS, -1),
     "correlation": (_LINKS, -1),
@@ -73,17 +73,17 @@ _CATEGORIES: Final[dict[str, int]] = {
 }
 
 _ABSURD_US: Final = 366 * 86_400 * 1e6
-"""A duration of more than a year is damage, not an event."""
+"""Longest possible duration; events of more than a year are damaged."""
 
 
 _ABSURD_TIME_US: Final = 4e15
-"""Unix time until the year 2096; with a base of the same size it still fits 64 bits of nanoseconds."""
+"""Latest possible Unix time, in the year 2096; with a base of the same size it still fits 64 bits of nanoseconds."""
 
 MAX_ROWS: Final = 100_000_000
 MAX_COLLECTIVES: Final = 2_000_000
 MAX_THREADS: Final = 1_000_000
 MAX_NAME_CHARACTERS: Final = 256 * 1024**2
-"""More is refused: no trace has that much, and what is packed well can unfold to it."""
+"""Limits above which a trace is refused: no real trace reaches them, but well-compressed data can."""
 
 _COMMUNICATION_NOTES: Final = ("nccl:", *CPU_COMMUNICATION)
 _SPELLINGS: Final = 1000
@@ -91,10 +91,10 @@ _NO_ARGS: Final = DetailArgs()
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """One rank's trace as columns, one row per event that can be work, a launch or an annotation, in file order.
+    """Trace of one rank as columns, with one row per event that can be work, a launch or an annotation, in file order.
 
-    Times are int64 nanoseconds: unix time where the trace has a base or absolute timestamps, which is every trace since 2021.
-    Missing integers are -1.
+    Times are int64 nanoseconds. They are Unix times if the trace has a base or absolute timestamps, as every trace since 2021
+    has. Missing integers are -1.
     """
 
     path: Location
@@ -104,9 +104,9 @@ class Trace(msgspec.Struct, frozen=True):
     host: str | None
     device_kind: DeviceKind
     groups: dict[str, tuple[int, ...]]
-    """Process-group name to its ranks, from ``distributedInfo``."""
+    """Ranks of each process group by name, from ``distributedInfo``."""
     names: list[str]
-    """The distinct event names; ``name`` is an index into it."""
+    """Distinct event names; ``name`` is an index into them."""
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     category: NDArray[np.int8]
@@ -117,40 +117,40 @@ class Trace(msgspec.Struct, frozen=True):
     correlation: NDArray[np.int64]
     device: NDArray[np.int16]
     bytes: NDArray[np.int64]
-    """What a copy, or the call that asked for it, says it moves. This and the next three: empty unless read in detail."""
+    """Bytes moved according to a copy or the call that launched it. Empty, like the next three, unless read in detail."""
     grid: NDArray[np.int32]
     """Launch grid of a kernel, numbered in order of appearance."""
     graphed: NDArray[np.bool_]
-    """Whether the event says that it is a node of a device graph."""
+    """True if the event is marked as a node of a device graph."""
     autograd: NDArray[np.int8]
-    """``RECORDED``: an operator called with gradients on, as forward is. ``BACKWARD``: an operator of a backward pass."""
+    """``RECORDED`` for an operator called with gradients on, as in forward; ``BACKWARD`` for an operator of a backward pass."""
     metadata: dict[int, EventArgs] = msgspec.field(default_factory=dict)
-    """Row to communication arguments, for rows that have them, and for annotations of communication."""
+    """Communication arguments by row, for rows that have them, and for annotations of communication."""
     gpu_names: list[str] = msgspec.field(default_factory=list)
-    """Names of the host's accelerators, as far as this process saw them."""
+    """Names of the host's accelerators that this process saw."""
     events: int = 0
-    """Events in the file, used or not."""
+    """Number of events in the file, used or not."""
     damaged: int = 0
-    """Events left out because their times or types make no sense."""
+    """Number of events left out because their times or types are invalid."""
     torn: str | None = None
-    """Why the file ends before it should, where it does: what came behind that place is missing."""
+    """Reason why the file ends too early, so that later events are missing; ``None`` for a complete file."""
 
     @property
     def has_device_work(self) -> bool:
-        """Whether anything ran on an accelerator."""
+        """True if anything ran on an accelerator."""
         return bool((self.category <= COPY).any())
 
     def rows(self, category: int) -> NDArray[np.intp]:
-        """Indices of the events of one category."""
+        """Return the indices of the events of one category."""
         return np.flatnonzero(self.category == category)
 
 
 def read_trace(path: Location, *, detail: bool = True) -> Trace:
-    """Read one trace, plain, gzip or Zstandard, an object or a bare list of events, in memory for its columns and one part.
-    Without ``detail``, which takes a fifth of the time, some of its columns are empty.
+    """Read one trace: plain, gzip or Zstandard; an object or a bare list of events.
 
-    A trace that is cut off or damaged is used as far as it goes; ``torn`` and ``damaged`` say so. Raises ``InputError`` naming
-    the file and what is wrong with it: missing, empty, not JSON, JSON but no trace, hostile, or nothing computes in it.
+    Memory holds the columns and one part of the file. Without ``detail``, which takes a fifth of the time, some columns are
+    empty. A trace that is cut off or damaged is used as far as possible; see ``torn`` and ``damaged``. Raises ``InputError`` with
+    the file and the reason: missing, empty, not JSON, JSON but no trace, hostile, or without any compute.
     """
     text = TraceText(path)
     stream = EventStream[Any](path, text, ANY_DETAIL_EVENT if detail else ANY_EVENT)
@@ -158,7 +158,7 @@ def read_trace(path: Location, *, detail: bool = True) -> Trace:
     for events in stream:
         columns.add(events)
     trace = columns.trace(stream, torn=text.torn or stream.torn)
-    # Kineto writes the device's events last: without them what is left of a torn trace looks like a run on the CPU.
+    # Kineto writes the device's events last: a torn trace without them looks like a run on the CPU.
     cut_before_device = trace.torn is not None and len(trace.rows(LAUNCHED)) > 0
     if trace.has_device_work or (len(trace.rows(OPERATOR)) and not cut_before_device):
         return trace
@@ -168,7 +168,7 @@ def read_trace(path: Location, *, detail: bool = True) -> Trace:
 
 
 def read_whole_trace(path: Location) -> Trace:
-    """The same for those who cannot do with a part: ``InputError`` also where it is torn."""
+    """Read one trace like ``read_trace``, but raise ``InputError`` also if it is torn."""
     trace = read_trace(path)
     if trace.torn:
         raise InputError(path, f"truncated: {trace.torn}, and all of it is needed")
@@ -176,7 +176,7 @@ def read_whole_trace(path: Location) -> Trace:
 
 
 class _Columns:
-    """The events that matter, as columns, part by part."""
+    """Builder of a trace's columns from its relevant events, part by part."""
 
     def __init__(self, path: Location, *, detail: bool) -> None:
         self._event = DetailEvent if detail else Event
@@ -192,7 +192,7 @@ class _Columns:
         self._damaged = 0
 
     def add(self, events: Sequence[Any]) -> None:
-        """Append what matters of some events."""
+        """Append the relevant ones of some events."""
         codes, names, threads, wanted = self._codes, self._names, self._threads, self._event
         found = [codes[event.cat] if type(event) is wanted else -1 for event in events]
         category = _numbers(found, np.int8)
@@ -237,14 +237,14 @@ class _Columns:
         }
 
     def _describe(self, kept: Sequence[Event], args: Sequence[EventArgs], notes: NDArray[np.intp]) -> None:
-        """Keep what events say about communication."""
+        """Keep the communication arguments of events."""
         said = [row for row, one in enumerate(args) if one.collective]
         said += [row for row in notes.tolist() if kept[row].args and str(kept[row].name).startswith(_COMMUNICATION_NOTES)]
         for row in said:
             self._metadata[self._rows + row] = args[row].detached()
 
     def _check_size(self) -> None:
-        """Refuse what would fill memory, packed so well that its size does not tell."""
+        """Raise ``InputError`` for a trace that would fill memory; the size of a well-compressed file does not show this."""
         for count, limit, what in (
             (self._rows, MAX_ROWS, "events"),
             (len(self._metadata), MAX_COLLECTIVES, "collectives"),
@@ -255,7 +255,7 @@ class _Columns:
                 raise InputError(self._path, f"too large to analyse: more than {limit} {what}")
 
     def trace(self, stream: EventStream[Any], torn: str | None) -> Trace:
-        """Everything that was added, with what the file says besides its events."""
+        """Return the trace of all added events, with the file's metadata."""
         about = read_metadata(stream.said)
         self.add([])  # so that there are columns
         columns = {column: self._joined(column) for column in list(self._parts[0])}
@@ -289,12 +289,12 @@ class _Columns:
         )
 
     def _joined(self, column: str) -> NDArray[Any]:
-        # One column after the other gives its parts back, so that memory never holds everything twice.
+        # Columns release their parts one by one, so that memory never holds all data twice.
         return np.concatenate([part.pop(column) for part in self._parts])
 
 
 class _Codes(dict[str | None, int]):
-    """Category of an event as the file spells it, to what it is here; -1 for what does not matter."""
+    """Category codes by their spelling in the file; -1 for irrelevant categories."""
 
     def __missing__(self, category: str | None) -> int:
         code = _CATEGORIES.get((category or "").lower(), -1)
@@ -309,7 +309,7 @@ _T = TypeVar("_T")
 
 
 class _Numbers(dict[_K, int]):
-    """Numbers things in the order in which they are first seen."""
+    """Numbers of keys, in the order in which they are first seen."""
 
     def __missing__(self, key: _K) -> int:
         self[key] = number = len(self)
@@ -317,7 +317,7 @@ class _Numbers(dict[_K, int]):
 
 
 class _Names(_Numbers[str | float | bytes | None]):
-    """The same for names, which may be of any length."""
+    """Numbers of names, which may be of any length; counts their characters."""
 
     characters = 0
 
@@ -327,12 +327,12 @@ class _Names(_Numbers[str | float | bytes | None]):
 
 
 def _numbers(values: Sequence[float | str | None], kind: type[_N]) -> NDArray[_N]:
-    # Half the time of np.array, which looks at every value for its type first.
+    # Twice as fast as np.array, which first inspects the type of every value.
     return np.fromiter(values, kind, len(values))
 
 
 def _floats(values: list[Time]) -> NDArray[np.float64]:
-    """NaN where there is none."""
+    """Return the values as floats, NaN where there is none."""
     try:
         return _numbers(values, np.float64)
     except (ValueError, TypeError, OverflowError):
@@ -340,7 +340,7 @@ def _floats(values: list[Time]) -> NDArray[np.float64]:
 
 
 def _wholes(values: list[Number]) -> NDArray[np.int64]:
-    """-1 where there is none."""
+    """Return the values as integers, -1 where there is none."""
     try:
         found = _numbers(values, np.int64)
     except (ValueError, TypeError, OverflowError):
@@ -349,12 +349,12 @@ def _wholes(values: list[Number]) -> NDArray[np.int64]:
 
 
 def _telling(args: Sequence[_T], category: NDArray[np.int8], kinds: NDArray[np.bool_]) -> list[_T]:
-    """Arguments of the events of some kinds."""
+    """Return the arguments of the events whose category is in the mask ``kinds``."""
     return list(compress(args, kinds[category].tolist()))
 
 
 def _placed(rows: NDArray[np.bool_], values: NDArray[_N], missing: int) -> NDArray[_N]:
-    """A column with the values in those rows."""
+    """Return a column with ``values`` where the mask ``rows`` is true, and ``missing`` elsewhere."""
     column = np.full(len(rows), missing, dtype=values.dtype)
     column[rows] = values
     return column
@@ -367,7 +367,7 @@ def _autograd(args: Sequence[DetailArgs]) -> NDArray[np.int8]:
 
 
 def _nanoseconds(us: NDArray[np.float64]) -> NDArray[np.int64]:
-    # Whole and fraction apart: 1.7e15 us (unix time) times 1000 exceeds what a float64 holds exactly.
+    # Whole and fraction separately: 1.7e15 us (Unix time) times 1000 exceeds what a float64 holds exactly.
     whole = np.floor(us)
     return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
 
@@ -394,7 +394,7 @@ def _rank_in_name(name: str) -> int | None:
 
 
 def _device_kind(devices: Sequence[Device], categories: Collection[str], calls: Iterable[str]) -> DeviceKind:
-    """Kind of the device, from what its maker, its events' categories and the calls of its runtime are named."""
+    """Return the kind of the device, from device names, event categories and names of runtime calls."""
     said = " ".join(device.name or "" for device in devices).lower()
     if "amd" in said or "instinct" in said or any(call.startswith("hip") for call in calls):
         return "rocm"

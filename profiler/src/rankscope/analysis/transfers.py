@@ -1,4 +1,4 @@
-"""Communication of a rank told apart: moving data or waiting for later ranks, under compute or not."""
+"""Parts of a rank's communication: moving data or waiting for later ranks, overlapped by compute or exposed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.analysis.matching import Match
 
 
 class _Spans(msgspec.Struct):
-    """Of one rank, over all of its matched collectives: unmerged intervals in nanoseconds."""
+    """Unmerged intervals of one rank in nanoseconds, over all of its matched collectives."""
 
     transfers: list[tuple[int, int]] = msgspec.field(default_factory=list)
     waits: list[tuple[int, int]] = msgspec.field(default_factory=list)
@@ -23,11 +23,10 @@ class _Spans(msgspec.Struct):
 def communication_parts(
     matches: Iterable[Match], whole: Mapping[int, tuple[float, float]] | None = None
 ) -> dict[int, CommunicationPart]:
-    """Rank to its part, out of the matched collectives; ranks without any are not in it.
+    """Return the communication parts of each rank that has matched collectives.
 
-    A collective transfers during its last moments, for as long as it took on the rank that came last; before, it waits.
-    ``whole`` is each rank's communication and overlap in microseconds, of the window in which these collectives lie: what is
-    left of it is unmatched.
+    A collective transfers at its end, for as long as it took on the rank that came last; before that it waits. ``whole``: each
+    rank's communication and overlap in microseconds, in the window of these collectives; the rest of it is unmatched.
     """
     spans: dict[int, _Spans] = {}
     for match in matches:
@@ -45,9 +44,9 @@ def communication_parts(
 
 
 def explained_share(matches: Iterable[Match], communication_us: Mapping[int, float]) -> float | None:
-    """Share of the ranks' communication that is in matched collectives, 0 to 1; ``None`` where there is no communication.
+    """Return the share of the ranks' communication that is in matched collectives, 0 to 1; ``None`` without communication.
 
-    ``communication_us``: of each rank that counts, in the window in which its collectives lie.
+    ``communication_us``: communication time of each rank to include, in the window of its collectives.
     """
     total = sum(communication_us.values())
     if total <= 0:
@@ -68,7 +67,7 @@ def _part(spans: _Spans, whole: tuple[float, float] | None) -> CommunicationPart
     unmatched_overlap = unmatched_exposed = None
     if whole is not None:
         communication, overlap = whole
-        # Never below nothing: microseconds of unix times are not exact.
+        # Clamped at 0: microseconds of Unix times are not exact.
         unmatched_overlap = max(0.0, overlap - matched_overlap)
         unmatched_exposed = max(0.0, communication - overlap - (matched - matched_overlap))
     return CommunicationPart(

@@ -1,10 +1,11 @@
-"""Origin and victims: a rank that comes last because it had itself been kept waiting in another group is a victim, too.
+"""Origins of waits: a rank that comes last because it had itself waited in another group is a victim, too.
 
-Within a step, in the order in which collectives came together on the common clock, each rank carries what has delayed it so far:
-per origin, the waiting that no compute hid. When it then comes last at a collective of another group, the others' wait is
-charged to those origins, as far as they delayed it more than the one that waits, and no further than that one waited; the rest
-is its own. What a group charges delays its members in turn, so chains over any number of groups lead back to their origin,
-and, going forward in time, no cycle can arise.
+The collectives of a step are processed in the order in which their last ranks arrived, on the common clock. Each rank carries
+its delays so far: per origin, the waiting that no compute hid. When the rank then comes last at a collective of another group,
+the wait of each victim is charged to those origins. A charge is at most the amount by which the origin delayed the last rank
+more than the victim, and all charges together are at most the wait. The rest of the wait is charged to the last rank itself.
+Charged waits delay the victims in turn, so chains over any number of groups lead back to their origin. Processing forward in
+time rules out cycles.
 """
 
 from __future__ import annotations
@@ -16,39 +17,39 @@ from typing import Final
 import msgspec
 
 MAX_ORIGINS: Final = 16
-"""So many origins are carried along per rank, the largest; what others did stays with the last to arrive."""
+"""Number of origins kept per rank and group, the largest; delays by others are charged to the last rank to arrive."""
 
 Charge = dict[int, float]
-"""Origin to nanoseconds, of one victim's wait."""
+"""Parts of one victim's wait in nanoseconds, by origin."""
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """One collective: who kept whom waiting."""
+    """Collective with the rank that came last and the ranks that waited for it."""
 
     step: int
     members: tuple[int, ...]
     culprit: int
-    """Who came last."""
+    """Rank that came last."""
     when_ns: int
-    """When that was, on the common clock."""
+    """Arrival of that rank, on the common clock."""
     waits_ns: Mapping[int, int]
-    """Victim to how long it waited; those that did not are left out."""
+    """Wait of each victim; ranks that did not wait are left out."""
 
     @property
     def soonest(self) -> tuple[int, int]:
-        """Who of the others waited least, and how long: how much earlier it would have gone on without the last one."""
+        """Rank that waited least among the others, and its wait, by which the collective would start earlier without the last."""
         others = ((self.waits_ns.get(rank, 0), rank) for rank in self.members if rank != self.culprit)
         wait, rank = min(others)
         return rank, wait
 
 
 class _Delay(msgspec.Struct):
-    """What has delayed one rank so far, by the group in which it was kept waiting and the origin."""
+    """Delays of one rank so far, by the group in which it waited and by origin."""
 
     by_group: dict[tuple[int, ...], Charge] = msgspec.field(default_factory=dict)
 
     def outside(self, members: tuple[int, ...]) -> Charge:
-        """Per origin, what delayed it in other groups than this one: in this one all members had the same."""
+        """Return the delays per origin in groups other than ``members``, where all members had the same delays."""
         total: Charge = {}
         for group, delays in self.by_group.items():
             if group != members:
@@ -57,7 +58,7 @@ class _Delay(msgspec.Struct):
         return total
 
     def add(self, members: tuple[int, ...], charge: Charge, share: float) -> None:
-        """What it was charged for as a victim, as far as it was really held up."""
+        """Add the charges for a wait of this rank as a victim; ``share`` is the share of the wait that really delayed it."""
         mine = self.by_group.setdefault(members, {})
         for origin, amount in charge.items():
             mine[origin] = mine.get(origin, 0.0) + share * amount
@@ -65,8 +66,10 @@ class _Delay(msgspec.Struct):
             del mine[min(mine, key=lambda origin: mine[origin])]
 
     def settle(self, members: tuple[int, ...], origin: int, left: float, shown: float) -> None:
-        """This group has met, and this was the last to come. Of what an origin did to it elsewhere, ``left`` counts on: the
-        others have had as much, or compute hid that they waited. ``shown`` is now common to all; the rest it had made up for.
+        """Update the delays by ``origin`` after a collective of ``members`` at which this rank came last.
+
+        ``left``: the part of its delay in other groups that keeps counting, because the others were delayed as much or compute
+        hid their waits. ``shown``: the part that now delays all members. The rank had made up for the rest.
         """
         before = self.outside(members).get(origin, 0.0)
         for group, delays in self.by_group.items():
@@ -78,13 +81,13 @@ class _Delay(msgspec.Struct):
 def charge_origins(
     meetings: Sequence[Meeting], exposed: Callable[[int, int], float], *, least_ns: float = 0.0
 ) -> list[dict[int, Charge]]:
-    """Per meeting and victim, who is to be charged with how much of its wait; only where that is not the last to arrive alone.
+    """Return the charges by origin, per meeting and victim, except for waits charged to the last rank alone.
 
     ``exposed(number, victim)``: share of that wait that no compute hid, 0 to 1. Waits and delays up to ``least_ns`` are noise.
     """
     charged: list[dict[int, Charge]] = [{} for _ in meetings]
     groups: dict[int, list[tuple[int, ...]]] = {}
-    # Each once: thousands of members take long to be told from others.
+    # Each group only once: comparing groups of thousands of members is slow.
     for members in dict.fromkeys(meeting.members for meeting in meetings):
         for rank in members:
             groups.setdefault(rank, []).append(members)
@@ -125,7 +128,7 @@ def _meet(meeting: Meeting, delays: Mapping[int, _Delay], exposed: Callable[[int
             delays[victim].add(meeting.members, charge, share)
     for origin, both in seen.items():
         if both:
-            # Imported for chains of delays only: it takes as long as a dozen of our modules.
+            # Imported only for chains of delays: it takes as long as a dozen of our modules.
             from statistics import median
 
             left, shown = zip(*both, strict=True)
@@ -134,9 +137,10 @@ def _meet(meeting: Meeting, delays: Mapping[int, _Delay], exposed: Callable[[int
 
 
 def _split(wait: int, culprit: int, victim: int, inherited: Charge, before: Charge) -> Charge:
-    """One victim's wait: what origins delayed the last to arrive by, more than the victim itself, and the rest.
+    """Split one victim's wait into charges to origins and the rest, which is charged to the last rank.
 
-    The sum is the wait. Parts of less than a fiftieth are not told apart.
+    An origin is charged the amount by which it delayed the last rank more than the victim. The charges sum to the wait. Parts
+    of less than a fiftieth of the wait are not separated.
     """
     claims = {
         origin: more

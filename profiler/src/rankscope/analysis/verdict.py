@@ -1,4 +1,4 @@
-"""From evidence to the verdict and the findings: sentences, slowdown, hours, money."""
+"""Construction of verdicts and findings from evidence: sentences, slowdown, GPU-hours, money."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ EvidenceSource = Literal["steps", "windows", "traces"]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What verdicts of one analysis have in common."""
+    """Properties of an analysis that its verdicts share."""
 
     source: EvidenceSource
     world_size: int
     steps: tuple[int, int] | None
     step_count: int
-    """Steps that paid for the cause: all that were trained, not only those that were judged."""
+    """Number of steps slowed by the cause: all trained steps, not only the judged ones."""
     unit: str
-    """What times are per: ``step`` or ``window``."""
+    """Unit that times refer to: ``step`` or ``window``."""
     accelerated: bool
-    """Ranks run on accelerators, so lost time is GPU time."""
+    """True if ranks run on accelerators, so that lost time is GPU time."""
     hosts: dict[int, str] = field(default_factory=dict)
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
@@ -39,30 +39,30 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Ranks to be named as stragglers, and what is known of them."""
+    """Ranks to be named as stragglers, with cause, cost and evidence."""
 
     ranks: list[int]
     pattern: Pattern
     cause: CauseRow
     phase: Phase | None
     gain_us: float
-    """Per step (or window): what healing them saves."""
+    """Time that healing them saves, per step (or window)."""
     wait_us: float
-    """Per step (or window) and victim: how long the others waited because of them."""
+    """Time that the others waited because of them, per step (or window) and victim."""
     step_us: float
     confidence: float
     group: str | None = None
     stage: int | None = None
-    """The pipeline stage of the worst rank."""
+    """Pipeline stage of the worst rank."""
     evidence: list[Evidence] = field(default_factory=list)
     at_hand: str = ""
-    """Which few steps it was seen in, where there are so few: "in the one step at hand"."""
+    """Phrase for the steps observed, if there are only a few, such as "in the one step at hand"; else empty."""
     note: str = ""
-    """What else to say, a sentence of its own."""
+    """Additional sentence for the summary; may be empty."""
 
 
 def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
-    """The verdict on stragglers, and its finding."""
+    """Return the verdict on stragglers and its finding."""
     rotating = named.pattern == "rotating"
     rank = None if rotating else named.ranks[0]
     host = None if rank is None else setting.hosts.get(rank)
@@ -112,8 +112,9 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
 
 
 def nobody(shares: Figures, setting: Setting, *, confidence: float | None, why: str) -> tuple[Verdict, list[Finding]]:
-    """The verdict when no rank stands out: what limits the step, or balanced. ``why`` says how that is known, ``shares`` where
-    the step goes (``figures_of_costs``).
+    """Return the verdict when no rank is an outlier: the limit of the step, or balanced.
+
+    ``why``: the reason for this, as text. ``shares``: shares of the step's parts (``figures_of_costs``).
     """
     findings = limits(shares, setting, lead=f"{why}; ", confidence=confidence)
     found = findings[0] if findings else None
@@ -133,7 +134,7 @@ def nobody(shares: Figures, setting: Setting, *, confidence: float | None, why: 
 
 
 def _asks_for(found: Finding | None, shares: Figures) -> str | None:
-    """What makes a difference to what is to be done."""
+    """Return the explanation that selects the next actions."""
     if found is None:
         return None
     open_why = found.kind == "host_bound" and "share.idle_unexplained" in shares
@@ -141,7 +142,7 @@ def _asks_for(found: Finding | None, shares: Figures) -> str | None:
 
 
 def _calm(shares: Figures, unit: str) -> str:
-    """That no part of the step reaches its limit, and which comes nearest."""
+    """Return the clause that no part of the step reaches its limit, with the largest part besides compute."""
     largest = largest_besides_compute(shares)
     if largest is None:
         return f"no part of the {unit} besides compute is known to take any of it"
@@ -156,19 +157,19 @@ def _calm(shares: Figures, unit: str) -> str:
 
 _SHOWN_RANKS: Final = 8
 _TOO_MUCH: Final = 0.1
-"""So much of the step in no part that is known has to be said."""
+"""Share of the step outside all known parts from which on the sentence mentions it."""
 
 _BASIS: Final[dict[str | None, str]] = {"steps": "step records", "windows": "profiled windows", "traces": "traces"}
-"""What a share was read from, in words."""
+"""Sources of a share, in words."""
 
 
 def among(compared: int, world_size: int, having: str) -> str:
-    """What "nobody" speaks of, where it is not everybody: " among the 3 of 4 ranks with records"; else nothing."""
+    """Return the restriction to the compared ranks, such as " among the 3 of 4 ranks with records"; empty if all are compared."""
     return f" among the {compared} of {world_size} ranks with {having}" if compared < world_size else ""
 
 
 def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
-    """What limits the step, as a finding whose sentence begins with ``lead``; empty when nothing dominates."""
+    """Return the limit of the step as a finding whose sentence begins with ``lead``; empty when no part dominates."""
     found = limit_of(shares)
     if found is None:
         return []
@@ -197,7 +198,7 @@ def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | 
 
 
 Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture", "torn_trace"]
-"""Why there is too little to say anything."""
+"""Reason for insufficient data."""
 
 
 def insufficient(
@@ -208,7 +209,10 @@ def insufficient(
     capture: int | None = None,
     liveness: Liveness = "live",
 ) -> Verdict:
-    """The verdict when there is too little to say anything; ``missing`` says what. ``capture``: how many steps may be enough."""
+    """Return the verdict for insufficient data.
+
+    ``missing``: the missing data, as text. ``capture``: number of steps to profile that may suffice.
+    """
     reason: str | None = lack if liveness == "live" else "silent" if liveness == "silent" else _WHEN_OVER.get(lack, lack)
     return Verdict(
         kind="insufficient_data",
@@ -221,7 +225,7 @@ _WHEN_OVER: Final[dict[Lack | None, str]] = {"few_steps": "few_steps_over", "few
 
 
 def _loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
-    # Ranks on CPUs lose no GPU time, unless the person asking puts a price on them all the same.
+    # Ranks on CPUs lose no GPU time, unless the user gives a price for them.
     if not setting.accelerated and setting.price_per_gpu_hour is None:
         return None, None
     hours = gain_us * setting.step_count * setting.world_size / 3.6e9

@@ -1,7 +1,8 @@
-"""Who waited for whom where not everybody waits for everybody: sends and receives, and operations with a root.
+"""Directed waits, in operations that not all ranks leave together: sends and receives, and operations with a root.
 
-Their ends say nothing about each other, as those of an all-reduce do, so arrivals are compared on corrected clocks. The later
-side is the origin; a side that left before the other arrived did not wait for it (its message fitted into a buffer).
+The ends of an all-reduce coincide on all ranks, but those of directed operations do not. So their arrivals are compared on
+corrected clocks. The later side is the origin. A side that left before the other arrived did not wait for it, because its
+message fitted into a buffer.
 """
 
 from __future__ import annotations
@@ -18,40 +19,41 @@ from rankscope.runs.records import CollectiveRecord
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """One rank waited for another in one instance. Times are nanoseconds on the waiter's own clock."""
+    """Wait of one rank for another in one instance. Times are nanoseconds on the waiter's own clock."""
 
     match: Match
     waiter: int
     origin: int
     record: CollectiveRecord
-    """The waiter's."""
+    """Record of the waiter."""
     start: int
     end: int
     since: int
-    """From when on it waited for the origin alone; before that, for others as well."""
+    """Time from which on the waiter waited for the origin alone; before that, it also waited for others."""
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """All waits, and what could not be judged."""
+    """All directed waits, and the instances that could not be judged."""
 
     waits: list[Wait] = msgspec.field(default_factory=list)
     transfers_ns: list[tuple[Match, int | None]] = msgspec.field(default_factory=list)
-    """Every judged instance and how long its data took once the waiting was over; ``None`` where that cannot be told."""
+    """Judged instances, each with the duration of its transfer after the waiting; ``None`` where that is unknown."""
     excluded: dict[str, int] = msgspec.field(default_factory=dict)
-    """Matched instances that could not be judged, by reason."""
+    """Number of matched instances that could not be judged, by reason."""
 
 
 NOBODY_WAITED: Final = Waits()
 
 
 def waits_of(matching: Matching, clocks: Clocks, hosts: Mapping[int, str]) -> Waits:
-    """The waits in the directed matches of ``matching``."""
+    """Return the waits in the directed matches of ``matching``."""
     return directed_waits(matching.directed, clocks, clock_islands(matching.matches, hosts))
 
 
 def clock_islands(matches: Sequence[Match], hosts: Mapping[int, str]) -> dict[int, int]:
-    """Rank to the number of its island. Within one island clocks can be compared: its ranks are on one host, or linked by
-    collectives that end on all of them at once.
+    """Return the island number of each rank; clocks can be compared within an island.
+
+    The ranks of an island are on one host, or linked by collectives that end on all of them at once.
     """
     parent: dict[int | str, int | str] = {}
 
@@ -70,7 +72,7 @@ def clock_islands(matches: Sequence[Match], hosts: Mapping[int, str]) -> dict[in
 
 
 def directed_waits(directed: Sequence[Match], clocks: Clocks, islands: Mapping[int, int]) -> Waits:
-    """The waits in ``directed``: none below the clocks' residual, and none between ranks whose clocks nothing compares."""
+    """Return the waits in ``directed``, without waits up to the clocks' residual and between ranks of different islands."""
     residual = TOLERANCE_NS if clocks.residual_ns is None else round(clocks.residual_ns)
     waits: list[Wait] = []
     transfers: list[tuple[Match, int | None]] = []
@@ -86,7 +88,7 @@ def directed_waits(directed: Sequence[Match], clocks: Clocks, islands: Mapping[i
 
 
 def _depends(match: Match) -> Iterator[tuple[int, list[int]]]:
-    """Each rank that may wait, and for whom."""
+    """Yield each rank that may wait, and the ranks that it may wait for."""
     for rank in match.ranks:
         others = [other for other in match.ranks if other != rank]
         match match.rule:
@@ -114,10 +116,10 @@ def _waits(match: Match, arrivals: Mapping[int, int], clocks: Clocks, residual: 
 
 
 def _transfer(match: Match, arrivals: Mapping[int, int], clocks: Clocks, residual: int) -> int | None:
-    """From when everything was there to when the last had it.
+    """Return the time from the last arrival to the last end.
 
-    ``None`` where a receiver came after the root, for the root may have sent most of it by then; and where it is no longer than
-    the clocks are uncertain.
+    ``None`` where a receiver came after the root, because the root may have sent most of the data by then. Also ``None`` where
+    the time does not exceed the clocks' residual.
     """
     ends = {rank: clocks.correct(rank, one.end_unix_ns) for rank, one in zip(match.ranks, match.records, strict=True)}
     last, end = max(arrivals.values()), max(ends.values())

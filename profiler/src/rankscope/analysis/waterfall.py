@@ -1,4 +1,4 @@
-"""The waterfall of a step, out of what is known of its parts."""
+"""Waterfall of a step from its known parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ PRECEDENCE: Final[tuple[PartName, ...]] = (
     "compute",
     "host",
 )
-"""Where parts are read from different sources they may claim more than the step has: a part gets what those before it left."""
+"""Order in which parts get their time, each from what those before it left.
+
+Parts from different sources may sum to more than the step."""
 
 WHY_NOT: Final[dict[PartName, str]] = {
     "ideal": "needs the floating-point operations of the step, told by the script, and a GPU whose peak is known",
@@ -25,16 +27,17 @@ WHY_NOT: Final[dict[PartName, str]] = {
     "input": "no data loader is seen",
     "pipeline_bubble": "no pipeline is seen",
 }
-"""Why a part is not known where nobody knows better."""
+"""Default reasons why a part is unknown."""
 
 InnerName = Literal["idle", "between_steps", "stalled", "run_queue", "gc"]
-"""``idle``: an accelerator has nothing to do. ``between_steps``: own time there. The others on CPUs: the training thread neither
-runs nor waits for a CPU inside the model's phases, waits for a CPU, collects garbage."""
+"""Names of inner parts. ``idle``: an accelerator is idle. ``between_steps``: own time between steps. On CPUs, ``stalled``: the
+training thread neither runs nor waits for a CPU inside the model's phases. ``run_queue``: it waits for a CPU. ``gc``: it collects
+garbage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What is known of one part: microseconds per step, and from where."""
+    """Amount of one part: microseconds per step, and their source."""
 
     us: float
     source: PartSource
@@ -42,7 +45,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What is known of a step. Parts that are missing are not known."""
+    """Known costs of a step. Missing parts are unknown."""
 
     step_us: float
     steps: int
@@ -50,15 +53,18 @@ class Costs:
     known: dict[PartName, Amount] = field(default_factory=dict)
     notes: dict[PartName, str] = field(default_factory=dict)
     inner: dict[InnerName, Amount] = field(default_factory=dict)
-    """Parts of parts, which advice rests on."""
+    """Inner parts of these parts, which advice rests on."""
     extent_us: float | None = None
-    """Of traces: from the first start on any rank to the last end on any."""
+    """Time from the first start on any rank to the last end on any; for traces only."""
     largest: dict[PartName | InnerName, tuple[int, Amount]] = field(default_factory=dict)
-    """In a pipeline, where the others are means over stages: the stage that has most of each, and how much."""
+    """Stage with the most of each part, and the amount; for pipelines, where the other fields are means over stages."""
 
 
 def waterfall(costs: Costs) -> Waterfall:
-    """Parts that sum to the step: whole nanoseconds, each part at most what those before it in ``PRECEDENCE`` left."""
+    """Return parts that sum to the step, in whole nanoseconds.
+
+    Each part gets at most the time that those before it in ``PRECEDENCE`` left.
+    """
     whole = left = round(costs.step_us * 1000)
     taken: dict[PartName, int] = {}
     for name in PRECEDENCE:
@@ -88,7 +94,7 @@ def _part(name: PartName, ns: int | None, whole: int, costs: Costs) -> Waterfall
 
 
 def _of_stages(name: PartName, costs: Costs) -> str | None:
-    """Of a part that is a mean over stages, where most of it is; ``None`` for others."""
+    """Return a note on the stage with the most of a part that is a mean over stages; ``None`` for other parts."""
     if name not in costs.largest or costs.step_us <= 0:
         return None
     stage, amount = costs.largest[name]

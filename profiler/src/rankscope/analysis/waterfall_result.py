@@ -1,4 +1,4 @@
-"""Where a step's time goes: part of the JSON of ``rankscope analyze``."""
+"""Waterfall of a step's time: part of the JSON of ``rankscope analyze``."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ MEANING: Final[dict[PartName, str]] = {
     "pipeline_bubble": "the pipeline's ranks wait for each other",
     "unexplained": "what no part that is known explains",
 }
-"""What each part is, in the order of the waterfall."""
+"""Meaning of each part, in the order of the waterfall."""
 
 
 class WaterfallPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the step. ``None`` where it is not known; its time is then in ``unexplained``."""
+    """One part of the step. Its time is ``None`` if unknown, and is then counted in ``unexplained``."""
 
     name: PartName
     us: float | None
     share: float | None
-    """Of the step."""
+    """Share of the step."""
     source: PartSource | None = None
-    """What it was read from; ``None`` where it is not known, and for what is left over."""
+    """Source of the part; ``None`` if the part is unknown, and for ``unexplained``."""
     note: str | None = None
-    """Why it is not known, or what else is in it."""
+    """Reason why the part is unknown, or other time that it includes."""
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts that are known sum to ``step_us``, to the nanosecond."""
+    """Waterfall of a step, whose known parts sum to ``step_us``, to the nanosecond."""
 
     unit: Literal["step", "window"]
     step_us: float
-    """The mean step after warm-up, without profiled ones where there are others; the mean window of traces."""
+    """Mean step time after warm-up, without profiled steps if enough others remain; for traces, the mean window."""
     steps: int
-    """Steps (of windows: profiled ones) that it is the mean of."""
+    """Number of steps (for windows: profiled steps) in the mean."""
     parts: list[WaterfallPart]
-    """In the order of the waterfall, each of them once."""
+    """Parts in the order of the waterfall, each exactly once."""
     extent_us: float | None = None
-    """Of traces whose collectives are matched: from the first start on any rank to the last end on any, on the clock that they
-    share. It is the step that a verdict's shares and slowdown are of, and ``rankscope whatif`` plays."""
+    """Time from the first start on any rank to the last end on any, on the common clock; for traces with matched collectives.
+    A verdict's shares and slowdown refer to it, and ``rankscope whatif`` simulates it."""
 
     def share(self, name: PartName) -> float | None:
-        """Share of one part; ``None`` where it is not known."""
+        """Return the share of one part; ``None`` if unknown."""
         return next(part.share for part in self.parts if part.name == name)

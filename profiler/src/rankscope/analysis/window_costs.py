@@ -1,4 +1,4 @@
-"""What profiled windows and traces tell of where a step's time goes: means over their ranks and steps."""
+"""Costs of a step from profiled windows and traces: means over their ranks and steps."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def costs_of_windows(
     extent_us: float | None = None,
     without: Collection[int] = (),
 ) -> Costs | None:
-    """Costs of the mean window of all ranks ``without`` some; ``None``: there is none.
+    """Return the costs of the mean window of all ranks ``without`` some; ``None`` if there is no window.
 
-    ``blame``: where the collectives of all ranks are matched.
-    ``input_us``: of ``idle_us``, what the host spent in the data loader; ``None`` where that is not known.
-    ``extent_us``: from the first start on any rank to the last end on any; ``None`` where that is not known.
+    ``blame``: waits in matched collectives; ``None`` if none are matched.
+    ``input_us``: part of ``idle_us`` that the host spent in the data loader; ``None`` if unknown.
+    ``extent_us``: time from the first start on any rank to the last end on any; ``None`` if unknown.
     """
     kept = (one.breakdowns for rank, one in windows.items() if rank not in without)
     rows = [row for breakdowns in kept for row in breakdowns if not row.truncated]
@@ -74,22 +74,22 @@ _parts_us = attrgetter("window_us", "compute_us", "exposed_communication_us", "e
 
 
 def _waited(blame: Blame, without: Collection[int]) -> float:
-    """Waiting that no compute hid, of all ranks but some."""
+    """Return the waiting that no compute hid, summed over all victims ``without`` some."""
     of_them = sum(row[1] for rows in blame.rows.values() for (_, victim), row in rows.items() if victim in without)
     return max(0.0, sum(blame.exposed_us.values()) - of_them)
 
 
 def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -> Costs | None:
-    """The costs of a run: what all steps tell, and what only its windows see.
+    """Return the costs of a run, merged from the records of all ``steps`` and from its ``windows``.
 
-    On a device only windows tell compute and copies. Their kernels take as long as in other steps, though the host takes longer
-    while it is profiled: so what is neither compute, communication, copy nor input is idle for the host's sake, as long as the
-    windows saw the device idle for so long. On CPUs the thread's own account, of all steps, is the better one.
+    On a device only windows show compute and copies. Profiling slows the host, but not the kernels. So the rest of a step
+    (neither compute, communication, copies nor input) is idle time caused by the host, up to the idle time that the windows
+    saw. On CPUs the times of the training thread, known for all steps, are preferred.
     """
     if steps is None or windows is None:
         return steps or windows
     if accelerated and "idle" not in windows.inner:
-        return steps  # the ranks have devices that the profiler did not see
+        return steps  # the profiler did not see the ranks' devices
     known, notes = dict(steps.known), dict(steps.notes)
     if accelerated:
         for name in ("compute", "copies"):
@@ -107,7 +107,7 @@ def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -
         known["compute"] = windows.known["compute"]
         notes["compute"] = "operators on the training thread; in profiled steps"
         notes["host"] = NO_HOST
-    # What windows tell is of all stages together.
+    # Amounts from windows are means over all stages.
     largest = {name: one for name, one in steps.largest.items() if name not in known or known[name].source == "steps"}
     merged = replace(steps, known=known, notes=notes, inner=steps.inner | windows.inner, largest=largest)
     return _host_of_device(merged) if accelerated else merged

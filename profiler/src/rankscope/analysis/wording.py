@@ -1,4 +1,4 @@
-"""What all results for people have in common: blocks, colours, warnings, lists, counts and sizes."""
+"""Text helpers for all results shown to people: blocks, colours, warnings, lists, counts and sizes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _RESET: Final = "\x1b[0m"
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 UNKNOWN: Final = "-"
-"""What a table has for a value that is not known."""
+"""Placeholder for unknown values in tables."""
 
 
 def page(blocks: Iterable[str], color: str | None = None) -> str:
-    """The ``blocks`` that are not empty, an empty line between them; the first line, which is the answer, in ``color``."""
+    """Return the non-empty ``blocks``, separated by empty lines; the first line, which is the answer, in ``color``."""
     text = printable("\n\n".join(filter(None, blocks)))
     if color is None:
         return text
@@ -33,54 +33,54 @@ def page(blocks: Iterable[str], color: str | None = None) -> str:
 
 
 def colored(text: str, color: str) -> str:
-    """``text`` in ``color``."""
+    """Return ``text`` in ``color``."""
     return f"{color}{text}{_RESET}"
 
 
 def wrapped(text: str, width: int, *, indent: str = "", hanging: str = "") -> list[str]:
-    """Lines of at most ``width`` columns; paths and commands stay whole. ``hanging``: indents all but the first."""
+    """Wrap to lines of at most ``width`` columns, without breaking paths and commands. ``hanging`` indents all but the first."""
     return textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
     )
 
 
 def warning_lines(warnings: Sequence[str], width: int) -> list[str]:
-    """One warning after the other."""
+    """Return the lines of all warnings, in order."""
     return [line for warning in warnings for line in wrapped(f"warning: {warning}", width, hanging="  ")]
 
 
 def listing(title: str, items: Sequence[str], width: int) -> str:
-    """A block of ``items`` below their ``title``; empty without any."""
+    """Return a block of ``items`` below their ``title``; empty without items."""
     lines = [line for item in items for line in wrapped(item, width, indent="  ", hanging="    ")]
     return "\n".join([title, *lines]) if lines else ""
 
 
 def first_of(items: Sequence[object], most: int) -> str:
-    """``a, b and 3 more``: the first ``most`` of them, and how many there are besides."""
+    """Return the first ``most`` items and the number of the others: ``a, b and 3 more``."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(map(str, items[:most])) + more
 
 
 def losses(gpu_hours: float | None, cost: Cost | None) -> list[str]:
-    """What is known of a loss: ``12.3 GPU-hours lost``, ``30.75 USD``."""
+    """Return the known facts of a loss: ``12.3 GPU-hours lost``, ``30.75 USD``."""
     found = [] if gpu_hours is None else [f"{hours_text(gpu_hours)} GPU-hours lost"]
     return found if cost is None else [*found, f"{cost.amount:.2f} {cost.currency}"]
 
 
 def hours_text(hours: float) -> str:
-    """``0.125``, ``12.3``, ``2,930``; less than anybody counts is ``<0.001``."""
+    """Format hours: ``0.125``, ``12.3``, ``2,930``, or ``<0.001`` for smaller positive numbers."""
     if 0 < hours < 0.001:
         return "<0.001"
     return f"{hours:,.0f}" if hours >= 1000 else f"{hours:.3g}"
 
 
 def size(number: int) -> str:
-    """Bytes for people: ``384 B``, ``1.5 MiB``."""
+    """Format a number of bytes: ``384 B``, ``1.5 MiB``."""
     power = min(max(0, (number.bit_length() - 1) // 10), len(_UNITS) - 1)
     value = number / 1024**power
     return f"{value:.0f} {_UNITS[power]}" if power == 0 or value >= 10 else f"{value:.1f} {_UNITS[power]}"
 
 
 def counted(count: int, thing: str) -> str:
-    """``1 line``, ``2,000 lines``."""
+    """Format a count with its noun: ``1 line``, ``2,000 lines``."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"

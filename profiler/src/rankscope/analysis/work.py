@@ -1,4 +1,4 @@
-"""Which events of a trace are work, and of what kind."""
+"""Classification of the events of a trace as work, by kind."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ COMPUTE, COMMUNICATION, MEMCPY = range(3)
 
 
 class WorkEvents(msgspec.Struct, frozen=True):
-    """The events of a trace that are work.
+    """Events of a trace that are work.
 
-    On a trace with device work, compute is what ran on the device; on a CPU build it is the operators. Communication of CPU
-    libraries (gloo) counts in both, so a run that computes on a GPU and communicates through gloo comes out whole.
+    In a trace with device work, compute is the kernels on the device; on a CPU build it is the operators. Communication of CPU
+    libraries (gloo) counts in both, so that a run that computes on a GPU and communicates through gloo is complete.
     """
 
     rows: NDArray[np.intp]
@@ -40,25 +40,26 @@ class WorkEvents(msgspec.Struct, frozen=True):
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     launch: NDArray[np.int64]
-    """When the CPU asked for it: the start of the linked launch, or the event's own start where nothing is linked."""
+    """Launch time: the start of the linked launch call, or the event's own start if no call is linked."""
     launch_row: NDArray[np.intp]
-    """Row of the call that launched it; its own row on the CPU; -1 where no call is linked."""
+    """Row of the call that launched the event; its own row for events on the CPU; -1 if no call is linked."""
 
     def is_on_device(self, trace: Trace) -> NDArray[np.bool_]:
-        """Which of the events ran on an accelerator."""
+        """Return the mask of the events that ran on an accelerator."""
         return trace.category[self.rows] <= COPY
 
     def work(self) -> Work:
-        """Everything, as merged sets."""
+        """Return all events as merged sets of intervals, one per kind."""
         sets = [union(self.start[self.kind == kind], self.end[self.kind == kind]) for kind in (COMPUTE, COMMUNICATION, MEMCPY)]
         return Work(*sets)
 
 
 def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> WorkEvents:
-    """Classify every event once.
+    """Classify every event of the trace and return those that are work.
 
-    What is communication: kernels with linked communication metadata; then kernels whose name ``communication`` finds; then by
-    the table of names; and copies between devices that a collective asked for, which is how copy engines carry one.
+    Communication is, in order of precedence: kernels with linked communication metadata; kernels whose name matches
+    ``communication``; kernels by the table of names. Copies between devices that a collective launched count, too: copy engines
+    run collectives in this way.
     """
     kind = np.full(len(trace.start), NO_WORK, dtype=np.int8)
     kernels = trace.category == KERNEL
@@ -69,7 +70,7 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
         told = communication is not None and communication.search(name) is not None
         by_name[one] = COMMUNICATION if told else KINDS.index(classify_kernel(name))
     kind[kernels] = by_name[trace.name[kernels]]
-    # What the communication library said about a kernel outweighs the kernel's name.
+    # Metadata from the communication library overrides the kernel's name.
     for row in trace.metadata:
         if kernels[row]:
             kind[row] = COMMUNICATION
@@ -96,8 +97,9 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
 
 
 def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Rows of the wanted events that lie inside no other wanted event of their thread: ``aten::linear``, not the ``aten::t``
-    in it.
+    """Return the rows of the wanted events that lie inside no other wanted event of their thread.
+
+    Example: ``aten::linear``, not the ``aten::t`` inside it.
     """
     rows = np.flatnonzero(wanted)
     order = np.lexsort((-trace.end[rows], trace.start[rows], trace.thread[rows]))
@@ -111,7 +113,7 @@ def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
 
 
 def _launching_rows(trace: Trace) -> NDArray[np.intp]:
-    """Per row, the row of the CPU call that launched it: itself for what is on the CPU, -1 where no call is linked."""
+    """Return, per row, the row of the CPU call that launched it: itself for events on the CPU, -1 if no call is linked."""
     found = np.arange(len(trace.start), dtype=np.intp)
     device = np.flatnonzero(trace.category <= COPY)
     found[device] = -1
@@ -129,7 +131,10 @@ def _launching_rows(trace: Trace) -> NDArray[np.intp]:
 
 
 def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Copies between devices that were launched (``calls``: by which row) inside a collective on the calling thread."""
+    """Return the rows of copies between devices that were launched inside a collective on the calling thread.
+
+    ``calls``: per row, the row of the launching call.
+    """
     copies = np.flatnonzero((trace.category == COPY) & (calls >= 0))
     between = [name for name in distinct(trace.name[copies]) if direction_of(trace.names[name]) == "peer to peer"]
     copies = copies[np.isin(trace.name[copies], between)]
@@ -141,11 +146,14 @@ def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def enclosing(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Per row, the position of the frame on its thread in which it starts, or -1. ``frames`` of one thread do not overlap."""
+    """Return, per row, the position of the frame on its thread in which it starts, or -1.
+
+    ``frames`` of one thread must not overlap.
+    """
     if not len(frames):
         return np.full(len(rows), -1, dtype=np.intp)
     both = np.concatenate((frames, rows))
-    # In order of thread and start, a frame before what starts with it: whatever encloses a row is the last frame before it.
+    # Sorted by thread and start, frames before rows that start at the same time: a row's frame is the last one before it.
     order = np.lexsort((np.arange(len(both)) >= len(frames), trace.start[both], trace.thread[both]))
     last = np.maximum.accumulate(np.where(order < len(frames), np.arange(len(order)), -1))
     at = np.empty(len(both), dtype=np.intp)
@@ -157,7 +165,7 @@ def enclosing(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) ->
 
 
 def within(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Per row, whether it starts inside any of the ``frames`` of its thread, which may overlap."""
+    """Return the mask of rows that start inside any of the ``frames`` of their thread; frames may overlap."""
     if not len(frames):
         return np.zeros(len(rows), dtype=bool)
     both = np.concatenate((frames, rows))
@@ -165,7 +173,7 @@ def within(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> ND
     rank = np.concatenate((np.searchsorted(ends, trace.end[frames]) + 1, np.zeros(len(rows), dtype=np.intp)))
     _, thread = np.unique(trace.thread[both], return_inverse=True)
     order = np.lexsort((rank == 0, trace.start[both], thread))
-    # The latest end of any frame that has begun on the thread; a thread's numbers lie above those of the threads before it.
+    # Running maximum of the ends of frames begun on the thread; each thread's numbers lie above those of earlier threads.
     base = thread * (len(ends) + 1)
     latest = np.empty(len(both), dtype=np.intp)
     latest[order] = np.maximum.accumulate((base + rank)[order])

@@ -1,4 +1,4 @@
-"""Who works through the ranks: this process, processes beside it, or the nodes of a Ray cluster (``ray_engine.py``)."""
+"""Engines that process the ranks: in this process, in local worker processes, or on a Ray cluster (``ray_engine.py``)."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 WORTH_A_PROCESS_BYTES: Final = 64 * 1024**2
-"""Of text, for each process: one starts in a third of a second, in which so much is read."""
+"""Amount of text per process that makes a process worthwhile: starting one takes a third of a second, as does reading this."""
 AHEAD: Final = 2
-"""Times as many items as are worked on at a time may wait to be taken: the first may well take longest."""
+"""Number of further items per worker, queued or with a result not yet consumed: the first item may take longest."""
 
 
 class Engine(Protocol):
-    """Does the same to every rank."""
+    """Engine that applies a function to every rank."""
 
     def map(
         self, function: Callable[[Item], Result], items: Sequence[Item], *, files: Sequence[Location], text_bytes: int
     ) -> Iterator[Result]:
-        """``function(item)`` for each of ``items``, in their order; what it raises is raised here.
+        """Yield ``function(item)`` for each of ``items``, in their order; exceptions of ``function`` are raised here.
 
-        ``files``: for each item a file that it is read from, so that an engine that works elsewhere can tell whether that file is
-        there; ``text_bytes``: how much there is to read in all, or 0 where only this process can read it. Function, items and
-        results go between processes: they can be pickled, the function by its name in a module.
+        ``files``: for each item a file that it is read from, so that an engine on other machines can check that the file is
+        visible there. ``text_bytes``: total amount of text to read, or 0 where only this process can read it. Function, items and
+        results are sent between processes, so they must be picklable, the function by its name in a module.
 
-        Raises ``RankscopeError`` when a process that worked on it was killed.
+        Raises ``RankscopeError`` when a worker process was killed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """Up to ``workers`` processes on this machine, as many as there is work for; this one alone where that is one.
+    """Engine with up to ``workers`` processes on this machine, as many as there is work for; if one suffices, this process.
 
-    Processes import the caller's main module, as those of ``multiprocessing`` do: a script that asks for them needs
+    Worker processes import the caller's main module, as in ``multiprocessing``: a script that uses them needs
     ``if __name__ == "__main__":``.
     """
 
@@ -50,21 +50,21 @@ class LocalEngine:
     def map(
         self, function: Callable[[Item], Result], items: Sequence[Item], *, files: Sequence[Location], text_bytes: int
     ) -> Iterator[Result]:
-        """See ``Engine``."""
+        """Implement ``Engine.map``."""
         del files
         useful = min(self.workers, len(items), text_bytes // WORTH_A_PROCESS_BYTES)
         return map(function, items) if useful < 2 else _in_processes(function, items, useful)
 
 
 ALONE: Final[Engine] = LocalEngine()
-"""This process alone."""
+"""Engine that works in this process alone."""
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees, for its next arrays.
+    """Make this process keep freed memory for its next arrays.
 
-    The C library would give large blocks back to the kernel, which clears every page before it hands it out again: for a process
-    that makes arrays of some 100 KiB all the time, that is a tenth of its time.
+    By default the C library returns large blocks to the kernel, which clears every page before reuse. This takes a tenth of the
+    time of a process that constantly allocates arrays of some 100 KiB.
     """
     c_library = ctypes.CDLL(None)
     if hasattr(c_library, "mallopt"):  # glibc's
@@ -76,16 +76,16 @@ _MALLOC_TRIM_THRESHOLD: Final = -1
 _MALLOC_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = 1 << 30
 _MOST_FROM_HEAP_BYTES: Final = 32 << 20
-"""The most that glibc takes for it; larger blocks come from the kernel and go back there."""
+"""Largest threshold that glibc accepts; larger blocks come from the kernel and return to it."""
 
 
 def _in_processes(function: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[Result]:
-    # Imported for much work only: of the time that a small one takes, imports are a good part.
+    # Imported for much work only: imports are a large part of the time that a small job takes.
     from concurrent.futures import Future, ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    # Not forked: the process that asks may have threads.
+    # Spawned, not forked: the calling process may have threads.
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=keep_freed_memory)
     waiting: deque[Future[Result]] = deque()
     try:
