@@ -49,7 +49,7 @@ _WAVERS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series of a page. ``value``: of a timestamp, since the beginning. ``slope``: growth per second. ``wavers``: fluctuates."""
+    """A series of a page. ``value``: a timestamp counts from the beginning. ``slope``: growth per second. ``wavers``: it has noise."""
 
     name: str
     labels: dict[str, str]

@@ -1,12 +1,12 @@
 """Cost of viewing a large run in the dashboard. Prints one JSON object.
 
 The real command serves the dashboard, and the system's Chromium opens every view, with and without a selection. The first view is
-the whole overview, in a browser that has opened the dashboard before (it keeps compiled scripts), and in a fresh one. The requests
-of the browser are then repeated without it, one after the other and by 20 users at once. A run in progress grows by 30 s of
-records of all its ranks while a page of it is open.
+the whole overview, in a browser that has opened the dashboard before (it keeps compiled scripts), and in a fresh one. The
+requests of the browser are then repeated without it, one after the other and by 20 users at once. A run in progress grows by 30 s
+of records of all its ranks while a page of it is open.
 
-The peers: a plain Dash page with three lines of 100 points, which is the time of Dash and Plotly with little to show; and the heat
-map's matrix as a plain Plotly figure.
+The peers: a plain Dash page with three lines of 100 points, which is the time of Dash and Plotly with little to show; and the
+heat map's matrix as a plain Plotly figure.
 
     python benchmarks/dashboards.py [--ranks 1024] [--steps 10000] [--run RUN] [--repeats 5]
 """
