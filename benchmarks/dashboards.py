@@ -201,7 +201,7 @@ def timed(client: httpx.Client, url: str, one: Asked) -> float:
 
 
 def at_once(url: str, asked: list[Asked], requests: int) -> list[float]:
-    """Return the seconds of each request of ``USERS`` parallel users, each of whom sends one after the other without a pause."""
+    """Return the seconds of each request of ``USERS`` parallel users; each user sends one after the other without a pause."""
     seconds: list[float] = []
 
     def user(number: int) -> None:

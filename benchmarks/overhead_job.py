@@ -25,7 +25,7 @@ from typing import Any
 _DROPPED = 9
 """Index of the word of a ring that counts the entries for which it had no room."""
 LONG_STEP_S = 0.05
-"""Duration of a step of ``long`` in seconds, without its computation."""
+"""Seconds that each step of ``long`` sleeps."""
 
 
 def _model(width: int, depth: int) -> Any:

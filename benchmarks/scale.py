@@ -1,8 +1,8 @@
 """Cost of analysing a large run, and of following one that grows. Prints one JSON object.
 
 The whole command is timed, and the memory of all its processes together is measured. Reading and judging are then timed
-separately. At last an update of a followed run is timed, after as much has been recorded as the job records in 30 s. Reported are
-medians of ``--repeats``. Written data is on disk before anything is timed, because writing it is the work of other machines.
+separately. Finally, an update of a followed run is timed, after as much has been recorded as the job records in 30 s. Reported
+are medians of ``--repeats``. Written data is on disk before anything is timed, because writing it is the work of other machines.
 
     python benchmarks/scale.py [--ranks 1024] [--steps 10000] [--repeats 3] [--run RUN]
 """

@@ -49,7 +49,7 @@ def outcome(row: dict[str, Any], arm: str) -> str:
 
 
 def loss_error(row: dict[str, Any]) -> float | None:
-    """Return the relative error of the reported loss against the planted one; ``None`` if unknown, or the verdict is not right."""
+    """Return the relative error of the reported loss; ``None`` if a loss is unknown, or the verdict is not right."""
     said = row["windows"]
     if (
         not row["required"]

@@ -1,14 +1,10 @@
 """Cost of a profiler window to the training thread, against torch's own profilers on the same steps. Prints one JSON object.
 
 Three ways to profile three steps take turns in one process, each several times, on models with about 2,000, 10,000 and 100,000
-profiler events:
-
-- the recorder's window: start, stop, and passing on the trace as a file in local memory;
-- the bare ``torch.autograd.profiler``: start, stop, and release of its events, which costs training time too; nothing is kept;
-- ``torch.profiler`` with its schedule and ``tensorboard_trace_handler``, and release of its events.
-
-The steps themselves are not counted. Times are CPU time of the training thread: nothing in a window waits, and other processes on
-the machine do not count.
+profiler events. The recorder's window consists of start, stop, and passing on the trace as a file in local memory. The bare
+``torch.autograd.profiler`` consists of start, stop, and the release of its events, for which training pays too; nothing is kept.
+``torch.profiler`` runs with its schedule and ``tensorboard_trace_handler``, and releases its events. The steps themselves are not
+counted. Times are CPU time of the training thread: nothing in a window waits, and other processes on the machine do not count.
 
     python benchmarks/window_cost.py [--repeats 9]
 """
