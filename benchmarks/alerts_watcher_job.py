@@ -62,7 +62,7 @@ def cpu_seconds(pid: int) -> float:
         try:
             fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         total += sum(map(int, fields[11:13])) + (sum(map(int, fields[13:15])) if number == 0 else 0)
     return total / TICKS
 

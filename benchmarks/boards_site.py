@@ -36,7 +36,7 @@ SLOW_RANK = 2
 BETWEEN_S = 10.0
 """Seconds between the two readings of a page."""
 RUNS = (("llama", 0.5), ("mixtral", 0.25), ("vision", 0.125))
-"""Name and share of the hosts; the rest is idle, and the last host does not answer."""
+"""Name and share of the hosts of each run; the other hosts are idle, and the last host does not answer."""
 KEPT_LONG = re.compile(r"up|gpu_info|gpu_up|gpu_xid_\w+|gpu_metric_absent_info|gpu_down_info")
 """Series that the board of alerts queries over a longer time than the other boards do."""
 LAST_STEP = "rank_last_step_timestamp_seconds"
@@ -49,7 +49,7 @@ _WAVERS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series of a page. ``value``: a timestamp counts from the beginning. ``slope``: growth per second. ``wavers``: it has noise."""
+    """A series of a page. ``value``: a timestamp counts from the beginning; ``slope``: growth per second; ``wavers``: is noisy."""
 
     name: str
     labels: dict[str, str]

@@ -120,7 +120,7 @@ def looked_at(browser: Browser, view: str, asked: list[Asked]) -> Iterator[Page]
     made: list[Request] = []
     with browser.new_context(viewport=VIEWPORT) as session:
         page = session.new_page()
-        page.on("requestfinished", lambda request: made.append(request))  # noqa: PLW0108  Playwright marks what it is given
+        page.on("requestfinished", lambda request: made.append(request))  # noqa: PLW0108  Playwright sets attributes on the handler
         yield page
         for request in made:
             response = request.response()

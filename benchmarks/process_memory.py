@@ -47,7 +47,7 @@ def bytes_beside(cache: Path) -> int:
         try:
             told_of_it = os.fsencode(cache) in (process / "cmdline").read_bytes()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         total += pss_bytes(int(process.name)) if told_of_it else 0
     return total
 

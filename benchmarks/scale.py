@@ -43,7 +43,7 @@ def tree_bytes(pid: int) -> int:
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
             total += tree_bytes(int(child))
     except OSError:
-        pass  # it has ended
+        pass  # the process has ended
     return total
 
 

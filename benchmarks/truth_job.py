@@ -172,7 +172,7 @@ class Model(nn.Module):
             if number == last:
                 self.planted.at("backward_early")
             if number == 0:
-                # The gradients of the first layer, which come after this pause, are the last to be ready.
+                # Before the gradients of the first layer, which are the last to be ready.
                 self.planted.at("backward_late")
 
         return compute

@@ -48,7 +48,7 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True):
     real: bool
     """True if noise does not explain the difference: the interval excludes 0."""
     detectable: float
-    """The smallest difference that would have been found real with a chance of 80 %."""
+    """Smallest difference that would have been found real with a chance of 80 %."""
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     b: float | None
     difference: float | None
     of_step: float | None
-    """The difference as a share of A's step time (of its profiled steps for ``window``); for times only."""
+    """Difference as a share of A's step time (of its profiled steps for ``window``); for times only."""
     typical: Shift | None = None
     """Shift of the median step. ``None``: not tested."""
     average: Shift | None = None
@@ -118,7 +118,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     world_size: int
     ranks: int
-    """Ranks compared."""
+    """Number of compared ranks."""
     steps: tuple[int, int]
     """First recorded step, and the step after the last recorded one."""
     used_steps: int
@@ -171,7 +171,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One world size."""
+    """Scaling at one world size."""
 
     label: str
     world_size: int

@@ -34,7 +34,7 @@ def percentage(share: float, *, signed: bool = True) -> str:
     """Format the number of a percentage without ``%``, in three digits but not more than two after the point."""
     number = 100 * share
     digits = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
-    # Without the sum a small negative number would read -0.00.
+    # Adding 0.0 prevents -0.00 for a small negative number.
     return f"{round(number, digits) + 0.0:{'+' if signed else ''}.{digits}f}"
 
 

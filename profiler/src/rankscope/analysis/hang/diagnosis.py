@@ -53,7 +53,7 @@ Found = tuple[HangCause, list[Named]]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that the dumps show."""
+    """All evidence in the dumps: progress, meetings, waits and mismatches."""
 
     dumps: Dumps
     world_size: int | None

@@ -47,7 +47,7 @@ class Record:
     peers: tuple[int, int] | None
     """Source and destination of a point-to-point operation, as ranks of the group."""
     sequence: int
-    """Number of the last collective in this group on this rank; a collective's own number."""
+    """Number of the last collective in this group on this rank; for a collective, its own number."""
     p2p_sequence: int
     is_p2p: bool
     state: State

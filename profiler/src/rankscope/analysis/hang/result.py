@@ -49,7 +49,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     enqueued_unix_ns: int | None
     timeout_ms: int | None
     frames: list[str]
-    """The stack that enqueued it, innermost first; empty where the dump has none."""
+    """Stack that enqueued it, innermost frame first; empty if the dump has none."""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     evidence: list[Culprit]
     mismatches: list[Mismatch]
     summary: str
-    """One sentence for a person."""
+    """Summary in one sentence."""
     path: str
     ranks: int
     """Ranks with a dump that could be read."""
