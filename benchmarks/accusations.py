@@ -4,7 +4,7 @@ usage: python benchmarks/accusations.py [--seeds N]
 
 The own times are seeded. Noise is log-normal and autocorrelated: it lasts for some steps. In half of the runs, ranks also have
 intermittent outliers. Every rank has a small bias of its own. Rates are grouped by the duration of the noise as a share of the
-run, because a rank whose noise lasts as long as the run is a slow rank in that run. Prints JSON.
+run: a rank whose noise lasts as long as the run is a slow rank in that run. Prints JSON.
 """
 
 from __future__ import annotations

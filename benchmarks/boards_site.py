@@ -49,7 +49,7 @@ _WAVERS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series of a page. ``value``: a timestamp counts from the beginning; ``slope``: growth per second; ``wavers``: is noisy."""
+    """A series of a page. ``value``: a timestamp counts from the beginning; ``slope``: growth per second; ``wavers``: noisy."""
 
     name: str
     labels: dict[str, str]

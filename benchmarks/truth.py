@@ -2,8 +2,8 @@
 
 Every case is a job of two or four gloo ranks, started by torchrun under ``rankscope run``. Its script ``truth_job.py`` plants the
 fault and does not use rankscope. The verdict is computed twice: from the whole run ("windows"), and from a copy without its
-profiled windows ("records"). Jobs without a fault and with a fault of half a step also run under TraceML (PyPI ``traceml-ai``),
-in the first repeats, with the lines in the script that TraceML requires.
+profiled windows ("records"). In the first repeats, jobs without a fault and with a fault of half a step also run under TraceML
+(PyPI ``traceml-ai``). The script then has the lines that TraceML requires.
 
 Sizes are shares of the step time without the fault, as measured in earlier jobs without a fault. ``core`` and ``work`` have the
 size that a busy core or longer samples cause, and no known loss. Rotating faults, slow networks and pipelines are reported and
