@@ -1,10 +1,10 @@
-"""How often is a rank named that did nothing, and one found that did? Seeded own times of ranks, judged as step records are.
+"""Measure false accusations of healthy ranks and detection of slow ones, on simulated own times judged like step records.
 
 usage: python benchmarks/accusations.py [--seeds N]
 
-Noise is log-normal and autocorrelated: it lasts for some steps; in half of the runs any rank is far out now and then besides.
-Every rank has a small bias of its own. Rates are given by how long the noise lasts as a share of the run, for noise as long as a
-run of a rank is a slow rank in that run. Prints JSON.
+The own times are seeded. Noise is log-normal and autocorrelated: it lasts for some steps. In half of the runs, ranks also have
+intermittent outliers. Every rank has a small bias of its own. Rates are grouped by the duration of the noise as a share of the
+run: a rank whose noise lasts as long as the run is a slow rank in that run. Prints JSON.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ STEP_US = 100_000.0
 RANKS = (2, 3, 4, 8, 16, 64)
 STEPS = (35, 200)
 LASTS = (1, 6, 20, 100)
-"""Steps that noise lasts for: (1 + r) / (1 - r) of an autocorrelation r, about."""
+"""Number of steps that noise lasts: about (1 + r) / (1 - r) for an autocorrelation r."""
 SCATTER = (0.03, 0.2)
 BIAS = 0.01
 SPIKES = (0.0, 0.2)
-"""Share of the steps in which some rank is far out, by twice the step on average. More would be a rotating fault."""
+"""Share of the steps in which some rank is an outlier, by twice the step on average. More would be a rotating fault."""
 
 
 def own_times(
     rng: np.random.Generator, ranks: int, steps: int, *, lasts: float, scatter: float, spikes: float = 0.0
 ) -> np.ndarray:
-    """Own times of a run in which nothing is wrong, [ranks, steps]."""
+    """Return the own times of a healthy run, [ranks, steps]."""
     keep = (lasts - 1) / (lasts + 1)
     noise = rng.normal(size=(ranks, steps))
     for step in range(1, steps):
@@ -49,7 +49,7 @@ def own_times(
 
 
 def verdict(own: np.ndarray) -> Slow | Suspect | None:
-    """Who is named, or would be but for chance, as for a run without windows."""
+    """Return the slow ranks, or a suspect without enough data, as for a run without windows."""
     ranks, steps = own.shape
     wall = own.max(axis=0) + 0.04 * STEP_US
     table = StepTable(
@@ -66,7 +66,7 @@ def verdict(own: np.ndarray) -> Slow | Suspect | None:
 
 
 def accusations(seeds: int) -> dict[str, Any]:
-    """Rates of false accusations by how long noise lasts, as a share of the run."""
+    """Return the rates of false accusations by the duration of the noise as a share of the run."""
     classes: dict[str, Counter[str]] = {}
     for ranks, steps, lasts, scatter, spikes in itertools.product(RANKS, STEPS, LASTS, SCATTER, SPIKES):
         share = lasts / steps
@@ -93,7 +93,7 @@ PLANTED = {
 
 
 def detections(seeds: int) -> dict[str, Any]:
-    """Of planted faults, how many are found, with which pattern, where noise lasts for 6 steps."""
+    """Return the share of planted faults that are found, and with the right pattern, if noise lasts for 6 steps."""
     result: dict[str, Any] = {}
     for what, (ranks, steps, expected, pattern, extra) in PLANTED.items():
         right = same = unsure = 0

@@ -1,6 +1,6 @@
-"""What it costs to be told: 10,000 alerts through the outbox, and watching 1,024 ranks. Prints one JSON object.
+"""Cost of alerting: 10,000 alerts through the outbox, and watching 1,024 ranks. Prints one JSON object.
 
-Each part is a script of its own, which says what it measures and beside which peer: `alerts_sender_job.py` and
+Each part is a script of its own, which documents its measurement and its peer: `alerts_sender_job.py` and
 `alerts_watcher_job.py`.
 
     python benchmarks/alerts.py [--alerts 10000] [--ranks 1024] [--seconds 330]
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def measured(script: str, *options: str) -> dict[str, Any]:
-    """The result of a script, whether or not its budgets are kept."""
+    """Return the result of a script, even if it exceeds its budgets."""
     command = [sys.executable, str(Path(__file__).with_name(script)), *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout:

@@ -1,7 +1,7 @@
-"""A part of ``alerts.py``: what it costs to tell a webhook of 10,000 alerts through the outbox: prints one JSON object.
+"""A part of ``alerts.py``: cost of delivering 10,000 alerts to a webhook through the outbox. Prints one JSON object.
 
-Every alert is a message of its own, each is on the disk before it is sent, and none is forgotten before it was accepted. The peer
-is a plain loop of httpx that posts the same bodies and remembers nothing. The receiver is a process of its own on this machine.
+Every alert is a message of its own. Each message is on disk before it is sent, and is kept until it is accepted. The peer is a
+plain loop of httpx that posts the same bodies and stores nothing. The receiver is a process of its own on this machine.
 
     python benchmarks/alerts_sender_job.py [--alerts 10000] [--paced 500]
 """
@@ -36,11 +36,11 @@ from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE
 
 DELIVERIES_BUDGET = 50.0
-"""Per second, at least: a thousand messages at once are delivered within twenty seconds, also on a busy machine."""
+"""Minimum deliveries per second: a thousand messages at once are delivered within twenty seconds, also on a busy machine."""
 PEER_BUDGET = 5.0
-"""Time of a delivery over that of the plain loop, which keeps its connection and remembers nothing."""
+"""Time of a delivery over that of the plain loop, which keeps its connection and stores nothing."""
 LATENCY_BUDGET_MS = 1000.0
-"""From put to accepted, 99 of 100, when alerts come one by one."""
+"""99th percentile of the time from put to accepted, when alerts come one by one."""
 MEMORY_BUDGET_MIB = 150.0
 PAUSE_S = 0.02
 PUT_AT_ONCE = 100
@@ -48,14 +48,14 @@ TARGET = "hook"
 
 
 def receive(path: Path) -> None:
-    """Accept everything; one line per request, with its id and when it was accepted, into ``path`` in the end."""
+    """Accept all requests until standard input ends, then write one line per request to ``path``: its id and acceptance time."""
     accepted: list[tuple[str, int]] = []
     asyncio.run(accept_until_told(accepted))
     path.write_text("".join(f"{name} {when}\n" for name, when in accepted))
 
 
 async def accept_until_told(accepted: list[tuple[str, int]]) -> None:
-    """Until standard input ends."""
+    """Accept all requests until standard input ends."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -80,7 +80,7 @@ async def accept_until_told(accepted: list[tuple[str, int]]) -> None:
 
 
 class Received:
-    """What the receiver accepted: id to the first time, in monotonic nanoseconds."""
+    """Accepted requests: id to the time of the first acceptance, in monotonic nanoseconds."""
 
     def __init__(self) -> None:
         self.first: dict[str, int] = {}
@@ -95,7 +95,7 @@ class Received:
 
 @contextmanager
 def receiver(folder: Path) -> Iterator[tuple[str, Received]]:
-    """Its address; what it received is known afterwards."""
+    """Start a receiver and yield its address; what it received is filled in when the context ends."""
     path, received = folder / "received", Received()
     command = [sys.executable, __file__, "--receive", str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -108,7 +108,7 @@ def receiver(folder: Path) -> Iterator[tuple[str, Received]]:
 
 
 def messages(count: int, name: str) -> list[Message]:
-    """A message per alert, of the size that the watcher's have."""
+    """Return a message per alert, of the size of the watcher's messages."""
     made: list[Message] = []
     for number in range(count):
         labels = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": f"{name}-{number}", "rank": str(number % 64)}
@@ -132,7 +132,7 @@ def summary(latencies_ms: Sequence[float]) -> dict[str, float]:
 
 
 def through_outbox(folder: Path, made: Sequence[Message], *, at_once: int, pause_s: float) -> dict[str, float]:
-    """Put them, ``at_once`` at a time, while the sender sends."""
+    """Put the messages into the outbox, ``at_once`` at a time, while the sender delivers them."""
     with receiver(folder) as (url, received):
         outbox = Outbox(Store(folder / "state"))
         sender = Sender(outbox, [Target(name=TARGET, key=TARGET, label=TARGET, url=Secret(value=url))], report=print)
@@ -164,7 +164,7 @@ def through_outbox(folder: Path, made: Sequence[Message], *, at_once: int, pause
 
 
 def plain_loop(folder: Path, made: Sequence[Message]) -> dict[str, float]:
-    """The same bodies by a loop that keeps its connection and remembers nothing."""
+    """Post the same bodies in a loop that keeps its connection and stores nothing."""
     with receiver(folder) as (url, received), httpx.Client() as client:
         cpu, began = time.process_time(), time.monotonic_ns()
         put: dict[str, int] = {}

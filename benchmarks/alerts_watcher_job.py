@@ -1,11 +1,11 @@
-"""A part of ``alerts.py``: what watching a large run that goes on costs: prints one JSON object.
+"""A part of ``alerts.py``: cost of watching a large run that is in progress. Prints one JSON object.
 
-A run of many ranks is written beforehand, and grows in the temporary folder in real time, record by record, as its recorder
-would have written it. The real command, `rankscope alerts watch` at its default interval, follows it in a process of its own;
-counted is the processor time of that process and its children. After a while one rank becomes slow: how long until somebody is
-told?
+A run of many ranks is written beforehand. It then grows in the temporary folder in real time, record by record, as its recorder
+would have written it. The real command, `rankscope alerts watch` at its default interval, follows it in a process of its own; the
+processor time of that process and its children is measured. After a while one rank becomes slow, and the time until the alert is
+measured.
 
-The peer is a watcher without a memory: `rankscope analyze` of the whole run at each evaluation.
+The peer is a watcher that keeps no state: `rankscope analyze` of the whole run at each evaluation.
 
     python benchmarks/alerts_watcher_job.py [--ranks 1024] [--seconds 330] [--peers 2]
 """
@@ -38,38 +38,39 @@ from rankscope.alerts.replay.growing_run import GrowingRun
 
 CORE_SHARE = 0.05
 PAST_STEPS = 500
-"""That were made before anybody watched."""
+"""Number of steps before the watcher starts."""
 SETTLE_S = 30.0
-"""The watcher reads what there is; counted by itself."""
+"""Time for the watcher to read the existing records; its cost is a figure of its own."""
 CALM_SHARE = 0.3
-"""Of the time, before one rank becomes slow."""
+"""Share of the time before one rank becomes slow."""
 SLOW_US = 40_000.0
 SLOWER = {"TrainingStepRegression"}
-"""That steps take longer since then is true, too."""
+"""Alerts that are also correct: steps take longer since then."""
 WORKERS = len(os.sched_getaffinity(0))
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def told(what: str) -> None:
-    """What is being done now, for whoever waits."""
+    """Report the current activity on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, its children that live, and those that have ended."""
+    """Return the user and system time of a process, of its living children, and of its ended ones."""
     total = 0
     for number, one in enumerate(tree(pid)):
         try:
             fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         total += sum(map(int, fields[11:13])) + (sum(map(int, fields[13:15])) if number == 0 else 0)
     return total / TICKS
 
 
 def written(run: Path, ranks: int, seconds: float) -> tuple[int, int, int]:
-    """A run whose past ends now and which goes on for so long. When it is now, when the first slow step ends (both unix ns), and
-    how many steps it has.
+    """Write a run whose past ends now and that continues for ``seconds``.
+
+    Returns the time of now in the run, the end of the first slow step (both unix ns), and the number of steps.
     """
     calm, slow = Shape(ranks=ranks, steps=0, slow_us=0.0), Shape(ranks=ranks, steps=0, slow_us=SLOW_US)
     chunks = [walls_of(calm, chunk) for chunk in range(2 + int(seconds * 1e6 / 200_000) // CHUNK)]
@@ -80,7 +81,7 @@ def written(run: Path, ranks: int, seconds: float) -> tuple[int, int, int]:
     walls = np.concatenate([calm_us[:first_slow], slow_us[first_slow:]])
     ends_us = np.cumsum(walls)
     last = min(len(walls), int(np.searchsorted(ends_us, past_us + (SETTLE_S + seconds + 60) * 1e6)))
-    # All that takes time comes before the moment that is now.
+    # The times of the run start at 0: writing takes so long that "now" is only determined afterwards.
     make_run.START_NS = 0
     each = -(-ranks // (4 * WORKERS))
     parts = [range(rank, min(rank + each, ranks)) for rank in range(0, ranks, each)]
@@ -92,7 +93,7 @@ def written(run: Path, ranks: int, seconds: float) -> tuple[int, int, int]:
 
 
 class Grower(threading.Thread):
-    """Lets the run grow, twice a second; ``shift_ns``: from the run's own times to those of this machine."""
+    """Thread that lets the run grow twice a second. ``shift_ns``: offset from the run's times to this machine's clock."""
 
     def __init__(self, growing: GrowingRun, shift_ns: int) -> None:
         super().__init__(daemon=True)
@@ -102,7 +103,7 @@ class Grower(threading.Thread):
         self.behind_s = 0.0
 
     def run(self) -> None:
-        """Until it is over."""
+        """Let the run grow until ``done`` is set."""
         while not self.done.wait(0.5):
             now = time.time_ns()
             self._growing.advance(now - self._shift_ns)
@@ -110,7 +111,7 @@ class Grower(threading.Thread):
 
 
 def watched(growing: GrowingRun, shift_ns: int, state: Path, seconds: float) -> dict[str, Any]:
-    """Processor time, memory and events of the command while the run grows."""
+    """Return the processor time, memory and events of the command while the run grows."""
     command = [sys.executable, "-m", "rankscope", "alerts", "watch", str(growing.path), "--format", "json", "--state", str(state)]
     grower = Grower(growing, shift_ns)
     grower.start()
@@ -142,7 +143,7 @@ def watched(growing: GrowingRun, shift_ns: int, state: Path, seconds: float) -> 
 
 
 def naive(run: Path, times: int) -> list[float]:
-    """Processor seconds of analysing the whole run, each time."""
+    """Return the processor seconds of each of several analyses of the whole run."""
     spent: list[float] = []
     for _ in range(times):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

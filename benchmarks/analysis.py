@@ -1,12 +1,12 @@
-"""How fast traces become an answer, and in how much memory: prints one JSON object.
+"""Time and memory of the analysis of traces. Prints one JSON object.
 
-- **peer**: load and breakdown of one trace, against HTA (PyPI ``HolisticTraceAnalysis``) and against the floor, which is
-  unpacking the file with the fastest of some libraries and parsing its JSON with the fastest of some parsers, and nothing else.
-  The three take turns, each in a process of its own: *load and analyse* is timed inside of it after the imports, *whole process*
-  from outside. Budgets are on the clock; the same ratios of processor time, which other processes of the machine disturb less,
-  are among the figures.
+- **peer**: load and breakdown of one trace, against HTA (PyPI ``HolisticTraceAnalysis``) and against the floor. The floor only
+  unpacks the file with the fastest of some libraries and parses its JSON with the fastest of some parsers. The three take turns,
+  each in a process of its own: *load and analyse* is timed inside the process after the imports, *whole process* from outside.
+  Budgets use wall-clock time. The figures also have the same ratios of processor time, which other processes of the machine
+  disturb less.
 - **size**: a synthetic trace of a quarter, half and all of ``--size`` of JSON text.
-- **ranks**: eight traces, read by one process and by as many as there are cores.
+- **ranks**: eight traces, read by one process and by one process per core.
 
     python benchmarks/analysis.py [--data FOLDER] [--repeats 5] [--size 1.0] [--part peer --part size --part ranks]
 
@@ -34,21 +34,21 @@ from budget import budget
 
 TRACES = ("hta_df_index_resolver/rank-1.json.gz", "hta_trace_diff_test/rank-1.json.gz")
 LOAD_TIMES = 15.0
-"""Faster than HTA at least, without imports."""
+"""Minimum speed-up over HTA, without imports."""
 WHOLE_TIMES = 10.0
-"""The same for the whole process."""
+"""Minimum speed-up over HTA for the whole process."""
 MEMORY_SHARE = 1 / 3
-"""Of HTA's peak memory at most."""
+"""Maximum share of HTA's peak memory."""
 FLOOR_TIMES = 3.0
-"""Slower than the floor at most."""
+"""Maximum ratio of the time to that of the floor."""
 SIZE_MEMORY_MIB = 1024.0
 LINEAR = 1.25
-"""Seconds per byte of the whole size against those of its quarter, at most."""
+"""Maximum ratio of CPU seconds per byte between the whole size and its quarter."""
 RANKS = 8
 EFFICIENCY = 0.7
-"""Of the cores that there are, with one process for each, at least."""
+"""Minimum speed-up per core, with one process per core."""
 
-# Each prints its seconds after the imports, on the clock and of processor time.
+# Each program prints the wall-clock and processor seconds after its imports.
 OURS = """
 import sys, time
 from rankscope.analysis.engine import analyze
@@ -116,11 +116,11 @@ if __name__ == "__main__":
 
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""Installed packages have their bytecode, so ours shall be kept, too."""
+"""Environment in which Python writes bytecode: installed packages have theirs, so rankscope may keep its own."""
 
 
 class Run(NamedTuple):
-    """One process."""
+    """Time and memory of one process."""
 
     inside_s: float
     inside_cpu_s: float
@@ -154,12 +154,12 @@ def shown(one: Run) -> dict[str, float]:
 
 
 def ratios(longer: list[Run], shorter: list[Run], what: str) -> list[float]:
-    """Round by round."""
+    """Return the ratio of a figure in each round."""
     return [round(getattr(one, what) / getattr(other, what), 2) for one, other in zip(longer, shorter, strict=True)]
 
 
 def peer(data: Path, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Against HTA and the floor, in turns."""
+    """Compare with HTA and the floor, in turns."""
     figures: dict[str, Any] = {}
     budgets: list[dict[str, Any]] = []
     for name in TRACES:
@@ -172,7 +172,7 @@ def peer(data: Path, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]
         }
         runs: dict[str, list[Run]] = {program: [] for program in programs}
         for command in programs.values():
-            run(*command)  # not counted: it reads everything from the disk and keeps its bytecode
+            run(*command)  # not counted: the first run reads from disk and writes bytecode
         for _ in range(repeats):
             for program, command in programs.items():
                 runs[program].append(run(*command))
@@ -198,7 +198,7 @@ def peer(data: Path, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]
 
 
 def steps(rng: random.Random) -> Iterator[str]:
-    """The events of one training step after the other, as Kineto writes them."""
+    """Generate the events of one training step after another, as Kineto writes them."""
     identifier, now = 1, 4_458_676_000_000.0
     shapes = "[[32, 1024, 4096], [4096, 1024], [], []]"
     for step in range(1_000_000):
@@ -262,7 +262,7 @@ def steps(rng: random.Random) -> Iterator[str]:
 
 
 def synthetic(path: Path, size: float, rank: int = 0, world_size: int = 1) -> int:
-    """Write a trace of about ``size`` bytes. Returns the number of its bytes."""
+    """Write a trace of about ``size`` bytes. Returns its exact number of bytes."""
     about = {"backend": "nccl", "rank": rank, "world_size": world_size}
     with path.open("w") as file:
         file.write(f'{{\n  "schemaVersion": 1,\n  "distributedInfo": {json.dumps(about)},\n  "traceEvents": [\n')
@@ -275,7 +275,7 @@ def synthetic(path: Path, size: float, rank: int = 0, world_size: int = 1) -> in
 
 
 def size(scratch: Path, gigabytes: float, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Time and memory over the length of a trace."""
+    """Measure time and memory over the length of a trace."""
     paths = {share: scratch / f"rank-{int(share * 100)}.json" for share in (0.25, 0.5, 1.0)}
     lengths = {share: synthetic(path, share * gigabytes * 1e9) for share, path in paths.items()}
     runs: dict[float, list[Run]] = {share: [] for share in paths}
@@ -286,7 +286,7 @@ def size(scratch: Path, gigabytes: float, repeats: int) -> tuple[dict[str, Any],
         path.unlink()
     medians = {share: median(of) for share, of in runs.items()}
     figures = {f"{lengths[share] / 1e9:.3g} GB": shown(one) for share, one in medians.items()}
-    # CPU time: other processes of the machine are not in it.
+    # CPU time does not include other processes of the machine.
     per_byte = {share: one.cpu_s / lengths[share] for share, one in medians.items()}
     return figures, [
         budget(f"{gigabytes:g} GB: peak memory, MiB", medians[1.0].peak_mib, SIZE_MEMORY_MIB),
@@ -295,7 +295,7 @@ def size(scratch: Path, gigabytes: float, repeats: int) -> tuple[dict[str, Any],
 
 
 def ranks(scratch: Path, gigabytes: float, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Eight traces with one process and with as many as there are cores."""
+    """Measure the analysis of eight traces with one process and with one process per core."""
     script = scratch / "workers.py"
     script.write_text(WORKERS)
     paths = [scratch / f"rank-{rank}.json" for rank in range(RANKS)]

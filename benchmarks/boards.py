@@ -1,12 +1,12 @@
-"""What the boards for Grafana ask of a Prometheus over about a thousand GPUs, and how long it takes: prints one JSON object.
+"""Queries of the Grafana boards to a Prometheus with about a thousand GPUs, and their time. Prints one JSON object.
 
-A real Prometheus is filled with hours of every series of 128 hosts of 8 GPUs, three training runs on them, and node_exporter's
-InfiniBand: the pages of the real exporter, copied. Rules have recorded from them what they would have. Then every query of every
-board is asked as Grafana asks it when somebody opens the board: over the time it opens with, on a screen 1,920 pixels wide, with
-what its variables choose first; graphs as ranges, figures and tables at once.
+A real Prometheus is filled with hours of every series of 128 hosts of 8 GPUs, of three training runs on them, and of
+node_exporter's InfiniBand metrics: copies of the pages of the real exporter. The series of the recording rules are added. Then
+every query of every board is sent as Grafana sends it when a user opens the board: over the board's initial time range, on a
+screen 1,920 pixels wide, with the initial values of its variables. Graphs are range queries; figures and tables are instant ones.
 
-The peers: the two boards over dcgm-exporter's names, of the same GPUs in the same Prometheus, asked in turn with the others;
-and what the recorded series of a board cost when rules have not recorded them before, over the same time.
+The peers: the two boards over dcgm-exporter's names, of the same GPUs in the same Prometheus, queried in turn with the others;
+and the cost of the recorded series of a board without rules that recorded them before, over the same time.
 
     python benchmarks/boards.py [--hosts 128] [--hours 6] [--interval 30] [--repeats 3]
 """
@@ -43,13 +43,13 @@ from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.thresholds import thresholds
 
 QUERY_BUDGET_S = 1.0
-"""The slowest query of a board: nobody waits for a panel."""
+"""Limit for the slowest query of a board, so that panels appear at once."""
 BOARD_BUDGET_S = 5.0
-"""All queries that opening a board makes one after the other; Grafana asks several at once, and closed rows later."""
+"""Limit for all queries of opening a board, one after the other. Grafana sends several at once, and closed rows later."""
 LINES_BUDGET = 300
-"""Series that come for one graph: more cannot be read, nor drawn quickly."""
+"""Maximum number of series of one graph: more cannot be read, nor drawn quickly."""
 ROWS_BUDGET = 1024
-"""Rows of a table: one for each GPU."""
+"""Maximum number of rows of a table: one for each GPU."""
 CHUNK_S = 3600
 LONG_HOURS = 24
 RULES_EVERY_S = 60
@@ -59,17 +59,17 @@ ROUNDED = (
     *((0.75, 0.5), (1.5, 1), (3.5, 2), (7.5, 5), (12.5, 10), (17.5, 15), (25, 20), (45, 30), (90, 60), (210, 120)),
     *((450, 300), (750, 600), (1050, 900), (1500, 1200), (2700, 1800), (5400, 3600)),
 )
-"""Intervals up to the first (in seconds) are rounded to the second, as Grafana does."""
+"""Pairs of seconds: an interval up to the first is rounded to the second, as in Grafana."""
 
 
 def told(what: str) -> None:
-    """What is being done now, for whoever waits."""
+    """Report the current activity on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request of a board; ``step_s``: of a range, none where one moment is asked about; ``later``: its row is closed."""
+    """One query of a board. ``step_s``: step of a range query, ``None`` for an instant query. ``later``: its row is closed."""
 
     board: str
     panel: str
@@ -81,13 +81,13 @@ class Question:
 
 
 def seconds_of(text: str) -> int:
-    """Of Grafana's ``now-6h`` or ``1m``."""
+    """Convert Grafana's ``now-6h`` or ``1m`` to seconds."""
     number, unit = re.fullmatch(r"(?:now-)?(\d+)([mh])", text).groups()  # type: ignore[union-attr]
     return int(number) * {"m": 60, "h": 3600}[unit]
 
 
 def question(board: Json, target: Target, values: dict[str, list[str] | str], interval_s: int) -> Question:
-    """As Grafana asks it, of a data source that is scraped every ``interval_s``."""
+    """Return the query as Grafana sends it to a data source that is scraped every ``interval_s``."""
     panel = target.panel
     range_s = seconds_of(board["time"]["from"])
     least = max(interval_s, seconds_of(panel["interval"]) if panel.get("interval") else 0)
@@ -107,7 +107,7 @@ def question(board: Json, target: Target, values: dict[str, list[str] | str], in
 
 
 def chosen(board: str) -> dict[str, list[str] | str]:
-    """What the variables choose when the board opens: all, but one host and one run where the board is about one."""
+    """Return the initial values of a board's variables: all, but one host or one run where the board is about one."""
     names = ("job", "instance", "gpu", "run_id", "rank", "slurm_job_id", "comm_name", "collective")
     every = dict.fromkeys(names, ".+")
     everything: dict[str, list[str] | str] = {"cluster": ".*", **every}
@@ -117,7 +117,7 @@ def chosen(board: str) -> dict[str, list[str] | str]:
 
 
 def fill(into: Filled, args: argparse.Namespace, end_s: int, port: int) -> int:
-    """Everything that is scraped; how many series."""
+    """Write all scraped series. Returns their number."""
     long_s, short_s = max(LONG_HOURS, args.hours) * 3600, args.hours * 3600
     if args.quick:
         long_s = short_s
@@ -139,7 +139,7 @@ def fill(into: Filled, args: argparse.Namespace, end_s: int, port: int) -> int:
 
 
 def recorded(into: Filled, rules: list[dict[str, Any]], start_s: int, end_s: int) -> dict[str, float]:
-    """Record what rules would have; seconds of each, of all of the time."""
+    """Record the series that the rules would have recorded. Returns the seconds per recorded name, over the whole time."""
     seconds: dict[str, float] = {}
     for rule in rules:
         took = into.record(
@@ -150,11 +150,11 @@ def recorded(into: Filled, rules: list[dict[str, Any]], start_s: int, end_s: int
 
 
 def ask(of: Filled, what: Question, end_s: int) -> tuple[float, int, int]:
-    """Seconds, samples that were read, series that came."""
+    """Send a query. Returns its seconds, the number of samples read, and the number of series in the answer."""
     if what.step_s is None:
         took, content = of.asked("query", query=what.expr, time=end_s, stats="all")
     else:
-        # Grafana aligns what it asks to the step.
+        # Grafana aligns the time range to the step.
         end = math.floor(end_s / what.step_s) * what.step_s
         begin = math.floor((end_s - what.range_s) / what.step_s) * what.step_s
         took, content = of.asked("query_range", query=what.expr, start=begin, end=end, step=what.step_s, stats="all")
@@ -163,7 +163,7 @@ def ask(of: Filled, what: Question, end_s: int) -> tuple[float, int, int]:
 
 
 def measured(of: Filled, questions: list[Question], end_s: int, repeats: int) -> list[dict[str, Any]]:
-    """Of each question the median of its seconds; boards are asked in turn."""
+    """Return the median seconds of each query; the boards are queried in turn."""
     seconds: list[list[float]] = [[] for _ in questions]
     last: list[tuple[int, int]] = [(0, 0)] * len(questions)
     for repeat in range(repeats + 1):
@@ -180,7 +180,7 @@ def measured(of: Filled, questions: list[Question], end_s: int, repeats: int) ->
 
 
 def of_board(found: list[dict[str, Any]], rules: list[dict[str, Any]], rule_seconds: dict[str, float]) -> dict[str, Any]:
-    """Figures of one board."""
+    """Return the figures of one board."""
     slowest = max(found, key=lambda one: one["s"])
     opened = [one for one in found if not one["question"].later]
     lines: dict[tuple[str, str], int] = {}
@@ -212,7 +212,7 @@ def of_board(found: list[dict[str, Any]], rules: list[dict[str, Any]], rule_seco
 
 
 def budgets_of(boards: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of our own boards and of those over DCGM's names alike."""
+    """Return the budgets, the same for our own boards and for those over DCGM's names."""
     found = []
     for name, figures in boards.items():
         for what, value, limit in (

@@ -1,8 +1,7 @@
-"""The series of a large site, made from what the real exporter and the recorder's own code publish on a few nodes.
+"""Series of a large site, copied from pages that the real exporter and the recorder's own code publish on a few nodes.
 
-The exporter runs over the driver library of the tests on a node that trains, on one in trouble and on one that is idle; each
-page is read twice, so that it is known how counters grow. Every host of the site is a copy of one of the three, with names of
-its own.
+The exporter runs over the driver library of the tests on a training node, on a node in trouble and on an idle node. Each page is
+read twice to measure how counters grow. Every host of the site is a copy of one of the three, with names of its own.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from rankscope.runs.records import PhaseTimes
 GPUS = 8
 SLOW_RANK = 2
 BETWEEN_S = 10.0
-"""The two readings of a page."""
+"""Seconds between the two readings of a page."""
 RUNS = (("llama", 0.5), ("mixtral", 0.25), ("vision", 0.125))
-"""Name and share of the hosts; the rest is idle, and the last host does not answer."""
+"""Name and share of the hosts of each run; the other hosts are idle, and the last host does not answer."""
 KEPT_LONG = re.compile(r"up|gpu_info|gpu_up|gpu_xid_\w+|gpu_metric_absent_info|gpu_down_info")
-"""What the board of alerts asks about a longer time than the others."""
+"""Series that the board of alerts queries over a longer time than the other boards do."""
 LAST_STEP = "rank_last_step_timestamp_seconds"
 NOISE = 0.02
 _WAVERS = re.compile(
@@ -50,7 +49,7 @@ _WAVERS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series of a page: its value (of a time: since the beginning), how it grows per second, whether it never stands still."""
+    """A series of a page. ``value``: a timestamp counts from the beginning; ``slope``: growth per second; ``wavers``: noisy."""
 
     name: str
     labels: dict[str, str]
@@ -63,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Many series: ``label_bytes`` of each, and what their values are made of."""
+    """Many series: ``label_bytes`` of each, and the components of their values."""
 
     labels: list[bytes]
     base: np.ndarray
@@ -72,7 +71,7 @@ class Block:
     long: bool
 
     def values(self, times_s: np.ndarray, since_s: float, rng: np.random.Generator) -> np.ndarray:
-        """At some times, (series, times)."""
+        """Return the values at the given times, (series, times)."""
         grown = self.base[:, None] + self.slope[:, None] * (times_s - since_s)[None, :]
         return grown * (1 + self.noise[:, None] * rng.standard_normal(grown.shape, np.float32))
 
@@ -89,7 +88,7 @@ class _Ranks:
         self.go_on(1)
 
     def go_on(self, steps: int) -> None:
-        """So many more steps of a second."""
+        """Record ``steps`` more steps of one second."""
         for _ in range(steps):
             self._steps += 1
             for rank, totals in enumerate(self._totals):
@@ -106,7 +105,7 @@ class _Ranks:
 
 
 def _idle(state: State) -> State:
-    """A GPU on which nothing runs and which nobody holds."""
+    """Return the state of an idle GPU without processes."""
     nothing = {"utilization": 0, "samples.1": "0,0,0", "gpm.1": 0, "gpm.2": "0", "gpm.5": "0", "gpm.10": 0}
     return {key: value for key, value in (state | nothing).items() if key not in ("process.0", "process_util.0")}
 
@@ -134,7 +133,7 @@ def _lines(before: dict, after: dict, seconds: float, job: str, port: int) -> It
 
 
 def _template(library: Path, port: int, kind: str) -> list[Line]:
-    """Every series of a node that is ``training``, ``troubled`` or ``idle``."""
+    """Return every series of a node that is ``training``, ``troubled`` or ``idle``."""
     states = [h100_state(index) for index in range(GPUS)]
     if kind == "idle":
         states = [_idle(state) for state in states]
@@ -153,7 +152,7 @@ def _template(library: Path, port: int, kind: str) -> list[Line]:
         command += ["--control.socket", str(folder / "control.sock")]
         process = subprocess.Popen(command, env={**os.environ, **driver.env}, stderr=subprocess.DEVNULL)
         try:
-            time.sleep(6)  # past its first samples
+            time.sleep(6)  # until it has its first samples
             if kind == "troubled":
                 driver.xid(0, 31)
                 time.sleep(3)
@@ -181,7 +180,7 @@ def _node_exporter() -> Iterator[Line]:
 
 
 def _of_host(line: Line, host: int, run: tuple[int, str, int] | None) -> dict[str, str]:
-    """Labels on a host; ``run``: number and name of its run, and the first rank on it."""
+    """Return the labels of a line on a host. ``run``: number and name of the host's run, and the first rank on the host."""
     found = {"__name__": line.name, "job": line.job, "instance": f"node{host:03d}:{line.port}"}
     for name, text in line.labels.items():
         value = text.replace("aaaa-bbbb-cccc", f"aaaa-{host:04x}-cccc").replace("node1", f"node{host:03d}")
@@ -200,7 +199,7 @@ def _of_host(line: Line, host: int, run: tuple[int, str, int] | None) -> dict[st
 
 
 def _runs_of(hosts: int) -> list[tuple[int, str, int] | None]:
-    """Of each host: number and name of its run and the first rank on it; none where nothing runs."""
+    """Return, per host, the number and name of its run and the first rank on the host; ``None`` for an idle host."""
     found: list[tuple[int, str, int] | None] = []
     for number, (name, share) in enumerate(RUNS):
         found += [(number, name, GPUS * index) for index in range(int(share * hosts))]
@@ -208,7 +207,7 @@ def _runs_of(hosts: int) -> list[tuple[int, str, int] | None]:
 
 
 def site(hosts: int, port: int, start_s: int) -> list[Block]:
-    """All series of so many hosts of 8 GPUs; the last one is dead. ``start_s``: when they begin.
+    """Return all series of ``hosts`` hosts of 8 GPUs; the last host is down. ``start_s``: time at which the series begin.
 
     ``port`` is for the exporter, on this machine's loopback.
     """
@@ -223,7 +222,7 @@ def site(hosts: int, port: int, start_s: int) -> list[Block]:
             found[True].append((label_bytes(labels), float(alive), 0.0, 0.0))
         if not alive:
             continue
-        # One host of each run is in trouble: with a slow rank, a hot GPU, one that is held and idle, and an Xid.
+        # One host of each run is in trouble: it has a slow rank, a hot GPU, an allocated but idle GPU, and an Xid.
         kind = "idle" if run is None else "training" if run[1] in seen or run[2] == 0 else "troubled"
         if run is not None and kind == "troubled":
             seen.add(run[1])
@@ -248,9 +247,9 @@ def site(hosts: int, port: int, start_s: int) -> list[Block]:
 def alerts(
     names: Sequence[tuple[str, str]], hosts: int, end_s: int, past_s: int, step_s: int
 ) -> list[tuple[bytes, np.ndarray, float]]:
-    """Alerts that fire now and did for a while: ``label_bytes``, times in milliseconds and the value of each series.
+    """Return alerts that have fired for a while until now: ``label_bytes``, times in milliseconds and value of each series.
 
-    ``names``: alerts and their severities; each fires about two hosts.
+    ``names``: alerts and their severities; each fires for two hosts, which may coincide.
     """
     rng = random.Random(7)
     found = []

@@ -1,12 +1,12 @@
-"""What looking at a large run costs: prints one JSON object.
+"""Cost of viewing a large run in the dashboard. Prints one JSON object.
 
-The real command serves, the system's Chromium looks: every view, with and without something selected. The first view is all
-that the overview draws, in a browser that has been at the dashboard before (it keeps compiled scripts), and in a fresh one. What
-the browser asks the server meanwhile is asked again without it, one request after the other and then by 20 users at once. A run
-that goes on grows by what all its ranks record in 30 s while a page of it is open.
+The real command serves the dashboard, and the system's Chromium opens every view, with and without a selection. The first view is
+the whole overview, in a browser that has opened the dashboard before (it keeps compiled scripts), and in a fresh one. The
+requests of the browser are then repeated without it, one after the other and by 20 users at once. A run in progress grows by 30 s
+of records of all its ranks while a page of it is open.
 
-The peers: a plain Dash page with three lines of 100 points, which is what Dash and Plotly take with nothing to show; and the heat
-map's matrix as a plain Plotly figure.
+The peers: a plain Dash page with three lines of 100 points, which is the time of Dash and Plotly with little to show; and the
+heat map's matrix as a plain Plotly figure.
 
     python benchmarks/dashboards.py [--ranks 1024] [--steps 10000] [--run RUN] [--repeats 5]
 """
@@ -53,7 +53,7 @@ CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu"]
 VIEWPORT: ViewportSize = {"width": 1440, "height": 900}
 UPDATE = "/_dash-update-component"
 BEEN_HERE = 4
-"""Looks after which Chromium has compiled what it loads for good."""
+"""Number of page loads after which Chromium keeps the compiled scripts."""
 PLAIN_PAGE = """
 import dash, plotly.graph_objects as go
 from dash import dcc, html
@@ -78,13 +78,13 @@ DRAWN = """() => {
   return document.querySelector('#view') !== null && says.every(said => said !== '') && !soon.some(said => said.endsWith(' …'))
     && figures.every(figure => figure.querySelector('.main-svg')) && document.querySelector('[role=progressbar]') === null;
 }"""
-"""Every figure is there, and nothing is still being worked out."""
+"""JavaScript condition: every figure is drawn, and no result is pending."""
 DERIVED_WITHIN_MS = 40 * 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that a page made: what it asked, and how long the answer took."""
+    """A request that a page made, and the time and size of its answer."""
 
     view: str
     body: str
@@ -94,7 +94,7 @@ class Asked:
 
 @contextmanager
 def served(root: Path, cache: Path) -> Iterator[tuple[str, int]]:
-    """The command; its address and process."""
+    """Run the dashboard command. Yields its address and process id."""
     command = [sys.executable, "-m", "rankscope", "dashboard", str(root), "--listen", "127.0.0.1:0"]
     with answering(command, {**os.environ, "XDG_CACHE_HOME": str(cache)}) as at:
         yield at
@@ -102,7 +102,7 @@ def served(root: Path, cache: Path) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def answering(command: list[str], environment: dict[str, str]) -> Iterator[tuple[str, int]]:
-    """A server that prints its address first; its address and process."""
+    """Run a server that prints its address at its start. Yields its address and process id."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     assert process.stdout is not None
     found = next(found for line in process.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
@@ -116,11 +116,11 @@ def answering(command: list[str], environment: dict[str, str]) -> Iterator[tuple
 
 @contextmanager
 def looked_at(browser: Browser, view: str, asked: list[Asked]) -> Iterator[Page]:
-    """A fresh browser whose requests are noted."""
+    """Yield a page of a fresh browser. Its update requests are appended to ``asked``."""
     made: list[Request] = []
     with browser.new_context(viewport=VIEWPORT) as session:
         page = session.new_page()
-        page.on("requestfinished", lambda request: made.append(request))  # noqa: PLW0108  Playwright marks what it is given
+        page.on("requestfinished", lambda request: made.append(request))  # noqa: PLW0108  Playwright sets attributes on the handler
         yield page
         for request in made:
             response = request.response()
@@ -130,7 +130,7 @@ def looked_at(browser: Browser, view: str, asked: list[Asked]) -> Iterator[Page]
 
 
 def seconds_to_draw(page: Page, address: str) -> float:
-    """From asking for an address until all figures are drawn."""
+    """Return the seconds from opening an address until all figures are drawn."""
     begin = time.perf_counter()
     page.goto(address)
     page.wait_for_function(DRAWN, timeout=DERIVED_WITHIN_MS)
@@ -140,7 +140,7 @@ def seconds_to_draw(page: Page, address: str) -> float:
 
 
 def seconds_of_a_known_browser(playwright: Playwright, chromium: str, address: str, repeats: int) -> list[float]:
-    """Of looks at an address by a browser that has been there before, each in a new tab."""
+    """Return the seconds of each view of an address by a browser that has opened it before, each in a new tab."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
         playwright.chromium.launch_persistent_context(
@@ -156,7 +156,7 @@ def seconds_of_a_known_browser(playwright: Playwright, chromium: str, address: s
 
 
 def seconds_of_fresh_browsers(browser: Browser, addresses: Sequence[str], repeats: int) -> list[list[float]]:
-    """Of each address, looked at in turn."""
+    """Return the seconds per address in fresh browsers; the addresses are opened in turn."""
     seconds: list[list[float]] = [[] for _ in addresses]
     for _ in range(repeats):
         for address, of_it in zip(addresses, seconds, strict=True):
@@ -166,7 +166,10 @@ def seconds_of_fresh_browsers(browser: Browser, addresses: Sequence[str], repeat
 
 
 def seconds_of_views(browser: Browser, address: str, asked: list[Asked]) -> dict[str, list[float]]:
-    """Of every view of a run in fresh browsers, with each of ``SELECTIONS``; ``asked``: here go the requests they make."""
+    """Return the seconds of every view of a run in fresh browsers, with each of ``SELECTIONS``.
+
+    The requests of the views are appended to ``asked``.
+    """
     seconds: dict[str, list[float]] = {}
     for view in VIEWS:
         told(f"the view {view.label}")
@@ -178,18 +181,18 @@ def seconds_of_views(browser: Browser, address: str, asked: list[Asked]) -> dict
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Of some measured values."""
+    """Return a percentile of measured values, NaN if there are none. ``share``: 0 to 1."""
     return float(np.percentile(values, 100 * share)) if values else float("nan")
 
 
 def replayed(url: str, asked: list[Asked], repeats: int) -> list[tuple[str, float]]:
-    """View and seconds of each request when it is made by itself."""
+    """Return the view and the seconds of each request when it is made by itself."""
     with httpx.Client(timeout=60) as client:
         return [(one.view, timed(client, url, one)) for _ in range(repeats) for one in asked]
 
 
 def timed(client: httpx.Client, url: str, one: Asked) -> float:
-    """Seconds of one request."""
+    """Return the seconds of one request."""
     begin = time.perf_counter()
     client.post(
         f"{url}{UPDATE}", content=one.body, headers={"Content-Type": "application/json", "Origin": url}
@@ -198,7 +201,7 @@ def timed(client: httpx.Client, url: str, one: Asked) -> float:
 
 
 def at_once(url: str, asked: list[Asked], requests: int) -> list[float]:
-    """Seconds of each request of ``USERS`` who ask one after the other, without a pause."""
+    """Return the seconds of each request of ``USERS`` parallel users; each user sends one after the other without a pause."""
     seconds: list[float] = []
 
     def user(number: int) -> None:
@@ -215,7 +218,7 @@ def at_once(url: str, asked: list[Asked], requests: int) -> list[float]:
 
 
 def live_updates(browser: Browser, address: str, run: Path, shape: Shape, repeats: int) -> tuple[list[float], list[float]]:
-    """Seconds of each update of an open page, and seconds from what has been written until it is shown."""
+    """Return the seconds of each update of an open page, and the seconds from each write until it is shown."""
     first = max(int(rows["step"].max()) for rows in RunReader(run).step_rows(0, 0)) + 1
     new = round(NEW_SECONDS * 1e6 / (sum(MEANS_US.values()) + TRANSFER_US + shape.slow_us))
     updates: list[float] = []
@@ -233,11 +236,14 @@ def live_updates(browser: Browser, address: str, run: Path, shape: Shape, repeat
             began, ended = next_redraw(page)
             updates.append(ended - began)
             seen.append(ended - written)
-    return updates[1:], seen[1:]  # whoever follows the run reads all of it first
+    return updates[1:], seen[1:]  # without the first update, which reads the whole run
 
 
 def next_redraw(page: Page) -> tuple[float, float]:
-    """When (unix seconds) a poll that found something new was sent, and when the last answer to what it caused had come."""
+    """Wait for a poll that finds new records and causes requests.
+
+    Returns the time at which the poll was sent, and the time of the last answer to these requests (unix seconds).
+    """
     done: list[tuple[float, float]] = []
 
     def note(request: Request) -> None:
@@ -249,7 +255,7 @@ def next_redraw(page: Page) -> tuple[float, float]:
     until = time.monotonic() + 600
     while time.monotonic() < until:
         page.wait_for_timeout(200)
-        # A poll that finds nothing new is alone; one that does is followed by figures within a moment.
+        # A poll that finds nothing new stands alone; requests for figures follow one that does within a moment.
         for number, (start, end) in enumerate(done[:-1]):
             if done[number + 1][0] - end < 0.5:
                 page.wait_for_timeout(1500)
@@ -260,7 +266,7 @@ def next_redraw(page: Page) -> tuple[float, float]:
 
 
 def plain_figure(ranks: int, steps: int) -> tuple[float, int]:
-    """The peer: the heat map's matrix as a plain Plotly figure. Seconds to make its JSON, and bytes of it."""
+    """Measure the peer, the heat map's matrix as a plain Plotly figure. Returns the seconds to make its JSON, and its bytes."""
     matrix = np.random.default_rng(0).random((ranks, steps))
     begin = time.perf_counter()
     text = go.Figure(go.Heatmap(z=matrix)).to_json()
@@ -268,7 +274,7 @@ def plain_figure(ranks: int, steps: int) -> tuple[float, int]:
 
 
 def written(run: Path, shape: Shape) -> Path:
-    """A run of that shape."""
+    """Write a run of the given shape."""
     told(f"writing a run of {shape.ranks:,} ranks x {shape.steps:,} steps")
     begin_run(run, shape)
     grow_run(run, shape, 0, shape.steps, workers=WORKERS)
@@ -276,12 +282,12 @@ def written(run: Path, shape: Shape) -> Path:
 
 
 def rounded(seconds: list[float]) -> list[float]:
-    """To what can be told apart here."""
+    """Round to milliseconds, the precision of these measurements."""
     return [round(one, 3) for one in seconds]
 
 
 def told(what: str) -> None:
-    """What is being measured now, for whoever waits."""
+    """Report the current measurement on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 

@@ -1,9 +1,9 @@
-"""The exporter against nvitop-exporter, on the same driver library in the same run: prints one JSON object.
+"""The exporter against nvitop-exporter, on the same driver library in the same run. Prints one JSON object.
 
-Eight full H100s are answered by the C library of the tests, whose calls cost about a microsecond, so that what is measured is the
-exporters. What is compared runs side by side, because how fast a machine is changes from one moment to the next. Both sample once
-a second and are scraped once a second; CPU is that of all processes, and ratios are medians over the rounds. Most of the
-library's values stand still: the power, clocks and temperatures of a real GPU do not.
+The C library of the tests simulates eight full H100s. Its calls cost about a microsecond, so the cost of the exporters dominates.
+Both exporters run side by side, because the speed of a machine changes from one moment to the next. Both sample once a second and
+are scraped once a second. CPU is that of all processes, and ratios are medians over the rounds. Most values of the library are
+constant, unlike the power, clocks and temperatures of a real GPU.
 
     python benchmarks/exporter.py [--rounds 5] [--seconds 10]
 """
@@ -44,14 +44,14 @@ SCRAPE_P99_HUNG_MS_BUDGET = 20.0
 PSS_MIB_BUDGET = 120.0
 GROWTH_MIB_BUDGET = 1.0
 LINEAR_BUDGET = 1.2
-"""CPU per GPU (or MIG instance) of the larger node over that of the smaller one."""
+"""Limit for the CPU per GPU (or MIG instance) of the larger node over that of the smaller one."""
 
 SCRAPERS = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of the tree, to the nanosecond by each process's own clock, and of its children that ended, to the tick."""
+    """Return the CPU time of the process tree by each process's own clock, in nanoseconds, plus ended children, in ticks."""
     total = 0.0
     for one in tree(pid):
         with contextlib.suppress(OSError):
@@ -69,10 +69,10 @@ class Running:
     connection: http.client.HTTPConnection
 
     def scrape(self) -> bytes:
-        """As Prometheus does: compressed, and over one connection for as long as the exporter keeps it."""
+        """Scrape like Prometheus: compressed, and over one connection for as long as the exporter keeps it."""
         try:
             answer = self._ask()
-        except ConnectionError:  # it was left alone for longer than the exporter keeps it
+        except ConnectionError:  # idle for longer than the exporter keeps a connection
             answer = self._ask()
         body = answer.read()
         assert answer.status == HTTPStatus.OK, body
@@ -87,7 +87,7 @@ class Running:
             raise
 
     def count(self, pattern: bytes) -> int:
-        """Lines of the page that match."""
+        """Return the number of matches of a pattern in the page."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
             return len(re.findall(pattern, answer.read(), re.MULTILINE))
 
@@ -99,7 +99,7 @@ class Running:
 
 
 def cpu_side_by_side(exporters: list[Running], *, rounds: int, seconds: int) -> list[list[float]]:
-    """CPU seconds per second of each exporter in each round, while all are scraped once a second, one after the other."""
+    """Return the CPU seconds per second of each exporter in each round, while all are scraped once a second, in turn."""
     found: list[list[float]] = [[] for _ in exporters]
     for _ in range(rounds):
         before, began = [cpu_seconds(one.pid) for one in exporters], time.monotonic()
@@ -120,7 +120,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def started(command: list[str], port: int, env: dict[str, str]) -> Iterator[Running]:
-    """The command, as soon as it can be scraped."""
+    """Start an exporter. Yields it after its first samples."""
     process = subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     running = Running(process.pid, port, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
     try:
@@ -132,7 +132,7 @@ def started(command: list[str], port: int, env: dict[str, str]) -> Iterator[Runn
             if process.poll() is not None or time.monotonic() > until:
                 raise SystemExit(f"it did not start: {' '.join(command)}")
             time.sleep(0.2)
-        time.sleep(5)  # past its first samples
+        time.sleep(5)  # until it has its first samples
         yield running
     finally:
         process.terminate()
@@ -170,7 +170,7 @@ def nvitop(env: dict[str, str]) -> contextlib.AbstractContextManager[Running]:
 
 
 class Scraper:
-    """One client on a plain socket, so that little of what is measured is the measuring."""
+    """One client on a plain socket, so that the measurement itself costs little."""
 
     _REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n"
 
@@ -184,7 +184,7 @@ class Scraper:
         self.socket.sendall(self._REQUEST)
 
     def hear(self) -> float | None:
-        """Seconds since it asked, when all of the page is there."""
+        """Read a part of the page. Returns the seconds since the request once the page is complete, else ``None``."""
         piece = self.socket.recv(1 << 20)
         assert piece, "the exporter hung up"
         self._page += piece
@@ -197,7 +197,7 @@ class Scraper:
 
 
 def burst(scrapers: list[Scraper], spread_s: float) -> list[float]:
-    """Seconds of a scrape by each: all at the same moment, or spread over ``spread_s``."""
+    """Return the seconds of one scrape by each client: all at the same moment, or spread over ``spread_s``."""
     began = time.monotonic()
     due = [(began + spread_s * place / len(scrapers), scraper) for place, scraper in enumerate(scrapers)]
     latencies: list[float] = []
@@ -215,10 +215,10 @@ def burst(scrapers: list[Scraper], spread_s: float) -> list[float]:
 
 
 def latencies_ms(port: int, rounds: int, *, pause_s: float = 0.9, spread_s: float = 0) -> dict[str, float]:
-    """Of ``SCRAPERS`` clients that ask after every pause, or a little later, over connections that stay.
+    """Measure the latencies of ``SCRAPERS`` clients that scrape after every pause, or a little later, over open connections.
 
-    In the first two rounds the exporter does not know yet that and when they will come again, and makes the page while they wait:
-    the worst of those is a figure of its own, as is the worst of all others.
+    In the first two rounds the exporter cannot predict the next scrape yet, and renders the page while the clients wait. The
+    worst latency of these rounds is a figure of its own, as is the worst of all others.
     """
     scrapers = [Scraper(port) for _ in range(SCRAPERS)]
     latencies: list[list[float]] = []
@@ -235,7 +235,7 @@ def latencies_ms(port: int, rounds: int, *, pause_s: float = 0.9, spread_s: floa
 
 
 def drivers(folder: Path) -> dict[str, FakeDriver]:
-    """What the library answers for: 8 and 16 whole GPUs, and 4 and 8 GPUs cut into seven MIG devices each."""
+    """Return the simulated nodes: 8 and 16 whole GPUs, and 4 and 8 GPUs divided into seven MIG devices each."""
     library = build_library()
     seven = [(1, "1g.10gb")] * 7
     kinds = {
@@ -249,7 +249,7 @@ def drivers(folder: Path) -> dict[str, FakeDriver]:
 
 
 def calls_per_second(driver: FakeDriver, seconds: float) -> float:
-    """Calls into the library, by whoever runs."""
+    """Return the calls into the library per second, by all processes."""
     driver.forget_counts()
     time.sleep(seconds)
     calls: int = sum(driver.counts().values())
@@ -257,7 +257,7 @@ def calls_per_second(driver: FakeDriver, seconds: float) -> float:
 
 
 def versus(driver: FakeDriver, twin: FakeDriver, folder: Path, *, rounds: int, seconds: int) -> dict[str, Any]:
-    """CPU of both exporters, each on a library of its own with the same GPUs, and what each page has."""
+    """Measure the CPU of both exporters, each on a library of its own with the same GPUs, and the series on each page."""
     with rankscope(driver.env, folder / "versus") as ours, nvitop(twin.env) as theirs:
         cpu = cpu_side_by_side([ours, theirs], rounds=rounds, seconds=seconds)
         calls = [calls_per_second(one, 5) for one in (driver, twin)]
@@ -276,7 +276,7 @@ def versus(driver: FakeDriver, twin: FakeDriver, folder: Path, *, rounds: int, s
 
 
 def serving(driver: FakeDriver, folder: Path, *, bursts: int, scrapes: int) -> dict[str, Any]:
-    """Latency of bursts, with all GPUs well and with one that hangs; memory, and its growth."""
+    """Measure the latency of bursts, with all GPUs healthy and with one that hangs; also memory and its growth."""
     figures: dict[str, Any] = {}
     with rankscope(driver.env, folder / "serving") as running:
         figures["scrape_ms"] = latencies_ms(running.port, bursts)
@@ -297,7 +297,7 @@ def serving(driver: FakeDriver, folder: Path, *, bursts: int, scrapes: int) -> d
 
 
 def linear(small: FakeDriver, large: FakeDriver, folder: Path, *, rounds: int, seconds: int) -> dict[str, Any]:
-    """CPU of twice the hardware over twice the CPU of the smaller node."""
+    """Measure the CPU of a node with twice the hardware over twice the CPU of the smaller node."""
     places = [folder / f"linear-{driver.folder.name}" for driver in (small, large)]
     with rankscope(small.env, places[0]) as one, rankscope(large.env, places[1]) as two:
         cpu = cpu_side_by_side([one, two], rounds=rounds, seconds=seconds)
@@ -306,7 +306,7 @@ def linear(small: FakeDriver, large: FakeDriver, folder: Path, *, rounds: int, s
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All figures, and whether they keep within their limits."""
+    """Measure all figures and compare them with their limits."""
     kinds = drivers(folder)
     turns = {"rounds": args.rounds, "seconds": args.seconds}
     figures = {

@@ -1,7 +1,7 @@
-"""The exporter on ``rankscope.base.http_server`` beside the exporter of another commit: prints one JSON object.
+"""The exporter on ``rankscope.base.http_server`` against the exporter of another commit. Prints one JSON object.
 
-Each has its own copy of the simulated driver library with eight H100s, and every measurement alternates between them, because the
-speed of a machine changes from one moment to the next. Ratios are this one over the other, medians over the rounds.
+Each has its own copy of the simulated driver library with eight H100s. Every measurement alternates between them, because the
+speed of a machine changes from one moment to the next. Ratios are this commit over the other, as medians over the rounds.
 
     git worktree add /tmp/before COMMIT
     python benchmarks/http_server.py --before /tmp/before [--rounds 8]
@@ -44,16 +44,17 @@ from exporter import (
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 
 CPU_RATIO_BUDGET = 1.1
-"""At one scrape a second, as Prometheus does at most."""
+"""Limit at one scrape a second, the highest rate expected of Prometheus."""
 BURST_CPU_MS_BUDGET = 4.0
-"""CPU of 20 scrapes beyond the other's; one core serves them in turn, so their p99 grows by as much. The other's p99 of 6 ms in
-2026-11-21-exporter.json leaves 4 ms of the budget of 10 ms. A busy machine changes this figure little."""
+"""Limit for the additional CPU of 20 scrapes over the other commit. One core serves them in turn, so their p99 grows by as much.
+The other's p99 of 6 ms in 2026-11-21-exporter.json leaves 4 ms of the budget of 10 ms. A busy machine changes this figure
+little."""
 IMPORT_RATIO_BUDGET = 1.5
 BLOCK = 20
 STALLED = 1000
 STALLED_MIB_BUDGET = 29.0
 STALLED_LIMIT_S = 60.0
-"""For their end; the deadline of a request is 10 s."""
+"""Time limit for closing the stalled connections; the deadline of a request is 10 s."""
 PACKAGES_MIB_BUDGET = 10.0
 
 HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
@@ -61,7 +62,7 @@ SOURCES = ("exporter/src", "profiler/src", "dashboards/src", "alerts/src", "cli/
 
 
 def sources(checkout: Path, folder: Path) -> dict[str, str]:
-    """The environment in which Python imports rankscope from a checkout, and nothing of one that is installed for editing."""
+    """Return an environment in which Python imports rankscope from a checkout, and nothing from an editable installation."""
     roots = [str(checkout / root) for root in SOURCES]
     folder.mkdir()
     keep = f"[path for path in sys.path if path in {roots!r} or not path.endswith({SOURCES!r})]"
@@ -70,12 +71,15 @@ def sources(checkout: Path, folder: Path) -> dict[str, str]:
 
 
 def own_cpu_s(pid: int) -> float:
-    """CPU time of one process, without those that call the driver."""
+    """Return the CPU time of one process, without the processes that call the driver."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def cpu_us_per_scrape(one: Running, scrapes: int) -> float:
-    """CPU of the serving process for a scrape, of the block of scrapes that took least: without sampling, and on a quiet core."""
+    """Return the CPU microseconds of the serving process per scrape, from the cheapest block of scrapes.
+
+    That block has no sampling in it, and ran on a quiet core.
+    """
     blocks = []
     for _ in range(scrapes // BLOCK):
         before = own_cpu_s(one.pid)
@@ -86,7 +90,7 @@ def cpu_us_per_scrape(one: Running, scrapes: int) -> float:
 
 
 def stalled(one: Running) -> dict[str, float]:
-    """What half requests cost: memory, the time of a health check among them, and whether all are closed."""
+    """Measure the cost of half requests: memory, the time of a health check among them, and the connections left open."""
     before = one.pss_mib()
     with contextlib.ExitStack() as stack:
         began = time.monotonic()
@@ -119,7 +123,7 @@ def stalled(one: Running) -> dict[str, float]:
 
 
 def import_cpu_ms(env: dict[str, str]) -> float:
-    """CPU time to import what the daemon serves with."""
+    """Return the CPU milliseconds to import the serving module of the daemon."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", "import rankscope.exporter.serving"], check=True, env={**os.environ, **env})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -127,7 +131,7 @@ def import_cpu_ms(env: dict[str, str]) -> float:
 
 
 def package_mib(names: tuple[str, ...]) -> float:
-    """Size of installed packages, with their byte code."""
+    """Return the size of installed packages in MiB, with their byte code."""
     return (
         sum(path.stat().st_size for name in names for file in files(name) or () if (path := Path(file.locate())).is_file())
         / 2**20
@@ -143,7 +147,7 @@ def middle(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All figures, and whether they keep within their limits."""
+    """Measure all figures and compare them with their limits."""
     library = build_library()
     checkouts = {"before": args.before.resolve(), "now": Path(__file__).resolve().parents[1]}
     environments = {name: sources(checkout, folder / f"site-{name}") for name, checkout in checkouts.items()}

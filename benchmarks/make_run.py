@@ -1,7 +1,7 @@
-"""Writes a synthetic run of any size as the recorder would have: step records and windows per rank.
+"""Write a synthetic run of any size as the recorder would have written it: step records and windows per rank.
 
-All ranks end each step together, as data-parallel ones do; one of them, in the middle, needs longer in forward at every step.
-Numbers are random with a seed per rank, so that ranks can be written side by side and a run can be grown later.
+All ranks end each step together, as data-parallel ranks do. One rank, in the middle, needs longer in forward at every step.
+Numbers are random with a seed per rank, so that ranks can be written in parallel and a run can be grown later.
 
     python benchmarks/make_run.py RUN [--ranks 256] [--steps 2500] [--slow-us 40000]
 """
@@ -38,33 +38,33 @@ MEANS_US = {"data": 800.0, "forward": 70_000.0, "backward": 120_000.0, "optimize
 TRANSFER_US = 15_000.0
 RANKS_PER_HOST = 8
 CHUNK = 1000
-"""Steps made and written at a time; each has a seed of its own, so that a run may begin and go on at any of them."""
+"""Number of steps generated and written at a time. Each chunk has its own seed, so a run can begin and continue at any step."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a run is to look like."""
+    """Size and properties of a synthetic run."""
 
     ranks: int
     steps: int
     slow_us: float = 40_000.0
-    """By how much longer the planted rank needs."""
+    """Additional time of the slow rank per step, in microseconds."""
     window_every: int = 2500
     window_steps: int = 3
     collectives: int = 8
-    """Per profiled step."""
+    """Number of collectives per profiled step."""
     seed: int = 1
 
     @property
     def slow_rank(self) -> int:
-        """The planted one."""
+        """Rank that is slow."""
         return self.ranks // 2
 
 
 def own_times(shape: Shape, rank: int, chunk: int) -> dict[str, Floats]:
-    """Microseconds per phase that a rank needs itself in the steps of one chunk."""
+    """Return the own time of a rank per phase in the steps of one chunk, in microseconds."""
     rng = np.random.default_rng((shape.seed, rank, chunk))
     times = {name: mean * np.exp(rng.normal(0, 0.03, CHUNK)) for name, mean in MEANS_US.items()}
     if rank == shape.slow_rank:
@@ -73,7 +73,7 @@ def own_times(shape: Shape, rank: int, chunk: int) -> dict[str, Floats]:
 
 
 def walls_of(shape: Shape, chunk: int) -> Floats:
-    """How long each step of a chunk takes all ranks: as long as the slowest of them."""
+    """Return the wall time of each step of a chunk: the time of the slowest rank, plus the transfer."""
     longest = np.zeros(CHUNK)
     for rank in range(shape.ranks):
         np.maximum(longest, sum(own_times(shape, rank, chunk).values()), out=longest)
@@ -81,7 +81,7 @@ def walls_of(shape: Shape, chunk: int) -> Floats:
 
 
 def step_rows(shape: Shape, rank: int, chunk: int, walls: Floats, starts: NDArray[np.int64]) -> NDArray[Any]:
-    """The step records of one rank in one chunk, as rows."""
+    """Return the step records of one rank in one chunk, as rows."""
     rng = np.random.default_rng((shape.seed, rank, chunk, 1))
     own = own_times(shape, rank, chunk)
     blocked = walls - sum(own.values())
@@ -104,12 +104,12 @@ def step_rows(shape: Shape, rank: int, chunk: int, walls: Floats, starts: NDArra
 
 
 def is_profiled(shape: Shape, step: int) -> bool:
-    """Whether a window covers a step."""
+    """Return whether a window covers a step."""
     return step % shape.window_every in range(20, 20 + shape.window_steps)
 
 
 def window(shape: Shape, rank: int, step: int, start: int, wall: float) -> tuple[StepBreakdown, list[CollectiveRecord]]:
-    """What a profiled step leaves."""
+    """Return the records of a profiled step."""
     rng = np.random.default_rng((shape.seed, rank, step, 2))
     exposed, idle = TRANSFER_US, wall / 10
     breakdown = StepBreakdown(
@@ -153,7 +153,7 @@ def window(shape: Shape, rank: int, step: int, start: int, wall: float) -> tuple
 
 
 def begin_run(run: Path, shape: Shape) -> None:
-    """Identity of the run and its ranks."""
+    """Write the identity of the run and its ranks."""
     create_run(run, RunInfo(run_id="synthetic", name="synthetic", start_unix_ns=START_NS))
     create_attempt(run, AttemptInfo(attempt=0, start_unix_ns=START_NS, world_size=shape.ranks, backend="nccl"))
     for rank in range(shape.ranks):
@@ -172,9 +172,9 @@ def begin_run(run: Path, shape: Shape) -> None:
 
 
 def write_ranks(run: Path, shape: Shape, steps: range, walls: Floats, ranks: range) -> None:
-    """Append steps of some ranks; ``walls`` are those of all steps in whole chunks, also the ones before."""
+    """Append steps of some ranks. ``walls``: wall times of all steps in whole chunks, including earlier steps."""
     first, last = steps.start, steps.stop
-    gc.disable()  # nothing made here refers to anything else
+    gc.disable()  # the objects created here have no reference cycles
     starts = START_NS + np.concatenate([[0], np.cumsum((walls * 1000).astype(np.int64))])
     for rank in ranks:
         folder = rank_dir(run, 0, rank)

@@ -1,9 +1,9 @@
-"""Does ``make test`` notice? Wrong lines, picked by hand, each put into a copy of the code: prints one JSON object.
+"""Check that ``make test`` notices wrong lines: picked by hand, each put into a copy of the code. Prints one JSON object.
 
     python benchmarks/mutants.py [--only TEXT]
 
-For each line of mutants.toml the tests named beside it run until the first one fails, the same tests with the same markers
-as in ``make test``. A wrong line that no test notices is a budget that is not met.
+For each line of mutants.toml, the tests named beside it run until the first one fails. They are the same tests with the same
+markers as in ``make test``. A wrong line that no test notices is a budget that is not met.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ SOURCES = ("exporter/src", "profiler/src", "dashboards/src", "alerts/src", "cli/
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One wrong line: what stands once in a module, and what is put in its place."""
+    """One wrong line: a text that occurs once in a module, and its replacement."""
 
     module: str
     right: str
     wrong: str
     tests: str
-    """Folders and files below tests/ that are to notice, separated by spaces."""
+    """Folders and files below tests/ that must notice the wrong line, separated by spaces."""
 
     @property
     def path(self) -> Path:
-        """The module below the root of the repository."""
+        """Path of the module, relative to the root of the repository."""
         package = self.module.split("/")[0]
         return (
             Path({"runs": "profiler", "analysis": "profiler", "base": "cli"}.get(package, package))

@@ -1,16 +1,16 @@
-"""What the recorder costs training: prints one JSON object.
+"""Cost of the recorder in training. Prints one JSON object.
 
 Three measurements, all on real gloo ranks (DistributedDataParallel, two processes started by torchrun):
 
-- **blocks**: blocks of steps with and without the recorder alternate in the same processes, on one model; the wrappers are
-  really taken off for the blocks without. Beside them two floors: empty functions in the same places, and the least Python that
-  notes the events of a step and puts them into a ring, without any guard. Host time is the CPU time of the training thread,
-  which is what the recorder adds to it whoever else is on the machine; the figure is the median of the differences of
-  neighbouring blocks, with a 95 % bootstrap interval.
+- **blocks**: blocks of steps with and without the recorder alternate in the same processes, on one model. The wrappers are
+  removed for the blocks without. Two floors run beside them: empty functions in the same places, and the least Python that
+  records the events of a step and puts them into a ring, without any guard. Host time is the CPU time of the training thread,
+  which other processes on the machine do not add to. The figure is the median of the differences of neighbouring blocks, with a
+  95 % bootstrap interval.
 - **all in**: the same script, plain, under ``rankscope run`` with its default budget (windows, helper processes, metrics file)
-  and under TraceML (PyPI ``traceml-ai``), in turns. A step lasts 50 ms, most of which the host sleeps, as it does where a GPU
-  computes: so what is added shows in the CPU time. Compared: CPU time of the training processes and of everything that was
-  started, more than plain, per step.
+  and under TraceML (PyPI ``traceml-ai``), in turns. A step lasts 50 ms. The host sleeps for most of it, as it does while a GPU
+  computes, so additional work shows in the CPU time. The figures are CPU time beyond the plain script, per step: that of the
+  training processes, and that of all started processes.
 - **start-up**: time from the start of Python to the end of the first step, with and without the recorder attached.
 
     python benchmarks/overhead.py [--blocks 40] [--rounds 5] [--without-traceml]
@@ -47,11 +47,11 @@ START_UP_S = 1.0
 RANKS = 2
 JOB = Path(__file__).with_name("overhead_job.py")
 PR_SET_CHILD_SUBREAPER = 36
-"""Orphans become children of this process: from <linux/prctl.h>."""
+"""Option of prctl that makes orphans children of this process, from <linux/prctl.h>."""
 TINY_STEPS = 150
-"""Steps per block of a step of about a millisecond, where microseconds show."""
+"""Number of steps per block. A step takes about a millisecond, so that microseconds show."""
 LONG_STEPS = 250
-"""Steps of a run all in."""
+"""Number of steps of a run of the measurement *all in*."""
 
 
 def _torchrun(*args: str) -> list[str]:
@@ -63,7 +63,7 @@ def _environment(**more: str) -> dict[str, str]:
 
 
 def _run(command: Sequence[str], **more: str) -> float:
-    """Run, and return the CPU seconds of the command and of all that it started, also what outlived it."""
+    """Run a command. Returns the CPU seconds of it and of all processes that it started, including those that outlived it."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -78,7 +78,7 @@ def _run(command: Sequence[str], **more: str) -> float:
 
 
 def interval(values: Sequence[float], *, draws: int = 2000) -> tuple[float, float, float]:
-    """Median with the 95 % percentile bootstrap interval of it."""
+    """Return the median with its 95 % percentile bootstrap interval."""
     source = random.Random(0)  # reproducible, not secret
     medians = sorted(statistics.median(source.choices(values, k=len(values))) for _ in range(draws))
     return statistics.median(values), medians[int(0.025 * draws)], medians[int(0.975 * draws)]
@@ -90,7 +90,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def blocks(folder: Path, count: int) -> dict[str, Any]:
-    """See the module's docstring."""
+    """Measure *blocks*, see the module's docstring."""
     _run(_torchrun("blocks", "--folder", str(folder), "--blocks", str(count), "--steps", str(TINY_STEPS)))
     figures: dict[str, Any] = {}
     cpu, wall, booked, without_cpu, without_wall = [], [], [], [], []
@@ -117,7 +117,7 @@ def blocks(folder: Path, count: int) -> dict[str, Any]:
 
 
 def all_in(folder: Path, rounds: int, *, traceml: bool) -> dict[str, Any]:
-    """See the module's docstring."""
+    """Measure *all in*, see the module's docstring."""
     arms: dict[str, list[dict[str, float]]] = {"plain": [], "rankscope": [], **({"traceml": []} if traceml else {})}
     costs: list[float] = []
     for number in range(rounds):
@@ -168,7 +168,7 @@ def _booked(run_dir: Path) -> list[float]:
 
 
 def start_up(folder: Path, rounds: int) -> dict[str, Any]:
-    """See the module's docstring."""
+    """Measure *start-up*, see the module's docstring."""
     from rankscope.profiler.launch import SITE_FOLDER
     from rankscope.profiler.settings import RecorderSettings
 

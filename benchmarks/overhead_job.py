@@ -1,7 +1,7 @@
-"""The training whose cost ``overhead.py`` measures; started by it, with torchrun where ranks are needed.
+"""The training job that ``overhead.py`` starts and measures, with torchrun where ranks are needed.
 
 overhead_job.py blocks --folder FOLDER --blocks N    blocks of steps with and without the recorder, in turns
-overhead_job.py long --folder FOLDER --steps N       a script as people write it, of steps that mostly sleep
+overhead_job.py long --folder FOLDER --steps N       a typical training script, whose steps mostly sleep
 overhead_job.py once                                 one process, one step
 """
 
@@ -23,9 +23,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 _DROPPED = 9
-"""Word of a ring with the number of entries that it had no room for."""
+"""Index of the word of a ring that counts the entries for which it had no room."""
 LONG_STEP_S = 0.05
-"""How long a step of ``long`` lasts."""
+"""Seconds that each step of ``long`` sleeps."""
 
 
 def _model(width: int, depth: int) -> Any:
@@ -54,7 +54,7 @@ def _endless(width: int, rows: int) -> Iterator[Any]:
 
 
 class _Wrappers:
-    """Everything that attaching put in place, to take it off and put it back."""
+    """All wrappers and hooks that attaching installed, to remove and reinstall them."""
 
     def __init__(self, attach: Callable[[], None]) -> None:
         import torch
@@ -80,13 +80,15 @@ class _Wrappers:
             hooks.clear()
 
     def empty(self) -> None:
-        """In the places that every step passes, functions that do nothing besides."""
+        """Install functions that add nothing in the places that every step passes."""
         batch, backward = self._original("__next__"), self._original("backward")
         self._floor(lambda loader: batch(loader), lambda *args, **kwargs: backward(*args, **kwargs), _nothing, _nothing)  # noqa: PLW0108
 
     def least(self, ring: Any) -> None:
-        """The least Python that records a step, without a guard against anything: eight moments, start, CPU time, and the end
-        of the backward pass before what DDP waits for, as one entry of a ring."""
+        """Install the least Python that records a step as one entry of a ring, without any guard.
+
+        The entry has eight moments, start, CPU time, and the end of the backward pass before DDP waits.
+        """
         import torch
         from torch.autograd import Variable
 
@@ -173,7 +175,7 @@ def _owners() -> list[Any]:
 
 
 def train_blocks(run_dir: Path, blocks: int, steps: int) -> None:
-    """Alternate blocks with and without; every rank writes what it measured beside the run directory."""
+    """Alternate blocks with and without the recorder; every rank writes its measurements beside the run directory."""
     import torch
     import torch.distributed as dist
 
@@ -189,16 +191,16 @@ def train_blocks(run_dir: Path, blocks: int, steps: int) -> None:
     )
     recorder = Recorder(settings)
     wrappers = _Wrappers(lambda: attach.use(recorder))
-    # One model for all: two would lie in memory differently.
+    # One model for all arms: two models would have different memory layouts.
     model = _model(64, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batches = _endless(64, 8)
-    with TemporaryDirectory(dir="/dev/shm") as folder:  # where the recorder's own ring lies
+    with TemporaryDirectory(dir="/dev/shm") as folder:  # where the recorder's own ring is
         ring = RingWriter(Path(folder) / "ring", slots=(blocks + 2) * steps)
     arms = {"with": wrappers.on, "without": wrappers.off, "empty": wrappers.empty, "least": lambda: wrappers.least(ring)}
     rows: dict[str, list[tuple[float, float, float]]] = {arm: [] for arm in arms}
     for number in range(blocks + 1):
-        # There and back: what changes slowly falls on all.
+        # The order alternates, so that slow changes of the machine affect all arms alike.
         for arm in list(arms)[:: -1 if number % 2 else 1]:
             arms[arm]()
             dist.barrier()
@@ -215,7 +217,7 @@ def train_blocks(run_dir: Path, blocks: int, steps: int) -> None:
 
 
 def train_long(out: Path, steps: int) -> None:
-    """A script as people write it; ``BENCH_TRACEML`` adds the lines that TraceML asks for."""
+    """Run a typical training script; ``BENCH_TRACEML`` adds the lines that TraceML requires."""
     import torch
     import torch.distributed as dist
 
@@ -255,7 +257,7 @@ def train_long(out: Path, steps: int) -> None:
 
 
 def train_once() -> None:
-    """One process, one step; prints how long after the start of Python it ended."""
+    """Train in one process and print the seconds from the start of Python to the end of the training."""
     import torch
 
     model = torch.nn.Linear(8, 8)
@@ -269,7 +271,7 @@ def train_once() -> None:
 
 
 def main() -> None:
-    """Train as told."""
+    """Run the training that the command line chooses."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("how", choices=("blocks", "long", "once"))
     parser.add_argument("--folder", type=Path, default=Path())

@@ -1,8 +1,8 @@
-"""The caches between a reading and the bytes of /metrics, each removed in turn: prints one JSON object.
+"""The caches between a reading and the bytes of /metrics, each removed in turn. Prints one JSON object.
 
-Eight H100s whose values change every second, answered by the C library of the tests, and the files of eight ranks. An exporter
-without a cache, one with all of them, and nvitop-exporter run side by side, because how fast a machine is changes all the time. A
-cache is needed when its removal breaks a budget of benchmarks/exporter.py that holds with all of them.
+The C library of the tests simulates eight H100s whose values change every second; eight ranks write files. An exporter without a
+cache, one with all caches, and nvitop-exporter run side by side, because the speed of a machine changes all the time. A cache is
+needed if its removal breaks a budget of benchmarks/exporter.py that holds with all caches.
 
     python benchmarks/page_caches.py [--cpu] [--rounds 3] [--seconds 8] [--remove NAME[,NAME…] …]
 """
@@ -48,7 +48,7 @@ JOB = Path(__file__).with_name("page_caches_job.py")
 
 
 def exporter(driver: FakeDriver, folder: Path, removed: str, *, ranks: bool = True) -> contextlib.AbstractContextManager[Running]:
-    """The exporter without the ``removed`` caches."""
+    """Run the exporter without the ``removed`` caches."""
     port, own = free_port(), Path(tempfile.mkdtemp(dir=folder))
     places = [
         "--spool",
@@ -65,7 +65,7 @@ def exporter(driver: FakeDriver, folder: Path, removed: str, *, ranks: bool = Tr
 
 @contextlib.contextmanager
 def living(driver: FakeDriver, spool: Path) -> Iterator[threading.Lock]:
-    """Values of the GPUs and files of the ranks change every second; yields what guards the driver."""
+    """Change the values of the GPUs and the files of the ranks every second. Yields the lock that guards the driver."""
     ended, lock = threading.Event(), threading.Lock()
 
     def once(second: int) -> None:
@@ -102,7 +102,7 @@ def living(driver: FakeDriver, spool: Path) -> Iterator[threading.Lock]:
 
 
 def cpu_per_second(exporters: dict[str, Running], *, rounds: int, seconds: int, scrapers: int) -> dict[str, list[float]]:
-    """CPU seconds per second of each exporter in each round, scraped ``scrapers`` times a second."""
+    """Return the CPU seconds per second of each exporter in each round, scraped ``scrapers`` times a second."""
     found: dict[str, list[float]] = {name: [] for name in exporters}
     for _ in range(rounds):
         before, began = {name: cpu_seconds(one.pid) for name, one in exporters.items()}, time.monotonic()
@@ -117,7 +117,7 @@ def cpu_per_second(exporters: dict[str, Running], *, rounds: int, seconds: int, 
 
 
 def p99_ms(exporters: dict[str, Running], *, repeats: int, bursts: int, pause_s: float) -> dict[str, list[float]]:
-    """Of 20 scrapers at once, in every repeat; the exporters are asked half a pause after each other."""
+    """Return the p99 latency of 20 scrapers at once in every repeat; the two exporters are scraped half a pause apart."""
     found: dict[str, list[float]] = {name: [] for name in exporters}
 
     def ask(name: str, after_s: float) -> None:
@@ -136,7 +136,7 @@ def p99_ms(exporters: dict[str, Running], *, repeats: int, bursts: int, pause_s:
 
 
 def measure(removed: str, driver: FakeDriver, lock: threading.Lock, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """One removal beside the exporter that keeps everything, and nvitop-exporter; and the budgets that it breaks."""
+    """Measure one removal beside the exporter with all caches and nvitop-exporter, and the budgets that it breaks."""
     cpu: dict[str, dict[str, list[float]]] = {}
     p99: dict[str, dict[str, list[float]]] = {}
     with contextlib.ExitStack() as stack:
@@ -174,14 +174,14 @@ def measure(removed: str, driver: FakeDriver, lock: threading.Lock, folder: Path
 
 
 def cpu_of_one(removed: str, driver: FakeDriver, folder: Path, pages: int) -> dict[str, Any]:
-    """CPU of one page, and of one scrape of a page that is rendered, which a busy machine changes little."""
+    """Return the CPU of rendering one page, and of one scrape of a rendered page. A busy machine changes them little."""
     with exporter(driver, folder, ALL_KEPT) as kept, exporter(driver, folder, removed) as without:
         scrapes = {ALL_KEPT: round(cpu_us_per_scrape(kept, 500), 1), removed: round(cpu_us_per_scrape(without, 500), 1)}
     return {"page_cpu_ms": {name: page_cpu_ms(name, pages) for name in (ALL_KEPT, removed)}, "scrape_cpu_us": scrapes}
 
 
 def page_cpu_ms(removed: str, pages: int) -> dict[str, float]:
-    """CPU of a spool's pass and of pages, measured in a process of its own: waiting for a busy machine is not in it."""
+    """Return the CPU of a spool's pass and of pages, measured in a process of its own, without waiting for a busy machine."""
     names = "" if removed == ALL_KEPT else removed
     found: dict[str, float] = json.loads(subprocess.check_output([sys.executable, JOB, names, "page", str(pages)]))
     return found

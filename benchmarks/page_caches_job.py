@@ -1,6 +1,6 @@
 """The exporter without some caches between a reading and the bytes of /metrics: ``page_caches_job.py NAME[,NAME…] ARGUMENT…``.
 
-Each cache is taken out by replacing the method that uses it, before the processes of the GPUs are forked.
+Each cache is removed by replacing the method that uses it, before the processes of the GPUs are forked.
 """
 
 # ruff: noqa: SLF001  caches are private
@@ -35,12 +35,12 @@ RANKS: Final = 8
 
 
 def without_changes() -> None:
-    """Every GPU's process sends all its readings in every pass."""
+    """Make every GPU's process send all its readings in every pass."""
     changes.Changes.of = lambda _self, sample, took_s: wire.Sampled(sample, took_s)  # type: ignore[method-assign]
 
 
 def without_parsed_files() -> None:
-    """A file of a rank that did not change is parsed in every pass."""
+    """Parse an unchanged file of a rank in every pass."""
     load = reading.Spool._load
 
     def parsed(self: reading.Spool, found: Any, now_s: float) -> Any:
@@ -54,12 +54,12 @@ def without_parsed_files() -> None:
 
 
 def without_templates() -> None:
-    """A file of a rank of which only values changed is parsed as if it were new."""
+    """Parse a file of a rank in which only values changed as if it were new."""
     again.Template.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
 
 
 def without_lines() -> None:
-    """A line is rendered for every page, from its kept labels."""
+    """Render every line for every page, from its kept labels."""
     render = exposition._line
 
     def line(point: exposition.Point, family: exposition.Family) -> str:
@@ -72,22 +72,22 @@ def without_lines() -> None:
 
 
 def without_repeats() -> None:
-    """Every request is parsed and handled by a task of its own."""
+    """Parse and handle every request in a task of its own."""
     http_server.Connection._repeat = lambda _: False  # type: ignore[method-assign]
 
 
 def without_points() -> None:
-    """Points are made, and their labels rendered, for every page."""
+    """Create the points, and render their labels, for every page."""
     exposition.PointSource._of_same_series = lambda *_: None  # type: ignore[method-assign]
 
 
 def without_ahead() -> None:
-    """No page is made before it is asked for."""
+    """Render no page before it is requested."""
     rendered.RenderedPages._make_ahead = lambda self: setattr(self, "_settling", None)  # type: ignore[method-assign]
 
 
 def without_rendered() -> None:
-    """Every request renders, and compresses, a page of its own."""
+    """Render, and compress, a page for every request."""
 
     async def get(
         self: rendered.RenderedPages,
@@ -106,7 +106,7 @@ def without_rendered() -> None:
 
 
 def rank_text(rank: int, second: int) -> str:
-    """What a rank publishes: 20 values of which a third change, and a histogram."""
+    """Return the metrics of a rank: 20 values, of which a third change, and a histogram."""
     labels = f'run="run",rank="{rank}",slot="0"'
     lines = ["# TYPE rank_info gauge", f'rank_info{{{labels},run_id="id-run",gpu_uuid="GPU-{rank}"}} 1']
     for index in range(20):
@@ -121,14 +121,14 @@ def rank_text(rank: int, second: int) -> str:
 
 
 def write_ranks(folder: Path, second: int) -> None:
-    """The files of all ranks, replaced as ranks do."""
+    """Write the files of all ranks, replacing them as ranks do."""
     for rank in range(RANKS):
         (folder / ".new").write_text(rank_text(rank, second))
         (folder / ".new").replace(folder / f"{rank}.prom")
 
 
 def page_cpu_ms(pages: int) -> dict[str, float]:
-    """CPU of the spool's pass, and of pages whose GPUs' values changed or did not: medians in ms, without waiting."""
+    """Return the CPU of the spool's pass, and of pages with new and with unchanged GPU values: medians in ms, without waiting."""
     folder = Path(tempfile.mkdtemp())
     spool = reading.Spool(SpoolFolder(folder), stale_s=60, forget_s=600)
     snapshot: Any = None

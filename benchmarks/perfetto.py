@@ -1,7 +1,7 @@
-"""What an export to Perfetto costs: prints one JSON object.
+"""Cost of an export to Perfetto. Prints one JSON object.
 
-A synthetic run, of which more and more steps are recorded while as much is exported: time grows with what is read, memory must
-not. And a large Kineto trace against what people write themselves to merge traces: json.load, change the times, json.dump.
+A synthetic run and one four times as long are exported with the same limit of events: time grows with the records read, memory
+must not. A large Kineto trace is exported and compared with a naive merge script: json.load, change the times, json.dump.
 
     python benchmarks/perfetto.py [--ranks 64] [--steps 1000] [--trace FILE]
 """
@@ -30,9 +30,9 @@ from rankscope.runs.writer import JsonLinesWriter, StepWriter, create_attempt, c
 
 MEMORY_BUDGET_MIB = 600
 GROWTH_BUDGET = 1.25
-"""Peak memory of a run four times as long, over that of the short one."""
+"""Limit for the peak memory of a run four times as long over that of the short one."""
 MERGE_BUDGET = 4.0
-"""CPU time over that of the naive merge, which neither sorts, nor finds collectives, nor corrects clocks."""
+"""Limit for the CPU time over that of the naive merge, which neither sorts, nor finds collectives, nor corrects clocks."""
 MERGE_MEMORY_BUDGET = 1.0
 REPEATS = 3
 START_NS = 1_790_000_000_000_000_000
@@ -114,7 +114,7 @@ def make_run(path: Path, ranks: int, count: int) -> None:
 
 
 def measure(*words: object) -> tuple[float, float, float]:
-    """Wall and CPU seconds, peak MiB of a Python program of its own."""
+    """Run a Python program in a process of its own. Returns its wall and CPU seconds, and its peak memory in MiB."""
     began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, *map(str, words)], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL

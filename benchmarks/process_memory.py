@@ -1,4 +1,4 @@
-"""Memory of processes and all below them. Measures nothing by itself."""
+"""Memory of processes and all their descendants. Measures nothing by itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def tree(pid: int) -> list[int]:
-    """The process and everything below it."""
+    """Return the process and all its descendants."""
     found = [pid]
     for one in found:
         with contextlib.suppress(OSError):
@@ -22,7 +22,7 @@ def tree(pid: int) -> list[int]:
 
 
 def pss_bytes(pid: int) -> int:
-    """Proportional set size of the tree: shared pages count once."""
+    """Return the proportional set size of the process tree: shared pages count once."""
     total = 0
     for one in tree(pid):
         with contextlib.suppress(OSError):
@@ -32,26 +32,29 @@ def pss_bytes(pid: int) -> int:
 
 
 def peak_rss_bytes(pid: int) -> int:
-    """The most memory one process has had so far."""
+    """Return the peak resident memory of one process so far."""
     match = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return 1024 * int(match[1]) if match else 0
 
 
 def bytes_beside(cache: Path) -> int:
-    """Memory of what works things out or follows runs beside the server: all processes that are told of this cache."""
+    """Return the memory of the processes that compute results or follow runs beside the server.
+
+    These are all processes with this cache in their command lines.
+    """
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
             told_of_it = os.fsencode(cache) in (process / "cmdline").read_bytes()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         total += pss_bytes(int(process.name)) if told_of_it else 0
     return total
 
 
 @contextmanager
 def peak_beside(cache: Path) -> Iterator[list[int]]:
-    """The most of it meanwhile, looked at twice a second."""
+    """Yield a list with the peak of ``bytes_beside`` until the context ends, sampled twice a second."""
     peak = [0]
     done = threading.Event()
 

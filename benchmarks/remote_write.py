@@ -1,6 +1,6 @@
-"""A Prometheus that is filled with a past: samples go in by remote write, what rules record of them by asking for it.
+"""A Prometheus that is filled with past data: samples by remote write, recorded series by querying the rules' expressions.
 
-promtool makes blocks, too: but it reads a text once for every two hours of it, and does not record from what was recorded.
+promtool also makes blocks, but it reads a text once for every two hours of data, and does not record from recorded series.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CONFIG = """
 global: {scrape_interval: 30s, evaluation_interval: 1m}
 storage: {tsdb: {out_of_order_time_window: 48h}}
 """
-"""What is recorded of a past is older than what is there."""
+"""Configuration that accepts out-of-order samples: recorded series of the past are older than the stored samples."""
 QUIET_SHARE = 0.05
-"""Of a core: with less Prometheus has nothing left to tidy up."""
+"""Share of a core below which Prometheus has no maintenance work left."""
 _NAME = re.compile(r"[a-z_]+:[a-z_]+:[A-Za-z0-9_]+")
 
 
@@ -48,7 +48,7 @@ class _Answer(msgspec.Struct):
 
 
 def varint(number: int) -> bytes:
-    """Of protobuf."""
+    """Encode a number as a varint of protobuf."""
     parts = bytearray()
     while number > 0x7F:
         parts.append(number & 0x7F | 0x80)
@@ -58,7 +58,7 @@ def varint(number: int) -> bytes:
 
 
 def label_bytes(labels: Mapping[str, str]) -> bytes:
-    """Labels of a time series, as remote write has them."""
+    """Encode the labels of a time series for remote write."""
     parts = []
     for name, value in sorted(labels.items()):
         key, text = name.encode(), value.encode()
@@ -68,7 +68,7 @@ def label_bytes(labels: Mapping[str, str]) -> bytes:
 
 
 def sample_bytes(times_ms: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Samples of some series at the same times, as bytes (series, times, 18): a value and a time that takes six bytes."""
+    """Encode samples of several series at the same times, as bytes (series, times, 18): a value and a time of six bytes."""
     packed = np.empty((*values.shape, 18), np.uint8)
     packed[..., :3] = (0x12, 16, 0x09)
     packed[..., 3:11] = np.ascontiguousarray(values, "<f8").view(np.uint8).reshape(*values.shape, 8)
@@ -81,7 +81,7 @@ def sample_bytes(times_ms: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A Prometheus at ``url`` that takes what it is given."""
+    """A Prometheus at ``url`` that accepts remote write."""
 
     url: str
     client: httpx.Client
@@ -94,7 +94,7 @@ class Filled:
         )
 
     def send(self, series: Iterable[bytes]) -> None:
-        """Parts of a request for remote write, in requests of a size that is taken."""
+        """Send parts of a remote-write request, in requests of an accepted size."""
         waiting: list[bytes] = []
         size = 0
         for one in series:
@@ -108,7 +108,7 @@ class Filled:
 
     def _post(self, parts: list[bytes]) -> None:
         body = b"".join(parts)
-        # One literal: Snappy that does not compress.
+        # One literal: Snappy without compression.
         whole = varint(len(body)) + b"\xfc" + struct.pack("<I", len(body) - 1) + body
         headers = {
             "Content-Encoding": "snappy",
@@ -120,7 +120,7 @@ class Filled:
             raise SystemExit(f"Prometheus does not take the samples: {answer.text[:300]}")
 
     def asked(self, path: str, **what: str | float) -> tuple[float, bytes]:
-        """Seconds until all of the answer was there, and the answer. Raises ``SystemExit`` for one that is none."""
+        """Send a query. Returns the seconds until the answer was complete, and the answer. Raises ``SystemExit`` on an error."""
         began = time.perf_counter()
         answer = self.client.post(f"{self.url}/api/v1/{path}", data={name: str(value) for name, value in what.items()})
         took = time.perf_counter() - began
@@ -129,7 +129,7 @@ class Filled:
         return took, answer.content
 
     def record(self, expr: str, name: str, labels: Mapping[str, str], *, start_s: int, end_s: int, step_s: int) -> float:
-        """Keep what a recording rule would have recorded; seconds that asking for it took."""
+        """Write the series that a recording rule would have recorded. Returns the seconds of its query."""
         took, content = self.asked("query_range", query=expr, start=start_s, end=end_s, step=step_s)
         answer = msgspec.json.decode(content, type=_Answer)
         assert answer.data is not None
@@ -146,7 +146,7 @@ class Filled:
             yield b"\x0a" + varint(len(head) + packed.size) + head + packed.tobytes()
 
     def settle(self) -> None:
-        """Wait until it has tidied up what it was given."""
+        """Wait until Prometheus has finished its maintenance of the written data."""
         spent = self._cpu_s()
         for _ in range(60):
             time.sleep(10)
@@ -161,7 +161,7 @@ class Filled:
 
 @contextmanager
 def empty_prometheus(program: str, folder: Path, address: str) -> Iterator[Filled]:
-    """A Prometheus that scrapes nothing and takes what is written to it; its data lie in ``folder``."""
+    """Run a Prometheus that scrapes nothing and accepts remote write; its data are in ``folder``."""
     config = folder / "prometheus.yml"
     config.write_text(CONFIG)
     command = [
@@ -197,7 +197,7 @@ def _is_ready(client: httpx.Client, address: str) -> bool:
 
 
 def rules_in_order(text: str) -> list[dict[str, Any]]:
-    """The recording rules of a rule file, each after those it rests on."""
+    """Return the recording rules of a rule file, each after the rules on which it depends."""
     groups = yaml.load(text, yaml.CSafeLoader)["groups"]
     left = [rule for group in groups for rule in group["rules"] if "record" in rule]
     done: list[dict[str, Any]] = []
@@ -211,7 +211,7 @@ def rules_in_order(text: str) -> list[dict[str, Any]]:
 
 
 def rests_on(expr: str, rules: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Names of all recorded series that an expression needs, directly or through others."""
+    """Return the names of all recorded series that an expression needs, directly or through others."""
     by_name = {rule["record"]: set(_NAME.findall(rule["expr"])) for rule in rules}
     found: set[str] = set()
     left = set(_NAME.findall(expr)) & by_name.keys()

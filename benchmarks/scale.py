@@ -1,8 +1,8 @@
-"""What analysing a large run costs, and following one that grows: prints one JSON object.
+"""Cost of analysing a large run, and of following one that grows. Prints one JSON object.
 
-The whole command is timed, with the memory of all its processes together; then reading and judging apart; then what an update
-of a followed run takes when so much has been recorded since as the job records in 30 s. Reported are medians of ``--repeats``.
-What has been written is on the disk before anything is timed: writing it is the work of other machines.
+The whole command is timed, and the memory of all its processes together is measured. Reading and judging are then timed
+separately. Finally, an update of a followed run is timed, after as much has been recorded as the job records in 30 s. Reported
+are medians of ``--repeats``. Written data is on disk before anything is timed, because writing it is the work of other machines.
 
     python benchmarks/scale.py [--ranks 1024] [--steps 10000] [--repeats 3] [--run RUN]
 """
@@ -36,29 +36,29 @@ WORKERS = len(os.sched_getaffinity(0))
 
 
 def tree_bytes(pid: int) -> int:
-    """Resident memory of a process and all below it; pages that several share count for each."""
+    """Return the resident memory of a process and all its descendants; shared pages count for each of them."""
     total = 0
     try:
         total += int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
             total += tree_bytes(int(child))
     except OSError:
-        pass  # it has ended
+        pass  # the process has ended
     return total
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a whole command took, and its verdict."""
+    """Cost of a whole command, and its verdict."""
 
     wall_s: float
     cpu_s: float
-    """Of all its processes."""
+    """CPU seconds of all its processes."""
     peak_bytes: int
     verdict: dict[str, object]
 
     def budgets(self) -> list[dict[str, object]]:
-        """Whether it was fast and small enough."""
+        """Return the budgets of time and memory."""
         return [
             budget("whole_s", round(self.wall_s, 2), SECONDS_BUDGET),
             budget("peak_bytes", self.peak_bytes, BYTES_BUDGET),
@@ -66,12 +66,12 @@ class Command:
 
 
 def typical(repeats: list[Command]) -> Command:
-    """The one with the median time."""
+    """Return the command with the median time."""
     return sorted(repeats, key=lambda one: one.wall_s)[len(repeats) // 2]
 
 
 def whole_command(run: Path) -> Command:
-    """``rankscope analyze``."""
+    """Run ``rankscope analyze`` and measure it."""
     begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(
         [sys.executable, "-m", "rankscope", "analyze", str(run), "--format", "json"], stdout=subprocess.PIPE
@@ -144,7 +144,7 @@ def main() -> None:
 
 
 def follow(run: Path, shape: Shape) -> tuple[list[tuple[float, float]], float]:
-    """Wall and CPU seconds of each update, and of the first, which reads everything."""
+    """Return the wall and CPU seconds of each update, and the wall seconds of the first one, which reads everything."""
     online = OnlineAnalysis(run)
     begin = time.perf_counter()
     known = online.update().source.steps

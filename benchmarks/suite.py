@@ -1,9 +1,10 @@
-"""Where the minutes of the test suite go, and whether it passes every time: prints one JSON object.
+"""Time of the test suite by kind of test, and the results of repeated runs. Prints one JSON object.
 
     python benchmarks/suite.py [--target test|test-full] [--repeat 10] [--busy 2] [--timing FILE]
 
-Runs ``make test`` or ``make test-full`` one or more times, if asked beside busy loops. This module is also the pytest plugin
-that measures. For each test it writes the seconds, the CPU seconds and the programs started; for each fixture, the set-up time.
+Runs ``make test`` or ``make test-full`` one or more times, with ``--busy`` beside busy loops. This module is also the pytest
+plugin that measures. For each test it writes the seconds, the CPU seconds and the programs started; for each fixture, the set-up
+time.
 The tables show the last run. ``--timing`` keeps the JSON Lines behind them.
 """
 
@@ -48,11 +49,11 @@ PROGRAMS = (
     ("compiler", ("gcc",)),
     ("other Python", ("python",)),
 )
-"""Kinds of programs and what their command lines have in them. The first that a test starts is the kind of the test."""
+"""Kinds of programs, with texts in their command lines. A test's kind is the first in this table of which it starts a program."""
 
 
 class Meter:
-    """In each process that runs tests: notes what each test costs and starts."""
+    """Plugin of each process that runs tests: records the cost of each test and the programs that it starts."""
 
     def __init__(self) -> None:
         self._started: list[str] = []
@@ -96,7 +97,7 @@ BEFORE: pytest.StashKey[tuple[float, int, int]] = pytest.StashKey()
 
 
 class Collector:
-    """In the process that prints the results: writes one JSON object per test."""
+    """Plugin of the process that prints the results: writes one JSON object per test."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -128,19 +129,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _cpu_s() -> float:
-    """CPU seconds of this process and of the children that it has waited for."""
+    """Return the CPU seconds of this process and of the children that it has waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def kind(test: dict[str, Any]) -> str:
-    """Kind of a test: the first kind of program in the table that it started."""
+    """Return the kind of a test: the first kind of program in ``PROGRAMS`` that it started."""
     started = set(test["programs"])
     return next((kind for kind, _ in PROGRAMS if kind in started), "Hypothesis" if test["hypothesis"] else "in process")
 
 
 def table(tests: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, float]]:
-    """Sums by ``key``, the most seconds first."""
+    """Return sums by ``key``, the most seconds first."""
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     for test in tests:
         rows[key(test)].update(tests=1, seconds=test["seconds"], cpu_seconds=test["cpu_s"], processes=len(test["programs"]))
@@ -150,7 +151,7 @@ def table(tests: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], str])
 
 @contextlib.contextmanager
 def busy(loops: int) -> Iterator[None]:
-    """Processes that do nothing, as fast as they can."""
+    """Run ``loops`` processes with an endless loop."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
     try:
         yield
@@ -161,7 +162,7 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def run(target: str, timing: Path) -> dict[str, Any]:
-    """One run of a target of the Makefile: how long, and how it ended."""
+    """Run a target of the Makefile once. Returns its duration and its result."""
     arguments = f"-p benchmarks.suite --suite-timing {timing} {os.environ.get('TEST_ARGS', '')}"
     begin = time.monotonic()
     done = subprocess.run(["make", target, f"TEST_ARGS={arguments}"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -178,7 +179,7 @@ def run(target: str, timing: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    from budget import budget  # beside this script; as a plugin of pytest it is another module's neighbour
+    from budget import budget  # beside this script; not on the path when this module is a pytest plugin
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=[*MINUTES_BUDGET], default="test")

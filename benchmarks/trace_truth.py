@@ -1,4 +1,4 @@
-"""Are the numbers right? Overlap and straggler on public traces, against golden values and against HTA in the same run.
+"""Check overlap and straggler on public traces against golden values, and against HTA in the same run.
 
 usage: python benchmarks/trace_truth.py [--data FOLDER] [--repeats N]
 
@@ -38,7 +38,7 @@ print("RESULT" + json.dumps({"overlap": overlap, "stragglers": stragglers}))
 
 
 def run(command: list[str]) -> tuple[str, float]:
-    """Standard output and seconds of a process; an empty output when it failed."""
+    """Run a process. Returns its standard output, empty if it failed, and its seconds."""
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return (done.stdout if done.returncode == 0 else ""), time.perf_counter() - started

@@ -1,17 +1,17 @@
-"""Is the verdict right? Real jobs with planted faults, recorded, judged, and counted: prints one JSON object.
+"""Accuracy of the verdict on real jobs with planted faults. Prints one JSON object.
 
-Every case is a job of two or four gloo ranks, started by torchrun under ``rankscope run``; ``truth_job.py`` knows nothing of
-rankscope and plants the fault. The verdict is asked twice: of the whole run ("windows"), and of a copy without its profiled
-windows ("records"). Jobs without a fault and with one of half a step run under TraceML, too (PyPI ``traceml-ai``), in the first
-repeats, with the lines in the script that it asks for.
+Every case is a job of two or four gloo ranks, started by torchrun under ``rankscope run``. Its script ``truth_job.py`` plants the
+fault and does not use rankscope. The verdict is computed twice: from the whole run ("windows"), and from a copy without its
+profiled windows ("records"). In the first repeats, jobs without a fault and with a fault of half a step also run under TraceML
+(PyPI ``traceml-ai``). The script then has the lines that TraceML requires.
 
-Sizes are shares of the step time without the fault, which jobs without one have shown before. ``core`` and ``work`` have the size
-that a busy core or the longer samples give them, and no known loss. Rotating faults, slow networks and pipelines are reported
-and not required.
+Sizes are shares of the step time without the fault, as measured in earlier jobs without a fault. ``core`` and ``work`` have the
+size that a busy core or longer samples cause, and no known loss. Rotating faults, slow networks and pipelines are reported and
+not required.
 
-Each result is a line of FOLDER/results.jsonl as soon as it is there; started again with the same folder, the campaign goes on
-where it was. The runs stay there, too: ``--judge-again`` asks a changed analysis what it says of them. A slow network is two
-network namespaces and a shaped link between them, which takes root and iproute2.
+Each result is appended to FOLDER/results.jsonl at once. Started again with the same folder, the campaign continues where it
+stopped. The runs are kept in FOLDER, too: ``--judge-again`` judges them with the current analysis. A slow network is two network
+namespaces with a shaped link between them, which requires root and iproute2.
 
     python benchmarks/truth.py --folder FOLDER [--repeats 5] [--only 'forward*'] [--hours 2] [--traceml PYTHON] [--judge-again]
         [--markdown FILE]
@@ -42,50 +42,56 @@ from truth_counts import EXPECTED, QUIET, markdown, outcome, summary
 JOB = Path(__file__).with_name("truth_job.py")
 SIZES = (0.1, 0.2, 0.5, 1.0)
 COUNTED_FROM = 0.2
-"""Smaller faults are reported, and not required to be found."""
+"""Minimum size of a fault that must be found; smaller faults are only reported."""
 WARM_UP = 5
 TIMEOUT_S = 180
 GRACE_S = 30
-"""For torchrun to end its ranks."""
+"""Seconds that torchrun has to end its ranks."""
 WINDOW_EVERY = 13
-"""Prime to the distance of an intermittent fault, so that it does not keep to the profiled steps, which records leave out."""
+"""Steps between windows, coprime to the period of an intermittent fault.
+
+Otherwise the fault could always fall on profiled steps, which the records leave out.
+"""
 
 STALLS = ("loader", "forward", "backward_early", "backward_late", "optimizer", "between", "gc", "checkpoint", "intermittent")
 REPORTED = ("rotating", "network")
 COMPUTING = ("--width", "256", "--device-ms", "0")
-"""A job whose step is all CPU."""
+"""Options of a job whose step is all CPU time."""
 LONG = (*COMPUTING, "--length", "128")
-"""Samples so long that the step grows with them: half as long again is 41 % more CPU time, and 31 % of the usual length."""
+"""Options of a job with samples so long that the step grows with them.
+
+Samples that are longer by half take 41 % more CPU time, against 31 % at the usual length.
+"""
 RARE = ("--steps", "120")
-"""A job in which what comes in one step of ten comes often enough to be told from chance, of two ranks too."""
+"""Options of a job with enough steps to distinguish a fault in one step of ten from chance, also with two ranks."""
 TRACEML_PHASES = {"input": "data", "input_wait": "data", "dataloader_fetch": "data"}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One job."""
+    """One job of the campaign."""
 
     fault: str
     layout: str
     ranks: int
     repeat: int
     size: float = 0.0
-    """Share of the step that the fault adds, over all steps."""
+    """Time that the fault adds as a share of the step time, averaged over all steps."""
     model: str = "mlp"
 
     @property
     def name(self) -> str:
-        """What is different from other cases."""
+        """Unique name of the case."""
         return f"{self.fault}/{self.layout}{self.ranks}/{self.model}/{self.size:g}/{self.repeat}"
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The job's size."""
+        """Options for the size of the job."""
         return {"core": COMPUTING, "work": LONG, "intermittent": RARE}.get(self.fault, ())
 
     @property
     def slow(self) -> list[int]:
-        """Ranks that have the fault; they differ from repeat to repeat."""
+        """Ranks with the fault; they differ from repeat to repeat."""
         first = self.repeat % self.ranks
         if self.fault == "two":
             return sorted((first, (first + 1 + self.repeat // self.ranks) % self.ranks))
@@ -93,18 +99,18 @@ class Case:
 
     @property
     def required(self) -> bool:
-        """Whether the budgets count it."""
+        """True if the budgets count the case."""
         return self.layout != "pp" and self.fault in EXPECTED and (not self.size or self.size >= COUNTED_FROM)
 
 
 def cases(repeats: int) -> Iterator[Case]:
-    """All of them; one repeat of everything before the next."""
+    """Generate all cases; one repeat of everything before the next."""
     data_parallel = (("ddp", 2), ("ddp", 4), ("fsdp2", 2))
     for repeat in range(repeats):
         for layout, ranks in data_parallel:
             for model in ("mlp", "convolution", "transformer"):
                 yield Case("none", layout, ranks, repeat, model=model)
-            # Twice: few false accusations are only seen in many jobs.
+            # Twice: a low rate of false accusations shows only in many jobs.
             yield Case("neighbour", layout, ranks, repeat)
             yield Case("neighbour", layout, ranks, repeat, model="transformer")
             for fault in STALLS:
@@ -127,7 +133,7 @@ def cases(repeats: int) -> Iterator[Case]:
 
 @contextmanager
 def slow_network(rate: str) -> Iterator[list[list[str]]]:
-    """Two network namespaces with a link of that rate; gives what to put before a command in each."""
+    """Create two network namespaces with a link of the given rate. Yields the command prefix that runs a command in each."""
     mine = f"rs{os.getpid()}"
     names = [f"{mine}a", f"{mine}b"]
 
@@ -168,7 +174,7 @@ def slow_network(rate: str) -> Iterator[list[list[str]]]:
 
 
 def torchrun(case: Case, node: int | None = None) -> list[str]:
-    """The launcher; ``node``: one of two, each with one rank."""
+    """Return the launcher's command. ``node``: one of two nodes, each with one rank."""
     launcher = [sys.executable, "-m", "torch.distributed.run"]
     if node is None:
         return [*launcher, "--standalone", "--nproc-per-node", str(case.ranks)]
@@ -176,7 +182,7 @@ def torchrun(case: Case, node: int | None = None) -> list[str]:
 
 
 def job(case: Case, ms: float, truth: Path) -> list[str]:
-    """The script and its options."""
+    """Return the script and its options."""
     options = ["--fault", case.fault, "--layout", case.layout, "--model", case.model, "--seed", str(case.repeat), *case.options]
     if case.slow:
         options += ["--slow", ",".join(map(str, case.slow))]
@@ -184,7 +190,7 @@ def job(case: Case, ms: float, truth: Path) -> list[str]:
 
 
 def run_all(commands: Sequence[Sequence[str]], log: Path) -> None:
-    """Run them at the same time, to their end. Raises ``RuntimeError`` with what they said."""
+    """Run the commands at the same time until all have ended. Raises ``RuntimeError`` with their output if one fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
     with ExitStack() as stack, log.open("wb") as said:
         running = [
@@ -195,7 +201,7 @@ def run_all(commands: Sequence[Sequence[str]], log: Path) -> None:
             statuses = [process.wait(TIMEOUT_S) for process in running]
         finally:
             for process in running:
-                # torchrun ends its ranks, which are in sessions of their own, if it is asked to.
+                # On SIGTERM, torchrun ends its ranks, which are in sessions of their own.
                 process.terminate()
             for process in running:
                 with suppress(subprocess.TimeoutExpired):
@@ -207,7 +213,7 @@ def run_all(commands: Sequence[Sequence[str]], log: Path) -> None:
 
 
 def record(case: Case, ms: float, folder: Path) -> Path:
-    """Run the case under the recorder; gives the run directory."""
+    """Run the case under the recorder. Returns the run directory."""
     run_dir = folder / "run"
     recorder = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run_dir), "--no-verdict"]
     recorder += ["--window-every", str(WINDOW_EVERY), "--window-steps", "2", "--"]
@@ -225,13 +231,13 @@ def record(case: Case, ms: float, folder: Path) -> Path:
 
 
 def planted_us(folder: Path) -> float:
-    """Per step after warm-up, what the slowest rank was made to lose."""
+    """Return the mean planted time of the slowest rank per step after warm-up, in microseconds."""
     ranks = [json.loads(path.read_text(encoding="utf-8"))["planted_s"] for path in sorted((folder / "truth").iterdir())]
     return statistics.mean(max(step) for step in list(zip(*ranks, strict=True))[WARM_UP:]) * 1e6
 
 
 def verdict_of(run_dir: Path) -> dict[str, Any]:
-    """What the analysis says, as far as it is judged here."""
+    """Return the parts of the verdict that are evaluated here."""
     from rankscope.analysis.engine import analyze
 
     analysis = analyze([run_dir])
@@ -252,7 +258,7 @@ def verdict_of(run_dir: Path) -> dict[str, Any]:
 
 
 def step_us(run_dir: Path) -> float:
-    """Median step after warm-up of the first rank."""
+    """Return the median step time of the first rank after warm-up, in microseconds."""
     import numpy as np
 
     from rankscope.runs.reader import RunReader
@@ -262,13 +268,13 @@ def step_us(run_dir: Path) -> float:
 
 
 def without_windows(run_dir: Path, to: Path) -> Path:
-    """A copy of the run with its always-on records alone."""
+    """Copy the run with its always-on records alone. Returns the copy."""
     shutil.copytree(run_dir, to, ignore=shutil.ignore_patterns("windows-*", "collectives-*", "kernels-*", "traces"))
     return to
 
 
 def under_traceml(case: Case, ms: float, folder: Path, python: str) -> dict[str, Any]:
-    """What TraceML says of the same job."""
+    """Run the same job under TraceML and return its diagnosis."""
     command = [str(Path(python).with_name("traceml")), "run", str(JOB), f"--nproc-per-node={case.ranks}"]
     command += ["--logs-dir", str(folder / "logs"), "--args", "--traceml", *job(case, ms, folder / "their_truth")[1:]]
     run_all([command], folder / "their_log")
@@ -285,12 +291,12 @@ def under_traceml(case: Case, ms: float, folder: Path, python: str) -> dict[str,
 
 
 def judged(run_dir: Path, scratch: Path) -> dict[str, Any]:
-    """The verdicts on a recorded run."""
+    """Return the verdicts on a recorded run."""
     return {"windows": verdict_of(run_dir), "records": verdict_of(without_windows(run_dir, scratch / "records"))}
 
 
 def measure(case: Case, ms: float, traceml: str | None, keep: Path) -> dict[str, Any]:
-    """One line of the results. The run, without its raw traces, stays in ``keep``."""
+    """Run a case and return its line of the results. The run, without its raw traces, is copied to ``keep``."""
     with tempfile.TemporaryDirectory(prefix="rankscope-truth-") as name:
         folder = Path(name)
         run_dir = record(case, ms, folder)
@@ -311,7 +317,7 @@ def measure(case: Case, ms: float, traceml: str | None, keep: Path) -> dict[str,
 
 
 def judge_again(row: dict[str, Any], kept: Path) -> dict[str, Any]:
-    """A line of the results with what the analysis says of its run today."""
+    """Return a line of the results with the verdicts of the current analysis on its run."""
     with tempfile.TemporaryDirectory(prefix="rankscope-truth-") as name:
         return {**row, **judged(kept, Path(name))}
 
@@ -320,7 +326,7 @@ def judge_again(row: dict[str, Any], kept: Path) -> dict[str, Any]:
 
 
 def base_us(case: Case, rows: Sequence[dict[str, Any]]) -> float:
-    """Step time of that layout without a fault, as jobs without one have shown."""
+    """Return the median step time of earlier jobs with the layout of the case and without a fault."""
     calm = [
         row["step_us"] for row in rows if row["fault"] == "none" and (row["layout"], row["ranks"]) == (case.layout, case.ranks)
     ]
@@ -330,28 +336,28 @@ def base_us(case: Case, rows: Sequence[dict[str, Any]]) -> float:
 
 
 def fault_ms(case: Case, rows: Sequence[dict[str, Any]]) -> float:
-    """The option ``--ms`` of the job."""
+    """Return the option ``--ms`` of the job."""
     if case.fault == "work":
         return case.size * 100
     if not case.size:
         return 0.0
-    # Ten steps without for each that has it; four micro-batches each.
+    # An intermittent fault is in one step of ten; a pipeline has four micro-batches per step.
     factor = {"intermittent": 10.0}.get(case.fault, 1.0) / (4 if case.layout == "pp" and case.fault != "loader" else 1)
     return case.size * factor * base_us(case, rows) / 1000
 
 
 def kept_run(folder: Path, name: str) -> Path:
-    """Where the run of a case stays."""
+    """Return the folder in which the run of a case is kept."""
     return folder / "runs" / name.replace("/", "_")
 
 
 def campaign(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run what is not there yet, and give all there is."""
+    """Run the cases without a result. Returns all results."""
     args.folder.mkdir(parents=True, exist_ok=True)
     kept = args.folder / "results.jsonl"
     rows = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()] if kept.exists() else []
     done = {row["name"] for row in rows}
-    # Jobs without a fault tell how long a step is.
+    # Jobs without a fault come first, because they show the step time.
     wanted = [case for case in cases(args.repeats) if case.name not in done and fnmatch.fnmatch(case.name, args.only)]
     wanted.sort(key=lambda case: (case.repeat, case.fault != "none"))
     until = time.monotonic() + args.hours * 3600
@@ -374,7 +380,7 @@ def campaign(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run it, and print what came out."""
+    """Run the campaign and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where results are kept from case to case")
     parser.add_argument("--repeats", type=int, default=5)
@@ -388,7 +394,7 @@ def main() -> None:
     rows = campaign(args)
     if args.judge_again:
         rows = [judge_again(row, kept_run(args.folder, row["name"])) for row in rows]
-    # Required anew, so that a changed rule of what is right needs no new jobs.
+    # Compute ``required`` again, so that a changed rule needs no new jobs.
     rows = [{**row, "required": _case(row).required} for row in rows]
     result = summary(rows)
     versions = {name: importlib.metadata.version(name) for name in ("rankscope", "torch")}

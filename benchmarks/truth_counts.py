@@ -1,4 +1,4 @@
-"""What became of the cases of ``truth.py``: figures, budgets and confusion matrices, of rows of its results."""
+"""Evaluation of the cases of ``truth.py``: figures, budgets and confusion matrices from the rows of its results."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 LOSS = 0.15
 QUIET = ("none", "neighbour")
-"""Nothing is planted."""
+"""Cases in which nothing is planted."""
 
-# Fault to the cause and the phase that a right verdict gives; no phase: wherever it falls.
+# Fault to the cause and the phase of a right verdict; ``None``: any phase.
 EXPECTED: dict[str, tuple[str, str | None]] = {
     "loader": ("input", "data"),
     "forward": ("host", "forward"),
@@ -30,7 +30,7 @@ OUTCOMES = ("right", "right rank", "other rank", "nobody", "too little")
 
 
 def outcome(row: dict[str, Any], arm: str) -> str:
-    """What became of the case."""
+    """Return the outcome of the case."""
     said = row[arm]
     if "insufficient" in said["kind"] or said["kind"] in ("no_data", "warmup"):
         return "too little"
@@ -43,13 +43,13 @@ def outcome(row: dict[str, Any], arm: str) -> str:
     if not row["slow"] or sorted(said["ranks"]) != row["slow"]:
         return "other rank"
     cause, phase = EXPECTED[row["fault"]]
-    # TraceML gives phases and no causes.
+    # TraceML reports phases and no causes.
     right = (arm == "traceml" or said["cause"] == cause) and phase in (None, said["phase"])
     return "right" if right else "right rank"
 
 
 def loss_error(row: dict[str, Any]) -> float | None:
-    """How far the loss that was said is from the planted one; ``None`` where it is not known, or the verdict is not right."""
+    """Return the relative error of the reported loss; ``None`` if a loss is unknown, or the verdict is not right."""
     said = row["windows"]
     if (
         not row["required"]
@@ -62,12 +62,12 @@ def loss_error(row: dict[str, Any]) -> float | None:
 
 
 def share(rows: Sequence[dict[str, Any]], arm: str, *wanted: str) -> float | None:
-    """Share of rows with one of the outcomes."""
+    """Return the share of rows with one of the outcomes; ``None`` without rows."""
     return sum(outcome(row, arm) in wanted for row in rows) / len(rows) if rows else None
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures and budgets."""
+    """Return figures and budgets."""
     planted = [row for row in rows if row["required"]]
     quiet = [row for row in rows if row["fault"] in QUIET and row["layout"] != "pp"]
     errors = sorted(abs(error) for row in rows if (error := loss_error(row)) is not None)
@@ -104,7 +104,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def confusion(rows: Sequence[dict[str, Any]], arm: str) -> dict[str, dict[str, int]]:
-    """Fault, layout and size to how often each outcome was seen."""
+    """Return the number of each outcome by fault, size and layout."""
     table: dict[str, Counter[str]] = {}
     for row in rows:
         if arm in row:
@@ -114,7 +114,7 @@ def confusion(rows: Sequence[dict[str, Any]], arm: str) -> dict[str, dict[str, i
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The budgets and the confusion matrices as tables."""
+    """Format the budgets and the confusion matrices as tables."""
     lines = ["| budget | measured | limit | met |", "|---|---|---|---|"]
     for row in result["budgets"]:
         value = "-" if row["value"] is None else f"{row['value']:.3f}"

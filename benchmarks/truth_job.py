@@ -1,7 +1,7 @@
-"""A training script that knows nothing of rankscope and is slow in one known way: what ``benchmarks/truth.py`` judges by.
+"""A training script without rankscope that is slow in one known way: the ground truth of ``benchmarks/truth.py``.
 
-Started by torchrun on gloo. ``--fault`` says what is wrong, ``--slow`` with which ranks, ``--ms`` how much per step (or per step
-that has it). What was really planted is measured and written to ``--truth``/RANK.json: seconds per step.
+Started by torchrun on gloo. ``--fault`` is the kind of the fault, ``--slow`` its ranks, ``--ms`` its time per step (or per step
+that has it). The planted time is measured and written to ``--truth``/RANK.json: seconds per step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAULTS = (
 )
 BATCH = 8
 EVERY = 10
-"""An intermittent fault comes in one of so many steps."""
+"""Period of an intermittent fault in steps."""
 BURN = "while True: pass"
 SLEEP_AND_BURN = """
 import random, time
@@ -60,7 +60,7 @@ while True:
 
 
 class Planted:
-    """The fault: pauses where and when it is told, and remembers how long they were."""
+    """The planted fault: pauses at its place in the step, and records how long the pauses were."""
 
     def __init__(self, args: argparse.Namespace, rank: int, world: int) -> None:
         self.kind: str = args.fault
@@ -71,7 +71,7 @@ class Planted:
         self.steps: list[float] = [0.0]
 
     def here(self) -> bool:
-        """Whether this rank has the fault in this step."""
+        """Return whether this rank has the fault in this step."""
         step = len(self.steps) - 1
         if self.kind == "rotating":
             return step % self.world == self.rank
@@ -80,7 +80,7 @@ class Planted:
         return self.rank in self.slow
 
     def at(self, *kinds: str) -> None:
-        """A place in the step where the faults ``kinds`` are."""
+        """Pause here if the fault is one of ``kinds`` and this rank has it in this step."""
         if self.kind in kinds and self.here():
             began = time.perf_counter()
             time.sleep(self.seconds)
@@ -88,7 +88,7 @@ class Planted:
 
 
 class Pause(torch.autograd.Function):
-    """Identity; calls ``forward`` on the way there and ``backward`` on the way back."""
+    """Identity that calls ``forward`` in the forward pass and ``backward`` in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Callable[[], None], backward: Callable[[], None]) -> Tensor:
@@ -103,7 +103,7 @@ class Pause(torch.autograd.Function):
 
 
 def nothing() -> None:
-    """No pause."""
+    """Do not pause."""
 
 
 class Mlp(nn.Module):
@@ -133,14 +133,17 @@ class Convolution(nn.Module):
 
 
 def layer(model: str, width: int) -> nn.Module:
-    """One layer of the model that is called so."""
+    """Return one layer of the named model."""
     if model == "transformer":
         return nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
     return {"mlp": Mlp, "convolution": Convolution}[model](width)
 
 
 class Model(nn.Module):
-    """Layers; the device's time, which the host sleeps, is spread over them; faults are at the first and the last."""
+    """Network of several layers, with faults at the first and the last.
+
+    The device's time, in which the host sleeps, is spread over the layers.
+    """
 
     def __init__(self, args: argparse.Namespace, planted: Planted, depth: int) -> None:
         super().__init__()
@@ -176,7 +179,7 @@ class Model(nn.Module):
 
 
 class Samples(Dataset[Tensor]):
-    """Reproducible samples, each as slow as asked for."""
+    """Reproducible samples; one sample of each batch has the planted delay."""
 
     def __init__(self, length: int, width: int, planted: Planted) -> None:
         self.sample = torch.linspace(0, 1, length * width).reshape(length, width)
@@ -192,39 +195,39 @@ class Samples(Dataset[Tensor]):
 
 
 class Sgd(torch.optim.SGD):
-    """An optimizer that may be slow."""
+    """Optimizer with a planted delay."""
 
     planted: Planted
 
     def step(self, closure: Any = None) -> Any:
-        """Pause, and step."""
+        """Pause if the fault is here, then step."""
         self.planted.at("optimizer")
         return super().step(closure)
 
 
 class SlowFile(io.BytesIO):
-    """Storage that takes its time before it takes anything."""
+    """Storage that waits ``seconds`` before its first write."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
 
     def write(self, data: Any, /) -> int:
-        """Take it."""
+        """Write ``data``, after the delay if it is the first write."""
         if not self.tell():
             time.sleep(self.seconds)
         return super().write(data)
 
 
 def saving(state: object, to: SlowFile) -> float:
-    """Seconds that it takes to write a checkpoint."""
+    """Write a checkpoint. Returns the seconds that it takes."""
     began = time.perf_counter()
     torch.save(state, to)
     return time.perf_counter() - began
 
 
 def pin(rank: int) -> int:
-    """This rank on one core."""
+    """Pin this rank to one core. Returns the core."""
     cores = sorted(os.sched_getaffinity(0))
     core = cores[rank % len(cores)]
     os.sched_setaffinity(0, {core})
@@ -232,7 +235,7 @@ def pin(rank: int) -> int:
 
 
 def burner(code: str, core: int | None = None) -> subprocess.Popen[bytes]:
-    """A process that uses a core until it is ended, or this one is."""
+    """Start a process that uses a core until it is ended or this process ends."""
     prelude = "import ctypes, os; ctypes.CDLL(None).prctl(1, 9)\n"
     if core is not None:
         prelude += f"os.sched_setaffinity(0, {{{core}}})\n"
@@ -240,7 +243,7 @@ def burner(code: str, core: int | None = None) -> subprocess.Popen[bytes]:
 
 
 def build(args: argparse.Namespace, planted: Planted) -> tuple[nn.Module, Callable[[Tensor], None]]:
-    """What is trained, and what runs forward and backward of a batch."""
+    """Return the module that is trained, and a function that runs forward and backward of a batch."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if args.layout == "pp":
         part = Model(args, planted, args.depth // world)
@@ -272,7 +275,7 @@ def build(args: argparse.Namespace, planted: Planted) -> tuple[nn.Module, Callab
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layout", choices=("ddp", "fsdp2", "pp"), default="ddp")
     parser.add_argument("--model", choices=("mlp", "convolution", "transformer"), default="mlp")
@@ -291,7 +294,7 @@ def options() -> argparse.Namespace:
 
 
 def neighbours(planted: Planted, seed: int) -> list[subprocess.Popen[bytes]]:
-    """Processes that take CPU time from the ranks, as the fault wants it."""
+    """Start the processes that take CPU time from the ranks, as the fault requires."""
     if planted.kind == "core":
         core = pin(planted.rank)
         return [burner(BURN, core)] if planted.rank in planted.slow else []
@@ -301,14 +304,14 @@ def neighbours(planted: Planted, seed: int) -> list[subprocess.Popen[bytes]]:
 
 
 def collecting() -> float:
-    """Seconds that a full collection takes."""
+    """Run a full garbage collection. Returns the seconds that it takes."""
     began = time.perf_counter()
     gc.collect()
     return time.perf_counter() - began
 
 
 def heap(seconds: float) -> list[object]:
-    """What the collector needs so long to walk through."""
+    """Return objects that the garbage collector needs at least ``seconds`` to traverse."""
     gc.collect()
     gc.freeze()
     held: list[object] = []
@@ -318,7 +321,7 @@ def heap(seconds: float) -> list[object]:
 
 
 def loop(args: argparse.Namespace, planted: Planted, tracer: Callable[[Any], Any]) -> list[float]:
-    """Train; wall seconds of the steps, without what their batches took."""
+    """Train. Returns the wall seconds of the steps, without the time to load their batches."""
     mine = planted.rank in planted.slow
     storm = heap(planted.seconds) if planted.kind == "gc" and mine else []
     trained, train = build(args, planted)
@@ -345,7 +348,7 @@ def loop(args: argparse.Namespace, planted: Planted, tracer: Callable[[Any], Any
 
 
 def main() -> None:
-    """Train, and write down what was planted."""
+    """Train, and write the planted times."""
     args = options()
     tracer: Callable[[Any], Any] = contextlib.nullcontext
     if args.traceml:

@@ -1,14 +1,15 @@
-"""`rankscope whatif`: against the analyser that its authors published, and on the step records of a run. Prints one JSON object.
+"""`rankscope whatif` against the analyser that its authors published, and on the step records of a run. Prints one JSON object.
 
-**Traced operations.** Both read the same Parquet file and the same small file of metadata, and their answers are compared. The
-analyser is three programs: wia.py answers S and the slowdowns by data-parallel rank, stage and operation; compute_mw.py and
-compute_ms.py add M_W and M_S, from files that wia.py leaves where it is told to. Ours is one; it answers all of that, and each
-rank besides. It is measured against
+**Traced operations.** Both tools read the same Parquet file and the same small file of metadata, and their answers are compared.
+The analyser is three programs: wia.py computes S and the slowdowns by data-parallel rank, stage and operation; compute_mw.py and
+compute_ms.py add M_W and M_S, from files that wia.py writes to a given folder. Ours is one program, which computes all of that
+and the slowdown of each rank. It is measured against
 
 - the whole answer: all three programs, one after the other;
-- the first program alone, which is less than ours does, without the files for the other two.
+- the first program alone, which does less than ours, without the files for the other two.
 
-Each as whole processes, and load and analysis apart, imports done. Repeats take turns; medians of ratios. The analyser is public:
+Each is timed as whole processes, and as load and analysis alone, after the imports. Repeats take turns; ratios are medians. The
+analyser is public:
 
     git clone https://github.com/ByteDance-Seed/StragglerAnalysis && git -C StragglerAnalysis checkout 8efcd7f
     python -m venv peer && peer/bin/pip install 'pandas<3' numpy pyarrow tqdm pyyaml ujson
@@ -16,8 +17,8 @@ Each as whole processes, and load and analysis apart, imports done. Repeats take
 
 Without --analyser only our side is measured, and there is nothing to compare with. The samples are in its folder `data`.
 
-**A run.** The whole command on a run of 1,024 ranks and 10,000 steps: seconds, processor time and peak memory. The run is made
-first, which takes minutes and 2.2 GB; --run takes one that is there, as `make_run.py` writes it.
+**A run.** The whole command on a run of 1,024 ranks and 10,000 steps: seconds, processor time and peak memory. The run is written
+first, which takes minutes and 2.2 GB; --run uses an existing one, as `make_run.py` writes it.
 
     python benchmarks/whatif.py --part run [--run RUN | --ranks 1024 --steps 10000] [--times 5]
 """
@@ -42,7 +43,7 @@ from budget import budget
 from make_run import Shape, begin_run, grow_run
 
 LEAST_FASTER: Final = 5.0
-"""Times that the analyser must take, of ours."""
+"""Minimum ratio of the analyser's time to ours."""
 RUN_SECONDS: Final = 20.0
 RUN_PEAK_MIB: Final = 1024.0
 """Budgets of a run of 1,024 ranks and 10,000 steps, on two cores."""
@@ -110,29 +111,29 @@ class Analyser:
         )
 
     def slowdowns(self, *folders: str) -> None:
-        """Everything but M_W and M_S; what the other two programs need is left in ``--root``."""
+        """Compute everything except M_W and M_S; the input of the other two programs is written to ``--root``."""
         files = ("--metadata", os.fspath(self.meta), "--trace", os.fspath(self.trace), "--dump-dir", os.fspath(self.out))
         self._run("analyzer/wia.py", *files, *folders)
 
     def everything(self) -> None:
-        """All three programs."""
+        """Run all three programs."""
         self.slowdowns("--root", os.fspath(self.out))
         folders = ("--dump-dir", os.fspath(self.out), "--root", os.fspath(self.out), "--analysis-result", os.fspath(self.result))
         for program in ("compute_mw", "compute_ms"):
             self._run(f"analyzer/{program}.py", "--trial", self.name, *folders)
 
     def inside(self) -> tuple[float, float]:
-        """Seconds of the first program and of all three in one process, imports apart."""
+        """Return the seconds of the first program and of all three in one process, without imports."""
         first, everything = self._run("-c", THEIRS, os.fspath(DATA), self.name, os.fspath(self.out)).split()
         return float(first), float(everything)
 
     def about(self) -> dict[str, str]:
-        """What was measured."""
+        """Return the commit of the analyser, and the versions of Python and its packages."""
         commit = run(["git", "-C", os.fspath(self.checkout), "rev-parse", "--short", "HEAD"]).strip()
         return {"commit": commit, **json.loads(self._run("-c", VERSIONS))}
 
     def answer(self) -> tuple[float, float, float]:
-        """S, M_W and M_S."""
+        """Return S, M_W and M_S."""
         shares = [
             json.loads((self.out / f"{kind}-{self.name}.json").read_text())[key] for kind, key in (("mw", "Mw"), ("ms", "Ms"))
         ]
@@ -140,7 +141,7 @@ class Analyser:
 
 
 def run(command: list[str], **options: Any) -> str:
-    """Its output; what it complained of, and the end, where it failed."""
+    """Run a command and return its output. If it fails, exit with its standard error."""
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **options)
     if done.returncode:
         sys.exit(f"{command}: status {done.returncode}\n{done.stderr}")
@@ -148,26 +149,26 @@ def run(command: list[str], **options: Any) -> str:
 
 
 def ours(name: str) -> dict[str, Any]:
-    """The answer of the whole command."""
+    """Return the answer of the whole command."""
     trace = os.fspath(DATA / f"trace-{name}.parquet")
     found: dict[str, Any] = json.loads(run([sys.executable, "-m", "rankscope", "whatif", trace, "--format", "json"]))
     return found
 
 
 def timed(call: Any, *args: Any) -> tuple[float, Any]:
-    """Seconds, and what came back."""
+    """Return the seconds of a call, and its result."""
     begin = time.perf_counter()
     found = call(*args)
     return time.perf_counter() - begin, found
 
 
 def inside(name: str) -> float:
-    """Seconds of load and analysis in a process of its own, imports apart."""
+    """Return the seconds of load and analysis in a process of its own, without imports."""
     return float(run([sys.executable, "-c", OURS, os.fspath(DATA / f"trace-{name}.parquet")]))
 
 
 def measure(name: str, times: int, analyser: Analyser | None) -> dict[str, list[float]]:
-    """Seconds of each thing, by turns."""
+    """Return the seconds of each measurement; the repeats take turns. Exits if the answers differ."""
     taken: dict[str, list[float]] = {}
     for _ in range(times):
         whole, answer = timed(ours, name)
@@ -187,7 +188,7 @@ def measure(name: str, times: int, analyser: Analyser | None) -> dict[str, list[
 
 
 def measure_run(run_folder: Path, times: int) -> dict[str, float]:
-    """Medians of the whole command: seconds, processor time, and peak memory."""
+    """Return medians of the whole command: seconds, processor time, and peak memory."""
     command = [sys.executable, "-m", "rankscope", "whatif", os.fspath(run_folder), "--format", "json"]
     taken: list[tuple[float, float, float]] = []
     answer: dict[str, Any] = {}
@@ -207,7 +208,7 @@ def measure_run(run_folder: Path, times: int) -> dict[str, float]:
 
 
 def run_part(args: argparse.Namespace) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Figures and budgets of a run, made before unless there is one."""
+    """Return figures and budgets of a run, which is written first unless it is given."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.run
         if folder is None:

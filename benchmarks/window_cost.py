@@ -1,10 +1,10 @@
-"""What a profiler window costs the training thread, against torch's own profilers on the same steps: prints one JSON object.
+"""Cost of a profiler window to the training thread, against torch's own profilers on the same steps. Prints one JSON object.
 
-Three ways to profile three steps take turns in one process, each several times, on models that give about 2,000, 10,000 and
-100,000 profiler events: the recorder's window (start, stop, and the trace handed over as a file on local memory), the bare
-``torch.autograd.profiler`` (start, stop, and letting go of what it recorded, which training pays for too; nothing is kept), and
-``torch.profiler`` with its schedule and ``tensorboard_trace_handler`` (and letting go). The steps themselves are not counted.
-Times are CPU time of the training thread: nothing in a window waits for anything, and others on the machine do not count.
+Three ways to profile three steps take turns in one process, each several times, on models with about 2,000, 10,000 and 100,000
+profiler events. The recorder's window consists of start, stop, and passing on the trace as a file in local memory. The bare
+``torch.autograd.profiler`` consists of start, stop, and the release of its events, for which training pays too; nothing is kept.
+``torch.profiler`` runs with its schedule and ``tensorboard_trace_handler``, and releases its events. The steps themselves are not
+counted. Times are CPU time of the training thread: nothing in a window waits, and other processes on the machine do not count.
 
     python benchmarks/window_cost.py [--repeats 9]
 """
@@ -35,13 +35,13 @@ from rankscope.profiler.scratch import LOCAL_MEMORY
 RATIO_BUDGET = 1.1
 STEPS = 3
 LAYERS = {"2k": 13, "10k": 66, "100k": 664}
-"""About so many events in ``STEPS`` steps, name to layers."""
+"""Number of layers by the approximate number of events in ``STEPS`` steps."""
 
 Step = Callable[[], None]
 
 
 def training(layers: int) -> Step:
-    """A step of a model of so many small layers."""
+    """Return a training step of a model with ``layers`` small layers."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(layers)])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, foreach=False)
@@ -56,18 +56,18 @@ def training(layers: int) -> Step:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Milliseconds of CPU time of a call."""
+    """Return the CPU time of a call in milliseconds."""
     began = time.thread_time()
     call()
     return (time.thread_time() - began) * 1e3
 
 
 def window(step: Step, folder: Path) -> tuple[float, int]:
-    """The recorder's: milliseconds, and bytes of the trace."""
+    """Measure the recorder's window. Returns its milliseconds, and the bytes of the trace."""
     folder.mkdir()
     ring = RingWriter(folder / "ring", slots=8)
     windows = Windows(Schedule(2, 0, STEPS), folder, ring)
-    windows.boundary(1)  # warms up, once in the life of a process
+    windows.boundary(1)  # warm-up, once per process
     spent = 0.0
     for number in range(2, 2 + STEPS):
         spent += timed(lambda number=number: windows.boundary(number))  # type: ignore[misc]
@@ -80,7 +80,7 @@ def window(step: Step, folder: Path) -> tuple[float, int]:
 
 
 def bare(step: Step) -> tuple[float, float]:
-    """torch.autograd.profiler: milliseconds of start and stop, and of letting go."""
+    """Measure ``torch.autograd.profiler``. Returns the milliseconds of start and stop, and of the release of its events."""
     profile = profiler.profile(use_kineto=True)
     spent = timed(profile.__enter__)
     for number in range(STEPS):
@@ -95,7 +95,7 @@ def bare(step: Step) -> tuple[float, float]:
 
 
 def scheduled(step: Step, folder: Path) -> float:
-    """torch.profiler with a schedule and the TensorBoard handler: milliseconds."""
+    """Measure ``torch.profiler`` with a schedule and the TensorBoard handler. Returns its milliseconds."""
     profile = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU],
         schedule=torch.profiler.schedule(wait=0, warmup=1, active=STEPS, repeat=1),
@@ -114,7 +114,7 @@ def scheduled(step: Step, folder: Path) -> float:
 
 
 def events(step: Step) -> int:
-    """How many the bare profiler records of ``STEPS`` steps."""
+    """Return the number of events that the bare profiler records in ``STEPS`` steps."""
     with profiler.profile(use_kineto=True) as profile:
         for _ in range(STEPS):
             step()
@@ -124,7 +124,7 @@ def events(step: Step) -> int:
 
 
 def measure(layers: int, repeats: int) -> dict[str, float]:
-    """All ways in turn; medians in milliseconds."""
+    """Measure all ways in turn. Returns medians: times in milliseconds, sizes and ratios."""
     step = training(layers)
     ours, starts_stops, lets_go, theirs, size = [], [], [], [], 0
     for repeat in range(repeats + 1):
@@ -132,7 +132,7 @@ def measure(layers: int, repeats: int) -> dict[str, float]:
             spent, size = window(step, Path(scratch) / "window")
             start_stop, let_go = bare(step)
             handler = scheduled(step, Path(scratch) / "handler")
-        if repeat:  # the first pays for what is loaded once
+        if repeat:  # the first repeat also pays for one-time loading
             ours.append(spent)
             starts_stops.append(start_stop)
             lets_go.append(let_go)

@@ -1,9 +1,9 @@
-"""Recording a loop of one's own with Accelerate: ``accumulate`` decides when a step ends.
+"""Record a custom training loop with Accelerate: ``accumulate`` decides when a step ends.
 
 accelerate launch --multi_gpu --num_processes 2 accelerate_loop.py runs/accelerate
 rankscope analyze runs/accelerate
 
-(``--multi_gpu`` starts one process per rank on machines without a GPU, too.)
+(``--multi_gpu`` starts one process per rank, also on machines without a GPU.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recording from inside the script: one ``with``, one ``step``.
+"""Record from inside the training script: one ``with`` block, one call of ``step``.
 
 torchrun --standalone --nproc-per-node 2 ddp_one_line.py runs/one-line
 rankscope analyze runs/one-line

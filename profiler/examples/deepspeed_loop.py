@@ -1,4 +1,4 @@
-"""Recording a DeepSpeed loop: the engine decides when a step ends.
+"""Record a DeepSpeed loop: the engine decides when a step ends.
 
 deepspeed --num_gpus 2 deepspeed_loop.py runs/deepspeed
 rankscope analyze runs/deepspeed
@@ -41,7 +41,7 @@ def main(run_dir: str) -> None:
             inputs, targets = (tensor.to(engine.device) for tensor in batch)
             loss = (engine(inputs) - targets).square().mean()
             engine.backward(loss)
-            ends = engine.is_gradient_accumulation_boundary()  # before ``step``, which counts on
+            ends = engine.is_gradient_accumulation_boundary()  # before ``step``, which advances the counter
             engine.step()
             if ends:
                 prof.step()

@@ -1,4 +1,4 @@
-"""Recording a Hugging Face ``Trainer`` with the callback, on a language model that knows nothing yet.
+"""Record a Hugging Face ``Trainer`` with the callback, on a small untrained language model.
 
 torchrun --standalone --nproc-per-node 2 huggingface_callback.py runs/huggingface
 rankscope analyze runs/huggingface
@@ -18,7 +18,7 @@ from rankscope.profiler.integrations.huggingface import RankscopeCallback
 
 
 class Sequences(Dataset[dict[str, Tensor]]):
-    """Token sequences made up from their number."""
+    """Token sequences computed from their index."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -1,4 +1,4 @@
-"""Recording a Lightning fit with the callback: two processes on this machine's CPU, without a launcher.
+"""Record a Lightning fit with the callback: two processes on this machine's CPU, without a launcher.
 
 python lightning_callback.py runs/lightning
 rankscope analyze runs/lightning
@@ -17,32 +17,32 @@ from rankscope.profiler.integrations.lightning import RankscopeCallback
 
 
 class Sums(LightningModule):
-    """Learns to add."""
+    """Network that learns to add numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.network = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def loss(self, batch: list[Tensor]) -> Tensor:
-        """Mean squared error."""
+        """Return the mean squared error of a batch."""
         inputs, targets = batch
         return (self.network(inputs) - targets).square().mean()
 
     def training_step(self, batch: list[Tensor]) -> Tensor:
-        """One batch of training."""
+        """Return the loss of one training batch."""
         return self.loss(batch)
 
     def validation_step(self, batch: list[Tensor]) -> None:
-        """One batch of validation."""
+        """Log the loss of one validation batch."""
         self.log("validation", self.loss(batch), sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimizer."""
+        """Return the optimizer."""
         return torch.optim.AdamW(self.parameters())
 
 
 def loader(samples: int) -> DataLoader[tuple[Tensor, ...]]:
-    """Numbers and their sums."""
+    """Return a loader of random numbers and their sums."""
     numbers = torch.randn(samples, 32)
     return DataLoader(TensorDataset(numbers, numbers.sum(dim=1, keepdim=True)), batch_size=8)
 

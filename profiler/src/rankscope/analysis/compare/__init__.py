@@ -1,1 +1,1 @@
-"""Two runs, or a run before and after a step: what changed, and is it real. And runs of several world sizes."""
+"""Compare two runs, or a run before and after a step, or runs of several world sizes; test changes against noise."""

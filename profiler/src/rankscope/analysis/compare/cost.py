@@ -1,4 +1,4 @@
-"""Money per work."""
+"""Cost per unit of work."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from rankscope.runs.records import RunInfo
 
 
 def priced(given: Cost | None, info: RunInfo) -> Cost | None:
-    """The price of a GPU-hour: the one that was given, else the one that was recorded with the run."""
+    """Return the price of a GPU-hour: the given one, else the one recorded with the run."""
     if given is not None or info.price_per_gpu_hour is None:
         return given
     return Cost(amount=info.price_per_gpu_hour, currency=info.currency or "USD")
 
 
 def cost_per_million(per_s: float | None, world_size: int, gpu_hour: Cost | None) -> Cost | None:
-    """What a million samples or tokens cost, of which the whole job does ``per_s`` per second; ``None``: not known."""
+    """Return the cost of a million samples or tokens, of which the whole job does ``per_s`` per second; ``None`` if unknown."""
     if per_s is None or per_s <= 0 or gpu_hour is None:
         return None
     return Cost(amount=1e6 / per_s / 3600 * world_size * gpu_hour.amount, currency=gpu_hour.currency)

@@ -1,4 +1,4 @@
-"""What else is not the same on the two sides: a difference between two runs need not be the change that one had in mind."""
+"""Other differences between the two sides, such as versions and hosts: one of them may be the cause of a change."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rankscope.analysis.compare.usable import Usable
 
 _CLEARLY: Final = 0.01
 _LONGEST: Final = 200
-"""A thousand hosts are not all named."""
+"""Maximum length of a phrase in characters: a list of a thousand hosts is cut."""
 
 
 def differs(a: Usable, b: Usable) -> list[str]:
-    """One phrase each, ``what: of A -> of B``."""
+    """Return one phrase per difference: ``what: of A -> of B``."""
     old, new = a.recording, b.recording
     facts: list[tuple[str, str | None, str | None]] = [(what, _facts(old)[what], _facts(new)[what]) for what in _facts(old)]
     versions = (old.about.versions if old.about else {}, new.about.versions if new.about else {})
@@ -26,7 +26,7 @@ def differs(a: Usable, b: Usable) -> list[str]:
 
 
 def _facts(recording: Recording) -> dict[str, str]:
-    """What is not known is empty."""
+    """Return the facts of a recording by name; an unknown fact is empty."""
     about = recording.about
     return {
         "world size": str(recording.world_size),

@@ -1,4 +1,4 @@
-"""The way in: runs in, the whole comparison out."""
+"""Entry points of a comparison: read runs and return the whole result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankscope.analysis.result import Cost
 from rankscope.base.errors import InputError
 
 MIN_CHANGE: Final = 0.01
-"""Of the step time: a smaller change does not matter, unless somebody says so."""
+"""Default of the smallest change that matters, as a fraction of the step time."""
 
 
 def compare(
@@ -27,12 +27,13 @@ def compare(
     min_change: float = MIN_CHANGE,
     gpu_hour: Cost | None = None,
 ) -> CompareResult:
-    """Compare two runs or more with the first, or one run's steps from ``at`` on with those before.
+    """Compare the first run with the others, or one run's steps before ``at`` with those from ``at`` on.
 
-    A path is a run, of which the last attempt is meant, or the folder of one of its attempts. Runs of several world sizes are
-    judged by their scaling efficiency. The price ``gpu_hour`` is the one recorded with each run unless one is given.
+    A path is a run, whose last attempt is compared, or the folder of one of its attempts. Runs of several world sizes are
+    judged by their scaling efficiency. The price ``gpu_hour`` defaults to the one recorded with each run.
 
-    Raises ``InputError`` for what is no run, has no steps, is the same run twice, or has no step before or from ``at`` on.
+    Raises ``InputError`` for a path that is no run or has no steps, for the same run twice, or if there is no step before ``at``
+    or from ``at`` on.
     """
     return compare_sides(read_sides(paths, at=at), min_change=min_change, gpu_hour=gpu_hour)
 
@@ -40,7 +41,7 @@ def compare(
 def read_sides(
     paths: Sequence[Path], *, at: int | None = None, read: Callable[[Path], Recording] = read_recording
 ) -> list[Usable]:
-    """The sides of a comparison, read from disk; see ``compare``."""
+    """Read the sides of a comparison from disk; see ``compare``."""
     recordings = _read(paths, read)
     if at is not None:
         return _split(recordings[0], at)
@@ -48,7 +49,7 @@ def read_sides(
 
 
 def compare_sides(sides: Sequence[Usable], *, min_change: float = MIN_CHANGE, gpu_hour: Cost | None = None) -> CompareResult:
-    """Compare what has been read; see ``compare``. Sides of one recording are before and after."""
+    """Compare sides that have been read; see ``compare``. Two sides of one recording are before and after."""
     mode: Mode = "pairs"
     if sides[0].recording is sides[1].recording:
         mode = "before_after"

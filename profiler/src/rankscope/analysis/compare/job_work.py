@@ -1,4 +1,4 @@
-"""How much work one step of the whole job is."""
+"""Work of one step of the whole job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from rankscope.runs.records import RankInfo
 
 WorkName = Literal["samples", "tokens", "input_elements"]
 WORK_NAMES: Final[tuple[WorkName, ...]] = ("tokens", "samples", "input_elements")
-"""Measures of work, best first: sequences of another length are other work, which a number of samples does not show."""
+"""Measures of work, best first: the number of samples does not show the length of the sequences."""
 
 
 def work_per_step(table: StepTable, name: WorkName, infos: Mapping[int, RankInfo], world_size: int) -> float | None:
-    """Mean work of a step of the job, over the steps of ``table``; ``None``: no rank recorded it.
+    """Return the mean work of a step of the job over the steps of ``table``; ``None`` if no rank recorded it.
 
-    Ranks that work on the same samples (``batch_of``) count once. Ranks of the world that left no records are taken to do as much
-    as the others.
+    Ranks that work on the same samples (``batch_of``) count once. Ranks without records are assumed to do as much as the others.
     """
     groups: dict[tuple[object, ...], list[float]] = {}
     values = table.matrix(name)

@@ -1,4 +1,4 @@
-"""From differences and their intervals to an outcome that a person can act on."""
+"""Derive an outcome that a person can act on from differences and their intervals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankscope.analysis.compare.shift import (
 )
 
 CONFIDENCE: Final = 0.95
-"""Of all intervals and tests of one comparison together."""
+"""Joint confidence of all intervals and tests of one comparison."""
 
 METHOD: Final = (
     "batch means: Welch's test on the medians (typical step) and means (average step) of blocks of consecutive steps, at least "
@@ -37,7 +37,7 @@ _STATISTICS: Final[tuple[Statistic, ...]] = ("typical", "average")
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Chance of a false alarm that every single test may have, so that all together have 1 - ``CONFIDENCE``."""
+    """Allowed chance of a false alarm per single test, so that all tests together have 1 - ``CONFIDENCE``."""
 
     step: float
     inside: float
@@ -45,32 +45,32 @@ class Levels:
 
     @classmethod
     def over(cls, *, inside: int, ranks: int) -> Levels:
-        """Half for the step time, which decides; a quarter each for what is inside it, and for ranks."""
+        """Divide the allowance: half for the step time, which decides; a quarter each for quantities inside it and for ranks."""
         whole = (1 - CONFIDENCE) / len(_STATISTICS)
         return cls(step=whole / 2, inside=whole / 4 / max(1, inside), ranks=whole / 4 / max(1, ranks))
 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """Both statistics of one pair of series; ``None``: there is too little to tell."""
+    """Both statistics of one pair of series; ``None``: too little data."""
 
     typical: Difference | None
     average: Difference | None
 
     @property
     def all(self) -> list[Difference]:
-        """Those that there are."""
+        """Statistics that are not ``None``."""
         return [one for one in (self.typical, self.average) if one is not None]
 
 
 def both_statistics(a: Sequence[Series], b: Sequence[Series], too_short: float, level: float) -> Tested:
-    """Both statistics of series that are in blocks already."""
+    """Compute both statistics of series that are already cut into blocks."""
     typical, average = (compare_blocks(a, b, too_short, statistic, level=level) for statistic in _STATISTICS)
     return Tested(typical, average)
 
 
 def outcome(found: Sequence[Difference], matters: float, better: Literal["lower", "higher"]) -> Outcome:
-    """What the statistics of one quantity say together; ``matters``: the smallest difference that does, in its unit."""
+    """Combine the statistics of one quantity. ``matters``: the smallest difference that matters, in the quantity's unit."""
     if not found:
         return "insufficient_data"
     sign = 1 if better == "lower" else -1
@@ -86,10 +86,10 @@ def outcome(found: Sequence[Difference], matters: float, better: Literal["lower"
 
 
 def as_shift(found: Difference | None, level: float) -> Shift | None:
-    """The published form; the p-value is made comparable with 1 - ``CONFIDENCE``."""
+    """Convert to the published form; the p-value is scaled for comparison with 1 - ``CONFIDENCE``."""
     if found is None:
         return None
-    # A share of A as it was measured: so the interval leaves 0 out where that of the difference does.
+    # Divided by A's measured value without its noise, so this interval excludes 0 where that of the difference does.
     relative, low, high = (value / found.a if found.a > 0 else None for value in (found.difference, found.low, found.high))
     return Shift(
         a=found.a,
@@ -109,7 +109,7 @@ def as_shift(found: Difference | None, level: float) -> Shift | None:
 def tested_quantity(
     name: str, kind: Kind, role: Role, a: Series, b: Series, *, level: float, min_change: float, step_us: float
 ) -> Quantity:
-    """One quantity of the steps. ``step_us``: A's mean step, of which ``min_change`` is what matters."""
+    """Test one quantity of the steps. ``step_us``: A's mean step; ``min_change``: the fraction of it that matters."""
     why = f"{min(len(a), len(b))} usable steps on one side; {MIN_STEPS} are needed"
     matters = min_change * step_us
     return _quantity(name, kind, role, cut(a, b), level=level, matters=matters, step_us=step_us, why=why)
@@ -118,14 +118,14 @@ def tested_quantity(
 def window_quantity(
     name: str, kind: Kind, a: Sequence[Series], b: Sequence[Series], *, level: float, min_change: float, step_us: float
 ) -> Quantity:
-    """One quantity of the profiled steps, each window a block. ``step_us``: A's mean profiled step."""
+    """Test one quantity of the profiled steps, each window a block. ``step_us``: A's mean profiled step."""
     matters = min_change * step_us if kind.unit == "us" else min_change
     why = f"{min(len(a), len(b))} profiled windows on one side; {MIN_BLOCKS} are needed"
     return _quantity(name, kind, "window", (a, b, 1.0), level=level, matters=matters, step_us=step_us, why=why)
 
 
 def single_quantity(name: str, kind: Kind, a: float | None, b: float | None) -> Quantity:
-    """One number of either side: a difference, but nothing to tell it from noise by."""
+    """Compare one number of either side; the difference cannot be tested against noise."""
     return Quantity(
         name=name,
         label=kind.label,

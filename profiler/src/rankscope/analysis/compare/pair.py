@@ -1,4 +1,4 @@
-"""One side against another."""
+"""Compare one side with another."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rankscope.analysis.compare.usable import Basis, Usable, walls
 from rankscope.analysis.steps import StepTable
 
 _SAME_WORK: Final = 0.001
-"""Steps whose work differs by less are steps of the same work."""
+"""Relative difference in work up to which steps count as the same work."""
 
 
 def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
-    """``b`` against ``a``. Where a step of one side is more work than one of the other, times are per sample (or token)."""
+    """Compare ``b`` with ``a``. If their steps differ in work, times are per token or sample instead of per step."""
     basis: Basis = "own" if a.has_own and b.has_own else "wall"
     per, work_a, work_b = _per(a, b)
     table_a, table_b = a.table, b.table
@@ -76,7 +76,7 @@ def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
 
 
 def _per(a: Usable, b: Usable) -> tuple[Per, float, float]:
-    """The unit of work that times are given for, and how much of it a step of either side is."""
+    """Return the unit of work for which times are given, and the amount of it in a step of either side."""
     units: tuple[tuple[Per, WorkName], ...] = (("token", "tokens"), ("sample", "samples"))
     for per, name in units:
         of_a, of_b = a.work[name], b.work[name]
@@ -90,7 +90,7 @@ def _parts(table: StepTable, basis: Basis, work: float) -> dict[str, Series]:
 
 
 def _inside(table_a: StepTable, table_b: StepTable, work_a: float, work_b: float) -> dict[str, tuple[Series, Series]]:
-    """What lies within the parts; only where all ranks have it in all steps, for what is missing there is in no other part."""
+    """Return the series within the parts that all ranks have in all steps: a missing value is not in any other series."""
     found = {}
     for name in INSIDE:
         of_a, of_b = table_a.matrix(name), table_b.matrix(name)
@@ -122,7 +122,7 @@ def _window_quantities(
 
 
 def _throughput(a: Usable, b: Usable, step: Quantity) -> list[Throughput]:
-    """Work per second, from the average step: its intervals are that of the step time, inverted."""
+    """Return the work per second from the average step; its interval is the inverted interval of the step time."""
     found = []
     units: tuple[Literal["samples", "tokens"], ...] = ("samples", "tokens")
     for unit in units:
@@ -135,7 +135,7 @@ def _throughput(a: Usable, b: Usable, step: Quantity) -> list[Throughput]:
         bounds = None if shift is None else (shift.relative, shift.relative_low, shift.relative_high)
         if bounds is not None and all(bound is not None and bound > -1 for bound in bounds):
             middle, fastest, slowest = (1 + (bound or 0.0) for bound in bounds)
-            # What the work per step changed besides the time that is compared.
+            # Change due to the work per step, which the compared time does not contain.
             more = (1 + relative) * middle
             low, high = more / slowest - 1, more / fastest - 1
         found.append(Throughput(unit=unit, a=of_a, b=of_b, relative=relative, relative_low=low, relative_high=high))
@@ -143,12 +143,12 @@ def _throughput(a: Usable, b: Usable, step: Quantity) -> list[Throughput]:
 
 
 def per_second(side: Usable, unit: WorkName) -> float | None:
-    """Work of the whole job per second of its average step; ``None``: not known."""
+    """Return the work of the whole job per second of its average step; ``None`` if unknown."""
     work, wall = side.work[unit], step_time(side)
     return None if work is None or wall is None else work / wall * 1e6
 
 
 def step_time(side: Usable) -> float | None:
-    """Mean step time in microseconds over ranks and steps; ``None`` without a usable step."""
+    """Return the mean step time in microseconds over ranks and steps; ``None`` without a usable step."""
     found = walls(side.table)
     return float(found.mean()) if len(found) else None

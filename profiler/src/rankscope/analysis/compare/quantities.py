@@ -1,4 +1,4 @@
-"""What is compared of the steps, as series [steps]: mean over the ranks of one side, in microseconds."""
+"""Compared quantities of the steps, as series [steps]: mean over the ranks of one side, in microseconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REST: Final = "rest"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One quantity: what people call it, its unit, and which way is better."""
+    """One quantity: its label, its unit, and which direction is better."""
 
     label: str
     unit: Unit = "us"
@@ -65,10 +65,10 @@ SINGLE: Final[dict[str, Kind]] = {
 
 
 def parts(table: StepTable, basis: Basis) -> dict[str, Series]:
-    """Parts of the step that are known; they add up to the step's mean wall, or to less.
+    """Return the known parts of the step; they add up to the step's mean wall time, or to less.
 
-    On the basis ``own``: own time per phase, waiting (blocked while another rank had own work to do), and communication (the
-    rest of blocked time). On ``wall``: the phases.
+    Basis ``own``: own time per phase, waiting (blocked while another rank had own work to do), and communication (the rest of
+    blocked time). Basis ``wall``: the phases.
     """
     names = [f"own_{phase}_us" if basis == "own" else f"{phase}_us" for phase in PHASES]
     found = {name: series for name in names if (series := mean_over_ranks(table.matrix(name))) is not None}
@@ -83,9 +83,9 @@ def parts(table: StepTable, basis: Basis) -> dict[str, Series]:
 def with_rest(
     of_a: Mapping[str, Series], of_b: Mapping[str, Series], wall_a: Series, wall_b: Series
 ) -> dict[str, tuple[Series, Series]]:
-    """Both sides' parts, and what is left of the step on either side.
+    """Return the parts of both sides, and the rest of the step on either side.
 
-    A phase that only one side tells apart lies in the other's rest, so it is put into that of both.
+    A phase that only one side recorded lies in the rest of the other, so it counts as rest on both sides.
     """
     both = {name: (of_a[name], of_b[name]) for name in of_a if name in of_b}
     rest_a = wall_a - sum(a for a, _ in both.values())
@@ -96,7 +96,7 @@ def with_rest(
 
 
 def windows(side: Usable) -> dict[str, list[Series]]:
-    """Per quantity the profiled steps, those of one window together: mean over the ranks that have the step."""
+    """Return the profiled steps per quantity, grouped by window: mean over the ranks that have the step."""
     rows: dict[int, list[StepBreakdown]] = {}
     first, end = side.steps
     warm = side.recording.table.steps[: side.left_out.get("warm_up", 0)]
@@ -119,7 +119,7 @@ def windows(side: Usable) -> dict[str, list[Series]]:
     ratios = [np.array([ratio for step in group if (ratio := _overlap(rows[step])) is not None]) for group in groups]
     found["overlap_ratio"] = [group for group in ratios if len(group)]
     if all(row.device_kind == "cpu" for one in rows.values() for row in one):
-        del found["idle_us"]  # of a CPU build it says nothing
+        del found["idle_us"]  # without meaning on a CPU build
     return {name: series for name, series in found.items() if series}
 
 
@@ -133,11 +133,11 @@ def _overlap(rows: list[StepBreakdown]) -> float | None:
 
 
 def single(side: Usable, name: str) -> float | None:
-    """One of ``SINGLE``: the largest of any rank in the side's steps; ``None``: not known."""
+    """Return one of ``SINGLE``: the largest of any rank in the side's steps; ``None`` if unknown."""
     recording = side.recording
     first, end = side.steps
     if name in ("recorder_share", "peak_allocated_bytes") and not _is_whole(recording, first, end):
-        return None  # both are of all steps since the process began
+        return None  # both cover all steps since the process began
     if name == "recorder_share":
         return recorder_share(recording.table, recording.infos)
     found = [memory_samples(samples, name) for samples in recording.table.memory.values()]

@@ -1,4 +1,4 @@
-"""Which rank became slower than its peers."""
+"""Ranks that became slower or faster than their peers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from rankscope.analysis.steps import Matrix
 from rankscope.runs.records import PHASES, Phase
 
 _CLEAR: Final = 0.5
-"""A phase is named that has this share of the change, or more."""
+"""Minimum share of the change for a phase to be named."""
 
 
 def comparable_ranks(a: Usable, b: Usable) -> list[int]:
-    """Ranks of both sides; none where one has no peer, nor where the world sizes differ, for ranks then are other places."""
+    """Return the ranks of both sides; none if a rank has no peer or own times are unknown.
+
+    Also none if the world sizes differ: the same rank then has another place in the job.
+    """
     if a.recording.world_size != b.recording.world_size or not (a.has_own and b.has_own):
         return []
     both = sorted(set(a.table.ranks.tolist()) & set(b.table.ranks.tolist()))
@@ -33,10 +36,10 @@ def comparable_ranks(a: Usable, b: Usable) -> list[int]:
 def rank_shifts(
     a: Usable, b: Usable, ranks: list[int], *, work: tuple[float, float], level: float, matters: float
 ) -> list[RankShift]:
-    """One row per rank, times divided by the ``work`` of a step of either side; ``matters``: the smallest change that does.
+    """Return one row per rank, with times divided by the ``work`` of a step of either side.
 
-    Slower is a rank whose own time became longer, and also longer against the median of its peers: alone, the one says that all
-    ranks did, and the other may say that the peers became faster.
+    ``matters``: the smallest change that matters. A rank is slower if its own time became longer, both in itself and against the
+    median of its peers. The first alone also happens if all ranks became slower, the second alone if the peers became faster.
     """
     if not ranks:
         return []
@@ -70,7 +73,7 @@ def rank_shifts(
 
 
 def slower_hosts(rows: list[RankShift]) -> list[str]:
-    """Hosts of which every compared rank became slower, being several and not all."""
+    """Return the hosts of which every compared rank became slower; a host counts if it has several ranks, but not all."""
     of_host: dict[str, list[RankShift]] = {}
     for row in rows:
         if row.host_b is not None:
@@ -79,7 +82,7 @@ def slower_hosts(rows: list[RankShift]) -> list[str]:
 
 
 def _agreed(found: Outcome, own: list[Series], level: float, matters: float) -> Outcome:
-    """What was found against the peers, where the rank's own time says the same."""
+    """Return the outcome against the peers; a change is undecided unless the rank's own time has the same outcome."""
     if found not in ("worse", "better", "mixed"):
         return found
     itself = outcome(both_statistics(*cut(*own), level).all, matters, "lower")
@@ -87,7 +90,7 @@ def _agreed(found: Outcome, own: list[Series], level: float, matters: float) -> 
 
 
 def _phase_change(a: Usable, b: Usable, ranks: list[int], phase: Phase, work: tuple[float, float]) -> NDArray[np.float64]:
-    """By how much each rank's mean excess in the phase changed."""
+    """Return the change of each rank's mean excess in the phase."""
     of_a, of_b = (
         _excess(side, ranks, f"own_{phase}_us").mean(axis=1) / of_step for side, of_step in zip((a, b), work, strict=True)
     )
@@ -96,14 +99,14 @@ def _phase_change(a: Usable, b: Usable, ranks: list[int], phase: Phase, work: tu
 
 
 def _phase(changes: dict[Phase, float]) -> Phase | None:
-    """The phase that has most of the change, if one has."""
+    """Return the phase with the largest part of the change; ``None`` if that is less than ``_CLEAR`` of it."""
     whole = sum(changes.values())
     phase = max(changes, key=lambda one: changes[one] * whole)
     return phase if changes[phase] * whole >= _CLEAR * whole**2 > 0 else None
 
 
 def _excess(side: Usable, ranks: list[int], metric: str) -> Matrix:
-    """Above the median of the other ranks that do the same work, [ranks, steps] in the order of ``ranks``."""
+    """Return the metric above the median of the other ranks that do the same work, [ranks, steps] in the order of ``ranks``."""
     values = _compared(side, ranks, metric)
     found = np.zeros_like(values)
     place = {rank: number for number, rank in enumerate(ranks)}

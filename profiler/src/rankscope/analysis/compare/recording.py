@@ -1,4 +1,4 @@
-"""What a comparison reads of one attempt of a run."""
+"""Records of one attempt of a run, as a comparison needs them."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class Recording:
     world_size: int
     table: StepTable
     windows: dict[int, list[StepBreakdown]]
-    """Per rank, the profiled steps whose times make sense."""
+    """Profiled steps with plausible times, per rank."""
     warnings: list[str]
 
     @property
     def identity(self) -> tuple[str, int]:
-        """The same for a copy of the run."""
+        """Run id and attempt; a copy of the run has the same."""
         return self.info.run_id, self.attempt
 
     @property
     def on_cpu(self) -> bool:
-        """Whether no rank has a device, as far as is known."""
+        """True if no rank has a device, as far as is known."""
         return all(info.device_kind == "cpu" for info in self.infos.values())
 
 
 def read_recording(path: Path) -> Recording:
     """Read the last attempt of a run, or the one whose folder (``RUN/attempts/NNN``) is named.
 
-    Raises ``InputError``: no run, one of a newer format, no such attempt, or not one step recorded.
+    Raises ``InputError`` if the path is no run, has a newer format, lacks the attempt, or holds no recorded step.
     """
     named = named_run(path)
     if named is None:

@@ -1,4 +1,4 @@
-"""A comparison for a terminal."""
+"""Render a comparison for a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rankscope.base.text import printable
 
 _SHOWN_RANKS: Final = 8
 _DISPENSABLE: Final = ("between", "of the step")
-"""Columns that give way on a narrow terminal, in this order."""
+"""Columns that are dropped on a narrow terminal, in this order."""
 _COLORS: Final[dict[Outcome, str]] = {
     "worse": RED,
     "mixed": YELLOW,
@@ -43,7 +43,7 @@ _SECTIONS: Final[dict[Role, str]] = {
 
 
 def render_compare(result: CompareResult, *, width: int = 100, color: bool = False) -> str:
-    """Answer first, then the sides, the tables and how it was found, in lines of at most ``width`` columns (tables need 80)."""
+    """Render the answer, the sides, the tables and the method, in lines of at most ``width`` columns (tables need 80)."""
     blocks = [_answer(one.outcome, one.summary, width, color) for one in result.comparisons[:1]]
     if result.scaling is not None:
         blocks.append(_answer(None, result.scaling.summary, width, color))
@@ -66,7 +66,7 @@ def _answer(outcome: Outcome | None, summary: str, width: int, color: bool) -> s
 
 
 def _wrapped(text: str, width: int, *, hanging: str = "") -> list[str]:
-    # Paths, hosts and versions come from run directories, which anybody may have written.
+    # Paths, hosts and versions come from run directories, which are not trusted.
     return wrapped(printable(text), width, hanging=hanging)
 
 
@@ -103,7 +103,7 @@ def _table(one: Comparison, width: int) -> str:
     rows = [["", one.a, one.b, "change", "of the step", "between", ""], *_step_rows(step, one.per)]
     rows += [_throughput_row(throughput) for throughput in one.throughput]
     titles: dict[int, str] = {}
-    # Steps are slower for being profiled, so what is found in them are shares of their own.
+    # Profiling makes steps slower, so quantities of profiled steps are shares of the mean profiled step.
     wholes = {"window": next((quantity.a for quantity in one.quantities if quantity.name == "window_us"), None)}
     for role, title in _SECTIONS.items():
         section = [_row(quantity, wholes.get(role, step.a)) for quantity in one.quantities if quantity.role == role]

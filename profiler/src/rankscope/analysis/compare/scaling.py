@@ -1,4 +1,4 @@
-"""Scaling efficiency over runs of several world sizes, and where the rest went."""
+"""Scaling efficiency over runs of several world sizes, and the parts of the step that reduce it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORTH_NAMING: Final = 0.005
 
 
 def scaling(sides: Sequence[Usable], *, gpu_hour: Cost | None) -> Scaling:
-    """A row per side, the smallest world first, which is the reference: the first that was named, of several."""
+    """Return one row per side, smallest world first. The first row is the reference; of equal worlds, the first named."""
     ordered = sorted(sides, key=lambda side: side.recording.world_size)
     work = _measure(ordered)
     reference = ordered[0]
@@ -31,7 +31,7 @@ def scaling(sides: Sequence[Usable], *, gpu_hour: Cost | None) -> Scaling:
 
 
 def _measure(sides: Sequence[Usable]) -> WorkName | None:
-    """The best measure of work that every side knows."""
+    """Return the best measure of work that every side recorded."""
     return next((name for name in WORK_NAMES if all(side.work[name] is not None for side in sides)), None)
 
 
@@ -62,7 +62,7 @@ def _row(side: Usable, reference: Usable, work: WorkName | None, level: float, g
 
 
 def _rank_time(side: Usable, work: WorkName, series: Series) -> Series:
-    """Rank-microseconds per unit of work."""
+    """Return rank-microseconds per unit of work."""
     amount = side.work[work]
     assert amount is not None
     per_unit: Series = series * (side.recording.world_size / amount)
@@ -74,7 +74,7 @@ def _walls(side: Usable, work: WorkName) -> Series:
 
 
 def _interval(side: Usable, reference: Usable, work: WorkName, level: float) -> tuple[float | None, float | None]:
-    """Of the efficiency: that of the ratio of the average rank-times, inverted."""
+    """Return the interval of the efficiency: the inverted interval of the ratio of the average rank-times."""
     found = compare_blocks(*cut(_walls(reference, work), _walls(side, work)), "average", level=level)
     if found is None or found.ratio is None:
         return None, None
@@ -82,9 +82,9 @@ def _interval(side: Usable, reference: Usable, work: WorkName, level: float) -> 
 
 
 def _losses(side: Usable, reference: Usable, work: WorkName) -> list[Loss]:
-    """What a unit of work takes more rank-time for than in the reference, as shares of all rank-time.
+    """Return the additional rank-time of a unit of work over the reference, by part, as shares of all rank-time.
 
-    They add up to 1 - efficiency.
+    The shares add up to 1 - efficiency.
     """
     basis: Basis = "own" if side.has_own and reference.has_own else "wall"
     of_reference, of_side = (

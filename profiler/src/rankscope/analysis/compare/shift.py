@@ -1,8 +1,8 @@
-"""How far apart two series of steps are, and whether their own noise explains it.
+"""Difference between two series of steps, tested against their own noise.
 
-Steps are not independent: noise lasts (a neighbour's job, a slow disk). Each series is cut into blocks of consecutive steps, as
-long as its autocorrelation asks for and longer, and what is compared are the blocks' medians (the typical step) and their means
-(the average step) by Welch's test: "batch means". Where noise lasts too long for that, the interval is wide.
+Steps are not independent: noise lasts (a neighbour's job, a slow disk). Each series is therefore cut into blocks of consecutive
+steps, several times as long as its autocorrelation. Welch's test compares the medians of the blocks (the typical step) and their
+means (the average step): "batch means". If noise lasts too long for that, the interval is wide.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ Series = NDArray[np.float64]
 Statistic = Literal["typical", "average"]
 
 MIN_BLOCKS: Final = 3
-"""Fewer blocks of either side say nothing of their own noise."""
+"""Minimum number of blocks of either side: fewer do not show their own noise."""
 
 MAX_BLOCKS: Final = 24
-"""More would tell little more, and forgive less."""
+"""Approximate maximum number of blocks of the shorter side: more blocks add little precision and are less robust."""
 
 MIN_BLOCK_STEPS: Final = 6
-"""Shorter blocks have no median worth the name."""
+"""Minimum number of steps per block: shorter blocks have no meaningful median."""
 
 MIN_STEPS: Final = 30
-"""Of fewer steps nobody knows for how long their noise lasts."""
+"""Minimum number of steps of either side: fewer do not show how long their noise lasts."""
 
 MOST_LEFT: Final = 0.8
-"""No more correlation between neighbouring blocks is reckoned with: more is not known from so few."""
+"""Upper limit of the assumed correlation between neighbouring blocks: so few blocks cannot show more."""
 
 TIMES_LASTING: Final = 3.0
-"""A block is so many times as long as noise lasts, for what is left of it between neighbouring blocks to be small."""
+"""Minimum length of a block in multiples of the noise's duration, so that neighbouring blocks correlate little."""
 
 POWER: Final = 0.8
-"""A change of the detectable size would have been seen with this chance."""
+"""Chance with which a change of the detectable size would have been found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class Difference:
     b: float
     low: float
     high: float
-    """The interval in which the difference lies, at the level that was asked for."""
+    """Bounds of the interval of the difference, at the requested level."""
     p_value: float
-    """Chance of a difference as large between two series of the same kind; not corrected for other tests."""
+    """Chance of a difference at least as large between two series of the same kind; not corrected for other tests."""
     detectable: float
-    """The smallest difference that would have been seen with the chance ``POWER``."""
+    """The smallest difference that would have been found with the chance ``POWER``."""
     ratio: tuple[float, float, float] | None
-    """b / a and its interval, in which the noise of both counts; ``None`` unless both are positive."""
+    """``b / a`` and its interval, which includes the noise of both; ``None`` unless both are positive."""
 
     @property
     def difference(self) -> float:
@@ -66,15 +66,15 @@ class Difference:
 
     @property
     def is_real(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """True if the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 
 def lasting(series: Series) -> float:
-    """For how many steps noise lasts: the integrated autocorrelation time 1 + 2 sum rho(k), at least 1.
+    """Return how many steps noise lasts: the integrated autocorrelation time 1 + 2 sum rho(k), at least 1.
 
-    Of the ranks of the values, so that single slow steps do not decide; summed up to the first window of five times itself
-    (Sokal 1997, "Monte Carlo methods in statistical mechanics").
+    The values are first replaced by their ranks in sorted order, so that single slow steps do not dominate. The sum ends at the
+    first window of five times itself (Sokal 1997, "Monte Carlo methods in statistical mechanics").
     """
     count = len(series)
     ordered = np.unique(series, return_inverse=True)[1].astype(np.float64)
@@ -83,20 +83,21 @@ def lasting(series: Series) -> float:
     covariance = np.fft.irfft(power)[:count]
     if covariance[0] <= 1e-9 * count:
         return 1.0
-    # The mean is the sample's own, which makes every covariance a little too small: about by the variance of that mean.
+    # Subtracting the sample's own mean makes every covariance too small, by about the variance of that mean.
     rho = covariance / covariance[0] * (count / (count - np.arange(count)))
     times = 1 + 2 * np.cumsum(rho[1 : max(2, count // 2)])
     window = np.arange(1, len(times) + 1)
     enough = np.flatnonzero(window >= 5 * times)
     time = max(1.0, float(times[enough[0] if len(enough) else -1]))
-    # That the mean is subtracted hides the share time/count of the correlation.
+    # Subtracting the mean hides the share time/count of the correlation.
     return time * (1 + min(1.0, 2 * time / count))
 
 
 def cut(a: Series, b: Series) -> tuple[list[Series], list[Series], float]:
-    """Both series in blocks of consecutive steps, all about as long: ``TIMES_LASTING`` as long as noise lasts, or longer.
+    """Cut both series into blocks of consecutive steps of about equal length.
 
-    Where that makes fewer than ``MIN_BLOCKS``, there are so many, and they are too short: by the third value, else 1.
+    A block is at least ``TIMES_LASTING`` times as long as noise lasts. If that makes fewer than ``MIN_BLOCKS`` blocks, the
+    shorter series is cut into ``MIN_BLOCKS``. The third value is the factor by which the blocks are then too short, else 1.
     """
     shorter = min(len(a), len(b))
     if shorter < MIN_STEPS:
@@ -109,9 +110,9 @@ def cut(a: Series, b: Series) -> tuple[list[Series], list[Series], float]:
 def compare_blocks(
     a: Sequence[Series], b: Sequence[Series], too_short: float, statistic: Statistic, *, level: float
 ) -> Difference | None:
-    """Welch's test on the blocks; the interval misses the truth with the chance ``level``. ``None``: too few blocks.
+    """Apply Welch's test to the blocks; the interval misses the truth with the chance ``level``. ``None``: too few blocks.
 
-    Blocks that are ``too_short`` by a factor know so much less of their noise: its variance is taken to be larger by that.
+    Blocks that are too short underestimate their noise: its variance is multiplied by the factor ``too_short``.
 
     The interval of the ratio is that of log(b / a), so that exchanging the sides inverts the ratio exactly.
     """
@@ -137,20 +138,20 @@ def compare_blocks(
 
 def _per_block(blocks: Sequence[Series], statistic: Statistic) -> Series:
     of_each = np.median if statistic == "typical" else np.mean
-    # Most blocks are as long as their neighbours: all of a length at once is many times as fast.
+    # Most blocks are as long as their neighbours: computing all of one length at once is many times as fast.
     return np.concatenate([of_each(np.stack(list(alike)), axis=1) for _, alike in groupby(blocks, len)])
 
 
 def _value(blocks: Sequence[Series], per_block: Series, statistic: Statistic) -> float:
-    # Blocks differ in length by a step: only the mean of all steps is the one that the parts of a step add up to.
+    # Blocks differ in length by a step: the means of a step's parts add up only for the mean over all steps.
     return float(per_block.mean() if statistic == "typical" else np.concatenate(blocks).mean())
 
 
 def _variances(a: Series, b: Series) -> tuple[float, float]:
-    """Of the means over the blocks of both sides.
+    """Return the variances of the means over the blocks of both sides.
 
-    The quieter side is taken to be as noisy as both are together: what is rare may just not have happened in the few blocks of
-    one. What noise is left between neighbouring blocks widens it, as in an autoregressive series of the first order.
+    The quieter side is taken to be as noisy as both together: a rare event may have missed its few blocks by chance. Correlation
+    left between neighbouring blocks increases the variances, as in an autoregressive series of the first order.
     """
     within = [block - block.mean() for block in (a, b)]
     squares = [float((one**2).sum()) for one in within]
@@ -164,7 +165,7 @@ def _variances(a: Series, b: Series) -> tuple[float, float]:
 
 
 def _welch(variance_a: float, count_a: int, variance_b: float, count_b: int) -> tuple[float, float]:
-    """Standard error of the difference, and its degrees of freedom (Welch-Satterthwaite)."""
+    """Return the standard error of the difference, and its degrees of freedom (Welch-Satterthwaite)."""
     both = variance_a + variance_b
     if both <= 0:
         return 0.0, float(count_a + count_b - 2)
@@ -181,7 +182,9 @@ def _ratio(a: float, variance_a: float, b: float, variance_b: float, reach: floa
 
 
 def superiority(a: Series, b: Series) -> float:
-    """Chance that a step of ``b`` is larger than one of ``a``, ties counted half (Vargha and Delaney 2000); 0.5: neither.
+    """Return the chance that a step of ``b`` is larger than one of ``a`` (Vargha and Delaney 2000).
+
+    Ties count half; 0.5: neither side is larger.
 
     Cliff's delta is 2 * superiority - 1.
     """

@@ -1,6 +1,6 @@
-"""Student's t distribution, for numpy has none and scipy is large.
+"""Student's t distribution: numpy has none, and scipy is a large dependency.
 
-Tail probabilities by the continued fraction of the incomplete beta function (Abramowitz and Stegun, 26.5.8 and 26.7.1).
+Tail probabilities use the continued fraction of the incomplete beta function (Abramowitz and Stegun, 26.5.8 and 26.7.1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STEPS: Final = 100
 
 
 def two_sided(t: float, df: float) -> float:
-    """Chance that ``|T|`` reaches ``|t|`` with ``df`` > 0 degrees of freedom."""
+    """Return the chance that ``|T|`` reaches ``|t|`` with ``df`` > 0 degrees of freedom."""
     if math.isinf(t):
         return 0.0
     return _incomplete_beta(df / 2, 0.5, df / (df + t * t))
@@ -25,8 +25,8 @@ def two_sided(t: float, df: float) -> float:
 
 @lru_cache(maxsize=4096)
 def quantile(tail: float, df: float) -> float:
-    """The t > 0 that ``T`` exceeds with the chance ``tail``, 0 < tail < 0.5."""
-    # The tail is convex, and that of the normal distribution is thinner: from its quantile Newton's method climbs to the root.
+    """Return the t > 0 that ``T`` exceeds with the chance ``tail``, 0 < tail < 0.5."""
+    # The tail is convex and heavier than the normal one, so Newton's method climbs from the normal quantile to the root.
     t = NormalDist().inv_cdf(1 - tail)
     scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi * df)
     for _ in range(_STEPS):
@@ -39,7 +39,7 @@ def quantile(tail: float, df: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised I_x(a, b), 0 <= x <= 1."""
+    """Return the regularised incomplete beta function I_x(a, b), 0 <= x <= 1."""
     if x in (0.0, 1.0):
         return x
     front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
@@ -50,7 +50,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction, by Lentz's method."""
+    """Evaluate the continued fraction by Lentz's method."""
     c, d = 1.0, 1 / _not_zero(1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, _TERMS):

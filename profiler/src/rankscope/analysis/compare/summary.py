@@ -1,4 +1,4 @@
-"""A comparison in a few sentences for a person."""
+"""Summarise a comparison in a few sentences for a person."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.analysis.compare.usable import Usable
 from rankscope.analysis.compare.wording import exactly, percent, time
 
 _NAMED: Final = 3
-"""So many parts at most."""
+"""Maximum number of parts that are named."""
 
 
 def summarise(
@@ -24,7 +24,7 @@ def summarise(
     per: Per,
     min_change: float,
 ) -> str:
-    """What became of the step time, where the change lies, and which rank or host stands out."""
+    """Summarise the change of the step time, the parts in which it lies, and the rank or host that stands out."""
     sentences = [_headline(a.label, b.label, step, per, min_change)]
     if step.outcome != "insufficient_data":
         sentences += [_where(step, quantities, per), _who(ranks, hosts, per)]
@@ -77,7 +77,7 @@ def _effect(step: Quantity, a: str, b: str) -> str:
 
 
 def _where(step: Quantity, quantities: Sequence[Quantity], per: Per) -> str:
-    """The parts that changed, largest first."""
+    """Name the parts that changed, largest change first."""
     moved = [(one.label, one.difference) for one in quantities if one.role == "part" and one.outcome in ("worse", "better")]
     changes = sorted(((label, change) for label, change in moved if change is not None), key=lambda one: -abs(one[1]))
     decided = step.outcome in ("worse", "better", "mixed")
@@ -90,7 +90,7 @@ def _where(step: Quantity, quantities: Sequence[Quantity], per: Per) -> str:
 
 
 def _who(ranks: Sequence[RankShift], hosts: Sequence[str], per: Per) -> str:
-    """The host whose ranks became slower, or the rank that did by most."""
+    """Name the host whose ranks became slower, or the rank that slowed down most."""
     slower = [row for row in ranks if row.outcome == "worse"]
     if not slower:
         return ""

@@ -1,4 +1,4 @@
-"""The steps of a recording that can be compared."""
+"""Select the steps of a recording that can be compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankscope.analysis.steps import METRICS, Matrix, StepTable
 Basis = Literal["own", "wall"]
 
 MOSTLY: Final = 0.9
-"""Own times are compared where so many of the steps have them; the others are then left out."""
+"""Minimum fraction of steps with own times for own times to be compared; the other steps are then left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,21 @@ class Usable:
     label: str
     recording: Recording
     steps: tuple[int, int]
-    """First step and the step after the last that there are records of."""
+    """First recorded step, and the step after the last recorded one."""
     table: StepTable
-    """Compared ranks and steps only: every wall is known."""
+    """Compared ranks and steps only: every wall time is known."""
     left_out: dict[str, int]
     has_own: bool
-    """Whether the own time of every rank is known in all steps of ``table``."""
+    """True if the own time of every rank is known in all steps of ``table``."""
     work: dict[WorkName, float | None]
     """Work per step of the whole job."""
 
 
 def usable(recording: Recording, label: str, *, first: int = 0, end: int | None = None) -> Usable:
-    """The steps from ``first`` to ``end`` (exclusive) without warm-up steps of the run, steps in which any rank was profiled, and
-    steps that a compared rank lacks. Ranks with less than half of the steps of others are not compared.
+    """Select the comparable steps from ``first`` to ``end`` (exclusive).
+
+    Left out are warm-up steps of the run, steps in which any rank was profiled, and steps that a compared rank lacks. Ranks with
+    less than half of the steps of others are not compared.
     """
     table = recording.table
     count = len(table.steps)
@@ -76,19 +78,19 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
 
 
 def _there(table: StepTable) -> NDArray[np.bool_]:
-    """[ranks, steps]: where there is a record of a step that took time, and of which no time is beyond reason."""
+    """Return a mask [ranks, steps] of the recorded steps that took time and whose times are all plausible."""
     there: NDArray[np.bool_] = table.matrix("wall_us") > 0
     for name, metric in METRICS.items():
         if metric.unit == "us":
-            # A comparison with NaN is False, and a time that is not known is no damage.
+            # A comparison with NaN is False, so an unknown time does not count as damage.
             there &= np.logical_not(np.abs(table.matrix(name)) > MAX_US)
     return there
 
 
 def mean_over_ranks(values: Matrix) -> NDArray[np.float64] | None:
-    """[ranks, steps] to [steps]; ``None``: no rank has a value.
+    """Average [ranks, steps] over the ranks to [steps]; ``None`` if no rank has a value.
 
-    A rank without one counts as 0, for that time of its step is in another phase.
+    A rank without a value counts as 0, because that time of its step is in another phase.
     """
     known = np.isfinite(values)
     if not known.any():
@@ -98,6 +100,6 @@ def mean_over_ranks(values: Matrix) -> NDArray[np.float64] | None:
 
 
 def walls(table: StepTable) -> NDArray[np.float64]:
-    """Wall time of each step of a ``Usable`` table, mean over its ranks; empty where there is no usable step."""
+    """Return the wall time of each step of a ``Usable`` table, mean over its ranks; empty if no step is usable."""
     found = mean_over_ranks(table.matrix("wall_us"))
     return np.empty(0) if found is None else found

@@ -1,1 +1,1 @@
-"""Who hung the job: from Flight Recorder dumps of its ranks."""
+"""Find the ranks that hung a job, from their Flight Recorder dumps."""

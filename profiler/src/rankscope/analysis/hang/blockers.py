@@ -1,4 +1,4 @@
-"""Who keeps whom waiting, and where that ends: from meetings to the ranks that everybody waits for."""
+"""Follow the waits between ranks, from meetings to the ranks that all others wait for."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from rankscope.analysis.hang.meetings import SYMMETRIC, YOUNG_NS, Meeting, Momen
 Why = Literal["not_arrived", "held_up", "lost_device", "no_dump", "untold"]
 
 LOST: Final = 2
-"""So many collectives of one group that other ranks saw end, and this one did not. (One may be the moment of the dump.)"""
+"""Minimum number of collectives of one group that ended on other ranks but not on this one, for its device to count as lost.
+
+A single one may have ended while the dumps were taken.
+"""
 
 
 @dataclass(slots=True)
 class Blockers:
-    """The wait of every rank."""
+    """Waits of every rank."""
 
     oldest: dict[int, Meeting] = field(default_factory=dict)
-    """What each rank waits in."""
+    """Per rank: the meeting of its oldest operation that has not ended."""
     blocks: dict[Meeting, dict[int, Why]] = field(default_factory=dict)
-    """Whom it waits for there, and why they are not done."""
+    """Per meeting: the ranks that keep it from ending, and why."""
     lost: dict[int, list[Meeting]] = field(default_factory=dict)
-    """Ranks that never saw end what ended everywhere else, and what that was."""
+    """Ranks whose device is lost, with the meetings that ended on other ranks only."""
     late: dict[int, list[Meeting]] = field(default_factory=dict)
-    """Ranks that wait for nothing and are awaited, and where."""
+    """Ranks that are awaited but wait for nothing themselves, with the meetings that await them."""
     silent: dict[int, None] = field(default_factory=dict)
     """Ranks without a dump that are awaited."""
     young: int = 0
-    """Meetings in which nobody has waited for long."""
+    """Number of meetings in which no rank has waited for long."""
 
     def stuck(self) -> list[Meeting]:
-        """Meetings to which all came, and in which all wait: nobody is to be waited for."""
+        """Return the meetings to which all ranks came and that still do not end."""
         return [meeting for meeting in dict.fromkeys(self.oldest.values()) if not self.blocks[meeting]]
 
     def deadlocks(self) -> list[list[int]]:
-        """Circles of ranks that wait for each other and for nobody else."""
+        """Return the circles of ranks that wait for each other and for no other rank."""
         graph: dict[object, list[object]] = {rank: [meeting] for rank, meeting in self.oldest.items()}
         for meeting, blocked in self.blocks.items():
             graph[meeting] = [rank for rank, why in blocked.items() if rank in self.oldest and why != "untold"]
@@ -50,7 +53,7 @@ class Blockers:
         return found
 
     def chain_to(self, rank: int) -> list[int]:
-        """Ranks from the one that is furthest away to ``rank``, each of which waits for the next."""
+        """Return a chain of ranks, each waiting for the next, from the furthest one to ``rank``."""
         victims: dict[int, list[int]] = {}
         for waiting, meeting in sorted(self.oldest.items()):
             for blocker in self.blocks[meeting]:
@@ -71,7 +74,7 @@ class Blockers:
 
 
 def find_blockers(meetings: Sequence[Meeting], moments: Moments, dumped: Container[int]) -> Blockers:
-    """Follow every rank's oldest operation; ``dumped``: ranks with a dump."""
+    """Follow the wait of every rank's oldest operation. ``dumped``: ranks with a dump."""
     lost = _lost(meetings, moments)
     old = [meeting for meeting in meetings if not moments.is_young(meeting)]
     found = Blockers(oldest=_oldest(old, lost), lost=lost, young=len(meetings) - len(old))
@@ -86,7 +89,7 @@ def find_blockers(meetings: Sequence[Meeting], moments: Moments, dumped: Contain
 
 
 def _oldest(meetings: Sequence[Meeting], lost: Container[int]) -> dict[int, Meeting]:
-    """What each rank waits in; one that is lost waits for nothing: what it says of its operations is not so."""
+    """Return the meeting in which each rank waits. Lost ranks are left out: their records show ended operations as pending."""
     found: dict[int, tuple[int, int, Meeting]] = {}
     for meeting in meetings:
         for rank, record in meeting.records.items():
@@ -111,13 +114,13 @@ def _blocked_by(meeting: Meeting, found: Blockers, dumped: Container[int]) -> di
 
 
 def _lost(meetings: Sequence[Meeting], moments: Moments) -> dict[int, list[Meeting]]:
-    """Ranks whose device, or what watches it, no longer answers: of what they took part in they never saw the end."""
+    """Return the ranks whose device, or its watchdog, no longer answers, with the collectives whose end they never saw."""
     unseen: dict[tuple[Group, int], list[Meeting]] = {}
     for meeting in meetings:
         if meeting.transfer or meeting.sample.op not in SYMMETRIC or not meeting.ended:
             continue
         for rank, record in meeting.records.items():
-            # Ranks of a job that goes on are not dumped at the same moment: what ended since ended late, not never.
+            # Ranks of a running job are not dumped at the same moment: a recent collective may end after this rank's dump.
             waited = moments.waited_ns(rank, record)
             if waited is None or waited >= YOUNG_NS:
                 unseen.setdefault((meeting.group, rank), []).append(meeting)
@@ -129,7 +132,7 @@ def _lost(meetings: Sequence[Meeting], moments: Moments) -> dict[int, list[Meeti
 
 
 def strongly_connected(graph: Mapping[object, Iterable[object]]) -> list[list[object]]:
-    """Strongly connected components of a directed graph (Tarjan 1972), without recursion."""
+    """Return the strongly connected components of a directed graph (Tarjan 1972), without recursion."""
     index: dict[object, int] = {}
     low: dict[object, int] = {}
     stack: list[object] = []

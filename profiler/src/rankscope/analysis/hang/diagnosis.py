@@ -1,4 +1,4 @@
-"""From dumps to who hung the job."""
+"""Diagnose a hang from the dumps of the ranks."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from rankscope.analysis.hang.wording import advice, detail_of, summary_of
 from rankscope.base.text import ranks_text
 
 MOST_LISTED: Final = 1024
-"""Ranks of one list of the result."""
+"""Maximum number of ranks in one list of the result."""
 LARGEST_WORLD: Final = 1_000_000
-"""What a file claims beyond is not believed."""
+"""Largest plausible world size; a larger one in a file is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A rank that is to be named."""
+    """A rank to name as a culprit."""
 
     rank: int
     cause: HangCause
     meeting: Meeting | None
-    """Where the others wait for it."""
+    """Meeting in which the others wait for it."""
     certain: bool = True
 
 
@@ -53,7 +53,7 @@ Found = tuple[HangCause, list[Named]]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that the dumps show."""
+    """All evidence in the dumps: progress, meetings, waits and mismatches."""
 
     dumps: Dumps
     world_size: int | None
@@ -65,12 +65,12 @@ class Evidence:
 
 
 def analyze_hang(paths: Sequence[Path]) -> HangReport:
-    """Who hung the job, from a run directory or from dumps (files, folders, patterns). Raises ``InputError``."""
+    """Find the ranks that hung the job, from a run directory or dumps (files, folders, patterns). Raises ``InputError``."""
     return diagnose(read_dumps(paths))
 
 
 def diagnose(dumps: Dumps) -> HangReport:
-    """Name the ranks that did not arrive, or what else keeps the others waiting; pure."""
+    """Name the ranks that did not arrive, or another cause that keeps the others waiting. A pure function."""
     evidence = _evidence(dumps)
     kind, cause, named = _judge(evidence)
     blockers = evidence.blockers
@@ -127,7 +127,7 @@ def _evidence(dumps: Dumps) -> Evidence:
 
 
 def _judge(evidence: Evidence) -> tuple[HangKind, HangCause | None, list[Named]]:
-    """The first rule that applies."""
+    """Return the result of the first rule that applies."""
     for rule in _RULES:
         if (found := rule(evidence)) is not None:
             cause, named = found
@@ -137,7 +137,7 @@ def _judge(evidence: Evidence) -> tuple[HangKind, HangCause | None, list[Named]]
 
 
 def _by_absence(evidence: Evidence) -> Found | None:
-    """Ranks that did not arrive and wait for nothing, and those whose device is lost; those awaited by most first."""
+    """Find ranks that did not arrive and wait for nothing, and ranks whose device is lost; the most awaited first."""
     blockers = evidence.blockers
     named = [Named(rank, "not_arrived", _most_awaited(blockers, meetings)) for rank, meetings in blockers.late.items()]
     for rank in blockers.lost:
@@ -154,12 +154,15 @@ def _by_mismatch(evidence: Evidence) -> Found | None:
 
 
 def _at_odds(evidence: Evidence) -> list[Meeting]:
-    """Meetings to which all came, with different things."""
+    """Return the meetings to which all ranks came, with different operations, sizes or data types."""
     return [meeting for meeting in evidence.mismatches if set(evidence.blockers.blocks[meeting].values()) <= {"held_up"}]
 
 
 def _by_start(evidence: Evidence) -> Found | None:
-    """Ranks whose device has not come to what it has begun on others; only where torch records starts."""
+    """Find ranks whose device has not started a collective that other devices have started.
+
+    Applies only where torch records start times.
+    """
     times = {
         rank
         for rank, parts in evidence.dumps.ranks.items()
@@ -173,7 +176,7 @@ def _by_start(evidence: Evidence) -> Found | None:
 
 
 def _by_circle(evidence: Evidence) -> Found | None:
-    """Ranks that wait for each other: those that are not where most of them are; all where there is no majority."""
+    """Find a deadlock and name its ranks outside the meeting in which most of them wait; all of them without a majority."""
     blockers = evidence.blockers
     for circle in blockers.deadlocks():
         places: dict[Meeting, list[int]] = {}
@@ -190,10 +193,10 @@ def _by_standstill(evidence: Evidence) -> Found | None:
 
 
 def _by_silence(evidence: Evidence) -> Found | None:
-    """Ranks of which no dump tells, where all the others are there.
+    """Find ranks whose arrival no dump shows, in a meeting to which all other ranks came.
 
-    Not where they are more than those, nor where ranks without a dump are awaited elsewhere, too: then it is dumps that are
-    missing.
+    The rule does not apply if these ranks outnumber those that came, or if other ranks without a dump are awaited elsewhere:
+    then the dumps are incomplete.
     """
     blockers = evidence.blockers
     for meeting in sorted(blockers.blocks, key=lambda one: (-_waits(blockers, one), *_age(one))):
@@ -227,7 +230,7 @@ def _age(meeting: Meeting) -> tuple[int, str, int]:
 
 
 def _waits(blockers: Blockers, meeting: Meeting | None) -> int:
-    """How many ranks wait in a meeting."""
+    """Return the number of ranks that wait in a meeting."""
     return 0 if meeting is None else sum(blockers.oldest.get(rank) is meeting for rank in meeting.records)
 
 
@@ -289,7 +292,7 @@ def _chain(evidence: Evidence, culprit: int) -> list[Link]:
 
 
 def _operation(meeting: Meeting, record: Record) -> Operation:
-    """As the rank of ``record`` enqueued it."""
+    """Describe the operation as the rank of ``record`` enqueued it."""
     peer = None
     if meeting.transfer:
         owner = next(rank for rank, one in meeting.records.items() if one is record)
@@ -327,7 +330,7 @@ def _group(group: Group) -> ProcessGroup:
 
 
 def _encodable(text: str) -> str:
-    """Names of files need not be UTF-8."""
+    """Replace what UTF-8 cannot encode: file names need not be UTF-8."""
     return text.encode(errors="replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Flight Recorder dumps on disk: which files there are, whose they are, and reading them, whoever wrote them."""
+"""Flight Recorder dumps on disk: find the files and their ranks, and read dumps of any writer."""
 
 from __future__ import annotations
 
@@ -22,42 +22,45 @@ from rankscope.runs.segments import open_regular
 from rankscope.runs.world_size import told_world_size
 
 MAX_BYTES: Final = 128 * 1024 * 1024
-"""Larger is refused."""
+"""Maximum size of a dump file; a larger file is refused."""
 _COPIED_LATER_NS: Final = 3600 * 10**9
-"""A file is as old as the dump in it, unless it is more than this younger than what the dump speaks of and its timeout."""
+"""Maximum delay, besides the timeout, between the newest time in a dump and the modification time of its file.
+
+Within it, the modification time counts as the time of the dump; a longer delay means that the file was copied later.
+"""
 
 _OURS: Final = re.compile(r"rank-(\d{5,9})-(.+)-([a-z0-9_]{1,40})\.(?:pickle|json)")
-"""As the recorder names them: rank, what the dump was made for, backend."""
+"""File names of the recorder: rank, occasion of the dump, backend."""
 _ANY: Final = re.compile(r"(?:.*\D)?(\d{1,9})(?:\.(?:pickle|pkl|json|bin|dump|trace))?")
-"""As torch names them: a prefix that may be set, and the rank."""
+"""File names of torch: a configurable prefix, and the rank."""
 _AT_THE_END: Final = ("watchdog", "crash")
 _PATTERN: Final = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
 class DumpFile:
-    """A file that by its name is a rank's dump."""
+    """A file whose name marks it as a rank's dump."""
 
     path: Path
     rank: int
     occasion: str
-    """What it was made for: the id of a request, ``end`` (a watchdog, an exception), or nothing that is known."""
+    """Reason for the dump: the id of a request, ``end`` (watchdog or exception), or empty if unknown."""
     crashed: bool
-    """An exception ended the rank."""
+    """True if an exception ended the rank."""
     backend: str | None
     written_ns: int
 
 
 @dataclass(slots=True)
 class Dumps:
-    """All that could be read."""
+    """All dumps that could be read."""
 
     path: str
     ranks: dict[int, list[Dump]] = field(default_factory=dict)
     taken_ns: dict[int, int] = field(default_factory=dict)
-    """When the dumps were taken, unix nanoseconds, where that is known."""
+    """Time of each rank's dump in unix nanoseconds, where known."""
     crashed: dict[int, int | None] = field(default_factory=dict)
-    """Ranks whose dumps were written because of an exception, and when, where that is known."""
+    """Ranks whose dumps were written because of an exception, with the time in unix nanoseconds where known."""
     hosts: dict[int, str] = field(default_factory=dict)
     world_size: int | None = None
     attempt: int | None = None
@@ -66,9 +69,9 @@ class Dumps:
 
 
 def read_dumps(paths: Sequence[Path]) -> Dumps:
-    """Read a run directory, or what files, folders and patterns name.
+    """Read the dumps of a run directory, or of files, folders and patterns.
 
-    A file that cannot be read is left out with a warning, unless none can be: then ``InputError`` says why of the first.
+    A file that cannot be read is left out with a warning. If none can be read, raises the ``InputError`` of the first.
     """
     runs = [run for path in paths if (run := named_run(path)) is not None]
     if runs and len(paths) > 1:
@@ -95,7 +98,7 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
 
 
 def read_dump(path: Path, *, backend: str | None = None) -> Dump:
-    """Read one file, pickle or JSON. Raises ``InputError``; never runs anything."""
+    """Read one file, pickle or JSON, without ever executing its content. Raises ``InputError``."""
     try:
         with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
@@ -184,7 +187,7 @@ def _nothing(*, is_a_run: bool, unnamed: bool) -> str:
 
 
 def _named_by(paths: Sequence[Path]) -> tuple[list[DumpFile], list[Path]]:
-    """Dumps that the arguments name, and files among those named one by one in whose names there is no rank."""
+    """Return the dumps among ``paths``, and the files named one by one that have no rank in their names."""
     found: dict[Path, DumpFile] = {}
     unnamed: list[Path] = []
     for path in paths:
@@ -223,7 +226,7 @@ def _dump_file(path: Path) -> DumpFile | None:
     try:
         written = path.stat().st_mtime_ns
     except OSError:
-        written = 0  # reading it says why
+        written = 0  # ``read_dump`` reports the error
     if ours := _OURS.fullmatch(path.name):
         occasion = "end" if ours[2] in _AT_THE_END else ours[2]
         return DumpFile(path, int(ours[1]), occasion, ours[2] == "crash", ours[3], written)
@@ -232,7 +235,7 @@ def _dump_file(path: Path) -> DumpFile | None:
 
 
 def _one_occasion(files: list[DumpFile], dumps: Dumps) -> list[DumpFile]:
-    """Dumps of different moments say nothing together: the newest are taken."""
+    """Return the dumps of the newest occasion: dumps of different moments cannot be combined."""
     newest: dict[str, int] = {}
     for file in files:
         newest[file.occasion] = max(newest.get(file.occasion, 0), file.written_ns)
@@ -244,10 +247,10 @@ def _one_occasion(files: list[DumpFile], dumps: Dumps) -> list[DumpFile]:
 
 
 def _one_each(files: list[DumpFile], dumps: Dumps) -> list[DumpFile]:
-    """One dump per rank and backend: of several the newest."""
+    """Return one dump per rank and backend, the newest."""
     chosen: dict[tuple[int, str | None], DumpFile] = {}
     for file in sorted(files, key=lambda file: (file.written_ns, file.path)):
-        # A rank that crashed may have left the watchdog's dump, too.
+        # A crashed rank may also have left a dump of the watchdog.
         before = chosen.get((file.rank, file.backend))
         if before is not None:
             dumps.warnings.append(f"two dumps of rank {file.rank}; {file.path} is read, {before.path} is not")

@@ -1,4 +1,4 @@
-"""Process groups, as all dumps together tell them apart."""
+"""Process groups, matched across the dumps of all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from rankscope.analysis.hang.records import Dump
 
 WORLD: Final = "default_pg"
-"""What torch calls the group of all ranks."""
+"""Torch's description of the group of all ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,13 +22,16 @@ class Group:
     ranks: tuple[int, ...]
     """Global ranks, in the group's order."""
     members: frozenset[int]
-    """The same ranks."""
+    """The same ranks, as a set."""
     known: bool
-    """Whether a dump said which they are; else they are those that used it (or all, of the group of all ranks)."""
+    """True if a dump lists the ranks, or if it is the group of all ranks and the world size is known.
+
+    Otherwise the ranks are those that used the group; for the group of all ranks, also all ranks with a dump.
+    """
 
 
 class Groups:
-    """All process groups, by what the ranks call them."""
+    """All process groups, by rank, backend and the name that the rank uses."""
 
     def __init__(self, dumps: Mapping[int, Sequence[Dump]], world_size: int | None) -> None:
         self._found: dict[tuple[int, str, str], Group] = {}
@@ -63,18 +66,18 @@ class Groups:
             self._found.update(dict.fromkeys(((rank, backend, name) for rank in members), group))
 
     def of(self, rank: int, backend: str, name: str) -> Group:
-        """The group that a rank's record names."""
+        """Return the group that a rank's record names."""
         return self._found[rank, backend, name]
 
 
 def _mentioned(parts: Sequence[Dump]) -> set[tuple[str, str, str | None, tuple[int, ...] | None]]:
-    """Backend, name, description and ranks of all groups that a rank's dumps speak of."""
+    """Return backend, name, description and ranks of all groups in a rank's dumps."""
     found: dict[tuple[str, str], tuple[str | None, tuple[int, ...] | None]] = {}
     for dump in parts:
         for record in dump.records:
             config = dump.configs.get(record.group)
             found[record.backend, record.group] = (record.description, None if config is None else config.ranks)
-        # Only NCCL names the ranks of its groups.
+        # Only NCCL lists the ranks of its groups.
         for name, config in dump.configs.items():
             found.setdefault((dump.backend or "nccl", name), (config.description, config.ranks))
     return {(*key, *value) for key, value in found.items()}

@@ -1,7 +1,7 @@
-"""Collectives and transfers that have not ended: who is there, who has not come, who is held up before.
+"""Collectives and transfers that have not ended: the ranks that came, those that did not, and those held up earlier.
 
-A meeting is one collective, or one send with its receive. A rank may have enqueued many that have not ended; it waits in the
-oldest, for what it enqueued later comes after it on its device.
+A meeting is one collective, or one send with its receive. A rank may have enqueued many operations that have not ended. It waits
+in the oldest, because its device runs them in that order.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rankscope.analysis.hang.progress import Lines
 from rankscope.analysis.hang.records import Record
 
 YOUNG_NS: Final = 5_000_000_000
-"""Who has been waited for for less may be on its way: ranks of a job that goes on are not dumped at the same moment."""
+"""A rank awaited for less than this may be on its way: the ranks of a running job are not dumped at the same moment."""
 
 MOST_PENDING: Final = 64
-"""Operations of a rank in a group that are looked at: those behind them wait for the same."""
+"""Maximum number of pending operations examined per rank and group; later ones wait for the same."""
 
 SYMMETRIC: Final = frozenset(
     {
@@ -39,59 +39,59 @@ SYMMETRIC: Final = frozenset(
         "barrier",
     }
 )
-"""No rank can end one of these before all have begun it. (A broadcast's root can.)"""
+"""Collectives that no rank can end before all ranks have begun them. (The root of a broadcast can.)"""
 
 
 @dataclass(slots=True, eq=False)
 class Meeting:
-    """Ranks that must come together."""
+    """A collective or transfer at which several ranks must arrive."""
 
     group: Group
     sequence: int
     expected: frozenset[int]
     """Ranks that take part."""
     records: dict[int, Record] = field(default_factory=dict)
-    """Of those that came, where it has not ended."""
+    """Records of the ranks that came and on which it has not ended."""
     ended: set[int] = field(default_factory=set)
-    """Ranks where it has."""
+    """Ranks on which it has ended."""
     absent: set[int] = field(default_factory=set)
     """Ranks that have not enqueued it."""
     untold: set[int] = field(default_factory=set)
-    """Ranks of which the dumps do not tell."""
+    """Ranks whose arrival the dumps do not show."""
     transfer: bool = False
-    """Point-to-point."""
+    """True for a point-to-point operation."""
 
     @property
     def sample(self) -> Record:
-        """One of its records: the first to come."""
+        """Record of the first rank to come."""
         return min(self.records.values(), key=lambda record: (record.created_ns or 0, record.record_id))
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """When each rank's dump was taken, unix nanoseconds, as far as that is known."""
+    """Time of each rank's dump in unix nanoseconds, where known."""
 
     taken_ns: Mapping[int, int]
 
     def waited_ns(self, rank: int, record: Record) -> int | None:
-        """How long a rank had waited when its dump was taken."""
+        """Return how long a rank had waited when its dump was taken, in nanoseconds; ``None`` if unknown."""
         taken = self.taken_ns.get(rank)
         return None if taken is None or record.created_ns is None else max(0, taken - record.created_ns)
 
     def is_young(self, meeting: Meeting) -> bool:
-        """Whether all who are there came a moment before they were dumped."""
+        """Return whether all ranks that came did so less than ``YOUNG_NS`` before their dump."""
         waited = [self.waited_ns(rank, record) for rank, record in meeting.records.items()]
         return all(one is not None and one < YOUNG_NS for one in waited)
 
     def may_come(self, rank: int, meeting: Meeting) -> bool:
-        """Whether a rank that is not there was dumped before it was late."""
+        """Return whether an absent rank was dumped less than ``YOUNG_NS`` after the first rank came: it may still arrive."""
         taken = self.taken_ns.get(rank)
         came = [record.created_ns for record in meeting.records.values() if record.created_ns is not None]
         return taken is not None and bool(came) and taken - min(came) < YOUNG_NS
 
 
 def find_meetings(lines: Lines) -> list[Meeting]:
-    """All that have not ended somewhere: of each rank and group the oldest."""
+    """Return the meetings that have not ended on some rank, up to the ``MOST_PENDING`` oldest per rank and group."""
     wanted: dict[tuple[Group, int], None] = {}
     for group, _, line in lines.all():
         wanted.update(dict.fromkeys((group, number) for number in sorted(line.pending)[:MOST_PENDING]))
@@ -123,7 +123,7 @@ def _collective(lines: Lines, group: Group, number: int) -> Meeting:
 
 
 def _transfers(lines: Lines) -> list[Meeting]:
-    """Sends and receives that wait for the other side; where both came, one meeting."""
+    """Return the sends and receives that have not ended. If both sides came, they are one meeting."""
     waiting: dict[tuple[Group, str, int, int], list[Record]] = {}
     for group, rank, line in lines.all():
         for record in line.transfers:
@@ -140,7 +140,7 @@ def _transfers(lines: Lines) -> list[Meeting]:
             elif op == "send":
                 meeting.records[peer] = answers[place]
             else:
-                continue  # the meeting of its send
+                continue  # already in the meeting of its send
             found.append(meeting)
     return found
 
@@ -149,5 +149,5 @@ def _peer(group: Group, record: Record) -> int | None:
     if record.peers is None:
         return None
     place = record.peers[record.op == "send"]
-    # Where the group's ranks are not known, nor is whom the number means.
+    # Without the group's ranks, a rank of the group cannot be mapped to a global rank.
     return group.ranks[place] if group.known and place < len(group.ranks) else None

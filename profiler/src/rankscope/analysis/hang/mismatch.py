@@ -1,4 +1,4 @@
-"""Ranks that came to the same collective with different things."""
+"""Ranks that came to the same collective with different operations, sizes or data types."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ What = Literal["op", "size", "dtype"]
 _SAME_SIZES: Final = frozenset(
     {"all_reduce", "reduce", "broadcast", "all_gather", "_all_gather_base", "reduce_scatter", "_reduce_scatter_base"}
 )
-"""Every rank brings as many elements. (All-to-all, scatter and gather need not.)"""
+"""Collectives that need the same number of elements from every rank. (All-to-all, scatter and gather do not.)"""
 
 
 def find_mismatches(meetings: Iterable[Meeting], lines: Lines) -> dict[Meeting, tuple[Mismatch, list[int]]]:
-    """Of each meeting that does not end: what its ranks do not agree on, and those that most others differ from.
+    """Return, per meeting with a mismatch: the values on which its ranks disagree, and the ranks in the minority.
 
-    Nobody is in the minority where no majority agrees.
+    The minority is empty unless more than half of the ranks agree.
     """
     found: dict[Meeting, tuple[Mismatch, list[int]]] = {}
     for meeting in meetings:
@@ -64,4 +64,4 @@ _CHECKS: Final[dict[What, Callable[[Record], str | None]]] = {
     "size": _elements,
     "dtype": _types,
 }
-"""In this order: who does something else brings other sizes, too."""
+"""Checks in this order, because a different operation also has different sizes."""

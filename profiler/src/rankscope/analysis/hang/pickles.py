@@ -1,7 +1,7 @@
-"""A reader of pickles that hold nothing but plain data, for those that a stranger may have written.
+"""Safe reader for untrusted pickles that hold nothing but plain data.
 
-Python's own unpickler calls what the pickle names. This one knows only the instructions that make dictionaries, lists,
-tuples, strings and numbers; whatever else there is, it refuses. It takes no more time and memory than its limits allow.
+Python's own unpickler calls any function that the pickle names. This one knows only the instructions that build dictionaries,
+lists, tuples, strings and numbers, and refuses all others. Its limits bound the time and memory it takes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 MAX_STEPS: Final = 12_000_000
-"""Instructions; a record of a collective takes some 70."""
+"""Maximum number of instructions; a record of a collective takes about 70."""
 MAX_CONTAINERS: Final = 1_500_000
-"""Dictionaries, lists and tuples; a record takes some 8."""
+"""Maximum number of dictionaries, lists and tuples; a record takes about 8."""
 
 _GET: Final = ord("h")
 _NAMES: Final = {
@@ -31,7 +31,7 @@ _NAMES: Final = {
     b"\x83": "EXT2",
     b"\x84": "EXT4",
 }
-"""Instructions that would make, find or call something."""
+"""Instructions that would create, look up or call an object."""
 
 
 class PickleError(Exception):
@@ -39,9 +39,9 @@ class PickleError(Exception):
 
 
 def load_plain(data: bytes) -> object:
-    """What the pickle holds: ``dict`` with string keys, ``list``, ``tuple``, ``str``, ``int``, ``float``, ``bool``, ``None``.
+    """Load a pickle of ``dict`` with string keys, ``list``, ``tuple``, ``str``, ``int``, ``float``, ``bool`` and ``None``.
 
-    The same object may be in many places, and inside itself. Raises ``PickleError``.
+    The same object may occur in many places, and inside itself. Raises ``PickleError``.
     """
     machine = _Machine(data)
     stack, memo, known = machine.stack, machine.memo, _STEPS.get
@@ -50,7 +50,7 @@ def load_plain(data: bytes) -> object:
         for _ in range(MAX_STEPS):
             at = machine.at
             instruction = data[at]
-            if instruction == _GET:  # every other one, so it has no call of its own
+            if instruction == _GET:  # every second instruction, so handled without a call
                 stack.append(memo[data[at + 1]])
                 machine.at = at + 2
                 continue
@@ -75,7 +75,7 @@ def _refusal(instruction: bytes, at: int) -> str:
 
 
 class _Machine:
-    """The stack of a pickle that is being read."""
+    """Stack machine that reads one pickle."""
 
     __slots__ = ("at", "containers", "data", "done", "marks", "memo", "stack")
 
@@ -89,7 +89,7 @@ class _Machine:
         self.done = False
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Return the next ``count`` bytes."""
         taken = self.data[self.at : self.at + count]
         if len(taken) < count:
             self.at = len(self.data)
@@ -98,27 +98,27 @@ class _Machine:
         return taken
 
     def skip(self, count: int) -> None:
-        """Leave out the next bytes."""
+        """Skip the next ``count`` bytes."""
         self.take(count)
 
     def byte(self) -> int:
-        """The next byte."""
+        """Return the next byte."""
         self.at += 1
         return self.data[self.at - 1]
 
     def number(self, size: int) -> int:
-        """The next unsigned number."""
+        """Return the next unsigned number of ``size`` bytes."""
         return int.from_bytes(self.take(size), "little")
 
     def push(self, container: object) -> None:
-        """Push a new container, unless there are too many."""
+        """Push a new container. Raises ``PickleError`` if there are too many."""
         self.containers += 1
         if self.containers > MAX_CONTAINERS:
             raise PickleError(f"more than {MAX_CONTAINERS:,} lists and dictionaries: no dump has that many")
         self.stack.append(container)
 
     def popped_to_mark(self) -> list[object]:
-        """What was pushed since the last mark."""
+        """Pop all objects pushed since the last mark."""
         mark = self.marks.pop()
         if mark > len(self.stack):
             raise IndexError
@@ -127,11 +127,11 @@ class _Machine:
         return items
 
     def put(self, key: int) -> None:
-        """Remember the topmost object."""
+        """Memoize the topmost object under ``key``."""
         self.memo[key] = self.stack[-1]
 
     def text(self, length: int) -> None:
-        """Push a string of so many bytes."""
+        """Push a string of ``length`` bytes."""
         self.stack.append(self.take(length).decode(errors="replace"))
 
     def extend(self, items: list[object]) -> None:
@@ -144,13 +144,13 @@ class _Machine:
     def update(self, items: list[object]) -> None:
         """Add keys and values to the topmost dictionary."""
         target, keys = self.stack[-1], items[::2]
-        # Nothing but strings, whose hashes nobody can make collide, and which are not nested.
+        # Only string keys: an attacker cannot make their hashes collide, and they are not nested.
         if type(target) is not dict or len(items) % 2 or not all(type(key) is str for key in keys):
             raise IndexError
         target.update(zip(keys, items[1::2], strict=True))
 
     def tuple_of(self, count: int) -> None:
-        """Push a tuple of the topmost objects."""
+        """Replace the ``count`` topmost objects with a tuple of them."""
         if len(self.stack) < count:
             raise IndexError
         items = tuple(self.stack[-count:])
@@ -158,7 +158,7 @@ class _Machine:
         self.push(items)
 
     def finish(self) -> None:
-        """The pickle is over."""
+        """Mark the pickle as complete."""
         if not self.stack:
             raise IndexError
         self.done = True

@@ -1,4 +1,4 @@
-"""How far each rank has come in each process group: what it has enqueued, and what of it has not ended."""
+"""Progress of each rank in each process group: the operations it has enqueued, and those that have not ended."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from rankscope.analysis.hang.records import Dump, Record
 
 _COALESCED: Final = "coalesced"
 _NEARLY: Final = 0.9
-"""Clocks of libraries are coarse."""
+"""Fraction of its timeout after which an operation counts as timed out: the clocks of libraries are coarse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One rank in one group."""
+    """Progress of one rank in one group."""
 
     collectives: dict[int, Record] = field(default_factory=dict)
-    """By sequence number; of a coalesced group, the record that ends it."""
+    """Collectives by sequence number; for a coalesced batch, the record that ends it."""
     transfers: list[Record] = field(default_factory=list)
-    """Point-to-point that has not ended, in the order it was enqueued."""
+    """Point-to-point operations that have not ended, in the order they were enqueued."""
     pending: dict[int, Record] = field(default_factory=dict)
-    """Collectives that have not ended."""
+    """Collectives that have not ended, by sequence number."""
     newest: int | None = None
-    """Number of the last collective that it enqueued; ``None``: the dumps do not tell."""
+    """Number of the last collective that the rank enqueued; ``None`` if the dumps do not show it."""
     overdue: Record | None = None
-    """The last collective, where its time was up when an exception ended the rank: it failed, unless all came to it."""
+    """The last collective, if its timeout was over when an exception ended the rank: it failed, unless all ranks came to it."""
 
 
 class Lines:
-    """Every rank with a dump in every group that it is a member of."""
+    """Progress of every rank with a dump, in every group that it is a member of."""
 
     def __init__(self, dumps: Mapping[int, Sequence[Dump]], groups: Groups, crashed: Mapping[int, int | None]) -> None:
-        """``crashed``: ranks whose dumps were written because of an exception, and when that was (unix ns), if known."""
+        """``crashed``: ranks whose dumps were written because of an exception, with its time (unix ns) if known."""
         self._crashed = crashed
         self.ranks = frozenset(dumps)
         """Ranks with a dump."""
@@ -70,15 +70,15 @@ class Lines:
             self._lines[group, rank] = Line(newest=newest)
 
     def of(self, group: Group, rank: int) -> Line | None:
-        """``None``: no dump of the rank, or nothing was ever recorded in this group."""
+        """Return a rank's line; ``None`` if the rank has no dump, or if nothing was ever recorded in this group."""
         return self._lines.get((group, rank))
 
     def pending_of(self, rank: int) -> int:
-        """How many operations of a rank have not ended."""
+        """Return the number of operations of a rank that have not ended."""
         return self._pending.get(rank, 0)
 
     def all(self) -> list[tuple[Group, int, Line]]:
-        """Every line."""
+        """Return every line with its group and rank."""
         return [(group, rank, line) for (group, rank), line in self._lines.items()]
 
 
@@ -92,7 +92,7 @@ def _by_group(rank: int, dump: Dump, groups: Groups) -> dict[Group, list[Record]
 def _line(dump: Dump, records: list[Record], counted: Sequence[int | None]) -> Line:
     collectives = {record.sequence: record for record in records if not record.is_p2p}
     told = _tells_completion(dump, records)
-    # Of those that completed there may be no records, where torch was told to dump the others alone.
+    # Completed collectives may have no records: torch can be configured to dump only the others.
     recorded = collectives if collectives or not dump.gapless else [record.sequence for record in records]
     return Line(
         collectives=collectives,
@@ -112,17 +112,17 @@ def _overdue(line: Line, crashed_ns: int | None) -> Record | None:
 
 
 def ended(record: Record, *, told: bool) -> bool:
-    """Whether an operation is over. ``told``: its backend says when one has completed; else that it was retired must do."""
+    """Return whether an operation is over. ``told``: its backend reports completion; otherwise a retired operation is over."""
     return record.state == "completed" or (record.retired and not told)
 
 
 def _tells_completion(dump: Dump, records: list[Record]) -> bool:
-    # NCCL retires what has timed out, too; gloo never says completed.
+    # NCCL also retires operations that timed out; gloo never reports completion.
     return records[0].backend == "nccl" or any(record.state == "completed" for record in dump.records)
 
 
 def _transfers(records: list[Record], *, told: bool) -> list[Record]:
-    """Sends and receives that are not over. Of those that were coalesced, only the record that ends the batch says whether."""
+    """Return the sends and receives that are not over. For a coalesced batch, only the record that ends it shows completion."""
     batches: dict[int, Record] = {}
     over: set[tuple[str, tuple[int, int] | None]] = set()
     waiting: list[Record] = []
@@ -131,7 +131,7 @@ def _transfers(records: list[Record], *, told: bool) -> list[Record]:
             batches[record.p2p_sequence] = record
             continue
         way = (record.op, record.peers)
-        # What goes the same way ends in order.
+        # Transfers from one rank to the same peer end in order.
         if way in over or ended(batches.get(record.p2p_sequence, record), told=told):
             over.add(way)
         elif record.peers is not None:
@@ -140,14 +140,14 @@ def _transfers(records: list[Record], *, told: bool) -> list[Record]:
 
 
 def _never_used(group: Group, dump: Dump) -> bool:
-    """Whether a rank has done nothing in a group of which its dump has no record."""
+    """Return whether a rank has done nothing in a group without records in its dump."""
     return dump.from_the_beginning or (dump.all_progress and group.name not in dump.progress)
 
 
 def _counted(group: Group, mine: Sequence[Dump], furthest: int) -> int | None:
-    """The number of a rank's last collective in a group, by torch's own count; ``None`` where that makes no sense.
+    """Return the number of a rank's last collective in a group by torch's own count; ``None`` if missing or implausible.
 
-    Torch counts point-to-point in the same number: where there is some, the count may be beyond what anybody has come to.
+    Torch also counts point-to-point operations in this number, so it may exceed the last collective of every rank.
     """
     said = [dump.progress[group.name] for dump in mine if group.name in dump.progress]
     return max(0, said[0]) if said and group.backend == "nccl" and said[0] <= furthest else None

@@ -1,6 +1,6 @@
-"""One rank's Flight Recorder dump as records, whatever versions and backends wrote it.
+"""One rank's Flight Recorder dump as records, for all versions and backends.
 
-Fields are those of torch's `FlightRecorder`; what is missing or makes no sense is ``None``. Times are unix nanoseconds.
+Fields are those of torch's `FlightRecorder`. A field that is missing or makes no sense is ``None``. Times are unix nanoseconds.
 """
 
 from __future__ import annotations
@@ -15,53 +15,53 @@ from typing import Any, Final, Literal
 State = Literal["scheduled", "started", "completed"]
 
 MAX_SHOWN: Final = 64
-"""Tensors and dimensions of an operation, and frames of its stack, that are looked at."""
+"""Maximum number of tensors and dimensions of an operation, and of frames of its stack, that are read."""
 LARGEST: Final = 2**62
 MAX_RANK: Final = 2**31
 MAX_RECORDS: Final = 500_000
-"""Of one dump; torch keeps 2000 unless told otherwise."""
+"""Maximum number of records in one dump; torch keeps 2000 by default."""
 MAX_GROUPS: Final = 10_000
 MAX_MEMBERS: Final = 2_000_000
-"""Of all groups of a dump together."""
+"""Maximum number of members of all groups of a dump together."""
 LAST_OF_GROUP: Final = 64
-"""Operations of each group that are kept, though they have ended."""
+"""Number of last operations per group that are kept even if they have ended."""
 _PEER: Final = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _NUMBER: Final = re.compile(r"\d{1,10}")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One operation that a rank has handed to its communication library."""
+    """One operation that a rank has passed to its communication library."""
 
     record_id: int
-    """Its place in all that the recorder has seen."""
+    """Position among all operations that the recorder has seen."""
     backend: str
     """``nccl``, ``gloo`` …"""
     group: str
-    """Name of the process group; the same on all its ranks, but not in all the job's groups."""
+    """Name of the process group: the same on all its ranks, but not necessarily unique in the job."""
     description: str | None
     pg_id: int | None
-    """Number of the group on this rank; other ranks may have other numbers."""
+    """Number of the group on this rank; other ranks may number it differently."""
     op: str
     """``all_reduce``, ``send`` …"""
     peers: tuple[int, int] | None
-    """Of point-to-point: source and destination, as ranks of the group."""
+    """Source and destination of a point-to-point operation, as ranks of the group."""
     sequence: int
-    """Number of the last collective in this group on this rank: of itself, if it is one."""
+    """Number of the last collective in this group on this rank; for a collective, its own number."""
     p2p_sequence: int
     is_p2p: bool
     state: State
     retired: bool
     created_ns: int | None
-    """When it was enqueued."""
+    """Time at which it was enqueued."""
     started_ns: int | None
     completed_ns: int | None
     timeout_ms: int | None
     raw: dict[str, Any] = field(repr=False, compare=False)
-    """All fields, as they came."""
+    """All fields as they are in the dump."""
 
     def shapes(self, side: Literal["input", "output"]) -> list[list[int]]:
-        """Shapes of the tensors, at most ``MAX_SHOWN`` of them."""
+        """Return the shapes of the tensors, at most ``MAX_SHOWN`` of them."""
         tensors = self.raw.get(f"{side}_sizes")
         if not isinstance(tensors, list):
             return []
@@ -69,16 +69,16 @@ class Record:
         return [[size for size in sizes[:MAX_SHOWN] if whole(size) is not None] for sizes in found]
 
     def dtypes(self, side: Literal["input", "output"]) -> list[str]:
-        """Types of the tensors."""
+        """Return the data types of the tensors, at most ``MAX_SHOWN`` of them."""
         names = self.raw.get(f"{side}_dtypes")
         return [text(name) for name in names[:MAX_SHOWN] if isinstance(name, str)] if isinstance(names, list) else []
 
     def elements(self, side: Literal["input", "output"]) -> int:
-        """Elements of all tensors."""
+        """Return the number of elements of all tensors together."""
         return sum(prod(shape) for shape in self.shapes(side))
 
     def frames(self) -> list[str]:
-        """The stack that enqueued it, innermost first: ``train.py:40 in step``."""
+        """Return the stack that enqueued it, innermost frame first: ``train.py:40 in step``."""
         frames = self.raw.get("frames")
         if not isinstance(frames, list):
             return []
@@ -91,40 +91,40 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a dump says of a process group."""
+    """Configuration of a process group, as given in a dump."""
 
     description: str | None
     ranks: tuple[int, ...] | None
-    """In the group's own order; ``None``: not said, as with gloo."""
+    """Ranks in the group's own order; ``None`` if the dump does not list them, as with gloo."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """What one recorder of one rank held."""
+    """Content of one recorder of one rank."""
 
     records: list[Record]
-    """In the order they were enqueued: all that have not ended, and the last of each group."""
+    """All records that have not ended, and the last ones of each group, in the order they were enqueued."""
     configs: dict[str, Config]
-    """By name of the group."""
+    """Configurations by name of the group."""
     progress: dict[str, int]
-    """By name of the group, of groups whose name is known: how many its rank has enqueued, collectives and point-to-point in one
-    number; -1: none."""
+    """Per group whose name is known: number of operations that the rank has enqueued, collectives and point-to-point together;
+    -1: none."""
     all_progress: bool
-    """Whether that is all groups that were ever used."""
+    """True if ``progress`` holds all groups that were ever used."""
     backend: str | None
-    """Of the groups of which there are no records; ``None``: nothing tells."""
+    """Backend of the groups without records; ``None`` if unknown."""
     damaged: int
-    """Records that could not be used."""
+    """Number of records that could not be used."""
     gapless: bool
-    """Whether it had a record of all that was enqueued since its first one, ended or not."""
+    """True if the dump had a record of every operation enqueued since its first one, ended or not."""
     from_the_beginning: bool
-    """Whether nothing that was ever recorded was missing."""
+    """True if no operation that was ever recorded is missing."""
     newest_ns: int | None
-    """The last moment that it speaks of."""
+    """Latest time in the dump."""
 
 
 def parse(document: object, *, backend: str | None = None) -> Dump | None:
-    """A dump out of plain data; ``None`` when it is none. ``backend``: of its file's name, where that tells."""
+    """Parse a dump from plain data; ``None`` if it is not a dump. ``backend``: the one in the file's name, if any."""
     if not isinstance(document, dict) or "version" not in document or not {"entries", "pg_config"} & document.keys():
         return None
     entries = document.get("entries", [])
@@ -151,7 +151,7 @@ def parse(document: object, *, backend: str | None = None) -> Dump | None:
 
 
 def _kept(records: list[Record]) -> list[Record]:
-    """Thousands of ranks fit in memory only without what is over and done."""
+    """Drop older records that have ended, so that the dumps of thousands of ranks fit in memory."""
     left: dict[tuple[str, str], int] = {}
     kept = []
     for record in reversed(records):
@@ -212,7 +212,7 @@ def _configs(document: object) -> dict[str, Config]:
     if not isinstance(document, dict):
         return {}
     found: dict[str, Config] = {}
-    # Many groups may have the same list, and a stranger's lists may be long: each is read once.
+    # Many groups may share one list, and lists of an untrusted dump may be long: each is parsed once.
     known: dict[int, tuple[int, ...] | None] = {}
     members = 0
     for key, about in islice(document.items(), MAX_GROUPS):
@@ -228,7 +228,7 @@ def _configs(document: object) -> dict[str, Config]:
 
 
 def _ranks(said: object) -> tuple[int, ...] | None:
-    """Torch writes the list as text."""
+    """Parse the ranks of a group; torch writes the list as text."""
     if not isinstance(said, str | list) or len(said) > 10 * MAX_MEMBERS:
         return None
     numbers: Iterable[object] = map(int, _NUMBER.findall(said)) if isinstance(said, str) else said
@@ -237,7 +237,10 @@ def _ranks(said: object) -> tuple[int, ...] | None:
 
 
 def _progress(document: object, records: list[Record], configs: dict[str, Config]) -> tuple[dict[str, int], int]:
-    """By name, and how many are without: torch numbers the groups here, and names them everywhere else."""
+    """Return the progress by group name, and the number of groups whose name is unknown.
+
+    Torch identifies the groups by number here, and by name everywhere else.
+    """
     if not isinstance(document, dict):
         return {}, 0
     said = {
@@ -248,7 +251,7 @@ def _progress(document: object, records: list[Record], configs: dict[str, Config
         and (enqueued := _integer(about.get("last_enqueued_collective"))) is not None
     }
     names = {record.pg_id: record.group for record in records if record.pg_id is not None}
-    # Both are given in the order in which the groups were made; that they match is seen by those that have records.
+    # Numbers and names are both in the order in which the groups were created; groups with records confirm the match.
     numbers = sorted(said)
     if len(numbers) == len(configs) and all(name.isdecimal() for name in configs):
         paired = dict(zip(numbers, sorted(configs, key=int), strict=True))
@@ -259,19 +262,19 @@ def _progress(document: object, records: list[Record], configs: dict[str, Config
 
 
 def _integer(value: object) -> int | None:
-    """Of a number, or of the text of one, as in the JSON form; -1 is torch's "never"."""
+    """Return an integer from a number or, as in the JSON form, from its text; -1 is torch's "never"."""
     if isinstance(value, str) and re.fullmatch(r"-1|\d{1,18}", value):
         return int(value)
     return -1 if value == -1 else whole(value)
 
 
 def whole(value: object) -> int | None:
-    """A number that can be one of a record's."""
+    """Return ``value`` if it is an integer from 0 to below ``LARGEST``, else ``None``."""
     return value if type(value) is int and 0 <= value < LARGEST else None
 
 
 def text(value: object) -> str:
-    """For people: what a stranger wrote may be long."""
+    """Return at most 300 characters of a string: text of an untrusted dump may be long."""
     return value[:300] if isinstance(value, str) else ""
 
 

@@ -1,4 +1,4 @@
-"""The result of a hang analysis for a terminal: for somebody on call, the answer first."""
+"""Hang report for a terminal, with the answer first for the engineer on call."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rankscope.analysis.wording import GREEN, RED, YELLOW, counted, listing, pag
 from rankscope.base.text import duration, ranks_text
 
 SHOWN: Final = 8
-"""Culprits, lines of who waits where, links of the chain; the JSON has them all."""
+"""Maximum number of culprits, places where ranks wait, and links of the chain; the JSON has them all."""
 FRAMES: Final = 5
 _COLORS: Final = {"hang": RED, "no_hang": GREEN, "insufficient_data": YELLOW}
 
 
 def render_text(report: HangReport, *, width: int = 100, color: bool = False) -> str:
-    """Answer, culprits with their evidence, chain, who waits in what, warnings, what to do next."""
+    """Render the answer, the warnings, the culprits with their evidence, the chain, the waiting ranks, and the next actions."""
     parts = [
         "\n".join([report.kind.replace("_", " ").upper(), *textwrap.wrap(report.summary, width)]),
         _source(report, width),

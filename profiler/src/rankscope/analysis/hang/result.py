@@ -1,6 +1,6 @@
 """The result of ``rankscope hang --format json`` (schema ``rankscope.hang/1``).
 
-What is undefined is ``None`` (JSON ``null``), never 0. Fields are only ever added.
+An undefined value is ``None`` (JSON ``null``), never 0. Fields are only ever added.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     size: int
     ranks: list[int]
-    """Global ranks; of a larger group the first 1024."""
+    """Global ranks; only the first 1024 of a larger group."""
     ranks_known: bool
-    """Whether a dump said which they are; else they are those that were seen to use it."""
+    """True if a dump lists the ranks or they follow from the world size; else they are those that were seen to use the group."""
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective, or one side of point-to-point, as a rank enqueued it."""
+    """A collective, or one side of a point-to-point operation, as a rank enqueued it."""
 
     op: str
     """``all_reduce``, ``send`` …"""
@@ -37,11 +37,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the process group."""
     group_description: str | None
     sequence: int
-    """Number in the group: of the collective, or of point-to-point, which each rank counts for itself."""
+    """Number of the collective in the group, or of the point-to-point operation, which each rank counts for itself."""
     peer: int | None
-    """Of point-to-point: the other rank."""
+    """The other rank of a point-to-point operation."""
     state: Literal["scheduled", "started", "completed"]
-    """``scheduled``: enqueued. Whether it has started is recorded only where torch times it."""
+    """``scheduled``: enqueued. ``started`` is recorded only where torch times the operation."""
     input_sizes: list[list[int]]
     output_sizes: list[list[int]]
     input_dtypes: list[str]
@@ -49,22 +49,22 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     enqueued_unix_ns: int | None
     timeout_ms: int | None
     frames: list[str]
-    """The stack that enqueued it, innermost first; empty where the dump has none."""
+    """Stack that enqueued it, innermost frame first; empty if the dump has none."""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that has enqueued something that does not end."""
+    """A rank that has enqueued an operation that does not end."""
 
     rank: int
     host: str | None
     operation: Operation
-    """The oldest that does not end."""
+    """The oldest operation that does not end."""
     pending: int
-    """How many it has enqueued that have not ended."""
+    """Number of operations that it has enqueued and that have not ended."""
     waits_for: list[int]
-    """Ranks that keep it from ending, at most 1024; empty: all are there."""
+    """Ranks that keep the operation from ending, at most 1024; empty if all ranks came."""
     waited_s: float | None
-    """From when it was enqueued until the dump was taken; ``None``: not known when that was."""
+    """Seconds from the enqueuing of the operation to the dump; ``None`` if one of these times is unknown."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,74 +73,74 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     waits_for: int
     why: Literal["not_arrived", "held_up", "lost_device", "no_dump", "untold"]
-    """The other has not enqueued it; or has, but waits in something older; or its device is lost; or there is no dump of it; or
-    its dump does not tell.
+    """``not_arrived``: the other rank has not enqueued the operation. ``held_up``: it has, but waits in an older one.
+    ``lost_device``: its device is lost. ``no_dump``: it left no dump. ``untold``: its dump does not show whether it came.
     """
     operation: Operation
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that is named, and on what evidence."""
+    """A rank that is named, with the evidence against it."""
 
     rank: int
     host: str | None
     cause: HangCause
     certain: bool
-    """False where there is no dump of it, or one that does not tell, and all the others are there."""
+    """False if the rank has no dump, or one that does not show whether it came, and all other ranks came."""
     awaited_in: Operation | None
-    """What the others wait for it in, as one of them enqueued it."""
+    """Operation in which the others wait for it, as one of them enqueued it."""
     awaited_by: list[int]
-    """Ranks whose oldest operation that does not end is that one."""
+    """Ranks whose oldest operation that does not end is ``awaited_in``."""
     last_sequence: int | None
-    """Number of the last collective that it enqueued in that group."""
+    """Number of the last collective that the rank enqueued in the group of ``awaited_in``."""
     last: Operation | None
-    """The last thing that it enqueued anywhere, as far as the dump has it."""
+    """The last operation that the rank enqueued in any group, as far as the dump shows."""
     detail: str
-    """One sentence."""
+    """Evidence in one sentence."""
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks that came to the same collective of a group with different things."""
+    """Ranks that came to the same collective of a group with different operations, sizes or data types."""
 
     group: str
     group_description: str | None
     sequence: int
     what: Literal["op", "size", "dtype"]
     values: dict[str, list[int]]
-    """What they came with, and which ranks."""
+    """Ranks by the value with which they came."""
 
 
 class HangReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything ``hang`` knows."""
+    """Result of ``rankscope hang``."""
 
     schema: str = HANG_SCHEMA
     kind: HangKind
     cause: HangCause | None
-    """Of the first culprit; ``stuck``: all are there, so a group is named and no rank."""
+    """Cause of the first culprit; ``stuck``: all ranks came, so a group is named and no rank."""
     culprits: list[int]
-    """Ascending."""
+    """Culprit ranks, ascending."""
     suspects: list[int]
-    """Ranks without a dump that others wait for, at most 1024: they may be late, too, or may have died of it."""
+    """Ranks without a dump that others wait for, at most 1024: they may be late as well, or may have died of the hang."""
     collective: Operation | None
-    """What the culprits did not come to, or what does not end."""
+    """Operation to which the culprits did not come, or that does not end."""
     group: ProcessGroup | None
     chain: list[Link]
-    """From the rank that is furthest from the first culprit to that."""
+    """Links from the rank that is furthest from the first culprit to that culprit."""
     waiting: list[Waiting]
     """All ranks that wait, ascending."""
     evidence: list[Culprit]
     mismatches: list[Mismatch]
     summary: str
-    """One sentence for a person."""
+    """Summary in one sentence."""
     path: str
     ranks: int
     """Ranks with a dump that could be read."""
     world_size: int | None
-    """Of a run as it was recorded; of dumps alone, the size of the largest group that is known."""
+    """World size as recorded with the run; for dumps alone, the size of the largest known group."""
     attempt: int | None
-    """Of a run: the attempt."""
+    """Number of the attempt, if a run was read."""
     coverage: float | None
-    """Ranks with a dump over those of the world."""
+    """Ranks with a dump as a fraction of the world size."""
     warnings: list[str]
     next: list[str]
     """Commands or actions, most useful first."""

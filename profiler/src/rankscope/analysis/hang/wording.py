@@ -1,4 +1,4 @@
-"""What is found about a hang, in words: summaries, details, what to do next."""
+"""Wording of a hang report: summaries, details and advice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.base.text import ranks_text
 
 
 def operation_text(operation: Operation) -> str:
-    """``all_to_all 45265 of group 72 (EXPERT_MODEL_PARALLEL_GROUP)``."""
+    """Describe an operation: ``all_to_all 45265 of group 72 (EXPERT_MODEL_PARALLEL_GROUP)``."""
     described = f" ({operation.group_description})" if operation.group_description else ""
     if operation.peer is not None:
         way = "to" if operation.op == "send" else "from"
@@ -21,7 +21,7 @@ def operation_text(operation: Operation) -> str:
 
 
 def summary_of(report: HangReport, *, silent: int) -> str:
-    """One sentence; ``silent``: ranks that are awaited and left no dump."""
+    """Summarize the report in one sentence. ``silent``: number of awaited ranks that left no dump."""
     if report.kind == "no_hang":
         return "No hang seen: in none of the dumps does a rank wait for another that does not come."
     return _lacking(report, silent) if report.kind == "insufficient_data" else _hang_summary(report)
@@ -37,7 +37,7 @@ def _lacking(report: HangReport, silent: int) -> str:
 
 
 def _victims(report: HangReport) -> str:
-    """``1 rank waits``, ``14 ranks wait``."""
+    """Return the number of waiting ranks as a phrase: ``1 rank waits``, ``14 ranks wait``."""
     return f"{counted(len(report.waiting), 'rank')} {'waits' if len(report.waiting) == 1 else 'wait'}"
 
 
@@ -64,7 +64,7 @@ def _hang_summary(report: HangReport) -> str:
 
 
 def _did(report: HangReport) -> str:
-    """What the culprits did; who did which, where they did not all do the same."""
+    """Describe what the culprits did, with the ranks of each behavior if there are several."""
     parts: dict[str, list[int]] = {}
     for culprit in report.evidence:
         if culprit.cause == "lost_device":
@@ -102,9 +102,10 @@ _WHAT: Final = {"op": "operation", "size": "size", "dtype": "data type"}
 
 
 def detail_of(culprit: Culprit, unseen: int, *, arrived: bool) -> str:
-    """The evidence against one rank in a sentence.
+    """Describe the evidence against one rank in a sentence.
 
-    ``unseen``: collectives that ended on other ranks alone; ``arrived``: it enqueued what the others wait for it in.
+    ``unseen``: number of collectives that ended on other ranks only. ``arrived``: the rank enqueued the operation in which the
+    others wait for it.
     """
     place = "" if culprit.awaited_in is None else _place(culprit.awaited_in)
     if culprit.cause == "lost_device":
@@ -127,14 +128,14 @@ _DETAILS: Final[dict[HangCause, str]] = {
     "deadlock": "waits for a rank that waits for it in another collective",
     "no_dump": "no dump of it, and all the others are there",
 }
-"""Of causes that name a rank, but for a lost device."""
+"""Details by cause, for all causes that name a rank except a lost device."""
 
 
 _SHOWN: Final = 4
 
 
 def advice(report: HangReport, *, run: str | None, hosts: Mapping[int, str]) -> list[str]:
-    """Commands and actions, most useful first."""
+    """Return commands and actions, most useful first."""
     if report.kind == "no_hang":
         return [f"If the job makes no steps, dump it again in a minute: {_dump_again(run)}"]
     if report.kind == "insufficient_data":
