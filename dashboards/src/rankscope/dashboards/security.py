@@ -1,4 +1,4 @@
-"""What the browser may do with our pages, under which names we answer, and to whom."""
+"""Security of the web server: headers for the browser, accepted host names, and access control."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rankscope.dashboards.login import LOGIN, LOGOUT, by_way_of
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 HEALTHY: Final = "/-/healthy"
 OURSELVES: Final = "rankscope.ourselves"
-"""Set in the environment of a request that the server makes to itself; nothing a browser sends gets there."""
+"""WSGI environment key of requests that the server makes to itself; a browser cannot set it."""
 
 HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Not "no-referrer": the login form would be sent without saying from where.
+    # Not "no-referrer": the login form would be sent without its origin.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -35,11 +35,11 @@ _NO_LOGIN: Final = frozenset({HEALTHY, LOGIN, LOGOUT})
 _NO_LOGIN_BELOW: Final = ("/assets/", "/_dash-component-suites/")
 """Scripts and styles, the same for every installation."""
 _FOR_SCRIPTS: Final = ("/api/", "/_")
-"""Below these nobody types an address: what is refused there is said in JSON."""
+"""Path prefixes for scripts, where refusals are JSON instead of a page."""
 
 
 def content_security_policy(app: dash.Dash) -> str:
-    """Everything from here only. Call it after all callbacks are registered: their inline scripts are allowed by hash.
+    """Return a policy that allows only this server. Call it after all callbacks are registered: it allows their inline scripts by hash.
 
     Styles may be inline because Plotly, Mantine and AG Grid set them from scripts.
     """

@@ -171,7 +171,7 @@ def ended_silently(what: str, folder: Path) -> str:
 
 
 def take(path: Path, held: contextlib.ExitStack) -> int | None:
-    """Take a lock. Return its file descriptor, which ``held`` closes, or ``None`` if another process holds it. Raises ``OSError``."""
+    """Take a lock; return its descriptor, which ``held`` closes, or ``None`` if another process holds it. Raises ``OSError``."""
     file = held.enter_context(path.open("ab"))
     return file.fileno() if try_lock(file.fileno()) else None
 

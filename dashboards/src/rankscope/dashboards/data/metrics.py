@@ -48,8 +48,8 @@ METRICS: Final[dict[str, Metric]] = {
     "utilization_ratio": Metric("GPU use", "ratio", "lowest", "samples"),
     "memory_used_bytes": Metric("GPU memory used", "bytes", origin="samples"),
 }
-"""``imposed_wait_us`` comes from the step records alone: at each step the rank with the longest own time is charged with the blocked
-time of the others. ``profiled_imposed_wait_us`` comes from matched collectives, in profiled steps only."""
+"""``imposed_wait_us`` comes from the step records alone: at each step the rank with the longest own time is charged with the
+blocked time of the others. ``profiled_imposed_wait_us`` comes from matched collectives, in profiled steps only."""
 
 WHY_UNKNOWN: Final[dict[Origin, str]] = {
     "records": "the recorder had no signal for it",

@@ -127,7 +127,7 @@ class Mirror:
 
 
 def copied(url: str, tell: Callable[[str], None]) -> Path:
-    """Return the folder of an updated copy of ``url``, or of the copy that another server maintains. Raises ``RankscopeError``."""
+    """Return the folder of an updated copy of ``url``, or of one that another server maintains. Raises ``RankscopeError``."""
     # Unlike derived data, a copy stays valid for the next version.
     folder = cache_folder().with_name("copies") / hashlib.blake2b(url.encode(), digest_size=16).hexdigest()
     try:
