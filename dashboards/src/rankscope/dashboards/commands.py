@@ -1,4 +1,4 @@
-"""``rankscope dashboard`` and ``rankscope report``. Modules of the extra are imported when a command runs, so that help is fast."""
+"""``rankscope dashboard`` and ``rankscope report``. The extra is imported only when a command runs, so that help is fast."""
 
 from __future__ import annotations
 

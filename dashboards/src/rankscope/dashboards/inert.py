@@ -39,7 +39,7 @@ def shown(text: str, limit: int = MAX_NAME) -> str:
 
 
 def plotly_text(text: str, limit: int = MAX_NAME) -> str:
-    """Return ``shown`` text for a figure, so that Plotly interprets neither HTML (``<b>``, ``<a href>``) nor templates (``%{x}``)."""
+    """Return ``shown`` text that Plotly takes literally: no HTML (``<b>``, ``<a href>``) and no templates (``%{x}``)."""
     text = shown(text, limit)
     isolated = any(unicodedata.bidirectional(letter) in _RIGHT_TO_LEFT for letter in text)
     text = escape(text, quote=False).replace("%{", "%&#123;")

@@ -1,4 +1,4 @@
-"""The board of collectives: bus bandwidth of each communicator, and the GPU that the others wait for, from NCCL Inspector.
+"""The board of collectives, from NCCL Inspector: bus bandwidth of each communicator, and the GPU that the others wait for.
 
 The kernel of a collective lasts from a GPU's own arrival to the end that all share. So the GPU with the shortest execution
 time arrived last, and the others waited for it. Its bus bandwidth is the greatest. That does not hold for collectives with a
@@ -18,7 +18,7 @@ from rankscope.dashboards.grafana.boards.marks import or_not_available
 
 UID: Final = "rankscope-collectives"
 MOST: Final = 8
-"""Lines in a graph; the table has all."""
+"""Most lines in a graph; the table has all collectives."""
 COMMUNICATOR: Final = "run_id, slurm_job_id, comm_name, nranks, n_nodes"
 CALL: Final = f"{COMMUNICATOR}, collective, message_size, algo_proto"
 LEGEND: Final = "{{comm_name}} {{collective}} {{message_size}} {{algo_proto}}"
@@ -29,7 +29,7 @@ _OF_INSPECTOR: Final = "From NCCL Inspector, a mean of each dump (30 seconds or 
 
 
 def collectives() -> Canvas:
-    """The board."""
+    """Build the board of collectives."""
     about = "Bus bandwidth and execution time of collectives by communicator, and which GPU the others wait for (NCCL Inspector)."
     canvas = Canvas(frame(UID, "Collectives", about, dialect=NATIVE, alerts=', instance=~"$instance|"', since="now-3h"))
     for variable in places("gpu_info"):
@@ -206,7 +206,7 @@ def _sheet_of_last(canvas: Canvas, bandwidth: str, exec_time: str) -> None:
 
 
 def _absent() -> str:
-    """The exporters that answer and have no file of NCCL Inspector, and those that do not answer."""
+    """Return series of the exporters without a file of NCCL Inspector, and of those that do not answer."""
     why = "not available (no NCCL Inspector)"
     hosts = f"group by (instance, host) (gpu_info{{{SCOPE}}})"
     unknown = f"{hosts} unless on (instance) group by (instance) (nccl_bus_bandwidth_gbs{{{SCOPE}}})"
