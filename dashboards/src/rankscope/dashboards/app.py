@@ -28,10 +28,10 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
     app = dash.Dash(
         "rankscope.dashboards",
         assets_folder=str(files("rankscope.dashboards") / "assets"),
-        assets_ignore=r"early\.js",  # the page loads it by itself, first
+        assets_ignore=r"early\.js",  # the page itself loads it, before all others
         index_string=INDEX,
         serve_locally=True,
-        suppress_callback_exceptions=True,  # the parts of a page are not there before the page is
+        suppress_callback_exceptions=True,  # parts of a page do not exist before it is shown
         title=config.title,
         update_title="",  # the title does not flicker while a callback runs
     )

@@ -99,7 +99,7 @@ class HardwareIndex(msgspec.Struct, frozen=True):
     gpus: list[Gpu] = []
     """Sorted by host, index and uuid."""
     why_none: str | None = None
-    """Why there are no samples and how to get them; ``None``: there are some."""
+    """Reason why there are no samples, and how to get them; ``None``: there are some."""
     missing: list[str] = []
     """Reasons for intermittently missing samples, each once per host."""
     unsampled_ranks: list[int] = []

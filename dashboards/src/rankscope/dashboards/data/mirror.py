@@ -190,6 +190,6 @@ def _is_here(place: Path, size: int, seconds: float | None) -> bool:
 if __name__ == "__main__":
     end_with_parent()
     with (Path(sys.argv[2]) / _LOCK).open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # until it is ours
+        fcntl.flock(held, fcntl.LOCK_EX)  # waits for the lock
         with contextlib.suppress(KeyboardInterrupt):
             Mirror(sys.argv[1], Path(sys.argv[2])).follow()

@@ -48,7 +48,7 @@ class NotReadyError(RankscopeError):
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Age and reason of data of a live run that cannot be updated."""
+    """Age of data that cannot be updated at present, and the reason."""
 
     as_of_unix_ns: int
     """Time at which the shown data were computed."""

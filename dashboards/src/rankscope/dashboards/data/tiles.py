@@ -129,7 +129,7 @@ class TileWriter:
     def fill(
         self, ranks: Sequence[int], steps: NDArray[np.int64], matrices: Iterable[tuple[str, NDArray[np.floating[Any]]]]
     ) -> None:
-        """Write whole metrics, [ranks, steps], into an empty folder."""
+        """Write whole metrics, [ranks, steps]; the writer must not have written anything before."""
         self._ranks, self._steps = list(ranks), np.asarray(steps, np.int64)
         cores = len(os.sched_getaffinity(0))
         # Threads suffice: numpy's loops and file writes release the GIL.

@@ -105,7 +105,7 @@ def _exec_time(more: str = "") -> str:
 
 
 def _of_gpus(metric: str, more: str = "") -> str:
-    """A metric of each GPU, once however many jobs scrape it, with the run and the rank where they are known."""
+    """Return a metric of each GPU, once even if several jobs scrape it, with run and rank where they are known."""
     series = f'max by (uuid, {_IDENTITY}) ({metric}{{{_PICKED}, collective=~"$collective"{more}}})'
     return f"{series}\n* on (uuid) group_left (run_id, rank) uuid:gpu_job_info:rank\nor on (uuid)\n{series}"
 
@@ -119,7 +119,7 @@ def _spread(expr: str) -> str:
 
 
 def _longest(expr: str, exec_time: str) -> str:
-    """Those of the collectives that took longest at any moment of the time shown."""
+    """Return the series of the ``MOST`` collectives with the longest execution time within the shown time."""
     return f"{expr}\nand on ({CALL})\ntopk ({MOST}, max_over_time(({_median(exec_time)})[{RANGE}:{RATE}] @ end()))"
 
 

@@ -25,7 +25,7 @@ SILENT: Final = Query(
 
 
 def most(expr: str, *, least: bool = False) -> str:
-    """Return the series of each run's ranks with the greatest (or least) extreme in the shown time, over all of that time.
+    """Return the series of each run's ``MOST`` ranks by their greatest (or least) value in the shown time.
 
     ``topk`` alone chooses again at every evaluation, so that a graph gets a line for every rank that was chosen once.
     """
