@@ -1,4 +1,4 @@
-"""Who is there, and what they may do."""
+"""Authentication of visitors, and their permissions."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ LOG_IN = "log in with the token of this dashboard first, at /login"
 
 
 class NotAllowedError(RankscopeError):
-    """Who is there may not do that; the message says how they may."""
+    """The visitor lacks the permission; the message says how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who sends a request, as far as it shows."""
+    """Sender of a request, as far as the request identifies them."""
 
     may_view: bool = False
     may_change: bool = False
     by: Literal["session", "bearer", "proxy"] | None = None
-    """How they have shown it."""
+    """Method by which the sender authenticated."""
     user: str | None = None
-    """Who the proxy says they are."""
+    """User name that the proxy reports."""
 
 
 class Access:
-    """Tells who sends a request."""
+    """Authenticator of requests."""
 
     def __init__(self, config: DashboardConfig) -> None:
         self.config = config
         self._wrong = WrongTokens()
 
     def visitor(self, request: flask.Request) -> Visitor:
-        """Who it is. Raises ``TooManyRequests`` for who tries tokens."""
+        """Return the sender of a request. Raises ``TooManyRequests`` after many wrong tokens."""
         token, proxy = self.config.token, self.config.proxy
         user = None if proxy is None else proxy.user(request)
         if token is not None:
@@ -58,9 +58,9 @@ class Access:
         return Visitor(may_view=self.config.open_pages)
 
     def is_token(self, given: str, request: flask.Request) -> bool:
-        """Whether it is the token. Raises ``TooManyRequests`` after many wrong ones by the same sender."""
+        """Return whether ``given`` is the token. Raises ``TooManyRequests`` after many wrong ones by the same sender."""
         proxy = self.config.proxy
-        # Behind a proxy everybody has the same address.
+        # Behind a proxy all senders have the same address.
         sender = f"{request.remote_addr} {'' if proxy is None else proxy.user(request)}"
         if wait := self._wrong.wait_s(sender):
             raise TooManyRequests(f"too many wrong tokens; try again in {wait} s", retry_after=wait)
@@ -73,13 +73,13 @@ class Access:
 
 
 def visitor() -> Visitor:
-    """Who sends the request that is being answered, also in a callback."""
+    """Return the sender of the current request, also within a callback."""
     found: Visitor = flask.g.get("visitor", Visitor())
     return found
 
 
 def require_change(config: DashboardConfig) -> None:
-    """Raises ``NotAllowedError`` unless who sends the request that is being answered may change something."""
+    """Check that the sender of the current request may make changes. Raises ``NotAllowedError`` if not."""
     if config.token is None:
         raise NotAllowedError(CHANGES_OFF)
     if not visitor().may_change:

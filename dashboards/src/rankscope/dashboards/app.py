@@ -19,7 +19,7 @@ from rankscope.dashboards.url_state import run_path
 
 
 def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash.Dash:
-    """The app over ``source``; ``.server`` is its WSGI application.
+    """Return the app over ``source``; ``.server`` is its WSGI application.
 
     Everything a page needs is served from the installed packages: no request leaves the host.
     """
@@ -28,10 +28,10 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
     app = dash.Dash(
         "rankscope.dashboards",
         assets_folder=str(files("rankscope.dashboards") / "assets"),
-        assets_ignore=r"early\.js",  # the page loads it by itself, first
+        assets_ignore=r"early\.js",  # the page itself loads it, before all others
         index_string=INDEX,
         serve_locally=True,
-        suppress_callback_exceptions=True,  # the parts of a page are not there before the page is
+        suppress_callback_exceptions=True,  # parts of a page do not exist before it is shown
         title=config.title,
         update_title="",  # the title does not flicker while a callback runs
     )
@@ -50,13 +50,13 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
         return flask.Response("ok\n", mimetype="text/plain")
 
     def to_the_only_run() -> flask.typing.ResponseReturnValue | None:
-        """With a single run its page is the front page. As a redirect, so that the back button leads out again."""
+        """Redirect the front page to the only run, if there is just one. A redirect keeps the back button working."""
         if flask.request.path != "/":
             return None
         try:
             runs = source.runs()
         except RankscopeError:
-            return None  # the page will say it
+            return None  # the page shows the error
         return flask.redirect(run_path(runs[0].run_id)) if len(runs) == 1 else None
 
     app.server.add_url_rule("/-/healthy", view_func=healthy)
@@ -72,7 +72,7 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
 def _make_ready(app: dash.Dash) -> None:
     """Build the page once, before the server forks.
 
-    Dash learns which scripts it may serve while it builds the page; a worker that has not built one would refuse them all.
+    Dash registers the scripts that it may serve while it builds the page; a worker without a built page would refuse them all.
     """
     with app.server.test_client() as browser:
         browser.get("/run/", environ_overrides={OURSELVES: True})

@@ -1,4 +1,4 @@
-"""Wrong tokens, counted: whoever tries many has to wait."""
+"""Rate limit for wrong tokens: a sender of many must wait."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Final
 
 MAX_WRONG: Final = 10
-"""Of one sender, within ``WITHIN_S``, and by each worker."""
+"""Most wrong tokens per sender and worker within ``WITHIN_S``."""
 WITHIN_S: Final = 60.0
 MAX_SENDERS: Final = 10_000
 
 
 class WrongTokens:
-    """Who has given wrong ones lately. May be called from several threads at once."""
+    """Counter of recent wrong tokens by sender. Safe to call from several threads at once."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -23,13 +23,13 @@ class WrongTokens:
         self._times: OrderedDict[str, list[float]] = OrderedDict()
 
     def wait_s(self, sender: str) -> int:
-        """For how many seconds nothing this sender gives is looked at, right or wrong; 0: it is."""
+        """Return for how many seconds this sender's tokens are rejected unchecked; 0: they are checked."""
         with self._guard:
             times = self._recent(sender)
             return 0 if len(times) < MAX_WRONG else max(1, round(times[0] + WITHIN_S - self._clock_s()))
 
     def note(self, sender: str) -> None:
-        """One more."""
+        """Count one wrong token of a sender."""
         with self._guard:
             self._times[sender] = [*self._recent(sender), self._clock_s()][-MAX_WRONG:]
             self._times.move_to_end(sender)

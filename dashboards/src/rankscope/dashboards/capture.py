@@ -1,4 +1,4 @@
-"""Asking a live run for a profile of its next steps, as ``rankscope capture`` does, and what became of it."""
+"""Requests for a profile of a live run's next steps, as by ``rankscope capture``, and their state."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from rankscope.runs.control_names import REQUEST_ID, made_ns, request_name
 from rankscope.runs.paths import control_dir
 
 SILENT_S: Final = 300.0
-"""Without a new record for longer, nobody is taken to be training; one step may well take minutes."""
+"""Time without a new record after which a run counts as not training; a single step may take minutes."""
 
 _ID: Final = re.compile(REQUEST_ID, re.ASCII)
 _BY: Final = "asked for on the dashboard"
 
 
 class NotLiveError(RankscopeError):
-    """The run cannot be asked for anything now; the message says why."""
+    """The run cannot take a request now; the message gives the reason."""
 
 
 class UnknownRequestError(RankscopeError):
-    """Nobody has asked that."""
+    """There is no such request."""
 
 
 class Requested(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request for a capture. ``first_step`` and ``last_step`` are those that will be profiled, both included."""
+    """A request for a capture. ``first_step`` and ``last_step`` are the steps that will be profiled, both inclusive."""
 
     request_id: str
     run_id: str
     state: Literal["asked", "accepted", "refused", "void"]
     """``asked``: not answered yet. ``void``: not answered in time, so it never will be."""
     steps: int | None = None
-    """How many were asked for, where that is known."""
+    """Number of requested steps, if known."""
     first_step: int | None = None
     last_step: int | None = None
     reason: str | None = None
-    """Why it was refused, or is void."""
+    """Reason why the request was refused, or is void."""
 
 
 def request_capture(source: RunSource, run_id: str, steps: int, *, user: str | None = None) -> Requested:
-    """Ask the run to profile ``steps`` of its next steps (1 to ``MAX_STEPS``), on all ranks the same.
+    """Request a profile of the run's next ``steps`` steps (1 to ``MAX_STEPS``), the same steps on all ranks.
 
-    ``user`` is noted with the request. Raises ``UnknownRunError``, ``NotLiveError``, and ``NotAllowedError`` where this server
-    may not write into the run.
+    ``user`` is recorded in the request. Raises ``UnknownRunError``, ``NotLiveError``, and ``NotAllowedError`` if this server may
+    not write into the run.
     """
     if not 1 <= steps <= MAX_STEPS:
         raise ValueError(f"steps: {steps} is not between 1 and {MAX_STEPS}")
@@ -71,7 +71,7 @@ def request_capture(source: RunSource, run_id: str, steps: int, *, user: str | N
 
 
 def capture_state(source: RunSource, run_id: str, request_id: str) -> Requested:
-    """What became of a request. Raises ``UnknownRunError`` and ``UnknownRequestError``."""
+    """Return the state of a request. Raises ``UnknownRunError`` and ``UnknownRequestError``."""
     run = source.summary(run_id)
     folder = control_dir(Path(run.path))
     if _ID.fullmatch(request_id) is None or run.problem is not None or folder.is_symlink():

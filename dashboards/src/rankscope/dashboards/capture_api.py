@@ -18,7 +18,7 @@ from rankscope.runs.control import MAX_STEPS
 
 MAX_BODY_BYTES: Final = 4096
 HEADER: Final = "X-Rankscope-Request"
-"""Pages of other sites cannot send it. Whoever sends the token itself need not."""
+"""Header that pages of other sites cannot send; not required with a bearer token."""
 
 _STATUSES: Final[dict[type[RankscopeError], int]] = {
     NotAllowedError: 403, UnknownRunError: 404, UnknownRequestError: 404, NotLiveError: 409,
@@ -30,7 +30,7 @@ class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def register(server: flask.Flask, source: RunSource, config: DashboardConfig) -> None:
-    """Add both."""
+    """Add both endpoints."""
 
     def ask(run_id: str) -> flask.Response:
         request = flask.request

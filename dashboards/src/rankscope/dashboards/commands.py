@@ -1,4 +1,4 @@
-"""``rankscope dashboard`` and ``rankscope report``. What needs the extra is imported when one runs, so that its help is quick."""
+"""``rankscope dashboard`` and ``rankscope report``. The extra is imported only when a command runs, so that help is fast."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from rankscope.dashboards.config import DashboardConfig
 
 DEFAULT_PATH: Final = "rankscope-runs"
-"""Where ``rankscope run`` records by default."""
+"""Default recording folder of ``rankscope run``."""
 PROMETHEUS_S: Final = 5.0
-"""Somebody waits for the page."""
+"""Timeout of queries to Prometheus, short because a user waits for the page."""
 
 _LOOK_AGAIN_S: Final = 1.0
 
 
 class HostName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """A name or address as browsers send it, without a port; ``.NAME``: also what ends with it."""
+    """A host name or address as browsers send it, without a port; ``.NAME`` includes all names that end with it."""
 
     name = "name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check it."""
+        """Check the host name."""
         if re.fullmatch(r"\.?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]", value) is None:
             self.fail(f"{value!r} is not a host's name or address, without a port, such as runs.example.org", param, ctx)
         return str(value)
@@ -123,7 +123,7 @@ def dashboard(
     copied here and kept up to date. Live runs are followed. Ctrl-C ends it.
     """
     host, port = listen
-    # Out of the environment of everything that is started from here.
+    # Removed from the environment, so that child processes do not inherit it.
     secret = os.environ.pop("RANKSCOPE_DASHBOARD_TOKEN", None)
     named = _names_of(host)
     if not is_loopback(host):
@@ -168,7 +168,7 @@ def dashboard(
     source = DiskRuns(_brought_here(path), making, prometheus=prometheus, look_again_s=_LOOK_AGAIN_S, copy_of=copy_of)
     sock = open_listener(host, port)
     app = create_app(source, config)
-    # Every address is none that a browser could go to.
+    # A browser cannot open the wildcard address.
     reached = host if named else next((name.strip("[]") for name in allowed_hosts if not name.startswith(".")), "127.0.0.1")
     url = f"http://{host_port(reached, sock.getsockname()[1])}/"
 
@@ -181,7 +181,7 @@ def dashboard(
 
 
 def _brought_here(path: Location) -> Path:
-    """The folder of runs, or of a copy of them that a process beside this one keeps up to date."""
+    """Return the folder of runs, or of their copy, which a process beside this one keeps up to date."""
     if isinstance(path, Path):
         return path
     from rankscope.dashboards.data.mirror import copied, keep_copied
@@ -193,7 +193,7 @@ def _brought_here(path: Location) -> Path:
 
 
 def _names_of(host: str) -> tuple[str, ...]:
-    """As a browser names the address listened on; none when that is every address."""
+    """Return the listening address as a browser writes it; empty for the wildcard address."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -227,12 +227,12 @@ def _config(
 
 
 class _Steps(click.ParamType[Any]):
-    """As in the address of a page: ``100-119``, first and last."""
+    """A range of steps as in the address of a page: ``100-119``, first and last."""
 
     name = "A-B"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """First and last step."""
+        """Return first and last step."""
         found = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", str(value), re.ASCII)
         if found is None:
             self.fail(f"{value!r} is no range of steps such as 100-119", param, ctx)

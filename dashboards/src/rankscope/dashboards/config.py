@@ -1,4 +1,4 @@
-"""What the operator of the dashboard decides."""
+"""Settings by the operator of the dashboard."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class DashboardConfig:
     """Settings of one app."""
 
     poll_interval_s: float = 3.0
-    """How often the page of a live run asks whether there is anything new. Finished runs are not polled."""
+    """Interval at which the page of a live run polls for new data. Finished runs are not polled."""
     token: Token | None = None
-    """Whoever has it sees the pages and may ask for captures. Without one nobody may ask."""
+    """Token that grants access to the pages and to capture requests. Without one, captures cannot be requested."""
     proxy: TrustedProxy | None = None
-    """A proxy that says who is there; they see the pages."""
+    """Proxy that authenticates users, who may then view the pages."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names under which it answers, besides loopback ones: a page elsewhere cannot read runs by DNS rebinding. ``.NAME``: also
-    what ends with it."""
+    """Accepted host names besides loopback ones, so that no other site can read runs by DNS rebinding. ``.NAME`` includes all
+    names that end with it."""
     idle_gpus: IdleGpus | None = None
-    """Asks who holds GPUs that nobody uses; ``None``: nobody can be asked."""
+    """Query for idle GPUs and their holders; ``None``: there is no source for it."""
     title: str = "rankscope"
 
     @property
     def open_pages(self) -> bool:
-        """Whether everybody who can reach the port sees the pages: only where nothing says who is there, so on loopback."""
+        """True if anyone who reaches the port may view the pages: only without token and proxy, so only on loopback."""
         return self.token is None and self.proxy is None

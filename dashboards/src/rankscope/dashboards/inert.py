@@ -1,7 +1,7 @@
-"""What is safe to show of names, paths and messages that anybody may have written into a run.
+"""Sanitizing of names, paths and messages of a run, which are untrusted, before they are shown.
 
-Pages escape HTML by themselves. What is left: text that reorders or hides what stands around it, text without end, the HTML that
-Plotly understands, and cells that a spreadsheet takes for formulas.
+Pages escape HTML themselves. This module handles the rest: text that reorders or hides its surroundings, overlong text, the HTML
+that Plotly interprets, and cells that a spreadsheet takes for formulas.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 MAX_NAME: Final = 200
-"""Characters of a name."""
+"""Most characters of a name."""
 MAX_TEXT: Final = 2_000
-"""Characters of a sentence, which may hold a name."""
+"""Most characters of a sentence, which may contain a name."""
 MAX_CELL: Final = 32_000
-"""Characters of a cell; spreadsheets end at 32,767."""
+"""Most characters of a cell; spreadsheets allow 32,767."""
 
 _FORMULA: Final = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
-"""The last four are wide forms of the first, which some spreadsheets take for the same."""
+"""Characters that begin a formula; the last four are full-width forms, which some spreadsheets treat alike."""
 _RIGHT_TO_LEFT: Final = frozenset({"R", "AL", "AN"})
 _ISOLATED: Final = "\u2068{}\u2069"
 
@@ -28,8 +28,8 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 def shown(text: str, limit: int = MAX_NAME) -> str:
-    r"""``text`` in one line of at most ``limit`` characters; whatever is not seen (line breaks, bidi controls, zero width,
-    halves of characters) is written as an escape: ``\u202e``.
+    r"""Return ``text`` in one line of at most ``limit`` characters. Invisible characters (line breaks, bidi controls, zero width,
+    surrogates) are written as escapes: ``\u202e``.
     """
     if len(text) > limit:
         text = text[: limit - 1] + "…"
@@ -39,7 +39,7 @@ def shown(text: str, limit: int = MAX_NAME) -> str:
 
 
 def plotly_text(text: str, limit: int = MAX_NAME) -> str:
-    """The same for texts of a figure: neither its HTML (``<b>``, ``<a href>``) nor its templates (``%{x}``) are understood."""
+    """Return ``shown`` text that Plotly takes literally: no HTML (``<b>``, ``<a href>``) and no templates (``%{x}``)."""
     text = shown(text, limit)
     isolated = any(unicodedata.bidirectional(letter) in _RIGHT_TO_LEFT for letter in text)
     text = escape(text, quote=False).replace("%{", "%&#123;")
@@ -47,9 +47,9 @@ def plotly_text(text: str, limit: int = MAX_NAME) -> str:
 
 
 def safe_cell(value: object) -> object:
-    """A cell of a CSV file: text that a spreadsheet would take for a formula begins with an apostrophe, as OWASP advises.
+    """Return a cell of a CSV file: text that a spreadsheet would take for a formula gets an apostrophe, as OWASP advises.
 
-    Numbers stay as they are, and what is not known (``None``) is empty.
+    Numbers are unchanged, and ``None`` becomes an empty cell.
     """
     if value is None:
         return ""
@@ -60,7 +60,7 @@ def safe_cell(value: object) -> object:
 
 
 def inert_record(record: Record) -> Record:
-    """The same record with every text in it as ``shown``."""
+    """Return the record with every string sanitized by ``shown``."""
     return msgspec.convert(_inert(msgspec.to_builtins(record)), type(record))
 
 

@@ -1,4 +1,4 @@
-"""The page that asks for the token; without scripts, so that it works whatever a browser lets run."""
+"""The login page, which asks for the token; without scripts, so that it works in browsers that block them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _NO_LOGIN: Final = """<p>This dashboard has no token{why}</p>
 
 
 def register(server: flask.Flask, access: Access) -> None:
-    """Add the pages that log in and out."""
+    """Add the pages for login and logout."""
 
     def show() -> flask.typing.ResponseReturnValue:
         to = local(flask.request.args.get("next", "/"))
@@ -124,20 +124,20 @@ def register(server: flask.Flask, access: Access) -> None:
 
 
 def local(address: str) -> str:
-    """``address`` if it is one of our own, else the front page: nobody is led elsewhere after logging in."""
+    """Return ``address`` if it is on this server, else the front page, so that a login never redirects to another site."""
     try:
         parts = urlsplit(address)
     except ValueError:
         return "/"
     ours = not parts.scheme and not parts.netloc and address.startswith("/") and address.isascii() and address.isprintable()
-    # Browsers take a backslash for a slash.
+    # Browsers treat a backslash as a slash.
     return address if ours and not address.startswith("//") and "\\" not in address else "/"
 
 
 def by_way_of(address: str) -> flask.Response:
-    """A page that goes on to ``address`` by itself.
+    """Return a page that redirects to ``address`` by itself.
 
-    For who followed a link on another site: their browser keeps the cookie of a session back until one of our pages asks.
+    After a link on another site, the browser withholds the session cookie until one of our own pages makes the request.
     """
     to = escape(address)
     return _page("One moment", f'<p><a href="{to}">Go on</a></p>', head=f'<meta http-equiv="refresh" content="0; url={to}">\n')

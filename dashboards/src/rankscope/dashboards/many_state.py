@@ -1,4 +1,4 @@
-"""The state of the pages about many runs is their address, as on the pages of a run (``url_state``)."""
+"""State of the pages about many runs, kept in their address, as on the pages of a run (``url_state``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote_plus
 By = Literal["host", "rank"]
 
 MOST_COMPARED: Final = 12
-"""Runs in one comparison."""
+"""Most runs in one comparison."""
 
 _LONGEST: Final = 256
 _FIELD: Final = re.compile(r"(-?)([a-z][a-z_]{0,31})", re.ASCII)
@@ -21,11 +21,11 @@ _DAYS: Final = re.compile(r"([0-9]{1,4})d", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ListState:
-    """Of a table, such as the list of runs: ``?q=bert&sort=-lost&picked=ID,ID``."""
+    """State of a table, such as the list of runs: ``?q=bert&sort=-lost&picked=ID,ID``."""
 
     q: str = ""
     sort: str | None = None
-    """A column; ``None``: the order in which the rows come."""
+    """Column to sort by; ``None``: the given order of the rows."""
     descending: bool = False
     picked: tuple[str, ...] = ()
     """Selected rows."""
@@ -38,7 +38,7 @@ class ListState:
 
     @classmethod
     def parse(cls, search: object) -> Self:
-        """What cannot be understood gets its default: links never break."""
+        """Parse the query part of an address. Invalid fields get their defaults, so that links never break."""
         given = _given(search)
         sort = _FIELD.fullmatch(given.get("sort", ""))
         return cls(
@@ -51,12 +51,12 @@ class ListState:
 
 @dataclass(frozen=True, slots=True)
 class CompareState:
-    """Of a comparison: ``?runs=ID,ID&by=rank``, or ``?runs=ID&at=5000`` for one run before and after a step."""
+    """State of a comparison: ``?runs=ID,ID&by=rank``, or ``?runs=ID&at=5000`` for one run before and after a step."""
 
     runs: tuple[str, ...] = ()
     at: int | None = None
     by: By = "host"
-    """What changes are shown of: hosts, or ranks."""
+    """Unit of the shown changes: hosts or ranks."""
 
     @property
     def search(self) -> str:
@@ -66,7 +66,7 @@ class CompareState:
 
     @classmethod
     def parse(cls, search: object) -> Self:
-        """What cannot be understood gets its default."""
+        """Parse the query part of an address. Invalid fields get their defaults."""
         given = _given(search)
         by = given.get("by")
         return cls(
@@ -78,10 +78,10 @@ class CompareState:
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """Of the ledger: ``?since=30d``."""
+    """State of the Lost GPU-hours page: ``?since=30d``."""
 
     days: int | None = None
-    """Runs that started in so many days before now; ``None``: all."""
+    """Only runs that started in the last ``days`` days; ``None``: all."""
 
     @property
     def search(self) -> str:
@@ -90,18 +90,18 @@ class LedgerState:
 
     @classmethod
     def parse(cls, search: object) -> Self:
-        """What cannot be understood gets its default."""
+        """Parse the query part of an address. Invalid fields get their defaults."""
         found = _DAYS.fullmatch(_given(search).get("since", ""))
         return cls(int(found[1]) if found and int(found[1]) else None)
 
 
 def compare_path(run_ids: Sequence[str], at: int | None = None) -> str:
-    """Address of a comparison."""
+    """Return the address of a comparison."""
     return f"/compare{CompareState(tuple(run_ids), at).search}"
 
 
 def _given(search: object) -> dict[str, str]:
-    """Values by name, not unquoted yet: a comma may be part of a run's id. Anything may be posted without a browser."""
+    """Return values by name, still quoted, since a run's id may contain a comma. A client may send any object as ``search``."""
     if not isinstance(search, str) or len(search) > _LONGEST * 64:
         return {}
     pairs = (part.partition("=") for part in search.removeprefix("?").split("&"))

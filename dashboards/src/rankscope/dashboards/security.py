@@ -1,4 +1,4 @@
-"""What the browser may do with our pages, under which names we answer, and to whom."""
+"""Security of the web server: headers for the browser, accepted host names, and access control."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rankscope.dashboards.login import LOGIN, LOGOUT, by_way_of
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 HEALTHY: Final = "/-/healthy"
 OURSELVES: Final = "rankscope.ourselves"
-"""Set in the environment of a request that the server makes to itself; nothing a browser sends gets there."""
+"""WSGI environment key of requests that the server makes to itself; a browser cannot set it."""
 
 HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Not "no-referrer": the login form would be sent without saying from where.
+    # Not "no-referrer": the login form would be sent without its origin.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -35,11 +35,12 @@ _NO_LOGIN: Final = frozenset({HEALTHY, LOGIN, LOGOUT})
 _NO_LOGIN_BELOW: Final = ("/assets/", "/_dash-component-suites/")
 """Scripts and styles, the same for every installation."""
 _FOR_SCRIPTS: Final = ("/api/", "/_")
-"""Below these nobody types an address: what is refused there is said in JSON."""
+"""Path prefixes for scripts, where refusals are JSON instead of a page."""
 
 
 def content_security_policy(app: dash.Dash) -> str:
-    """Everything from here only. Call it after all callbacks are registered: their inline scripts are allowed by hash.
+    """Return a policy that allows only this server. Call it after all callbacks are registered: their inline scripts are allowed
+    by hash.
 
     Styles may be inline because Plotly, Mantine and AG Grid set them from scripts.
     """
@@ -61,9 +62,9 @@ def content_security_policy(app: dash.Dash) -> str:
 
 
 def protect(app: dash.Dash, access: Access) -> None:
-    """Look at every request before anything else does, and send the headers with every response.
+    """Check every request before other handlers, and add the security headers to every response.
 
-    Call it before other functions are registered that answer before the pages do.
+    Call it before any other ``before_request`` function is registered.
     """
     policy = content_security_policy(app)
     names = [name.lower() for name in (*LOOPBACK_NAMES, *access.config.allowed_hosts)]
@@ -90,7 +91,7 @@ def protect(app: dash.Dash, access: Access) -> None:
         response.headers.update(HEADERS)
         response.headers["Content-Security-Policy"] = policy
         if not access.config.open_pages and not flask.request.path.startswith(_NO_LOGIN_BELOW):
-            response.headers["Cache-Control"] = "no-store"  # not to be shown after logging out, nor kept by a proxy
+            response.headers["Cache-Control"] = "no-store"  # must not be shown after logout, nor stored by a proxy
         return response
 
     app.server.before_request(guard)
@@ -98,7 +99,7 @@ def protect(app: dash.Dash, access: Access) -> None:
 
 
 def is_answered(host: str, names: Sequence[str]) -> bool:
-    """Whether ``host``, as a browser sends it, is one of ``names``, in small letters, on whatever port."""
+    """Return whether ``host``, as a browser sends it, is one of ``names`` (lower case), on any port."""
     match = _HOST.fullmatch(host.lower())
     if match is None:
         return False
@@ -106,9 +107,9 @@ def is_answered(host: str, names: Sequence[str]) -> bool:
 
 
 def from_own_pages(request: flask.Request) -> bool:
-    """Whether a request that may change something was sent by one of our pages, or by no page: by a script with its own means.
+    """Return whether a request that may make changes comes from one of our pages or from a client other than a browser.
 
-    Browsers say it: in ``Sec-Fetch-Site``, over HTTPS and to loopback addresses, else in ``Origin``.
+    Browsers report the source in ``Sec-Fetch-Site`` over HTTPS and to loopback addresses, else in ``Origin``.
     """
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None:
@@ -129,7 +130,7 @@ def _too_many(error: HTTPException) -> flask.Response:
 
 
 def _to_login(request: flask.Request) -> flask.typing.ResponseReturnValue:
-    # Not of any scheme: proxies pass on the password that people gave them.
+    # Only the bearer scheme: proxies forward the user's password as Basic.
     sends_token = request.headers.get("Authorization", "").lower().startswith("bearer ")
     if request.method not in _READS or request.path.startswith(_FOR_SCRIPTS) or sends_token:
         challenge = {"WWW-Authenticate": 'Bearer realm="rankscope"', "X-Rankscope-Login": LOGIN}

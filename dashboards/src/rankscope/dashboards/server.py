@@ -1,4 +1,4 @@
-"""Serving the app with gunicorn."""
+"""The gunicorn server of the app."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
-    """Gunicorn around one app and a socket that is already open."""
+    """Gunicorn application with one app and an open socket."""
 
     def __init__(self, app: dash.Dash, sock: socket.socket, workers: int) -> None:
         self._app = app
@@ -29,30 +29,30 @@ class _Server(BaseApplication):  # type: ignore[misc]
             "worker_class": "gthread",
             "threads": _THREADS,
             "preload_app": True,  # one import for all workers
-            "graceful_timeout": 10,  # workers end at once, unless the machine is too busy to let them
+            "graceful_timeout": 10,  # workers end at once, unless the machine is overloaded
             "keepalive": 5,
             "loglevel": "warning",
-            "forwarded_allow_ips": "",  # who may say what in which header is ours to decide: trusted_proxy.py
+            "forwarded_allow_ips": "",  # trusted_proxy.py decides which headers to trust
             "header_map": "drop",  # X_Forwarded_User is not X-Forwarded-User
-            "control_socket_disable": True,  # nobody asked for a second way in
+            "control_socket_disable": True,  # no second way to access the server
             "pre_fork": _hold_signals,
             "post_worker_init": _end_at_once,
         }
         super().__init__()
 
     def load_config(self) -> None:
-        """Our settings only; neither a file nor the environment changes them."""
+        """Apply only our settings; neither a file nor the environment changes them."""
         for name, value in self._settings.items():
             if name in self.cfg.settings:  # the control socket is unknown to older releases
                 self.cfg.set(name, value)
 
     def load(self) -> Any:
-        """The WSGI application."""
+        """Return the WSGI application."""
         return self._app.server
 
 
 def _hold_signals(_arbiter: object, _worker: object) -> None:
-    """Until the worker has handlers of its own: before, it would put a signal into its copy of the arbiter's queue, and go on."""
+    """Block signals until the worker has its own handlers: before, they would be lost in its copy of the arbiter's queue."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
 
 
@@ -61,10 +61,10 @@ def _let_signals_come() -> None:
 
 
 def _end_at_once(_worker: object) -> None:
-    """Let a worker that is told to end do so, also in the middle of an analysis.
+    """Let a worker exit at once on a signal, also in the middle of an analysis.
 
-    Answering writes nothing, so nothing is lost; waiting would last as long as the analysis, and gunicorn would then kill the
-    worker and wonder aloud whether memory ran out.
+    Requests write nothing, so nothing is lost. A graceful exit would last as long as the analysis; gunicorn would then kill the
+    worker and log that it may be out of memory.
     """
     for number in _ENDS:
         signal.signal(number, lambda *_: os._exit(0))
@@ -73,7 +73,7 @@ def _end_at_once(_worker: object) -> None:
 
 def serve(app: dash.Dash, sock: socket.socket, *, workers: int, ready: Callable[[], None]) -> None:
     """Call ``ready``, then serve until SIGINT or SIGTERM, which raise ``SystemExit(0)``."""
-    # Until gunicorn takes them over: whoever has read the address may already end it.
+    # Handle signals until gunicorn does: the user may press Ctrl-C as soon as the address is printed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     os.register_at_fork(after_in_parent=_let_signals_come)

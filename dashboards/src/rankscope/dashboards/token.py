@@ -1,7 +1,7 @@
-"""The secret that opens the pages, and the sessions that come of it.
+"""The secret token that grants access to the pages, and the sessions derived from it.
 
-A session is a cookie that is signed with a key made from the token: every worker knows it, also after a restart, and nothing is
-kept anywhere. Another token ends all sessions.
+A session is a cookie signed with a key derived from the token. Every worker can verify it, also after a restart, without stored
+state. A new token ends all sessions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VARIABLE: Final = "RANKSCOPE_DASHBOARD_TOKEN"
 SESSION_S: Final = 12 * 3600
 MIN_LETTERS: Final = 24
 MIN_DIFFERENT: Final = 8
-"""Different characters: a word that is one character repeated is long, too."""
+"""Least number of different characters, since a repeated character is long but easy to guess."""
 MAX_BYTES: Final = 4096
 
 _HOW: Final = "make one with: openssl rand -hex 32"
@@ -29,7 +29,7 @@ _SESSION: Final = re.compile(r"([0-9]{1,12}\.[0-9a-f]{32})\.([0-9a-f]{64})", re.
 
 
 class Token:
-    """A secret word. Raises ``ValueError`` for one that could be guessed, with how to make a better one."""
+    """A secret token. Raises ``ValueError`` for one that is easy to guess, with advice for a better one."""
 
     def __init__(self, secret: str, *, clock_s: Callable[[], float] = time.time) -> None:
         if not secret.isascii() or not secret.isprintable() or len(secret.split()) != 1:
@@ -40,22 +40,22 @@ class Token:
             )
         self._secret = secret.encode()
         self._clock_s = clock_s
-        # Slow on purpose: whoever gets hold of a cookie shall not find the token by trying words.
+        # Slow on purpose, so that a stolen cookie does not allow guessing the token offline.
         self._key = hashlib.scrypt(self._secret, salt=b"rankscope dashboard session", n=2**14, r=8, p=1, dklen=32)
         self.cookie = f"rankscope-{hashlib.sha256(self._key).hexdigest()[:8]}"
-        """Name of the cookie: of two dashboards on one host, on other ports, each has its own."""
+        """Name of the cookie, so that dashboards on different ports of one host do not share one."""
 
     def matches(self, given: str) -> bool:
-        """Whether ``given`` is the token; takes as long whatever it is."""
+        """Return whether ``given`` is the token, in constant time."""
         return hmac.compare_digest(given.encode(errors="replace"), self._secret)
 
     def new_session(self) -> str:
-        """Value of the cookie of somebody who had the token now; good for ``SESSION_S``."""
+        """Return the cookie value of a new session, valid for ``SESSION_S``."""
         about = f"{int(self._clock_s()) + SESSION_S}.{secrets.token_hex(16)}"
         return f"{about}.{self._signature(about)}"
 
     def is_session(self, cookie: str) -> bool:
-        """Whether it is one of ours that has not ended."""
+        """Return whether the cookie is a session of this token that has not expired."""
         match = _SESSION.fullmatch(cookie)
         if match is None or not hmac.compare_digest(match[2], self._signature(match[1])):
             return False
@@ -66,7 +66,7 @@ class Token:
 
 
 def read_token(path: Path) -> Token:
-    """The token in a file. Raises ``InputError``."""
+    """Read the token in a file. Raises ``InputError``."""
     try:
         with path.open("rb") as file:
             secret = file.read(MAX_BYTES + 1)
@@ -78,7 +78,7 @@ def read_token(path: Path) -> Token:
 
 
 def token_of(secret: str, where: Path | str) -> Token:
-    """The token that was found at ``where``. Raises ``InputError``."""
+    """Return the token found at ``where``. Raises ``InputError``."""
     try:
         return Token(secret.strip())
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A proxy in front that has asked people who they are and says so in a header."""
+"""A reverse proxy that authenticates users and names them in a header."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ LOOPBACK: Final[tuple[Network, ...]] = (IPv4Network("127.0.0.0/8"), IPv6Network(
 MAX_USER: Final = 100
 
 _EVERY_REQUEST: Final = frozenset({"accept", "accept-encoding", "accept-language", "connection", "cookie", "host", "user-agent"})
-"""Browsers send these with every request: they say of nobody who it is."""
+"""Headers that browsers send with every request, so they cannot identify a user."""
 _HEADER: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedProxy:
-    """``header`` is believed from ``networks``, and from nobody else. The proxy must remove it from what it is sent."""
+    """A trusted proxy: ``header`` is trusted only from ``networks``. The proxy must strip it from incoming requests."""
 
     header: str
     networks: tuple[Network, ...] = LOOPBACK
 
     @classmethod
     def parse(cls, header: str, addresses: Sequence[str]) -> TrustedProxy:
-        """Of options; without addresses the proxy is on this machine. Raises ``ValueError`` with what is wrong."""
+        """Parse the options; without addresses the proxy is on this machine. Raises ``ValueError`` with the reason."""
         if _HEADER.fullmatch(header) is None:
             raise ValueError(f"{header!r} is not the name of a header such as X-Forwarded-User: letters, digits and '-'")
         if header.lower() in _EVERY_REQUEST:
@@ -39,7 +39,7 @@ class TrustedProxy:
         return cls(header, tuple(map(_network, addresses)) or LOOPBACK)
 
     def is_sender(self, request: flask.Request) -> bool:
-        """Whether the request comes from the proxy."""
+        """Return whether the request comes from the proxy."""
         try:
             address = ip_address(request.remote_addr or "")
         except ValueError:
@@ -49,13 +49,13 @@ class TrustedProxy:
         return any(address in network for network in self.networks)
 
     def user(self, request: flask.Request) -> str | None:
-        """Who the proxy says is there."""
+        """Return the user that the proxy reports, ``None`` if the request does not come from it or names no user."""
         if not self.is_sender(request):
             return None
         return shown(request.headers.get(self.header, "").strip(), MAX_USER) or None
 
     def is_https(self, request: flask.Request) -> bool:
-        """Whether people reach the proxy by HTTPS."""
+        """Return whether the proxy reports that the client used HTTPS."""
         return self.is_sender(request) and request.headers.get("X-Forwarded-Proto", "").strip().lower() == "https"
 
 

@@ -1,4 +1,4 @@
-"""Errors of ours that nothing else has caught, and what somebody posts without a browser: one answer, and a short log."""
+"""Handler of uncaught errors, including those from requests that no page sends: one generic answer and a short log."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ANSWER = "This could not be answered: an error in rankscope, or a request that n
 
 
 def register(server: flask.Flask) -> None:
-    """Answer for what is raised while answering. The first time at a place in the code the log has the trace, then a line."""
+    """Register the error handler. It logs the traceback of the first error at a place in the code, later ones as one line."""
     seen: set[tuple[str, int | None]] = set()
 
     def answer(error: Exception) -> flask.typing.ResponseReturnValue:
         if isinstance(error, HTTPException):
             return error
-        if isinstance(error, DependencyException):  # of a script that is none of ours
+        if isinstance(error, DependencyException):  # request for an unknown script
             return flask.Response("There is no such file.\n", 404, mimetype="text/plain")
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = (last.filename, last.lineno)

@@ -1,4 +1,4 @@
-"""The state of a page is its address: what is selected survives reloading, sharing and the back button."""
+"""State of a page, kept in its address, so that the selection survives reloading, sharing and the back button."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, quote, unquote, urlencode
 
 DEFAULT_METRIC: Final = "own_us"
 STATE_VERSION: Final = 1
-"""Written as ``v`` once there is a second version; an address without ``v`` is of version 1."""
+"""Version of the address format. It is written as ``v`` once there is a second one; an address without ``v`` has version 1."""
 
 _NUMBER: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
 _RANGE: Final = re.compile(r"([0-9]{1,15})-([0-9]{1,15})", re.ASCII)
@@ -19,48 +19,48 @@ _PRICE: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?", re.ASCII)
 _CURRENCY: Final = re.compile(r"[A-Za-z]{3}", re.ASCII)
 _LONGEST: Final = 256
 _MOST: Final = 64
-"""Items of a list."""
+"""Most items of a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """What is selected on the pages of a run; what a view does not know of it, it leaves alone."""
+    """Selection on the pages of a run; a view leaves fields that it does not use unchanged."""
 
     rank: int | None = None
-    """The rank picked out in every view."""
+    """Rank highlighted in every view."""
     metric: str = DEFAULT_METRIC
-    """The heat map's metric."""
+    """Metric of the heat map."""
     steps: tuple[int, int] | None = None
-    """First and last step number that are shown; ``None``: all."""
+    """First and last shown step; ``None``: all."""
     sort: str = "rank"
-    """What the heat map's rows are in the order of."""
+    """Sort key of the heat map's rows."""
     group: str | None = None
-    """A process group by its name."""
+    """Name of a process group."""
     window: int | None = None
-    """A captured window by its first step."""
+    """First step of a captured window."""
     span: tuple[int, int] | None = None
-    """Part of the window, microseconds since its begin."""
+    """Part of the window, in microseconds since its begin."""
     collective: str | None = None
-    """A collective of the window, ``GROUP:SEQUENCE``."""
+    """Key of a collective of the window, ``GROUP:SEQUENCE``."""
     without: tuple[str, ...] = ()
-    """What is thought away: ``rank:3``, ``stage:1``, ``cause:input``."""
+    """Items removed in the what-if: ``rank:3``, ``stage:1``, ``cause:input``."""
     gpu: str | None = None
-    """A GPU by its UUID."""
+    """UUID of a GPU."""
     host: str | None = None
     gauge: str = "temperature_celsius"
-    """What is shown of GPUs over time."""
+    """Gauge of the GPUs that is shown over time."""
     step: int | None = None
-    """The step picked out."""
+    """Highlighted step."""
     price: float | None = None
-    """Of a GPU-hour; ``None``: as recorded with the run."""
+    """Price of a GPU-hour; ``None``: as recorded with the run."""
     replay: str | None = None
-    """An alert by its name to replay over the run, or ``all``."""
+    """Name of an alert to replay over the run, or ``all``."""
     currency: str | None = None
-    """Its three letters; ``None``: as recorded with the run."""
+    """Three-letter code of the currency; ``None``: as recorded with the run."""
 
     @property
     def search(self) -> str:
-        """Query part of the address, ``""`` or starting with ``?``; what is at its default is left out."""
+        """Query part of the address, ``""`` or starting with ``?``; fields at their defaults are omitted."""
         parts = {
             name: _CODECS[name].text(value) for name, default in _DEFAULTS.items() if (value := getattr(self, name)) != default
         }
@@ -68,9 +68,9 @@ class PageState:
 
     @classmethod
     def parse(cls, search: str | None) -> Self:
-        """State from a query part. What is missing, malformed or of a newer version gets its default: links never break."""
+        """Parse a query part. Missing, malformed or newer fields get their defaults, so that links never break."""
         state = cls()
-        if not isinstance(search, str):  # whoever posts without a browser may send anything
+        if not isinstance(search, str):  # a client other than a browser may send anything
             return state
         try:
             given = parse_qs(search.removeprefix("?"), max_num_fields=32)
@@ -84,13 +84,13 @@ class PageState:
         return state
 
     def having(self, name: str, text: str | None) -> Self:
-        """The same with one field as its text says; its default for what cannot be understood, or for ``None``."""
+        """Return the state with one field parsed from ``text``; invalid text or ``None`` gives the default."""
         value = None if text is None or len(text) > _LONGEST * _MOST else _CODECS[name].value(text)
         change: dict[str, Any] = {name: _DEFAULTS[name] if value is None else value}
         return replace(self, **change)
 
     def text(self, name: str) -> str | None:
-        """A field as it stands in the address; ``None`` where nothing is selected."""
+        """Return the text of a field in the address; ``None`` if nothing is selected."""
         value = getattr(self, name)
         return None if value is None or value == () else _CODECS[name].text(value)
 
@@ -99,7 +99,7 @@ class PageState:
 class _Codec:
     text: Callable[[Any], str]
     value: Callable[[str], Any]
-    """``None`` for what cannot be understood."""
+    """``None`` for invalid text."""
 
 
 def _range(text: str) -> tuple[int, int] | None:
@@ -108,7 +108,7 @@ def _range(text: str) -> tuple[int, int] | None:
 
 
 def _items(text: str) -> tuple[str, ...]:
-    """Without the empty ones, each once."""
+    """Return the distinct items, without empty and overlong ones, at most ``_MOST``."""
     return tuple(dict.fromkeys(item for item in text.split(",") if 0 < len(item) <= _LONGEST))[:_MOST]
 
 
@@ -142,12 +142,12 @@ _DEFAULTS: Final = {field.name: field.default for field in fields(PageState)}
 
 
 def run_path(run_id: str, view: str = "") -> str:
-    """Path of a page of a run; ``rankscope.runs.links.overview_url`` is the first with a host in front."""
+    """Return the path of a page of a run; ``rankscope.runs.links.overview_url`` gives the first page with a host."""
     return f"/run/{quote(run_id, safe='', errors='surrogateescape')}{f'/{view}' if view else ''}"
 
 
 def run_of(pathname: str | None) -> tuple[str, str] | None:
-    """Run id and view in the path of a run's page; ``None`` when it is another page."""
+    """Return run id and view in the path of a run's page; ``None`` for another page."""
     parts = (pathname or "/").strip("/").split("/")
     if len(parts) in (2, 3) and parts[0] == "run" and parts[1]:
         return unquote(parts[1], errors="surrogateescape"), parts[2] if len(parts) == 3 else ""

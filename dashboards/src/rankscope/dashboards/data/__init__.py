@@ -1,1 +1,1 @@
-"""Where the pages get runs from: the ``RunSource`` protocol and run directories on disk."""
+"""Data access of the pages: the ``RunSource`` protocol and its implementation for run directories on disk."""

@@ -7,7 +7,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 State = Literal["firing", "pending", "lost", "resolved"]
-"""``lost``: it fired, and its end was not recorded although its run is over or its source no longer reports it."""
+"""``lost``: the alert fired, but its end was not recorded although its run is over or its source no longer reports it."""
 Source = Literal["watcher", "prometheus"]
 
 
@@ -19,7 +19,7 @@ class AlertRecord:
     severity: str | None
     state: State
     started_unix_ns: int
-    """When it fired; of one that is pending, when it was first seen."""
+    """Time at which the alert fired; if pending, at which it was first seen."""
     ended_unix_ns: int | None
     labels: dict[str, str]
     summary: str
@@ -27,14 +27,14 @@ class AlertRecord:
     run_id: str | None
     rank: int | None
     runbook_url: str | None
-    """``http`` or ``https``; ``None``: not served anywhere. The page itself: ``rankscope.alerts.rules.rule_file.runbooks``."""
+    """``http`` or ``https``; ``None``: not served anywhere. Source of the page: ``rankscope.alerts.rules.rule_file.runbooks``."""
     source: Source
     evidence: str | None = None
-    """Address of the page that shows it, within this dashboard; ``None`` when it is about none of its runs."""
+    """Address of the dashboard page that shows the alert; ``None``: the alert is about none of the dashboard's runs."""
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Key of the alert, the same in every source: of a run, the run and the rank."""
+        """Key of the alert, the same in every source. For an alert about a run: name, run and rank."""
         if self.run_id is not None:
             return (self.name, self.run_id, str(self.rank))
         return (self.name, *(f"{name}={value}" for name, value in sorted(self.labels.items()) if name != "severity"))
@@ -42,7 +42,7 @@ class AlertRecord:
 
 @dataclass(frozen=True, slots=True)
 class AlertsFound:
-    """All alerts, firing ones first, then the newest; ``problems``: sources that cannot be read, and why."""
+    """All alerts by state, firing ones first, then newest first; ``problems``: sources that cannot be read, and why."""
 
     alerts: list[AlertRecord]
     problems: list[str]

@@ -1,6 +1,6 @@
 """Active and past alerts about runs, from the files of their watchers and from a Prometheus.
 
-Every alert name has one owner (``rankscope.alerts.owners``), so no alert of the watcher is one of Prometheus, too.
+Every alert name has one owner (``rankscope.alerts.owners``), so the watcher and Prometheus never report the same alert.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rankscope.dashboards.data.watched_alerts import alert_of, findings_of, foll
 from rankscope.runs.links import overview_url
 
 if TYPE_CHECKING:
-    from rankscope.alerts.prometheus import Prometheus  # needs a package that only who asks a Prometheus needs
+    from rankscope.alerts.prometheus import Prometheus  # needs a package that is installed only for queries to a Prometheus
 
 _OVER: Final = ("finished", "failed")
 _ORDER: Final[tuple[State, ...]] = ("firing", "pending", "lost", "resolved")
 
 
 class Findings(Protocol):
-    """Reads what a watcher wrote into a run."""
+    """Reader of the alerts that a watcher wrote into a run directory."""
 
     def __call__(self, run: Path, *, over: bool) -> list[AlertRecord]:
-        """Alerts by their beginning; ``over``: the run has ended. Raises ``InputError``."""
+        """Return alerts by start time; ``over``: the run has ended. Raises ``InputError``."""
 
 
 def alerts_of(
@@ -40,10 +40,10 @@ def alerts_of(
     findings: Findings = findings_of,
     prometheus_from_unix_ns: int = 0,
 ) -> AlertsFound:
-    """Alerts about ``runs``, and of a Prometheus also those about hardware, between two moments.
+    """Return alerts about ``runs`` between two times; a Prometheus also contributes alerts about hardware.
 
-    ``root``: the folder of the runs, which a watcher may follow as a whole. Of a Prometheus what is past is asked from
-    ``prometheus_from_unix_ns`` on. Never raises: what cannot be read is a problem.
+    ``root``: the folder of the runs, which a watcher may follow as a whole. Past alerts of a Prometheus are queried from
+    ``prometheus_from_unix_ns`` on. Never raises: an unreadable source is listed in ``problems``.
     """
     problems: dict[str, None] = {}
 
@@ -57,7 +57,7 @@ def alerts_of(
     alerts: list[AlertRecord] = []
     for run in runs:
         alerts += read(partial(findings, Path(run.path), over=run.status in _OVER))
-    # An alert that fires is in the run's findings and in the state of every watcher that follows the run.
+    # A firing alert is in the run's findings and in the state of every watcher that follows the run.
     active = {alert.identity for alert in alerts if alert.ended_unix_ns is None}
     folders = {str(Path(run.path).resolve()) for run in runs if run.status not in _OVER}
     for watched in dict.fromkeys([*([root] if root is not None else []), *map(Path, sorted(folders))]):
@@ -94,7 +94,7 @@ def _of_prometheus(prometheus: Prometheus, span_unix_ns: tuple[int, int]) -> lis
 
 
 def about_run(found: AlertsFound, run_id: str, *, gpus: Container[str], hosts: Container[str]) -> AlertsFound:
-    """Those about a run, or about its GPUs (uuids) and hosts."""
+    """Return the alerts about a run, or about its GPUs (uuids) and hosts."""
 
     def concerns(alert: AlertRecord) -> bool:
         if alert.run_id is not None:

@@ -1,8 +1,8 @@
-"""Who delayed whom and why, worked out from everything that was read of a run.
+"""Imposed wait by origin, victim and cause, computed from all evidence of a run.
 
-The analysis lists the costliest pairs of ranks; here are all of them, of large groups host by host. Causes are of the step
-records: at each step the rank with the longest own time is charged with the wait of the others, by what it took longer for than
-the rank in the middle.
+The analysis lists only the costliest pairs of ranks. This module lists all pairs, aggregated by host in large groups. Causes come
+from the step records. At each step the rank with the longest own time is charged with the wait of its peers. The charge is split
+by the parts (phases, GC, run queue) in which this rank took longer than the median rank.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from rankscope.analysis.step_order import by_step, of_blocks
 from rankscope.runs.records import Phase
 
 RANK_BY_RANK: Final = 64
-"""Of groups of more ranks the matrix is host by host."""
+"""Largest group whose matrix is rank by rank; the matrix of a larger group is host by host."""
 
 MOST_NAMES: Final = 128
-"""Rows and columns of a matrix; of more hosts several are one."""
+"""Most rows and columns of a matrix; with more hosts, one row stands for several adjacent hosts."""
 
 MOST_GROUPS: Final = 256
 MOST_BINS: Final = 240
 
 _LONGEST_KEY: Final = 200
-"""Letters; names of groups may be of any length."""
+"""Characters; group names may have any length."""
 
 Values = NDArray[np.float64]
 
 
 class WaitGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Imposed wait within one process group: a sparse matrix of who was waited for (origin) by whom (victim)."""
+    """Imposed wait within one process group: a sparse matrix of origins (waited for) and victims (waiting)."""
 
     key: str
     """Unique in a run; part of addresses."""
@@ -47,29 +47,29 @@ class WaitGroup(msgspec.Struct, frozen=True, kw_only=True):
     imposed_us: float
     by_host: bool
     names: list[str]
-    """Of rows and columns: ranks, or hosts."""
+    """Names of rows and columns: ranks, or hosts."""
     worst: list[int]
-    """Of each name, the rank that imposed most."""
+    """Per name: the rank that imposed most."""
     origins: list[int]
-    """Of each cell; positions in ``names``."""
+    """Per cell: position in ``names``."""
     victims: list[int]
     waited_us: list[float]
 
 
 class BlamedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank made others wait. ``None``: not known."""
+    """Wait that one rank imposed on others. ``None``: not known."""
 
     rank: int
     direct_us: float | None
-    """In groups that it is in."""
+    """Imposed in groups that contain this rank."""
     knock_on_us: float | None
-    """In groups that it is not in: whoever was last there had waited for it before."""
+    """Imposed in groups that do not contain this rank: their last rank had itself waited for this one."""
     exposed_us: float | None
-    """The part of both that no compute hid."""
+    """Part of ``direct_us`` and ``knock_on_us`` that no compute hid."""
     steps_us: float | None
-    """In all steps that were judged, from the step records."""
+    """Imposed in all judged steps, from the step records."""
     last_in: int | None
-    """Steps in which it came last."""
+    """Number of steps in which the rank arrived last."""
     causes_us: dict[str, float]
     """``steps_us`` by cause."""
 
@@ -80,31 +80,31 @@ class CauseTimeline(msgspec.Struct, frozen=True, kw_only=True):
     first: list[int]
     last: list[int]
     steps: list[int]
-    """How many steps of the bin were judged."""
+    """Number of judged steps in the bin."""
     causes_us: dict[str, list[float]]
     """Sums over the bin."""
     worst: list[int]
-    """The rank that is charged with most of it."""
+    """Rank that is charged with most of the bin's wait."""
     worst_share: list[float | None]
 
 
 class BlameBook(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything."""
+    """All imposed wait of a run: matrices per group, sums per rank and a timeline of causes."""
 
     matrix_source: str | None
-    """``windows`` or ``steps``; ``None`` where nothing tells."""
+    """``windows`` or ``steps``; ``None``: the run has neither source."""
     matrix_steps: int
     groups: list[WaitGroup]
     """Most imposed wait first."""
     groups_left_out: int
     ranks: list[BlamedRank]
-    """Those that imposed any."""
+    """Ranks that imposed any wait."""
     timeline: CauseTimeline | None
-    """``None``: the step records do not tell own time from waiting."""
+    """``None``: the step records do not separate own time from blocked time."""
 
 
 def blame_book(run: RunEvidence) -> BlameBook:
-    """Of a run that has been read."""
+    """Compute the ``BlameBook`` of a run that has been read."""
     charges = [_charged(one) for one in run.compared]
     windows = bool(run.blame.steps)
     groups = list(_window_groups(run)) if windows else [_step_group(run, one) for one in run.compared]
@@ -121,7 +121,7 @@ def blame_book(run: RunEvidence) -> BlameBook:
 
 
 def _told_apart(groups: Sequence[WaitGroup]) -> list[WaitGroup]:
-    """Keys that occur twice get a number."""
+    """Return the groups with unique keys: repeated keys get a number."""
     seen: dict[str, int] = {}
     found: list[WaitGroup] = []
     for group in groups:
@@ -138,7 +138,7 @@ def _window_groups(run: RunEvidence) -> Iterator[WaitGroup]:
 
 
 def _directed_groups(run: RunEvidence) -> list[WaitGroup]:
-    """Waits in sends, receives and operations with a root: nothing in them is imposed, most are the schedule of a pipeline."""
+    """Return waits in sends, receives and operations with a root. None is imposed: most are the schedule of a pipeline."""
     pairs: dict[str, dict[tuple[int, int], float]] = {}
     for row in directed_rows(run.matched.waits.waits):
         of = pairs.setdefault(row.group, {})
@@ -201,15 +201,15 @@ def _of_matrix(label: str, axis: _Axis, matrix: Values, charged: Values, *, rank
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Rows, and columns, of a matrix."""
+    """Axis of a matrix, shared by rows and columns."""
 
     members: Sequence[int]
     names: list[str]
     of: NDArray[np.intp]
-    """[members]: in which of ``names`` each is."""
+    """[members]: position of each member in ``names``."""
 
     def no_cells(self) -> Values:
-        """[origins, victims], of zeros."""
+        """Return a matrix of zeros, [origins, victims]."""
         return np.zeros((len(self.names), len(self.names)))
 
 
@@ -226,7 +226,7 @@ def _axis(run: RunEvidence, members: Sequence[int]) -> _Axis:
 
 
 def _members(ranks: Sequence[int]) -> str:
-    """``ranks 0 to 7``, ``8 ranks: 0, 16, 32 …``."""
+    """Return the ranks as text, such as ``ranks 0 to 7`` or ``8 ranks: 0, 16, 32 …``."""
     ranks = sorted(ranks)
     if len(ranks) == ranks[-1] - ranks[0] + 1 and len(ranks) > 2:
         return f"ranks {ranks[0]:,} to {ranks[-1]:,}"
@@ -236,7 +236,7 @@ def _members(ranks: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Charged:
-    """Who came last at each step that was judged, and with how much it is charged for which cause. Lists are [steps]."""
+    """Last rank of each judged step, and its charge by cause. Arrays are [steps]."""
 
     steps: NDArray[np.int64]
     rank: NDArray[np.int64]
@@ -252,7 +252,7 @@ def _charged(judged: Judged) -> _Charged:
     place = (len(judged.ranks) - 1) // 2
 
     def above(metric: str) -> Values | None:
-        """How much more of it the last rank had than the one in the middle; ``None`` where there is no signal."""
+        """Return by how much the last rank exceeds the median rank in ``metric``; ``None`` where there is no signal."""
 
         def of_block(steps: slice) -> tuple[Values, bool]:
             values = by_step(judged.table.some(metric, steps, judged.rows))
@@ -268,7 +268,7 @@ def _charged(judged: Judged) -> _Charged:
         return np.concatenate(found) if any(known) else None
 
     excess = above("own_us")
-    assert excess is not None  # what is judged has own times
+    assert excess is not None  # judged ranks have own times
     left = excess.copy()
     taken: dict[str, Values] = {}
 
@@ -286,13 +286,13 @@ def _charged(judged: Judged) -> _Charged:
     take("cpu_contention", above("run_queue_us"))
     inside = {phase: amount for phase in _IN_PHASES if (amount := above(f"own_{phase}_us")) is not None}
     total = sum(inside.values(), start=np.zeros_like(left))
-    # These contain what was taken before: each gets its part of what is left.
+    # Phases contain the causes taken above, so each phase gets its share of the remainder.
     part = np.divide(np.minimum(total, left), total, out=np.zeros_like(total), where=total > 0)
     for phase, amount in inside.items():
         taken[phase] = amount * part
     left = left - total * part
     taken["unknown"] = left
-    # What nobody took longer for is charged to nothing that is known.
+    # Wait without any excess own time has no known cause.
     scale = np.divide(wait, excess, out=np.zeros_like(excess), where=excess > 0)
     causes = {cause: amount * scale for cause, amount in taken.items()}
     causes["unknown"] = causes["unknown"] + np.where(excess > 0, 0.0, wait)

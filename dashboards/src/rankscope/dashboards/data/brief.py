@@ -1,4 +1,4 @@
-"""A run in a line, for lists of many: reading the whole analysis of each would take seconds."""
+"""Summary of a run for lists of many: reading the whole analysis of each run would take seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankscope.analysis.result import Analysis, Cause, Finding, Kind
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU time that a finding says was lost, and to whom it is charged."""
+    """GPU time lost according to a finding, and the host, GPU and rank it is charged to."""
 
     host: str | None
     """``None``: no single host."""
@@ -22,7 +22,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Brief(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list shows. ``None``: not known."""
+    """Fields of a run that a list shows. ``None``: not known."""
 
     kind: Kind
     summary: str
@@ -38,16 +38,16 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
     coverage: float | None = None
     warnings: int = 0
     warning: str | None = None
-    """The first of them."""
+    """First of the warnings."""
     lost_by: list[Lost] = []
     host_gpu_hours: dict[str, float] = {}
-    """GPU time of the steps that were trained, per host."""
+    """GPU time of the trained steps, per host."""
     on_gpus: bool = False
-    """Where not, there is no GPU time to lose."""
+    """True if any rank trained on a device other than the CPU; otherwise there is no GPU time to lose."""
 
 
 def brief_of(analysis: Analysis) -> Brief:
-    """The line about an analysed run."""
+    """Return the summary of an analysed run."""
     verdict, source, rates = analysis.verdict, analysis.source, analysis.throughput
     return Brief(
         kind=verdict.kind,
@@ -71,7 +71,7 @@ def brief_of(analysis: Analysis) -> Brief:
 
 
 def _lost(analysis: Analysis, finding: Finding) -> Lost:
-    """A finding on several ranks tells one loss for all of them: it is charged to their host if they have one."""
+    """Return the loss of a finding. A finding on several ranks has one loss for all, charged to their host if they share one."""
     verdict = analysis.verdict
     said = [finding.rank] if finding.rank is not None else []
     ranks = (verdict.ranks or said) if finding.summary == verdict.summary else said
@@ -91,7 +91,7 @@ def _lost(analysis: Analysis, finding: Finding) -> Lost:
 
 
 def _host_gpu_hours(analysis: Analysis) -> dict[str, float]:
-    """Steps times the mean step time, as losses are counted; of hosts and ranks of which both are known."""
+    """Return GPU-hours per host: steps times the mean step time, as losses are counted. Skips ranks without host or step time."""
     mean_us = None if analysis.throughput is None else analysis.throughput.step_us
     found: dict[str, float] = {}
     for rank in analysis.ranks:

@@ -1,4 +1,4 @@
-"""Comparing runs beside the server: the comparison, and how the step times of each side are distributed."""
+"""Comparison of runs in a process beside the server, with the distribution of each side's step times."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rankscope.dashboards.inert import inert_record
 COMPARISON: Final = "comparison.json"
 
 PERCENTS: Final = tuple(range(101))
-"""The percentiles that are kept of each side's step times."""
+"""Stored percentiles of each side's step times."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Step times of one side, of the steps that were compared."""
+    """Step times of one side, over the compared steps."""
 
     label: str
     percentiles_us: list[float]
@@ -32,14 +32,14 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """A comparison, and the distributions of its sides."""
+    """A comparison and the step-time distributions of its sides."""
 
     result: CompareResult
     distributions: list[Distribution]
 
 
 def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, tell: Tell) -> None:
-    """Compare ``runs`` into ``folder``. Raises ``RankscopeError``, and ``OSError`` for what cannot be written."""
+    """Compare ``runs`` and write the result into ``folder``. Raises ``RankscopeError``, and ``OSError`` if it cannot write."""
     count = 0
 
     def read(path: Path) -> Recording:
@@ -55,11 +55,11 @@ def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, tell: Tell)
 
 
 def distribution(side: Usable) -> Distribution:
-    """Of the step times of one side."""
+    """Return the distribution of one side's step times."""
     found = walls(side.table)
     return Distribution(label=side.label, percentiles_us=np.percentile(found, PERCENTS).tolist() if len(found) else [])
 
 
 def read_comparison(folder: Path) -> Compared:
-    """What ``compare_runs`` wrote. Raises ``InputError``."""
+    """Read the comparison that ``compare_runs`` wrote. Raises ``InputError``."""
     return read_json(folder / COMPARISON, Compared, "the cached comparison")

@@ -1,5 +1,5 @@
-"""What the pages show of a run, worked out once and written into a folder: the analysis, every metric of every step, topology,
-samples of the GPUs and what happened to them.
+"""Derived data of a run, computed once and written into a folder for the pages: the analysis, every metric of every step,
+topology, GPU samples and GPU events.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ Result = TypeVar("Result")
 
 
 def derive(run: Path, folder: Path, tell: Tell) -> None:
-    """Analyse ``run`` into ``folder``.
+    """Analyse ``run`` and write the result into ``folder``.
 
-    Raises ``RankscopeError`` for what cannot be read, and ``OSError`` for what cannot be written.
+    Raises ``RankscopeError`` for unreadable input, and ``OSError`` if the folder cannot be written.
     """
     evidence = read_evidence(
         run, report=lambda done, of: tell(Progress("reading the records of all ranks", done, of)), metrics=ALL_METRICS
@@ -67,26 +67,26 @@ def derive(run: Path, folder: Path, tell: Tell) -> None:
 
 
 def write_analysis(analysis: Analysis, folder: Path) -> None:
-    """Replace what is there, each file as a whole; names in it are inert from here on."""
+    """Replace the analysis and its brief, each file atomically. Names from the run are made inert (``inert_record``)."""
     shown = inert_record(analysis)
     for name, content in ((ANALYSIS, shown), (BRIEF, brief_of(shown))):
         replace_file(folder / name, msgspec.json.encode(content))
 
 
 def write_blame(run: RunEvidence, folder: Path) -> None:
-    """Who delayed whom and why."""
+    """Write the ``BlameBook`` of the run."""
     replace_file(folder / BLAME, msgspec.json.encode(blame_book(run)))
 
 
 def write_topology(run: RunEvidence, folder: Path) -> None:
-    """Where the ranks are."""
+    """Write the topology of the last attempt."""
     about = run.reader.attempt(run.table.attempt)
     topology = topology_of(run.ranks, run.infos, {} if about is None else about.layout)
     replace_file(folder / TOPOLOGY, msgspec.json.encode(inert_record(topology)))
 
 
 def write_steps(run: RunEvidence, folder: Path) -> None:
-    """Every metric of which anything is known; the samples have been written."""
+    """Write every metric that has any value. The samples must have been written before."""
     writer = TileWriter(folder / STEPS)
     writer.fill(run.ranks, run.table.steps, _of_every_step(run, folder / HARDWARE))
     for steps, values in imposed_values(run):
@@ -105,20 +105,20 @@ def _of_every_step(run: RunEvidence, samples: Path) -> Iterator[tuple[str, Store
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """Reads what ``derive`` wrote."""
+    """Reader of the files that ``derive`` wrote."""
 
     folder: Path
     failure: str | None = None
-    """Why nothing newer is there, where something should be."""
+    """Reason why the files are older than they should be."""
 
     @property
     def version(self) -> str:
-        """Changes when something else is written there. Raises ``InputError``."""
+        """Version of the files, which changes with their content. Raises ``InputError``."""
         return f"{self.folder} {self._written_unix_ns}"
 
     @property
     def stale(self) -> Stale | None:
-        """Since when it should have been written anew, and why it was not. Raises ``InputError``."""
+        """Time of the last write and the reason why no newer one followed; ``None``: up to date. Raises ``InputError``."""
         return None if self.failure is None else Stale(self._written_unix_ns, self.failure)
 
     @property
@@ -130,39 +130,39 @@ class Derived:
 
     @property
     def is_there(self) -> bool:
-        """Whether it has been written."""
+        """True if the analysis has been written."""
         return (self.folder / ANALYSIS).is_file()
 
     def analysis(self) -> Analysis:
-        """The analysis. Raises ``InputError``."""
+        """Read the analysis. Raises ``InputError``."""
         return self._decoded(ANALYSIS, Analysis)
 
     def brief(self) -> Brief:
-        """The line about it. Raises ``InputError``."""
+        """Read the summary of the run. Raises ``InputError``."""
         return self._decoded(BRIEF, Brief)
 
     def blame(self) -> BlameBook:
-        """Who delayed whom and why. Raises ``InputError``."""
+        """Read the imposed wait by origin, victim and cause. Raises ``InputError``."""
         return self._decoded(BLAME, BlameBook)
 
     def steps(self) -> RunMatrices:
-        """The matrices. Raises ``InputError``."""
+        """Open the matrices of metrics per rank and step. Raises ``InputError``."""
         return RunMatrices(Tiles(self.folder / STEPS), Tiles(self.folder / PROFILED))
 
     def trend(self) -> Trend:
-        """All ranks together, step by step. Raises ``InputError``."""
+        """Read the trend: all ranks together, step by step. Raises ``InputError``."""
         return read_trend(self.folder / TREND)
 
     def topology(self) -> Topology:
-        """Where the ranks are. Raises ``InputError``."""
+        """Read the topology. Raises ``InputError``."""
         return self._decoded(TOPOLOGY, Topology)
 
     def hardware(self) -> Hardware:
-        """GPUs and their samples. Raises ``InputError``."""
+        """Open the GPUs and their samples. Raises ``InputError``."""
         return stored(self.folder / HARDWARE)
 
     def events(self) -> Events:
-        """What happened to GPUs. Raises ``InputError``."""
+        """Read the GPU events. Raises ``InputError``."""
         return self._decoded(f"{HARDWARE}/{EVENTS}", Events)
 
     def _decoded(self, name: str, kind: type[Result]) -> Result:

@@ -1,4 +1,4 @@
-"""What there is to show of the runs in a folder: made when it is asked for, and kept while it is true."""
+"""Data of the runs in a folder, computed on request and cached while the runs' files do not change."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from rankscope.dashboards.data.windows import CAPTURED, Window, Windows, read_wi
 from rankscope.runs.records import StepRecord
 
 if TYPE_CHECKING:
-    from rankscope.alerts.prometheus import Prometheus  # needs a package that only who asks a Prometheus needs
+    from rankscope.alerts.prometheus import Prometheus  # needs a package that is installed only for queries to a Prometheus
 
 WHATIF_EVERY_S: Final = 300.0
-"""Of a run that goes on: reading all of a large one takes minutes."""
+"""Refresh interval of the what-if of a live run; reading all of a large run takes minutes."""
 
 REPLAY_EVERY_S: Final = 3600.0
-"""Of a run that goes on."""
+"""Refresh interval of the alert replay of a live run."""
 
 _KEPT_LINES: Final = 1 << 15
 _KEPT_COMPARISONS: Final = 32
 _KEPT_WINDOWS: Final = 16
-"""Of 1,024 ranks one takes some 6 MB."""
+"""A window of 1,024 ranks takes about 6 MB."""
 _KEPT_ANALYSES: Final = 64
 _KEPT_TABLES: Final = 16
 
@@ -61,9 +61,9 @@ Held = TypeVar("Held")
 class DiskRuns:
     """``RunSource`` over ``path``: a run directory, or a folder whose sub-folders are run directories.
 
-    ``prometheus`` tells alerts besides the runs' own files, and of the GPUs of runs without samples.
-    ``making`` has what takes long; without one it is done while the caller waits, and forgotten with this object.
-    ``look_again_s``, ``copy_of``, and what is raised: see ``RunFolder``.
+    ``prometheus`` adds alerts to those in the runs' files, and supplies GPU readings of runs without samples.
+    ``making`` runs the slow tasks; without one, the caller waits for them and their results are deleted with this object.
+    ``look_again_s``, ``copy_of`` and the errors raised: see ``RunFolder``.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DiskRuns:
             making = MadeHere(Store(Path(folder)))
         self._making = making
         self._comparing: dict[tuple[object, ...], str] = {}
-        """Comparisons that are being made, and of which states of their runs."""
+        """Comparisons in progress, to their keys, which name the revisions of the compared runs."""
         self._briefs: Memo[Brief] = Memo(_KEPT_LINES)
         self._comparisons: Memo[Compared] = Memo(_KEPT_COMPARISONS)
         self._captures: Memo[str] = Memo(_KEPT_LINES)
@@ -104,42 +104,42 @@ class DiskRuns:
         self._events: Memo[Events] = Memo(_KEPT_TABLES)
         self._scraped: Memo[Hardware] = Memo(_KEPT_TABLES)
         self._damaged: set[Path] = set()
-        """What was cached and could not be read."""
+        """Cached folders that could not be read."""
 
     def runs(self) -> list[RunSummary]:
-        """All runs, the live ones first."""
+        """Return all runs, the live ones first."""
         return self._folder.runs()
 
     def summary(self, run_id: str) -> RunSummary:
-        """One run as it is now."""
+        """Return one run as it is now."""
         return self._folder.summary(run_id)
 
     def version(self, run_id: str) -> str:
-        """Of what has been worked out, which may be older than the files."""
+        """Return the version of the derived data, which may be older than the run's files."""
         return self._derived(run_id).version
 
     def stale(self, run_id: str) -> Stale | None:
-        """Of a run that goes on, while what follows it fails."""
+        """Return the reason and age of outdated data: a live run whose follower fails, or a copy that was not renewed."""
         late = None if self._folder.copy_of is None else not_renewed(self._folder.path)
         return late or self._derived(run_id, wait=False).stale
 
     def analysis(self, run_id: str) -> Analysis:
-        """The verdict and its evidence, computed once per state of the files."""
+        """Return the verdict and its evidence, computed once per revision of the files."""
         return self._made(self._analyses, run_id, Derived.analysis)
 
     def brief(self, run_id: str) -> Brief:
-        """The line about a run, for lists."""
+        """Return the summary of a run for lists, without waiting."""
         return self._brief(self._derived(run_id, wait=False))
 
     def known_brief(self, run: RunSummary) -> Brief | None:
-        """The same if it is there."""
+        """Return the summary of a run if it is cached."""
         derived = None if run.problem is not None else self._making.known(run.run_id, run.revision)
         return None if derived is None else self._brief(derived)
 
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
-        """Runs compared with the first, in the state in which this was asked for when it was not there yet."""
+        """Return runs compared with the first, at the revisions they had when the comparison was first requested."""
         now = [self._readable(run_id) for run_id in run_ids]
-        # What goes on changes while it is compared: until that is done, the same is asked for.
+        # A live run changes while it is compared: repeated requests keep the first key until the comparison is done.
         asked = (at, *run_ids)
         key = self._comparing.setdefault(asked, key_of("compare", str(at), *(f"{run.run_id}\0{run.revision}" for run in now)))
         try:
@@ -153,19 +153,19 @@ class DiskRuns:
         return self._sound(folder, lambda: self._comparisons.get(key, key, lambda: read_comparison(folder)))
 
     def blame(self, run_id: str) -> BlameBook:
-        """Who delayed whom and why."""
+        """Return imposed wait by origin, victim and cause."""
         return self._made(self._blames, run_id, Derived.blame)
 
     def scenarios(self, run_id: str) -> Scenarios:
-        """What-if; of a run that goes on it is made anew every ``WHATIF_EVERY_S`` while somebody looks."""
+        """Return the what-if scenarios; for a live run they are recomputed every ``WHATIF_EVERY_S`` while requested."""
         return self._now_and_then(run_id, "whatif", WHATIF_EVERY_S, self._scenarios, read_scenarios)
 
     def replay(self, run_id: str) -> Replay:
-        """All alerts over a run; of one that goes on it is made anew every ``REPLAY_EVERY_S`` while somebody looks."""
+        """Return all alerts over a run; for a live run they are recomputed every ``REPLAY_EVERY_S`` while requested."""
         return self._now_and_then(run_id, "replay", REPLAY_EVERY_S, self._replays, read_replay)
 
     def _now_and_then(self, run_id: str, task: str, every_s: float, memo: Memo[Held], read: Callable[[Path], Held]) -> Held:
-        """What a task makes of a run; of one that goes on every ``every_s``, until then what was made before."""
+        """Return a task's result. For a live run it is recomputed every ``every_s``; until then the previous one is returned."""
         summary = self._readable(run_id)
         goes_on = summary.status in ("starting", "live")
         state = f"{summary.path} {self._clock_s() // every_s:.0f}" if goes_on else summary.revision
@@ -180,23 +180,23 @@ class DiskRuns:
         return self._sound(folder, lambda: memo.get(run_id, key, lambda: read(folder)))
 
     def windows(self, run: RunSummary) -> Windows:
-        """Captured windows of a run as it was when it was summed up."""
+        """Return the captured windows of a run as of ``run``."""
         key = key_of("windows", run.run_id, self._captured(run))
         return self._lists.get(key, key, lambda: self._read(self._making.made(key, "windows", [run.path]), read_windows))
 
     def window(self, run: RunSummary, window: Window) -> WindowData:
-        """One of them."""
+        """Return the data of one captured window."""
         key = self._key_of_window("window", run, window)
         made = partial(self._making.made, key, "window", _named_window(run, window))
         return self._windows.get(key, key, lambda: self._read(made(), read_window))
 
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
-        """Step records of a rank in a window."""
+        """Return the step records of a rank in a window."""
         key = key_of(self._key_of_window("steps", run, window), str(rank))
         return self._host_steps.get(key, key, lambda: steps_of(Path(run.path), rank, window))
 
     def perfetto(self, run: RunSummary, window: Window) -> Path:
-        """A window as a file for Perfetto."""
+        """Return the file of a window for Perfetto."""
         key = self._key_of_window("perfetto", run, window)
         return self._making.made(key, "perfetto", _named_window(run, window), wait=False) / EXPORT
 
@@ -204,28 +204,28 @@ class DiskRuns:
         return key_of(task, run.run_id, self._captured(run), str(window.first), str(window.past))
 
     def _captured(self, run: RunSummary) -> str:
-        """Changes when a window has been captured: while steps go on, what is known of windows stays.
+        """Return a revision that changes with each captured window, but not with each step.
 
-        Nothing about windows is looked for of a run that cannot be read, such as one that leads out of the folder.
+        Raises ``RankscopeError`` for an unreadable run, such as one whose path leads out of the folder.
         """
         if run.problem is not None:
             raise RankscopeError(run.problem)
         return self._captures.get(run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED, traces=True).revision)
 
     def steps(self, run_id: str) -> StepMatrices:
-        """Per-step values, read once per state of the files."""
+        """Return per-step values, read once per revision of the files."""
         return self._made(self._tables, run_id, Derived.steps)
 
     def trend(self, run_id: str) -> Trend:
-        """All ranks together, step by step."""
+        """Return the trend: all ranks together, step by step."""
         return self._made(self._trends, run_id, Derived.trend)
 
     def topology(self, run_id: str) -> Topology:
-        """Where the ranks are."""
+        """Return the topology."""
         return self._made(self._topologies, run_id, Derived.topology)
 
     def hardware(self, run_id: str) -> Hardware:
-        """GPUs and their samples: the run's own, or else those of a Prometheus, which are at most a minute old."""
+        """Return GPUs and their samples: the run's own, or else those of a Prometheus, at most a minute old."""
         own = self._made(self._hardware, run_id, Derived.hardware)
         prometheus = self._prometheus
         if own.gpus or prometheus is None:
@@ -243,14 +243,14 @@ class DiskRuns:
         )
 
     def events(self, run_id: str) -> Events:
-        """What happened to the GPUs."""
+        """Return the GPU events."""
         return self._made(self._events, run_id, Derived.events)
 
     def _brief(self, derived: Derived) -> Brief:
         return self._sound(derived.folder, lambda: self._briefs.get(str(derived.folder), derived.version, derived.brief))
 
     def _made(self, memo: Memo[Held], run_id: str, read: Callable[[Derived], Held]) -> Held:
-        """Part of what has been worked out."""
+        """Return a cached part of the derived data."""
         derived = self._derived(run_id)
         return self._sound(derived.folder, lambda: memo.get(str(derived.folder), derived.version, lambda: read(derived)))
 
@@ -258,7 +258,7 @@ class DiskRuns:
         return self._sound(folder, lambda: read(folder))
 
     def _sound(self, folder: Path, read: Callable[[], Held]) -> Held:
-        """What is cached there; what cannot be read, after a crash of the machine perhaps, is made anew, once."""
+        """Read a cached folder. An unreadable one, for example after a machine crash, is deleted and recomputed once."""
         try:
             return read()
         except InputError as error:
@@ -280,11 +280,11 @@ class DiskRuns:
         return summary
 
     def alerts(self, run_id: str) -> AlertsFound:
-        """Alerts about a run, at most some seconds old."""
+        """Return alerts about a run, at most some seconds old."""
         return self._alerts.of_run(run_id)
 
     def all_alerts(self) -> AlertsFound:
-        """Alerts of all runs, at most some seconds old."""
+        """Return alerts of all runs, at most some seconds old."""
         return self._alerts.of_all()
 
 

@@ -1,4 +1,4 @@
-"""What happened to GPUs while a run went on: throttling, errors, links, from their samples one after the other."""
+"""GPU events during a run (throttling, errors, links), found in the GPUs' samples one after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rankscope.runs.records import HardwareSample
 
 MOST_EVENTS: Final = 2_000
-"""Of a run: more cannot be looked at. What is left out is counted."""
+"""Most events of a run; more cannot be reviewed by a person. Omitted events are counted."""
 
 THROTTLES: Final = {
     "hw_thermal": "held down by heat (hardware)",
@@ -34,43 +34,43 @@ COUNTED: Final = {
     "nvlink_errors": ("nvlink", "NVLink errors"),
     "pcie_replays": ("pcie_link", "PCIe transfers repeated"),
 }
-"""Counter to the kind of event that its rise is, and what was counted."""
+"""Counter to the kind of event that its increase means, and the text for the counted errors."""
 
 LINKS: Final = ("pcie_link_width", "pcie_link_generation", "nvlinks_down")
-"""Of ``HardwareSample``."""
+"""Link fields of ``HardwareSample``."""
 
 KINDS: Final = ("xid", "ecc", "nvlink", "pcie_link", *THROTTLES, "clock_drop")
-"""Kinds of events, those that matter most first: where there are too many, the others are left out."""
+"""Kinds of events, most important first; if there are too many events, the last kinds are left out."""
 
 _IDLE: Final = 0.1
-"""A GPU that is used less than this lowers clock and link to save power: that is no event."""
+"""Utilization below which a GPU lowers clock and link to save power, which is no event."""
 
 _DROP: Final = 0.85
-"""A clock below this part of what the GPU usually had while busy has dropped."""
+"""Fraction of the GPU's usual busy clock below which a clock counts as dropped."""
 
 _USUAL_AFTER: Final = 5
-"""Busy samples."""
+"""Busy samples needed before the usual clock counts as known."""
 
 _MOST_OF_A_KIND: Final = 200
-"""Of one GPU: a reason that comes and goes with every sample must not push everything else out."""
+"""Most events of one kind per GPU: a reason that flips with every sample must not displace all other events."""
 
 
 class HardwareEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that happened to one GPU, from the first sample that shows it to the last."""
+    """One event of one GPU, from the first sample that shows it to the last."""
 
     unix_ns: int
     until_unix_ns: int
-    """The same as ``unix_ns``: one sample shows it."""
+    """Equal to ``unix_ns`` if only one sample shows the event."""
     host: str
     gpu_uuid: str
     kind: str
     """One of ``KINDS``."""
     detail: str
-    """For people."""
+    """Text for the user."""
     rank: int | None = None
-    """The first rank that trains on the GPU; ``None``: none is known to."""
+    """First rank that trains on the GPU; ``None``: not known."""
     step: int | None = None
-    """The step that the first rank of its host was in or had just done; ``None``: it had done none, or there is no such rank."""
+    """Step that the first rank of the host was in or had just finished; ``None``: no step yet, or no rank on the host."""
     until_step: int | None = None
     simulated: bool = False
 
@@ -80,20 +80,20 @@ class Events(msgspec.Struct, frozen=True):
 
     events: list[HardwareEvent] = []
     left_out: int = 0
-    """So many more there were."""
+    """Number of events that are not in the list."""
     why_none: str | None = None
-    """Why nothing can be known of events; ``None``: there are samples, so no event is good news."""
+    """Reason why events cannot be known; ``None``: there are samples, so an empty list means no events."""
 
 
 def is_idle(sample: HardwareSample) -> bool:
-    """Whether a GPU may lower clock and link to save power."""
+    """Return whether the GPU is idle, so that it may lower clock and link to save power."""
     unused = sample.utilization_ratio is not None and sample.utilization_ratio < _IDLE
     return unused or "gpu_idle" in (sample.throttle_reasons or ())
 
 
 @dataclass(slots=True)
 class _Open:
-    """An event that may go on."""
+    """An event that may continue."""
 
     since: int
     until: int
@@ -103,13 +103,13 @@ class _Open:
 
 @dataclass(slots=True)
 class EventFinder:
-    """Takes the samples of one GPU in order of time."""
+    """Finder of events in the samples of one GPU, which it takes in order of time."""
 
     host: str
     gpu_uuid: str
     simulated: bool = False
     _open: dict[str, _Open] = field(default_factory=dict)
-    """By what it is: a throttle reason, a counter, a link, the clock."""
+    """Open events by subject: a throttle reason, a counter, a link, or the clock."""
     _done: dict[str, list[HardwareEvent]] = field(default_factory=dict)
     _counters: dict[str, int] = field(default_factory=dict)
     _most: dict[str, int] = field(default_factory=dict)
@@ -117,10 +117,10 @@ class EventFinder:
     _busy: int = 0
     left_out: int = 0
     rises: dict[str, int] = field(default_factory=dict)
-    """Counter that was told to how far it rose."""
+    """Total increase per reported counter."""
 
     def add(self, sample: HardwareSample) -> None:
-        """One with values."""
+        """Add a sample that has values."""
         self.simulated = self.simulated or sample.simulated
         now = sample.unix_ns
         if (active := sample.throttle_reasons) is not None:
@@ -136,12 +136,12 @@ class EventFinder:
             self._note("nvlinks_down", now, f"{sample.nvlinks_down} NVLinks down" if sample.nvlinks_down else None)
 
     def found(self) -> list[HardwareEvent]:
-        """Those so far, also those that may go on."""
+        """Return the events so far, including those that may continue."""
         going_on = (self._event(what, one) for what, one in self._open.items() if _is_one(what, one))
         return [*chain.from_iterable(self._done.values()), *going_on]
 
     def _note(self, what: str, now: int, says: str | None) -> None:
-        """``says`` is what a sample shows of it, ``None`` when it does not (any more)."""
+        """Open, extend or close the event ``what``. ``says`` describes it in a sample; ``None``: the sample does not show it."""
         held = self._open.get(what)
         if says is not None and held is None:
             self._open[what] = _Open(now, now, says)
@@ -158,7 +158,7 @@ class EventFinder:
             value -= sample.xid_errors_of_programs or 0
         before = self._counters.get(counter)
         self._counters[counter] = value
-        # One that fell was reset, and counts from zero.
+        # A counter that fell was reset and counts from zero.
         rise = 0 if before is None else value - before if value >= before else value
         self.rises[counter] = self.rises.get(counter, 0) + rise
         if rise <= 0:
@@ -177,7 +177,7 @@ class EventFinder:
         self._note(name, sample.unix_ns, says.format(value, most) if value < most else None)
 
     def _drop(self, sample: HardwareSample) -> None:
-        """Two samples in a row make a drop; the clock that is usual is that of the samples that are none."""
+        """Note a clock drop: two low samples in a row. The usual clock is averaged over the samples that are not low."""
         clock = sample.sm_clock_hertz
         if clock is None:
             return
@@ -211,7 +211,7 @@ class EventFinder:
 
 
 def _is_one(what: str, one: _Open) -> bool:
-    """Whether there is enough of it: a single sample with a low clock is none."""
+    """Return whether this is an event: a single sample with a low clock is none."""
     return what != "clock" or one.until > one.since
 
 
@@ -225,7 +225,7 @@ _KIND_OF: Final = {
 
 
 def most_important(found: Iterable[HardwareEvent], left_out: int, most: int = MOST_EVENTS) -> Events:
-    """In order of time; of too many those that matter most: by kind, then the longest."""
+    """Return at most ``most`` events in order of time, chosen by importance of kind, then by duration."""
     events = sorted(found, key=lambda one: (KINDS.index(one.kind), one.unix_ns - one.until_unix_ns, one.unix_ns, one.gpu_uuid))
     kept = sorted(events[:most], key=lambda one: (one.unix_ns, one.gpu_uuid, one.kind))
     return Events(kept, left_out + len(events) - len(kept))
@@ -233,20 +233,20 @@ def most_important(found: Iterable[HardwareEvent], left_out: int, most: int = MO
 
 @dataclass(frozen=True, slots=True)
 class StepClock:
-    """When the steps of a rank began, by the clock of its host."""
+    """Start times of a rank's steps, by the clock of its host."""
 
     steps: NDArray[np.int64]
     starts_ns: NDArray[np.int64]
     """[steps], 0 where there is no record."""
 
     def step_at(self, unix_ns: int) -> int | None:
-        """The last step that had begun by then, ``None`` before the first."""
+        """Return the last step that had begun by ``unix_ns``, ``None`` before the first."""
         begun = (self.starts_ns > 0) & (self.starts_ns <= unix_ns)
         return int(self.steps[int(np.argmax(np.where(begun, self.starts_ns, 0)))]) if begun.any() else None
 
 
 def placed(events: Events, clocks: Mapping[str, StepClock]) -> Events:
-    """With the steps they belong to. ``clocks``: of a rank of each host."""
+    """Return the events with their steps. ``clocks``: host to the step clock of one of its ranks."""
     return msgspec.structs.replace(events, events=[_placed(event, clocks.get(event.host)) for event in events.events])
 
 

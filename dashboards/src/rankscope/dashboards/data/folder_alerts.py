@@ -1,4 +1,4 @@
-"""Alerts about the runs of a folder, looked up once for many who ask."""
+"""Alerts about the runs of a folder, looked up once for many callers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rankscope.dashboards.data.run_folder import RunFolder
 from rankscope.dashboards.data.watched_alerts import findings_of, revision_of
 
 if TYPE_CHECKING:
-    from rankscope.alerts.prometheus import Prometheus  # needs a package that only who asks a Prometheus needs
+    from rankscope.alerts.prometheus import Prometheus  # needs a package that is installed only for queries to a Prometheus
 
 ALERTS_AFTER_S: Final = 3600.0
-"""After the last record of a run alerts are still about it for so long: an hour later its watcher ends them."""
+"""Time after the last record of a run during which alerts still belong to it; its watcher ends them after an hour."""
 ALERTS_FOR_S: Final = 10.0
-"""For so long nobody is asked again."""
+"""Lifetime of a cached answer."""
 PROMETHEUS_ASKED_S: Final = 7 * 86_400.0
-"""Of alerts that are past, on the page of all runs: over more, its answer is too coarse to have the short ones."""
+"""Time range of past alerts on the page of all runs; over a longer range, Prometheus's resolution misses short alerts."""
 
 _KEPT_RUNS: Final = 64
 _KEPT_FILES: Final = 1 << 15
 
 
 class FolderAlerts:
-    """What watchers, and a ``prometheus``, tell of the runs of ``folder``; at most ``ALERTS_FOR_S`` old."""
+    """Alerts of watchers, and of a ``prometheus``, about the runs of ``folder``; at most ``ALERTS_FOR_S`` old."""
 
     def __init__(self, folder: RunFolder, prometheus: Prometheus | None, *, clock_s: Callable[[], float]) -> None:
         self._folder = folder
@@ -37,7 +37,7 @@ class FolderAlerts:
         self._findings: Memo[list[AlertRecord]] = Memo(_KEPT_FILES)
 
     def of_run(self, run_id: str) -> AlertsFound:
-        """Alerts from when the run began until ``ALERTS_AFTER_S`` after its last record."""
+        """Return alerts from the start of the run until ``ALERTS_AFTER_S`` after its last record."""
         run, now_s = self._folder.summary(run_id), self._clock_s()
         last_ns = int(min(now_s, (run.last_write_unix_ns or 0) / 1e9 + ALERTS_AFTER_S) * 1e9)
         span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
@@ -48,7 +48,7 @@ class FolderAlerts:
         )
 
     def of_all(self) -> AlertsFound:
-        """Alerts of all runs; a Prometheus is asked about the last ``PROMETHEUS_ASKED_S``."""
+        """Return alerts of all runs; the query to a Prometheus covers the last ``PROMETHEUS_ASKED_S``."""
         now_s = self._clock_s()
         now_ns = int(now_s * 1e9)
         return self._alerts.get(
@@ -65,5 +65,5 @@ class FolderAlerts:
         )
 
     def _findings_of(self, run: Path, *, over: bool) -> list[AlertRecord]:
-        """Of a run; read again only when the file has changed."""
+        """Return the findings of a run; the file is read again only when it has changed."""
         return self._findings.get(str(run), f"{over} {revision_of(run)}", lambda: findings_of(run, over=over))

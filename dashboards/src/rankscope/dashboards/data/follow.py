@@ -1,6 +1,6 @@
-"""Following a run that goes on, in a process of its own: reads what is new and writes what the pages show of it.
+"""Follower of a live run, in a separate process: reads new records and writes the derived data that the pages show.
 
-It goes on for as long as somebody looks (``Live.look``) and the run is not over; who wants to know reads files.
+It runs for as long as the run is live and viewers keep requesting it (``Live.look``). Servers read its files.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from rankscope.runs.records import HardwareSample
 NOBODY_LOOKS_S: Final = 60.0
 _LEAST_PAUSE_S: Final = 1.0
 _PAUSE_FACTOR: Final = 4.0
-"""After an update it pauses for so many times as long as that took: following a run of thousands of ranks keeps no core busy."""
+"""Pause after an update, in multiples of the update's duration: so a run of thousands of ranks does not keep a core busy."""
 
 _SEEN: Final = "seen.json"
 _LOOKED: Final = "looked"
 _LOCK: Final = "lock"
 _BEGUN: Final = "begun"
-"""There until the run has been looked at once; still there when nobody is at it: who was has been killed, or met an error."""
+"""File that exists from the start until the first update. Without a running follower: the last one was killed or failed."""
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """Which state of the run's files the folder shows; ``failure``: why it could not be read the last time."""
+    """Revision of the run's files that the folder shows; ``failure``: why the last read failed."""
 
     revision: str
     failure: str | None = None
@@ -69,13 +69,13 @@ class Seen(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A run that goes on, and the folder in which it is followed."""
+    """A live run, and the folder into which it is followed."""
 
     folder: Path
     run: Path
 
     def look(self) -> Seen | None:
-        """Have it followed; what there is to see of it, ``None`` before the first time. Raises ``OSError``."""
+        """Start a follower if none runs. Return the folder's state, ``None`` before the first update. Raises ``OSError``."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.folder / _LOOKED).touch()
         with contextlib.ExitStack() as held:
@@ -87,24 +87,24 @@ class Live:
         return self.seen()
 
     def _failed_at_once(self) -> bool:
-        """Begun again at each look, it would fail each time."""
+        """Return whether the last follower started recently and ended without an update, so that a new one would fail too."""
         with contextlib.suppress(OSError):
             return time.time() - (self.folder / _BEGUN).stat().st_mtime < FAILURE_LASTS_S
         return False
 
     def seen(self) -> Seen | None:
-        """The same without having it followed."""
+        """Return the state of the folder without starting a follower."""
         try:
             return msgspec.json.decode((self.folder / _SEEN).read_bytes(), type=Seen)
         except (OSError, ValueError):
             return None
 
     def follow(self) -> None:
-        """Go on until nobody looks any more."""
+        """Update the folder until no viewer has requested the run for ``NOBODY_LOOKS_S``."""
         followed = Following(self.run, self.folder)
-        (self.folder / _SEEN).unlink(missing_ok=True)  # of whoever followed it before: matrices begin anew
+        (self.folder / _SEEN).unlink(missing_ok=True)  # of the previous follower: matrices begin anew
         with contextlib.suppress(KeyboardInterrupt):
-            pause_factor = 0.0  # reading all there is for the first time says nothing about the updates to come
+            pause_factor = 0.0  # the first read of everything does not predict the duration of later updates
             while self._somebody_looks():
                 began = time.monotonic()
                 self.update(followed)
@@ -119,7 +119,7 @@ class Live:
         return False
 
     def update(self, followed: Following) -> None:
-        """Have the folder show the files as they are now, or else why it does not."""
+        """Bring the folder up to date with the run's files, or record why that failed."""
         revision = footprint(self.run).revision
         if (before := self.seen()) is not None and before.revision == revision:
             return
@@ -127,7 +127,7 @@ class Live:
         try:
             followed.update()
         except (RankscopeError, OSError, MemoryError) as error:
-            failure = in_words(error)  # being moved or written; what is there stays, and it tries again
+            failure = in_words(error)  # the run is being moved or written: keep the folder and retry
         except Exception as error:
             failure = f"this run cannot be followed: an error in rankscope ({type(error).__name__}); its log says more"
             raise
@@ -136,7 +136,7 @@ class Live:
 
 
 class Following:
-    """What is kept of a run that is followed, and where it is written."""
+    """State of a follower: the run's analysis so far, and the folder it is written to."""
 
     def __init__(self, run: Path, folder: Path) -> None:
         self._run = run
@@ -146,7 +146,7 @@ class Following:
         self._samples = _HostSamples(folder / HARDWARE)
 
     def update(self) -> None:
-        """Read what is new and write what there is to show of it, the analysis last. Raises ``RankscopeError``."""
+        """Read new records and write the derived data, the analysis last. Raises ``RankscopeError``."""
         run = self._online.read()
         analysis = analysis_of(run)
         samples = self._samples.read(run.reader)
@@ -161,7 +161,7 @@ class Following:
 
 
 class _Tiles:
-    """Takes the records of a run that is followed to its matrices."""
+    """Writer of the records of a followed run into its matrices."""
 
     def __init__(self, run: Path, folder: Path) -> None:
         self._run = run
@@ -170,16 +170,16 @@ class _Tiles:
         self.writer: TileWriter | None = None
         self._profiled = TileWriter(folder / PROFILED)
         self._trend: Trend | None = None
-        """Of what was published; ``None`` also where another rank has come since."""
+        """Trend of the published steps; ``None`` also if a new rank has appeared since."""
         self._since = math.inf
-        """The first step of which anything has come since."""
+        """First step that received records since the last publication."""
         self._hosts: dict[int, str] = {}
-        """Of the first rank of each host, whose starts are kept, the host."""
+        """First rank of each host, whose step starts are kept, to its host."""
         self._starts: dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
 
     @property
     def clocks(self) -> dict[str, StepClock]:
-        """Of a rank of each host, over the whole attempt."""
+        """Step clock of the first rank of each host, over the whole attempt."""
         for rank, parts in self._starts.items():
             self._starts[rank] = [(np.concatenate([one for one, _ in parts]), np.concatenate([one for _, one in parts]))]
         return {self._hosts[rank]: StepClock(*parts[0]) for rank, parts in self._starts.items()}
@@ -220,8 +220,8 @@ class _Tiles:
             self._starts.setdefault(rank, []).append((columns.step, columns.start))
 
     def publish(self, run: RunEvidence) -> None:
-        """Show what has come. What is told by comparing ranks, by windows and by samples is of the steps that are kept for the
-        verdict; of those before, it stays as it was told then.
+        """Publish the records received so far. Values from comparing ranks, from windows and from samples cover only the steps
+        kept for the verdict; earlier steps keep the values published before.
         """
         assert self.writer is not None
         for writer in (self.writer, self._profiled):
@@ -242,7 +242,7 @@ class _Tiles:
 
 
 class _HostSamples:
-    """Follows the samples of all hosts: each update reads what is new of them."""
+    """Follower of the samples of all hosts: each update reads the new ones."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -253,7 +253,7 @@ class _HostSamples:
         self._hosts: dict[str, StreamFollower[HardwareSample]] = {}
 
     def read(self, reader: RunReader) -> Samples:
-        """All there are by now."""
+        """Return all samples so far."""
         try:
             self._take_new(reader)
         except StartOverError:

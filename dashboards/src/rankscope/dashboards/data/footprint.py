@@ -1,4 +1,4 @@
-"""Telling whether a run directory has changed, without reading it."""
+"""Detection of changes in a run directory without reading its files."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Final
 
 TRACES: Final = "traces"
-"""Folder of raw traces: only captured windows are drawn from them, and they go when there are newer ones."""
+"""Folder of raw traces: only captured windows use them, and newer ones replace older ones."""
 CONTROL: Final = "control"
-"""Folder of requests, which tell nothing of the run."""
+"""Folder of requests, which contain no data of the run."""
 
 NOT_SHOWN: Final = frozenset({TRACES, CONTROL})
 
 STREAMS: Final = (".jsonl", ".npy")
-"""How files of records end, which only grow."""
+"""Suffixes of record files, which only grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Names, sizes and modification times of a run's files, condensed."""
+    """Digest of the names, sizes and modification times of a run's files."""
 
     revision: str
     standing: str
-    """The same of what tells who takes part: which streams there are, but not how far they have grown."""
+    """Digest that changes with new streams and changed metadata, but not when record files grow."""
     newest_unix_ns: int
     """Latest modification of any file."""
     outside: str | None = None
@@ -34,10 +34,10 @@ class Footprint:
 
 
 def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = False, within: Path | None = None) -> Footprint:
-    """Footprint of the files of ``run``, those whose names begin with one of ``streams``; with ``traces`` also of its raw traces.
+    """Return the footprint of the files of ``run`` whose names begin with one of ``streams``; ``traces`` includes raw traces.
 
-    A folder that cannot be listed counts as empty. With ``within``, a folder without links in its own path, also whether a link
-    in the run leads out of that.
+    A folder that cannot be listed counts as empty. With ``within``, a folder without links in its own path, ``outside`` is set
+    if a link in the run leads out of that folder.
     """
     links: list[str] = []
     digest, standing = (hashlib.blake2b(digest_size=12) for _ in range(2))
@@ -55,14 +55,14 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
 
 
 def leads_out(path: Path, folder: Path) -> bool:
-    """Whether ``path``, all links followed, is neither in ``folder`` nor the folder itself, whose own path has no links."""
+    """Return whether ``path``, with all links resolved, is outside of ``folder``. The path of ``folder`` must have no links."""
     if path.parent == folder and not path.is_symlink():
-        return False  # as of most of many runs, for which following all links of their paths takes several times as long
+        return False  # the common case; resolving all links would take several times as long
     return not Path(os.path.realpath(path)).is_relative_to(folder)
 
 
 def _files(run: str, links: list[str], skipped: Container[str]) -> list[tuple[str, int, int]]:
-    """Name, size and time of each file in ``run``; the names of links are added to ``links``."""
+    """Return name, size and modification time of each file in ``run``; append the names of links to ``links``."""
     found: list[tuple[str, int, int]] = []
     folders = [(run, "")]
     while folders:

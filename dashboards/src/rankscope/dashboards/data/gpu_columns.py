@@ -1,4 +1,4 @@
-"""Readings of all GPUs in columns of time that are the same for all of them, and what each GPU comes to over these."""
+"""Readings of all GPUs in shared time columns, and statistics of each GPU over them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rankscope.dashboards.data.hardware import Gpu, Hardware, Rows
 from rankscope.dashboards.data.samples import in_steps
 
 MOST_COLUMNS: Final = 480
-"""More than a figure has room for."""
+"""Most columns: more than a figure has room for."""
 
 BUSY: Final = 0.1
-"""A GPU that is used less saves power: its clock then says nothing."""
+"""Utilization below which a GPU saves power, so that its clock is not meaningful."""
 
 Values = NDArray[np.float32]
 T = TypeVar("T")
@@ -27,36 +27,36 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TimeColumns:
-    """Pieces of time, one after the other."""
+    """Consecutive intervals of time."""
 
     edges_ns: NDArray[np.int64]
     """[columns + 1]"""
     at: NDArray[np.float64]
-    """[columns], where each begins on the axis: its first step; or seconds since the first sample, where no step has a time."""
+    """[columns]: begin on the axis, as the first step, or as seconds since the first sample if no step has a time."""
     steps_each: int
-    """Steps in a column; 0: no step has a time."""
+    """Steps per column; 0: no step has a time."""
 
     @property
     def span_unix_ns(self) -> tuple[int, int]:
-        """From the begin of the first to the end of the last."""
+        """Begin of the first column and end of the last."""
         return int(self.edges_ns[0]), int(self.edges_ns[-1])
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Tells columns of one run apart."""
+        """Key that identifies the columns within one run."""
         return (*self.span_unix_ns, len(self.at))
 
     def along(self, unix_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Where moments are on the axis; those outside are at its ends."""
+        """Return positions of times on the axis; times outside are clamped to its ends."""
         ends = np.append(self.at, self.at[-1] + (self.steps_each or (self.edges_ns[-1] - self.edges_ns[-2]) / 1e9))
         at: NDArray[np.float64] = np.interp(unix_ns, self.edges_ns, ends)
         return at
 
 
 def time_columns(hardware: Hardware, steps: tuple[int, int] | None) -> TimeColumns:
-    """Columns over ``steps`` (the first and the last, ``None``: all that have a time); without any, over all samples.
+    """Return columns over ``steps`` (first and last; ``None``: all that have a time), or over all samples if no step has a time.
 
-    Raises ``RankscopeError`` where there is nothing in them.
+    Raises ``RankscopeError`` if they would contain nothing.
     """
     clock = hardware.clock
     if clock is not None:
@@ -80,19 +80,19 @@ def time_columns(hardware: Hardware, steps: tuple[int, int] | None) -> TimeColum
 
 @dataclass(frozen=True, slots=True)
 class GpuFigures:
-    """One GPU over a time; NaN where it did not tell."""
+    """Statistics of one GPU over a time span; NaN where it did not report."""
 
     medians: dict[str, float]
     lowest: dict[str, float]
     highest: dict[str, float]
     usual_clock_hertz: float
-    """Median SM clock of all its samples in which it was in use."""
+    """Median SM clock of all samples in which the GPU was in use."""
     low_clock_hertz: float
-    """5th percentile of the SM clock over the time, while it was in use."""
+    """5th percentile of the SM clock over the span, while the GPU was in use."""
 
 
 def source_of(hardware: Hardware, gpu: Gpu, gauge: str) -> Gpu:
-    """The GPU whose readings of a gauge count for ``gpu``: of a MIG device its own, or else those of the GPU it is a part of."""
+    """Return the GPU whose readings of a gauge count for ``gpu``: itself, or the parent GPU of a MIG device without the gauge."""
     if gauge in gpu.gauges or gpu.parent_uuid is None:
         return gpu
     parents = (one for one in hardware.gpus if one.host == gpu.host and bare(one.gpu_uuid) == bare(gpu.parent_uuid or ""))
@@ -100,7 +100,7 @@ def source_of(hardware: Hardware, gpu: Gpu, gauge: str) -> Gpu:
 
 
 def worst_in(hardware: Hardware, gauge: str, columns: TimeColumns) -> Values:
-    """[GPUs, columns]: the worst sample of each, or the last one before it that is not stale; NaN where there is none."""
+    """Return [GPUs, columns]: worst sample in the column, else the last one before it that is not stale, else NaN."""
     walls_us = np.diff(columns.edges_ns) / 1e3
 
     def make() -> Values:
@@ -114,7 +114,7 @@ def worst_in(hardware: Hardware, gauge: str, columns: TimeColumns) -> Values:
 
 
 def means_in(hardware: Hardware, gauge: str, columns: TimeColumns) -> Values:
-    """[GPUs, columns]: means; of a column without a sample the last one before it that is not stale. MIG devices: NaN."""
+    """Return [GPUs, columns]: mean in the column, else the last sample before it that is not stale. MIG devices: NaN."""
 
     def make() -> Values:
         values = np.full((len(hardware.gpus), len(columns.at)), np.nan, np.float32)
@@ -136,7 +136,7 @@ def _means(rows: Rows, gauge: str, columns: TimeColumns) -> Values:
 
 
 def figures_of(hardware: Hardware, columns: TimeColumns) -> list[GpuFigures]:
-    """Of each GPU, over the time of ``columns``."""
+    """Return the statistics of each GPU over the time of ``columns``."""
     return _held(hardware, ("figures", columns.key), lambda: [_figures(hardware.rows(gpu), columns) for gpu in hardware.gpus])
 
 
@@ -161,7 +161,7 @@ def _figures(rows: Rows, columns: TimeColumns) -> GpuFigures:
 
 
 def _busy_clock(rows: Rows) -> NDArray[np.float32]:
-    """SM clocks while it was in use; where nobody tells how much it is used, all of them."""
+    """Return SM clocks while the GPU was in use; samples without a utilization count as in use."""
     idle = rows["utilization_ratio"] < BUSY
     clocks: NDArray[np.float32] = rows["sm_clock_hertz"][~idle]
     return clocks[np.isfinite(clocks)]
@@ -169,11 +169,11 @@ def _busy_clock(rows: Rows) -> NDArray[np.float32]:
 
 _HELD: Final[WeakKeyDictionary[Hardware, dict[Any, Any]]] = WeakKeyDictionary()
 _MOST_HELD: Final = 12
-"""Of a run as it is now: a live one is another object whenever it has changed."""
+"""Most cached values per ``Hardware`` object; a live run gets a new object whenever it changes."""
 
 
 def _held(hardware: Hardware, key: Any, make: Callable[[], T]) -> T:
-    """What takes a while once: three figures and a table of a page ask for the same."""
+    """Return a cached value: three figures and a table of a page use the same ones."""
     held = _HELD.setdefault(hardware, {})
     if key not in held:
         value = make()

@@ -1,4 +1,4 @@
-"""Power and thermal headroom of hosts and racks: over their GPUs."""
+"""Power and thermal headroom of hosts and racks, over their GPUs."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ class GroupPower:
 
     name: str
     known: int
-    """GPUs whose power is known at once, at most."""
+    """Highest number of GPUs whose power is known at the same time."""
     gpus: int
-    """All its GPUs."""
+    """Number of all GPUs of the group."""
     median_watts: float | None
-    """Of the sums over the ``known`` GPUs; ``None``: not of any is anything known."""
+    """Median of the sums over the ``known`` GPUs; ``None``: no GPU's power is known."""
     highest_watts: float | None
     headroom_celsius: float | None
-    """Fewest degrees that any of its GPUs was below slowing down because of heat."""
+    """Smallest margin of any of its GPUs to thermal slowdown."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether no GPU is missing in the sums."""
+        """True if the sums include all GPUs."""
         return self.known == self.gpus
 
 
 def group_powers(
     hardware: Hardware, columns: TimeColumns, group_of: Mapping[str, str], unsampled: Mapping[str, int]
 ) -> list[GroupPower]:
-    """Of each group of ``group_of`` (GPU to group) and ``unsampled`` (group to its GPUs that no sample is of), the most power
-    first. MIG devices are counted with their GPU.
+    """Return the power of each group of ``group_of`` (GPU to group) and ``unsampled`` (group to its number of GPUs without
+    samples), highest power first. MIG devices count as part of their GPU.
     """
     watts = means_in(hardware, "power_watts", columns)
     margins = worst_in(hardware, "temperature_margin_celsius", columns)
@@ -53,7 +53,7 @@ def group_powers(
 
 
 def _group(name: str, watts: Values, margins: Values, gpus: int) -> GroupPower:
-    """Sums are over the moments at which the most GPUs are known: another number of them is another sum."""
+    """Return the power of one group. Sums cover only times with the most known GPUs, so that they stay comparable."""
     counts = np.isfinite(watts).sum(axis=0)
     known = margins[np.isfinite(margins)]
     headroom = float(known.min()) if len(known) else None
@@ -65,19 +65,19 @@ def _group(name: str, watts: Values, margins: Values, gpus: int) -> GroupPower:
 
 
 def rack_of(place: Place) -> str | None:
-    """As its coordinates say."""
+    """Return the rack in the place's coordinates, ``None`` if there is none."""
     return f"rack {place.coordinates['rack']}" if "rack" in place.coordinates else None
 
 
 def racks_of_gpus(hardware: Hardware, topology: Topology) -> dict[str, str]:
-    """GPU to its rack: that of any rank on its host."""
+    """Return GPU to rack; the rack of a host is that of any rank on it."""
     racks = {place.rank: rack for place in topology.places if (rack := rack_of(place)) is not None}
     hosts = {gpu.host: racks[rank] for gpu in hardware.gpus for rank in gpu.ranks if rank in racks}
     return {gpu.gpu_uuid: hosts.get(gpu.host, NO_RACK) for gpu in hardware.gpus}
 
 
 def unsampled_gpus(hardware: Hardware, topology: Topology, *, by_rack: bool) -> dict[str, int]:
-    """GPUs that ranks train on and no sample is of, by host or rack."""
+    """Return the number of GPUs with ranks but without samples, by host or rack."""
     missing = set(hardware.index.unsampled_ranks)
     found = {
         ((rack_of(place) or NO_RACK) if by_rack else place.host, bare(place.gpu_uuid))

@@ -1,4 +1,4 @@
-"""Readings of the GPUs of a run's hosts over time, as figures get them: few points, none of what stands out lost."""
+"""Readings of the GPUs of a run's hosts over time, thinned for figures without losing the extremes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ GAUGES: Final = (
     "sm_clock_hertz",
     "sm_clock_max_hertz",
 )
-"""Of ``HardwareSample``."""
+"""Gauges of ``HardwareSample``."""
 
 ROW: Final = np.dtype([("unix_ns", "<i8"), *((gauge, "<f4") for gauge in GAUGES)])
-"""One sample, NaN where the GPU did not tell, or was not seen."""
+"""One sample; NaN where the GPU did not report a gauge, or was not seen."""
 
 MOST_POINTS: Final = 2_000
-"""In a series: more than a screen is wide."""
+"""Most points of a series: more than a screen is wide."""
 
 OF_RUN: Final = "the samples that rankscope run took of each host's exporter"
 OF_PROMETHEUS: Final = "the Prometheus of --prometheus; the run has no samples of its own"
@@ -59,57 +59,57 @@ class LinkState(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU, or MIG device, that was sampled."""
+    """A sampled GPU or MIG device."""
 
     gpu_uuid: str
     host: str
     index: int | None = None
-    """Number of the GPU on its host; ``None``: not told."""
+    """Number of the GPU on its host; ``None``: not reported."""
     name: str | None = None
-    """Its model, where a rank on it told."""
+    """Model of the GPU, if a rank on it reported it."""
     parent_uuid: str | None = None
-    """Of a MIG device: the GPU that it is a part of, which has the gauges that the two share."""
+    """GPU that a MIG device is part of; it has the gauges that the two share."""
     ranks: list[int] = []
     """Ranks that train on it, ascending."""
     samples: int = 0
-    """Rows, those that tell nothing among them."""
+    """Number of rows, including those without values."""
     first_unix_ns: int | None = None
     last_unix_ns: int | None = None
     gauges: dict[str, GaugeRange] = {}
-    """Those of which anything is known."""
+    """Gauges that have any value."""
     memory_total_bytes: int | None = None
     throttle_samples: int = 0
-    """Samples that tell which reasons for a lowered clock were active; 0: whether it was throttled is not known."""
+    """Number of samples that report the active throttle reasons; 0: throttling is not known."""
     throttled_samples: int = 0
-    """Of these, those in which any of ``events.THROTTLES`` was active."""
+    """Number of ``throttle_samples`` in which any of ``events.THROTTLES`` was active."""
     throttled: dict[str, int] = {}
-    """Of these, how many each reason was active in."""
+    """Number of ``throttle_samples`` in which each reason was active."""
     rises: dict[str, int] = {}
-    """Counter of ``events.COUNTED`` that was told to how far it rose since the first sample."""
+    """Reported counters of ``events.COUNTED`` to their increase since the first sample."""
     links: dict[str, LinkState] = {}
-    """Links that were told."""
+    """Reported links."""
     simulated: bool = False
     file: str = ""
-    """Where its rows are."""
+    """Name of the file with its rows."""
 
 
 class HardwareIndex(msgspec.Struct, frozen=True):
-    """What there is."""
+    """List of the sampled GPUs, and the source of their samples."""
 
     gpus: list[Gpu] = []
-    """By host, index and uuid."""
+    """Sorted by host, index and uuid."""
     why_none: str | None = None
-    """Why there are no samples and how to get them; ``None``: there are some."""
+    """Reason why there are no samples, and how to get them; ``None``: there are some."""
     missing: list[str] = []
-    """Why samples are missing now and then, each reason once with its host."""
+    """Reasons for intermittently missing samples, each once per host."""
     unsampled_ranks: list[int] = []
-    """Ranks with a GPU that no sample is of."""
+    """Ranks with a GPU that has no samples."""
     clock_host: str | None = None
-    """Host by whose clock ``Hardware.clock`` tells when steps began; ``None``: no step has a time."""
+    """Host whose clock ``Hardware.clock`` uses for step starts; ``None``: no step has a time."""
     prometheus: str | None = None
-    """Address of the Prometheus that told of them; ``None``: they were recorded with the run."""
+    """Address of the Prometheus that supplied the samples; ``None``: they were recorded with the run."""
     step_s: float | None = None
-    """Of a Prometheus: seconds between the points; what lies between them is not shown."""
+    """Seconds between the points of a Prometheus; values between the points are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,36 +120,36 @@ class HardwareSeries:
     unix_ns: NDArray[np.int64]
     """[points]"""
     values: dict[str, NDArray[np.float64]]
-    """Gauge to [points], NaN where it is not known. Where points stand for several samples each, two and two have the lowest and
-    the highest of the same samples, in the order in which they came."""
+    """Gauge to [points], NaN where not known. In a thinned series each pair of points is the lowest and the highest of the same
+    samples, in the order in which they came."""
     samples_per_pair: int
-    """1: every point is a sample."""
+    """Samples behind each pair of points; 1: every point is a sample."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Hardware:
-    """GPUs of a run; ``rows`` reads the samples of one, ``ROW`` by time. Raises ``RankscopeError``."""
+    """GPUs of a run. ``rows`` reads the samples of one as ``ROW`` records, in order of time; raises ``RankscopeError``."""
 
     index: HardwareIndex
     rows: Callable[[Gpu], Rows]
     clock: StepClock | None = None
-    """When the steps of the run began."""
+    """Start times of the run's steps."""
 
     @property
     def gpus(self) -> Sequence[Gpu]:
-        """By host, index and uuid."""
+        """GPUs sorted by host, index and uuid."""
         return self.index.gpus
 
     @property
     def origin(self) -> str:
-        """Where it comes from, for people."""
+        """Source of the samples, as text for the user."""
         return OF_RUN if self.index.prometheus is None else OF_PROMETHEUS
 
     def series(
         self, gpu_uuid: str, *, since_unix_ns: int | None = None, until_unix_ns: int | None = None, most_points: int = MOST_POINTS
     ) -> HardwareSeries:
-        """Readings from ``since_unix_ns`` to ``until_unix_ns`` (both among them), in at most ``most_points``, two or more. Raises
-        ``RankscopeError``.
+        """Return readings from ``since_unix_ns`` to ``until_unix_ns`` (both inclusive) in at most ``most_points`` points, which
+        must be at least two. Raises ``RankscopeError``.
         """
         gpu = next((one for one in self.gpus if one.gpu_uuid == gpu_uuid), None)
         if gpu is None:
@@ -161,7 +161,7 @@ class Hardware:
 
 
 def nothing(why: str) -> Hardware:
-    """No samples at all."""
+    """Return a ``Hardware`` without samples, for the reason ``why``."""
 
     def rows(gpu: Gpu) -> Rows:
         raise RankscopeError(f"no samples of GPU {gpu.gpu_uuid}")
@@ -170,7 +170,7 @@ def nothing(why: str) -> Hardware:
 
 
 def stored(folder: Path) -> Hardware:
-    """What has been written into ``folder``. Raises ``InputError``."""
+    """Open the samples that were written into ``folder``. Raises ``InputError``."""
     index = read_json(folder / INDEX, HardwareIndex, "the cached list of GPUs")
     return Hardware(index, lambda gpu: _read(folder, gpu), None if index.clock_host is None else _clock(folder))
 
@@ -192,7 +192,7 @@ def _read(folder: Path, gpu: Gpu) -> Rows:
 
 
 def in_time(rows: Rows) -> Rows:
-    """In order of time: a host's clock may have been set back."""
+    """Return rows in order of time: a host's clock may have been set back."""
     times = rows["unix_ns"]
     return rows if (np.diff(times) >= 0).all() else rows[np.argsort(times, kind="stable")]
 
@@ -209,7 +209,7 @@ def _thinned(gpu: Gpu, rows: Rows, most_points: int) -> HardwareSeries:
 
 
 def _extremes(values: NDArray[np.float64], each: int) -> NDArray[np.float64]:
-    """The lowest and the highest of every ``each`` values, in the order in which they came."""
+    """Return the lowest and the highest of every ``each`` values, in the order in which they came."""
     padded = np.full(-(-len(values) // each) * each, np.nan)
     padded[: len(values)] = values
     bins = padded.reshape(-1, each)

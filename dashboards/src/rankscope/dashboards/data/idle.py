@@ -1,4 +1,4 @@
-"""GPUs that somebody holds and nobody uses."""
+"""GPUs that are allocated but not in use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleGpu:
-    """One GPU as the exporter tells of it: ``gpu_allocated`` is 1, ``gpu_in_use`` 0; the rest from ``gpu_job_info``."""
+    """One idle GPU as the exporter reports it: ``gpu_allocated`` is 1, ``gpu_in_use`` 0; the rest is from ``gpu_job_info``."""
 
     uuid: str
     host: str | None = None
@@ -17,31 +17,31 @@ class IdleGpu:
     account: str | None = None
     job_id: str | None = None
     idle_hours: float | None = None
-    """In the last 24 hours, under the same job; ``None``: only that it is idle now is known."""
+    """Idle hours in the last 24 hours under the same job; ``None``: only the present state is known."""
 
 
 class IdleGpus(Protocol):
-    """Asks who holds idle GPUs."""
+    """Query for idle GPUs and the users and jobs that hold them."""
 
     def __call__(self) -> list[IdleGpu]:
-        """Those that are idle now. Raises ``RankscopeError``."""
+        """Return the GPUs that are idle now. Raises ``RankscopeError``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What one user holds on one account."""
+    """Idle GPUs that one user holds on one account."""
 
     user: str | None
     account: str | None
     gpus: int
     idle_hours: float | None
-    """``None`` where it is not known of every GPU."""
+    """``None`` unless it is known for every GPU."""
     hosts: tuple[str, ...]
     jobs: tuple[str, ...]
 
 
 def by_holder(gpus: Sequence[IdleGpu]) -> list[Holder]:
-    """Who holds most idle GPUs first."""
+    """Return the holders of idle GPUs, sorted by the number of GPUs, highest first."""
     groups: dict[tuple[str | None, str | None], list[IdleGpu]] = {}
     for gpu in gpus:
         groups.setdefault((gpu.user, gpu.account), []).append(gpu)

@@ -1,7 +1,7 @@
-"""Working things out beside the server, so that answering never waits for an analysis and its memory is gone when it is done.
+"""Jobs: processes beside the server, so that requests never wait for an analysis, whose memory is released when it ends.
 
-A job is a process that puts what pages show of a run, or of several, into the store. Jobs know of each other by locks in the
-store's folder, which the kernel gives back however a process ends: what one worker or one server is at, no other begins.
+A job computes the derived data of one or several runs and puts it into the store. Jobs exclude each other by locks in the store's
+folder, also across workers and servers. The kernel releases a lock however its process ends.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from rankscope.dashboards.data.windows import find_windows
 from rankscope.dashboards.inert import MAX_TEXT, shown
 
 SLOTS: Final = 2
-"""Jobs at a time; each of a large run uses all cores."""
+"""Jobs at a time; a job on a large run uses all cores."""
 
 FAILURE_LASTS_S: Final = 60.0
-"""After so long what went wrong is tried again."""
+"""Time after which a failed job may be retried."""
 
 MOST_BEGUN: Final = 2
-"""A job that has ended so often without a word would do so again: it is said, and not begun anew at once."""
+"""Starts after which a job that exits unexpectedly each time counts as failed and is not restarted at once."""
 _TELL_EVERY_S: Final = 0.2
 _LITTLE_BYTES: Final = 32 << 20
 _MAKE_ROOM: Final = f"make room there, or {ELSEWHERE}"
 
 
 class State(msgspec.Struct, frozen=True):
-    """What there is to say of something that is not in the store (yet)."""
+    """State of a job whose result is not in the store."""
 
     progress: Progress | None = None
     failure: str | None = None
-    """Why it cannot be had: one line for people."""
+    """Reason why the job failed: one line for the user."""
     begun: int = 0
-    """How often, without a word of how it ended."""
+    """Number of starts that ended without a recorded result."""
 
 
 STARTING: Final = State(Progress("starting"))
@@ -63,7 +63,7 @@ WAITING: Final = State(Progress("waiting for other analyses"))
 
 
 Task = Callable[[Sequence[str], Path, Tell], None]
-"""(arguments, folder to fill, how to tell how far it is)"""
+"""(arguments, folder to fill, receiver of progress)"""
 
 
 def _analyse(run: Path, folder: Path, tell: Tell) -> None:
@@ -100,17 +100,17 @@ TASKS: Final[Mapping[str, Task]] = {
     "perfetto": _of_window(export_window),
     "replay": _of_run(make_replay),
 }
-"""What can be done beside the server."""
+"""Tasks of jobs by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Starts jobs, and looks how far they are."""
+    """Starts jobs and reports their progress."""
 
     store: Store
 
     def want(self, key: str, task: str, arguments: Sequence[object]) -> State:
-        """Have a task of ``TASKS`` fill ``key``, which is not there; how far that is. Raises ``OSError``."""
+        """Start a job for the missing ``key`` with a task of ``TASKS`` unless one runs; return its state. Raises ``OSError``."""
         self.store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = _state_file(self.store, key)
         state = _read(file)
@@ -123,7 +123,7 @@ class Jobs:
             slot = next((slot for path in _slots(self.store) if (slot := take(path, held)) is not None), None)
             if slot is None:
                 return WAITING
-            left = _read(file) or State()  # by whoever had the lock before
+            left = _read(file) or State()  # from the previous holder of the lock
             if left.failure is not None or self.store.find(key) is not None:
                 return left
             if left.begun >= MOST_BEGUN:
@@ -133,7 +133,7 @@ class Jobs:
         return STARTING
 
     def work(self, key: str, task: str, arguments: Sequence[str]) -> None:
-        """What a job does."""
+        """Run a task in the process of a job, and record its failure."""
         told = _Told(_state_file(self.store, key))
         try:
             if self.store.find(key) is None:
@@ -141,9 +141,9 @@ class Jobs:
         except (RankscopeError, OSError, MemoryError) as error:
             told.fail(in_words(error))
         except KeyboardInterrupt:
-            told.done()  # whoever asks will begin it again
+            told.done()  # the next request starts it again
         except Exception as error:
-            # Not said, it would be begun again each time somebody asks.
+            # Without a recorded failure each request would start it again.
             told.fail(f"this could not be worked out: an error in rankscope ({type(error).__name__}); its log says more")
             raise
         else:
@@ -151,7 +151,7 @@ class Jobs:
 
 
 def in_words(error: Exception) -> str:
-    """One line of what went wrong; a path in it may be no text."""
+    """Return the error as one line for the user; a path in it may contain undecodable bytes."""
     said = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
@@ -163,7 +163,7 @@ def in_words(error: Exception) -> str:
 
 
 def ended_silently(what: str, folder: Path) -> str:
-    """Why a process that writes into ``folder`` may have ended without saying how: on a full disk it cannot say it."""
+    """Return why a process that writes into ``folder`` may have exited unexpectedly; on a full disk it cannot record a reason."""
     free = shutil.disk_usage(folder).free
     if free < _LITTLE_BYTES:
         return f"{what} could not go on: the disk of {folder} is full ({free / 2**20:.0f} MiB are left); {_MAKE_ROOM}"
@@ -171,13 +171,13 @@ def ended_silently(what: str, folder: Path) -> str:
 
 
 def take(path: Path, held: contextlib.ExitStack) -> int | None:
-    """A lock, as a file descriptor that ``held`` closes, or ``None`` where somebody has it. Raises ``OSError``."""
+    """Take a lock; return its descriptor, which ``held`` closes, or ``None`` if another process holds it. Raises ``OSError``."""
     file = held.enter_context(path.open("ab"))
     return file.fileno() if try_lock(file.fileno()) else None
 
 
 def start(module: str, arguments: Sequence[object], *, locks: Sequence[int]) -> None:
-    """Start a process that has ``locks`` from its first moment on until it ends, however it does. Raises ``OSError``."""
+    """Start a process that holds ``locks`` from its start until it ends in any way. Raises ``OSError``."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=locks)
     threading.Thread(target=process.wait, name="no zombie", daemon=True).start()
@@ -188,7 +188,7 @@ def _state_file(store: Store, key: str) -> Path:
 
 
 class _Told:
-    """Says how far a job is, in a file that is replaced as a whole; not more often than anybody looks."""
+    """Writer of a job's progress into a file that is replaced atomically, at most every ``_TELL_EVERY_S`` per phase."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -203,7 +203,7 @@ class _Told:
             _write(self._path, State(progress, begun=self._begun))
 
     def fail(self, reason: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk: who asks next cannot begin it either, and is told
+        with contextlib.suppress(OSError):  # a full disk: the next request cannot start the job either and gets the error
             _write(self._path, State(failure=reason))
 
     def done(self) -> None:

@@ -1,4 +1,4 @@
-"""What a rank did when: its time cut into parts of one kind each, from what a profile recorded."""
+"""Lanes: the time of a rank cut into parts of one kind each, from a profile."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Numbers = NDArray[np.int64]
 
 
 class Kind(IntEnum):
-    """What time is spent on. The order is that of the legend."""
+    """Kind of activity. The order is that of the legend."""
 
     COMPUTE = 0
     OVERLAP = 1
-    """Communication with compute at the same time."""
+    """Communication at the same time as compute."""
     TRANSFER = 2
-    """In a collective whose ranks are all there, nothing computed meanwhile."""
+    """In a collective after all of its ranks have arrived, without compute."""
     WAITING = 3
-    """In a collective, before its last rank is there, nothing computed meanwhile."""
+    """In a collective before its last rank has arrived, without compute."""
     COMMUNICATION = 4
-    """In a collective that could not be matched, or in an event of a raw trace: waiting and transfer are not told apart."""
+    """In an unmatched collective, or in an event of a raw trace: waiting and transfer cannot be separated."""
     COPY = 5
     IDLE = 6
     NOT_TOLD = 7
-    """In a profiled step, outside of collectives: compute, copies and idle time are not told apart without the raw trace."""
+    """In a profiled step, outside of collectives: compute, copies and idle cannot be separated without the raw trace."""
 
 
 NOBODY: Final = -1
@@ -37,18 +37,18 @@ NOBODY: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Parts of time of several lanes: disjoint within a lane, ascending by lane and start. Nanoseconds."""
+    """Parts of several lanes, in nanoseconds: disjoint within a lane, ascending by lane and start."""
 
     lane: Numbers
     start: Numbers
     end: Numbers
     kind: Numbers
-    """Of ``Kind``."""
+    """Value of ``Kind``."""
     about: Numbers
-    """Which of the window's collectives it belongs to, else ``NOBODY``."""
+    """Number of the window's collective that the part belongs to, else ``NOBODY``."""
 
     def of(self, lanes: Numbers, first: int, past: int) -> Parts:
-        """Those of ``lanes`` (ascending), numbered anew in their order, cut to ``[first, past)``."""
+        """Return the parts of ``lanes`` (ascending), renumbered in their order and cut to ``[first, past)``."""
         at = np.searchsorted(lanes, self.lane)
         held = at < len(lanes)
         held[held] = lanes[at[held]] == self.lane[held]
@@ -64,25 +64,25 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What is known of one rank; merged sets of intervals on the common clock, but for ``collectives``."""
+    """Recorded intervals of one rank on the common clock; all but ``collectives`` are merged sets."""
 
     steps: Spans
     collectives: Spans
-    """[n, 2] from arrival to end, in any order; may overlap."""
+    """[n, 2]: arrival and end, in any order; may overlap."""
     waits: Numbers
-    """[n] how long each waited for its last rank; ``NOBODY`` where that is not known."""
+    """[n]: how long each collective waited for its last rank; ``NOBODY`` where not known."""
     numbers: Numbers
-    """[n] what to call them."""
+    """[n]: numbers of the collectives, for ``Parts.about``."""
     compute: Spans
     copies: Spans
     is_whole: bool
-    """Whether compute and copies are known of all of the steps, not of collectives alone."""
+    """True if compute and copies are known for the whole steps, not only within collectives."""
 
 
 def parts_of(lane: int, recorded: Recorded) -> Parts:
-    """Its time as parts: every moment of a step or a collective is in exactly one.
+    """Return the rank's time as parts: every moment of a step or a collective is in exactly one part.
 
-    Of collectives at the same time the one that began last counts; waiting in one and transferring in another is transfer.
+    If collectives overlap, the part belongs to the one that began last. Waiting in one during transfer in another is transfer.
     """
     arrivals, ends, waits = recorded.collectives[:, 0], recorded.collectives[:, 1], recorded.waits
     lasts = np.minimum(arrivals + np.maximum(waits, 0), ends)
@@ -117,7 +117,7 @@ def parts_of(lane: int, recorded: Recorded) -> Parts:
 
 
 def _depth(edges: Numbers, starts: Numbers, ends: Numbers) -> NDArray[np.bool_]:
-    """Between each edge and the next: whether any of ``[starts, ends)``, whose bounds are among the edges, is there."""
+    """Return, per pair of consecutive edges, whether any interval ``[starts, ends)`` covers it; their bounds must be edges."""
     change = np.zeros(len(edges), dtype=np.int64)
     np.add.at(change, np.searchsorted(edges, starts), 1)
     np.add.at(change, np.searchsorted(edges, ends), -1)
@@ -129,6 +129,6 @@ def _no_parts() -> Parts:
 
 
 def joined(parts: list[Parts]) -> Parts:
-    """Parts of lanes, in the order of these."""
+    """Concatenate the parts of lanes, in their order."""
     together = [_no_parts(), *parts]
     return Parts(*(np.concatenate([getattr(one, name) for one in together]) for name in Parts.__slots__))

@@ -1,4 +1,4 @@
-"""What many viewers ask for at once, looked up once for all of them."""
+"""A cached call: an answer that many viewers request at once is looked up once for all of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 LEAST_S: Final = 1.0
 FACTOR: Final = 10.0
-"""An answer is given again for so many times as long as it took to get: looking takes a tenth of a core at most."""
+"""Lifetime of an answer in multiples of the time to get it: so lookups take at most a tenth of a core."""
 
 
 class Lately(Generic[T]):
-    """Answers of ``ask``, each for a while; what it raises is not remembered."""
+    """Cache of the last answer of ``ask``, with a lifetime that adapts to its cost; errors are not cached."""
 
     def __init__(self, ask: Callable[[], T], *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
@@ -24,7 +24,7 @@ class Lately(Generic[T]):
         self._held: tuple[T, float] | None = None
 
     def get(self) -> T:
-        """What was answered lately, or is now."""
+        """Return the cached answer if it has not expired, else a new one."""
         with self._lock:
             began = self._clock_s()
             if self._held is not None and began < self._held[1]:

@@ -1,4 +1,4 @@
-"""GPU time lost over many runs, by host and cause: a sum of what the verdicts of the single runs blame."""
+"""GPU time lost over many runs, by host and cause: the sum of the losses in the runs' verdicts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rankscope.dashboards.data.brief import Brief, Lost
 from rankscope.dashboards.data.source import RunSource, RunSummary
 
 REPEATED: Final = 2
-"""A host that is blamed in so many runs is a repeat offender."""
+"""Number of runs from which on a blamed host counts as a repeat offender."""
 
 DAY_NS: Final = 86_400_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A run, and what is known of it."""
+    """A run and its summary."""
 
     run: RunSummary
     brief: Brief | None
@@ -28,58 +28,58 @@ class Told:
 
 @dataclass(slots=True)
 class HostLoss:
-    """What one host cost."""
+    """Losses charged to one host."""
 
     host: str | None
-    """``None``: what was not due to a single host."""
+    """``None``: losses that are not due to a single host."""
     gpu_hours: float = 0.0
     by_cause: dict[Cause, float] = field(default_factory=dict)
     """GPU-hours."""
     cost: dict[str, float] = field(default_factory=dict)
-    """By currency, of the runs that a price was recorded with."""
+    """Cost by currency, over the runs with a recorded price."""
     unpriced_hours: float = 0.0
     runs: dict[str, str] = field(default_factory=dict)
-    """Runs in which it was blamed: id to name."""
+    """Runs in which the host was blamed: id to name."""
     gpus: set[str] = field(default_factory=set)
-    """GPUs that were blamed."""
+    """Blamed GPUs."""
     trained_gpu_hours: float | None = None
     """GPU time trained on the host in all analysed runs, blamed or not; ``None``: not known."""
 
     @property
     def repeated(self) -> bool:
-        """Whether it was blamed again and again."""
+        """True if the host was blamed in at least ``REPEATED`` runs."""
         return self.host is not None and len(self.runs) >= REPEATED
 
     @property
     def rate(self) -> float | None:
-        """GPU-hours that the jobs lost per GPU-hour trained on the host: above 1 where one host held up many."""
+        """GPU-hours that the jobs lost per GPU-hour trained on the host; above 1 if one host held up many others."""
         return self.gpu_hours / self.trained_gpu_hours if self.trained_gpu_hours else None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterLedger:
-    """The sum, and what is not in it."""
+    """Losses by host, and the runs that are not counted."""
 
     hosts: list[HostLoss]
     """Repeat offenders first, then by GPU-hours."""
     counted: list[RunSummary]
-    """Runs whose verdict is in the sum, also those that lost nothing."""
+    """Runs whose verdict is in the sum, including those without a loss."""
     not_analysed: list[RunSummary]
     unreadable: list[RunSummary]
     too_little: list[RunSummary]
-    """Analysed, with too little data for a verdict."""
+    """Analysed runs with too little data for a verdict."""
     without_gpus: list[RunSummary]
     undated: list[RunSummary]
-    """Left out of a window of time, for when they started is not known."""
+    """Runs excluded from a time range because their start time is not known."""
 
     @property
     def gpu_hours(self) -> float:
-        """Of all hosts."""
+        """Lost GPU-hours of all hosts."""
         return sum(host.gpu_hours for host in self.hosts)
 
 
 def told(source: RunSource) -> list[Told]:
-    """All runs, with what is known of them; nothing is worked out. Raises ``RankscopeError``."""
+    """Return all runs with their cached summaries; computes nothing. Raises ``RankscopeError``."""
     return [Told(run, _known(source, run)) for run in source.runs()]
 
 
@@ -87,11 +87,11 @@ def _known(source: RunSource, run: RunSummary) -> Brief | None:
     try:
         return source.known_brief(run)
     except RankscopeError:
-        return None  # damaged in the cache: as if it were not there
+        return None  # damaged in the cache: treat as absent
 
 
 def cluster_ledger(runs: Iterable[Told], *, since_unix_ns: int | None = None) -> ClusterLedger:
-    """Sum over the runs that started at ``since_unix_ns`` or later; ``None``: all."""
+    """Sum the losses of runs that started at ``since_unix_ns`` or later; ``None``: of all runs."""
     ledger = ClusterLedger([], [], [], [], [], [], [])
     hosts: dict[str | None, HostLoss] = {}
     trained: dict[str, float] = {}
@@ -114,7 +114,7 @@ def cluster_ledger(runs: Iterable[Told], *, since_unix_ns: int | None = None) ->
 
 
 def _place(ledger: ClusterLedger, one: Told, *, undated: bool) -> list[RunSummary]:
-    """Where a run is counted."""
+    """Return the list of the ledger that a run belongs to."""
     if one.run.problem is not None:
         return ledger.unreadable
     if undated:
@@ -140,7 +140,7 @@ def _add(loss: HostLoss, lost: Lost, run: RunSummary, currency: str | None) -> N
 
 
 def total_cost(hosts: Sequence[HostLoss]) -> dict[str, float]:
-    """By currency."""
+    """Return the total cost by currency."""
     found: dict[str, float] = {}
     for host in hosts:
         for currency, amount in host.cost.items():

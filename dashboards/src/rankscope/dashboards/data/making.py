@@ -1,4 +1,4 @@
-"""Who makes derived data: this process while the caller waits, or processes beside it."""
+"""Computation of derived data: in this process while the caller waits, or in processes beside it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.data.store import ELSEWHERE, Store, key_of
 
 PATIENCE_S: Final = 0.8
-"""So long an answer may wait for what is not there yet: most runs take less, and their page need not be drawn twice."""
+"""Longest wait of a request for missing data; most runs take less, so that their page is drawn only once."""
 
 _LOOK_EVERY_S: Final = 0.02
 
 
 class Making(Protocol):
-    """Has the derived data of runs, or has it made."""
+    """Provider of the derived data of runs, which it computes if missing."""
 
     def finished(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
-        """Of a run in this state; unless ``wait``, not even a moment is waited for it.
+        """Return the derived data of a run at this revision; without ``wait``, never block for it.
 
-        Raises ``NotReadyError`` while it is being made, else ``RankscopeError``.
+        Raises ``NotReadyError`` while it is being computed, else ``RankscopeError``.
         """
 
     def live(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
-        """Of a run that goes on: as it is now, or was shortly before; or, with why, as it was before that. Raises the same."""
+        """Return the derived data of a live run: recent, or older with the reason for its age. Raises as ``finished`` does."""
 
     def known(self, run_id: str, revision: str) -> Derived | None:
-        """Of a run in this state, if it has been made."""
+        """Return the derived data of a run at this revision if it has been computed."""
 
     def made(self, key: str, task: str, arguments: Sequence[object], *, wait: bool = True) -> Path:
-        """Folder that a task of ``TASKS`` has filled, for the state that ``key`` stands for. Raises as ``finished`` does."""
+        """Return the folder that a task of ``TASKS`` has filled for ``key``. Raises as ``finished`` does."""
 
 
 def _silent(_progress: Progress) -> None:
@@ -47,16 +47,16 @@ def _silent(_progress: Progress) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MadeHere:
-    """The caller waits, and its process has the memory."""
+    """``Making`` in this process: the caller waits, and the memory is used here."""
 
     store: Store
     tell: Tell = _silent
     once: bool = False
-    """Look at a run once only: what is written to it later is not seen."""
+    """Read a run only once: later writes to it are ignored."""
 
     def finished(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
         """See ``Making``."""
-        del wait  # there is nobody else to do it
+        del wait  # no other process does it
         key = key_of(run_id) if self.once else key_of(run_id, revision)
         found = self.store.find(key)
         return Derived(found or self.store.put(key, lambda folder: derive(run, folder, self.tell)))
@@ -83,7 +83,7 @@ def _known(store: Store, run_id: str, revision: str) -> Derived | None:
 
 @dataclass(frozen=True, slots=True)
 class MadeBeside:
-    """Other processes make it, also for other servers that share the store."""
+    """``Making`` in other processes, also for other servers that share the store."""
 
     store: Store
     patience_s: float = PATIENCE_S
@@ -114,7 +114,7 @@ class MadeBeside:
 
     def live(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
         """See ``Making``."""
-        del revision  # what follows it knows by itself what is new
+        del revision  # the follower detects changes itself
         live = Live(self.store.root / f".live-{key_of(run_id, str(run))}", run)
         until = time.monotonic() + (self.patience_s if wait else 0.0)
         try:

@@ -1,4 +1,4 @@
-"""All matrices of a run as one: those of every step, and those of the few steps that were profiled."""
+"""All matrices of a run behind one interface: those of every step, and those of the profiled steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.dashboards.data.tiles import Tiles
 
 
 class RunMatrices:
-    """``StepMatrices`` of ``steps``, and of ``profiled``, whose columns are some of the same steps."""
+    """``StepMatrices`` over ``steps`` and ``profiled``; the columns of ``profiled`` are a subset of the steps."""
 
     def __init__(self, steps: Tiles, profiled: Tiles) -> None:
         self._all = steps
@@ -23,7 +23,7 @@ class RunMatrices:
 
     @property
     def metrics(self) -> Collection[str]:
-        """Those of which anything is known."""
+        """Metrics that have any value."""
         return {*self._all.meta.metrics, *self._profiled.meta.metrics}
 
     def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
@@ -31,7 +31,7 @@ class RunMatrices:
         if metric not in self._profiled.meta.metrics:
             return self._all.part(metric, first, last, most_columns=most_columns)
         frame = self._all.frame(first, last, most_columns=most_columns)
-        # They are replaced one after the other while a run is followed: of what only one of them has nothing is shown.
+        # A follower replaces the two one after the other, so only ranks and steps that both have are shown.
         here, there = np.isin(self.ranks, self._profiled.ranks), np.isin(self._profiled.ranks, self.ranks)
         known = np.isin(self._profiled.steps, self.steps)
         few = self._profiled.part(metric, most_columns=len(known)).values[there][:, known]

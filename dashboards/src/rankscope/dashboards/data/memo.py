@@ -1,4 +1,4 @@
-"""Values that are worth keeping for as long as what they were made from has not changed."""
+"""Cache of values that stay valid until their source changes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class Memo(Generic[T]):
-    """At most ``limit`` values, each valid for one revision of its key; the least recently used go first.
+    """Cache of at most ``limit`` values, each valid for one revision of its key; the least recently used are evicted first.
 
-    Callers that ask for the same key at once share one computation.
+    Concurrent callers with the same key share one computation.
     """
 
     def __init__(self, limit: int) -> None:
@@ -24,13 +24,13 @@ class Memo(Generic[T]):
         self._guard = threading.Lock()
 
     def last(self, key: str) -> T | None:
-        """What ``get`` gave for ``key`` the last time, if it is still there."""
+        """Return the last value of ``get`` for ``key`` if it is still cached."""
         with self._guard:
             held = self._values.get(key)
             return None if held is None else held[1]
 
     def get(self, key: str, revision: str, make: Callable[[], T]) -> T:
-        """The value of ``key`` at ``revision``, from memory or from ``make``; what ``make`` raises is not remembered."""
+        """Return the value of ``key`` at ``revision``, from the cache or from ``make``; errors of ``make`` are not cached."""
         with self._guard:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:

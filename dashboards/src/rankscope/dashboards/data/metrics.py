@@ -1,4 +1,4 @@
-"""What the heat map can show: one value per rank and step, with its unit, where it comes from and which end of it is bad."""
+"""Metrics of the heat map: one value per rank and step, with its unit, its source and the end that is bad."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from rankscope.analysis import steps as recorded
 
 Worst = Literal["highest", "lowest"]
-"""The end of a metric that somebody looks for: of many steps or ranks in one cell that value stands for all."""
+"""Bad end of a metric; a cell that covers several steps or ranks shows this extreme."""
 
 Origin = Literal["records", "judged", "windows", "collectives", "samples"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What people call it and its unit: ``us``, ``ratio``, ``celsius``, ``watts``, ``hertz``, ``bytes``, or a thing counted."""
+    """Label of a metric and its unit: ``us``, ``ratio``, ``celsius``, ``watts``, ``hertz``, ``bytes``, or a counted noun."""
 
     label: str
     unit: str
@@ -48,8 +48,8 @@ METRICS: Final[dict[str, Metric]] = {
     "utilization_ratio": Metric("GPU use", "ratio", "lowest", "samples"),
     "memory_used_bytes": Metric("GPU memory used", "bytes", origin="samples"),
 }
-"""``imposed_wait_us`` is told from the step records alone: at each step the rank whose own time is longest is charged with what
-the others were blocked for. ``profiled_imposed_wait_us`` is told from matched collectives, in profiled steps only."""
+"""``imposed_wait_us`` comes from the step records alone: at each step the rank with the longest own time is charged with the
+blocked time of the others. ``profiled_imposed_wait_us`` comes from matched collectives, in profiled steps only."""
 
 WHY_UNKNOWN: Final[dict[Origin, str]] = {
     "records": "the recorder had no signal for it",
@@ -58,27 +58,27 @@ WHY_UNKNOWN: Final[dict[Origin, str]] = {
     "collectives": "no collective of a profiled step could be matched across the ranks; rankscope capture RUN profiles steps",
     "samples": "there are no hardware samples of the ranks' GPUs; rankscope run takes them where rankscope exporter runs",
 }
-"""Why a metric may be missing, and how to get it."""
+"""Reason why a metric may be missing, and how to get it."""
 
 
 def of_origin(origin: Origin) -> list[str]:
-    """Metrics by where they come from."""
+    """Return the names of the metrics of one origin."""
     return [name for name, metric in METRICS.items() if metric.origin == origin]
 
 
 def why_unknown(metric: str) -> str:
-    """Why nothing is known of it in a run, where that is so."""
+    """Return why a metric without values is missing in a run."""
     return WHY_UNKNOWN[METRICS[metric].origin]
 
 
 def worst_of(metric: str) -> np.ufunc:
-    """Takes the worst of values; NaN only where all are."""
+    """Return the function that takes the worst of values; NaN only where all values are NaN."""
     known = METRICS.get(metric)
     return np.fmin if known is not None and known.worst == "lowest" else np.fmax
 
 
 def choices(known: Collection[str]) -> list[dict[str, str | bool]]:
-    """Of a selector: those that a run has, then the others, which cannot be chosen, with why."""
+    """Return the options of a selector: the metrics of a run, then the missing ones, disabled, with the reason."""
     options: list[dict[str, str | bool]] = [
         {
             "value": name,

@@ -1,7 +1,7 @@
-"""Runs that lie on another filesystem (``s3://…``, ``gs://…``), copied here for as long as somebody serves pages about them.
+"""Local copies of runs on another filesystem (``s3://…``, ``gs://…``), kept for as long as a server shows them.
 
-A process beside the server looks again and again. Of records, which only grow, what is new is fetched; any other file is fetched
-again when it has changed; what is gone there goes here. Raw traces and requests for captures stay where they are.
+A process beside the server polls the original. Record files only grow, so only their new bytes are fetched. Any other file is
+fetched again when it changes, and deleted files are deleted here. Raw traces and capture requests are not copied.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from rankscope.dashboards.data.whole import replace_file
 
 LOOK_EVERY_S: Final = 5.0
 _PAUSE_FACTOR: Final = 4.0
-"""After a look it pauses for so many times as long as that took: a listing of many files costs money and time."""
+"""Pause after a poll, in multiples of its duration: a listing of many files costs money and time."""
 _PART_BYTES: Final = 8 << 20
 _SAME_TIME_S: Final = 1e-3
 _LOCK: Final = ".lock"
 _STATE: Final = ".mirror.json"
 _TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""What filesystems call the time of the last change."""
+"""Names that filesystems use for the modification time."""
 
 
 class State(msgspec.Struct, frozen=True):
-    """How far a copy is."""
+    """State of a copy."""
 
     looked_unix_ns: int
-    """When it was last as the original."""
+    """Time at which the copy last matched the original."""
     failure: str | None = None
-    """Why it may not be any more."""
+    """Reason why it may no longer match."""
 
 
 class Mirror:
-    """A copy of the folder ``url`` in ``folder``. Only who holds its lock may bring it up to date."""
+    """A copy of the folder ``url`` in ``folder``. Only the holder of its lock may update it."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
         self.folder = folder
         self._known: dict[str, tuple[int, str]] = {}
-        """Of each file that is here, its size and time there."""
+        """Per local file: size and modification time of the original."""
 
     def bring(self, tell: Callable[[str], None] = lambda _what: None) -> None:
-        """Make the copy as the original is now. Raises ``RankscopeError``, ``OSError``; what has been fetched by then stays."""
+        """Update the copy to the original's present state. Raises ``RankscopeError``, ``OSError``; files fetched before stay."""
         filesystem, inside = filesystem_of(self.url)
         filesystem.invalidate_cache()
         listed: Mapping[str, Mapping[str, Any]] = asked(self.url, lambda: filesystem.find(inside, detail=True))
@@ -74,7 +74,7 @@ class Mirror:
             place = self.folder / path
             if self._known.get(path) != stamp and not _is_here(place, size, seconds):
                 self._fetch(filesystem, name, place, size)
-                if seconds is not None:  # tells whether a run still goes on
+                if seconds is not None:  # the run's liveness is judged by it
                     os.utime(place, (seconds, seconds))
             self._known[path] = stamp
         self._remove_others(set(wanted))
@@ -83,7 +83,7 @@ class Mirror:
         place.parent.mkdir(parents=True, exist_ok=True)
         have = place.stat().st_size if place.is_file() else 0
         if place.name.endswith(STREAMS) and 0 < have < size:
-            with place.open("ab") as file:  # who follows it reads on where it was
+            with place.open("ab") as file:  # a follower continues at its offset
                 self._copy(filesystem, name, file, have, size)
             return
         whole = place.with_name(f".{place.name}")
@@ -108,7 +108,7 @@ class Mirror:
                 Path(here).rmdir()
 
     def follow(self) -> None:
-        """Bring it up to date again and again; why that fails is told by ``not_renewed``, and said once."""
+        """Update the copy forever. A failure is available from ``not_renewed`` and printed once."""
         said = None
         looked = time.time_ns()
         while True:
@@ -118,7 +118,7 @@ class Mirror:
                 looked = time.time_ns()
             except (RankscopeError, OSError) as error:
                 failure = str(error)
-            with contextlib.suppress(OSError):  # a full disk: the failure is said below
+            with contextlib.suppress(OSError):  # a full disk: the failure is printed below
                 replace_file(self.folder / _STATE, msgspec.json.encode(State(looked, failure)))
             if failure is not None and failure != said:
                 print(f"rankscope dashboard: {failure}", file=sys.stderr, flush=True)
@@ -127,8 +127,8 @@ class Mirror:
 
 
 def copied(url: str, tell: Callable[[str], None]) -> Path:
-    """The folder of a copy of ``url``, as it is now or as another server keeps it. Raises ``RankscopeError``."""
-    # Unlike what is worked out, a copy is as good for the next version.
+    """Return the folder of an updated copy of ``url``, or of one that another server maintains. Raises ``RankscopeError``."""
+    # Unlike derived data, a copy stays valid for the next version.
     folder = cache_folder().with_name("copies") / hashlib.blake2b(url.encode(), digest_size=16).hexdigest()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def copied(url: str, tell: Callable[[str], None]) -> Path:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return folder  # another server's process is at it
+                return folder  # another server's process updates it
             Mirror(url, folder).bring(tell)
     except OSError as error:
         raise InputError(error.filename or folder, f"{error.strerror or error}; {ELSEWHERE}") from error
@@ -144,12 +144,12 @@ def copied(url: str, tell: Callable[[str], None]) -> Path:
 
 
 def keep_copied(url: str, folder: Path) -> None:
-    """Have a process of its own keep the copy up to date; it ends with this one."""
+    """Start a process that keeps the copy up to date and ends with this one."""
     subprocess.Popen([sys.executable, "-m", __name__, url, str(folder)], stdin=subprocess.DEVNULL)
 
 
 def not_renewed(folder: Path) -> Stale | None:
-    """If ``folder`` is a copy that cannot be brought up to date: since when, and why."""
+    """Return since when and why a copy in ``folder`` cannot be updated; ``None`` if it can, or if it is no copy."""
     try:
         state = msgspec.json.decode((folder / _STATE).read_bytes(), type=State)
     except (OSError, ValueError):
@@ -158,7 +158,7 @@ def not_renewed(folder: Path) -> Stale | None:
 
 
 def _relative(name: str, inside: str) -> str | None:
-    """Path of a listed file below the folder; ``None`` for what is none: another's, a mark of a folder, a name that leads out."""
+    """Return the path of a listed file below the folder; ``None`` for other folders' files, folder markers and escaping names."""
     folder = f"{inside.rstrip('/')}/"
     path = PurePosixPath(name.removeprefix(folder))
     leads_out = ".." in path.parts or path.is_absolute() or "\0" in name
@@ -170,7 +170,7 @@ def _is_wanted(path: str) -> bool:
 
 
 def _seconds(changed: object) -> float | None:
-    """A time as some filesystem tells it, in seconds since 1970."""
+    """Return a filesystem's time, in any of its formats, as seconds since 1970."""
     if isinstance(changed, str):
         with contextlib.suppress(ValueError):
             changed = datetime.fromisoformat(changed)
@@ -179,7 +179,7 @@ def _seconds(changed: object) -> float | None:
 
 
 def _is_here(place: Path, size: int, seconds: float | None) -> bool:
-    """Whether an earlier process has fetched it as it is."""
+    """Return whether an earlier process has fetched the file in its present state."""
     try:
         status = place.stat()
     except OSError:
@@ -190,6 +190,6 @@ def _is_here(place: Path, size: int, seconds: float | None) -> bool:
 if __name__ == "__main__":
     end_with_parent()
     with (Path(sys.argv[2]) / _LOCK).open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # until it is ours
+        fcntl.flock(held, fcntl.LOCK_EX)  # waits for the lock
         with contextlib.suppress(KeyboardInterrupt):
             Mirror(sys.argv[1], Path(sys.argv[2])).follow()

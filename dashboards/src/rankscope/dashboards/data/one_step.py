@@ -1,4 +1,4 @@
-"""Everything that is known of one step, of all ranks."""
+"""All metrics of one rank in one step, beside those of the other ranks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rankscope.dashboards.data.metrics import METRICS
 from rankscope.dashboards.data.source import StepMatrices
 
 MOST_WINDOW_STEPS: Final = 512
-"""So far back the begin of a captured window is looked for."""
+"""Most steps to look back for the begin of a captured window."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneValue:
-    """A metric of one rank in one step, beside the others'."""
+    """A metric of one rank in one step, beside the other ranks' values."""
 
     metric: str
     value: float
     median: float
-    """Of all ranks in that step that told it, this one among them."""
+    """Median of all ranks that reported the metric in the step, including this one."""
     ranks: int
-    """So many told it."""
+    """Number of ranks that reported the metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class OneStep:
     """One rank in one step."""
 
     values: list[OneValue]
-    """Those that the rank told, in the order of ``METRICS``."""
+    """Metrics that the rank reported, in the order of ``METRICS``."""
     window: int | None
     """First step of the captured window that the step is in; ``None``: it was not profiled."""
 
 
 def one_step(table: StepMatrices, rank: int, step: int) -> OneStep | None:
-    """What is known of ``rank`` in ``step``; ``None``: the run has no such rank or step. Raises ``RankscopeError``."""
+    """Return the values of ``rank`` in ``step``; ``None``: the run has no such rank or step. Raises ``RankscopeError``."""
     ranks, steps = np.asarray(table.ranks), np.asarray(table.steps)
     row, column = int(np.searchsorted(ranks, rank)), int(np.searchsorted(steps, step))
     if row == len(ranks) or column == len(steps) or ranks[row] != rank or steps[column] != step:
@@ -57,7 +57,7 @@ def one_step(table: StepMatrices, rank: int, step: int) -> OneStep | None:
 
 
 def _window(profiled: NDArray[np.floating[Any]], steps: NDArray[np.int64]) -> int | None:
-    """First of the steps without a gap that end with the last one and were profiled."""
+    """Return the first step of the gapless sequence of profiled steps that ends with the last of ``steps``."""
     if not len(profiled) or np.isnan(profiled[-1]):
         return None
     apart = np.isnan(profiled[:-1]) | (np.diff(steps) != 1)

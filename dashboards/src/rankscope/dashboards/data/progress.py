@@ -1,4 +1,4 @@
-"""How far something has got that takes long."""
+"""Progress of a long task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What is being done, and how much of it is; ``of`` is 0 where that is not known."""
+    """Phase of a task, with ``done`` items ``of`` a total; ``of`` is 0 where the total is not known."""
 
     what: str
     done: int = 0
@@ -16,10 +16,10 @@ class Progress(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """Progress as text for the user."""
         counted = f": {self.done:,} of {self.of:,}" if self.of else ""
         return f"{self.what[:1].upper()}{self.what[1:]}{counted}"
 
 
 Tell = Callable[[Progress], None]
-"""How whoever does it says so."""
+"""Receiver of the progress of a task."""

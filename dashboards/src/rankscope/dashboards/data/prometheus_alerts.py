@@ -1,4 +1,4 @@
-"""Alerts of a Prometheus: those that are active now, and from ``ALERTS`` those that were."""
+"""Alerts of a Prometheus: the active ones, and the past ones from the ``ALERTS`` series."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ROUNDING_NS: Final = 2_000_000
 
 
 def prometheus_alerts(prometheus: Prometheus, span_unix_ns: tuple[int, int]) -> list[AlertRecord]:
-    """Alerts of rankscope's rules, and others about a run, between two moments, and those that are active now.
+    """Return alerts of rankscope's rules, and others about a run: those between two times, and the active ones.
 
-    Of one that is past only its labels are known; one that fired until the end of the time and is not active now is lost.
+    A past alert has only labels. An alert that fired until the end of the span and is not active now is ``lost``.
     Raises ``PrometheusError``.
     """
     names = "|".join(runbooks())
@@ -38,7 +38,7 @@ def prometheus_alerts(prometheus: Prometheus, span_unix_ns: tuple[int, int]) -> 
         for alert in prometheus.alerts()
         if alert.labels.get("alertname") in runbooks() or alert.labels.get("run_id")
     ]
-    # What fires now is in both: what it says comes from the one, since when it fires from the other.
+    # A firing alert is in both lists: its annotations come from ``active``, its start from ``past``.
     since = {_key(alert): alert.started_unix_ns for alert in past if alert.ended_unix_ns is None}
     firing = {_key(alert) for alert in active if alert.state == "firing"}
     return [
@@ -72,7 +72,7 @@ def _past(series: Series, step_s: float, now_unix_ns: int) -> list[AlertRecord]:
 
 
 def _intervals(series: Series, step_s: float, now_unix_ns: int) -> list[tuple[int, int | None]]:
-    """Begin and end of each run of consecutive samples, in unix ns; the end is ``None`` where the last reaches to now."""
+    """Return begin and end of each run of consecutive samples, in unix ns; the end is ``None`` if the run reaches to now."""
     step_ns = int(step_s * 1e9)
     gaps = np.flatnonzero(np.diff(series.unix_ns) >= 2 * step_ns - _ROUNDING_NS) + 1
     ends = [(int(part[0]), int(part[-1]) + step_ns) for part in np.split(series.unix_ns, gaps) if len(part)]

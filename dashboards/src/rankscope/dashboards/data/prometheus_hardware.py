@@ -1,4 +1,4 @@
-"""Samples of a run's GPUs that the run does not have itself, from a Prometheus that scrapes the exporters of the nodes."""
+"""GPU samples for a run that recorded none, from a Prometheus that scrapes the exporters of the nodes."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ SELECTORS: Final[Mapping[str, tuple[str, str]]] = {
     "sm_clock_hertz": ("gpu_clock_hertz", 'clock="sm"'),
     "sm_clock_max_hertz": ("gpu_clock_max_hertz", 'clock="sm"'),
 }
-"""Gauge of ``GAUGES`` to the exporter's metric, and the label that picks its series."""
+"""Gauge of ``GAUGES`` to the exporter's metric, and the label matcher of its series."""
 MOST_POINTS: Final = 2048
-"""Of one GPU: more than a figure has columns."""
+"""Most points per GPU: more than a figure has columns."""
 MOST_VALUES: Final = 400_000
-"""Of one gauge of all GPUs: of many GPUs there are fewer points each."""
+"""Most values of one gauge over all GPUs; with many GPUs, each gets fewer points."""
 LEAST_STEP_S: Final = 5.0
 NAMED: Final = 4
-"""GPUs without a reading that are called by their names."""
+"""Most GPUs without a reading that are listed by name."""
 
 _GPUS_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareFound:
-    """What Prometheus knows of the GPUs that were asked for."""
+    """Readings that Prometheus has of the requested GPUs."""
 
     gpus: list[Gpu]
-    """As its ranks call them; of a host that no exporter tells ``""``."""
+    """GPUs by the uuids of their ranks; the host is ``""`` if no exporter reports it."""
     rows: dict[str, Rows]
-    """GPU (uuid) to its readings by time."""
+    """GPU (uuid) to its readings in order of time."""
     missing: list[str]
-    """GPUs (uuids) of which it has no reading in that time: no exporter there, not scraped, or no longer kept."""
+    """GPUs (uuids) without a reading in the span: no exporter, not scraped, or past the retention."""
     step_s: float
-    """Seconds between the points; what lies between them is not shown."""
+    """Seconds between the points; values between the points are not shown."""
     warnings: list[str]
-    """Prometheus' own, of answers that are not whole."""
+    """Prometheus' own warnings about incomplete answers."""
 
 
 def scraped_hardware(prometheus: Prometheus, analysis: Analysis, span_unix_ns: tuple[int, int], recorded: Hardware) -> Hardware:
-    """What the Prometheus knows of the GPUs of a run whose own samples, ``recorded``, are none. Never raises: why there is
-    nothing is said in ``why_none``.
+    """Return the Prometheus' samples of the GPUs of a run whose own samples, ``recorded``, are empty. Never raises: ``why_none``
+    has the reason if there are none.
     """
     ranks: dict[str, tuple[int, ...]] = {}
     hosts: dict[str, str] = {}
@@ -93,10 +93,10 @@ def hardware_of(
     *,
     most_points: int = MOST_POINTS,
 ) -> HardwareFound:
-    """Readings of GPUs (uuid to the ``ranks`` on each) between two moments. Raises ``PrometheusError``.
+    """Return readings of GPUs (uuid to the ``ranks`` on each) between two times. Raises ``PrometheusError``.
 
-    What a MIG device shares with its neighbours (clock, heat, power) is in the series of the GPU that it is a part of, so that
-    stands for it.
+    Gauges that a MIG device shares with its neighbours (clock, temperature, power) are in the series of its parent GPU, so the
+    parent's readings stand for it.
     """
     step_s = step_for(span_unix_ns, most_points=max(2, min(most_points, MOST_VALUES // max(1, len(ranks)))), least_s=LEAST_STEP_S)
     warnings: dict[str, None] = {}
@@ -119,7 +119,7 @@ def hardware_of(
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """Questions about one time; ``warnings`` collects what the answers lack, once each."""
+    """Queries over one time span; ``warnings`` collects each warning of the answers once."""
 
     prometheus: Prometheus
     span_unix_ns: tuple[int, int]
@@ -127,7 +127,7 @@ class _Asking:
     warnings: dict[str, None]
 
     def about(self, metric: str, uuids: Collection[str], labels: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Values of ``labels`` that a metric had at any moment of the time, of these GPUs."""
+        """Return the values of ``labels`` that a metric of these GPUs had at any time of the span."""
         first, last = self.span_unix_ns
         seconds = max(1, -(-(last - first) // 10**9))
         wanted = f"max by ({', '.join(labels)}) (max_over_time({metric}{{{_any_of(uuids)}}}[{seconds}s]))"
@@ -136,7 +136,7 @@ class _Asking:
         return [tuple(one.labels.get(label, "") for label in labels) for one in answer.series]
 
     def gauge(self, metric: str, label: str, uuids: Collection[str]) -> dict[str, Series]:
-        """GPU, without the kind of its uuid, to its readings, whichever and how many exporters and jobs show it."""
+        """Return GPU (uuid without its kind) to its readings, merged over all exporters and jobs that report it."""
         picked = ", ".join(part for part in (_any_of(uuids), label) if part)
         answer = self.prometheus.query_range(
             f"max by (uuid) ({metric}{{{picked}}})", span_unix_ns=self.span_unix_ns, step_s=self.step_s
@@ -146,7 +146,7 @@ class _Asking:
 
 
 def _rows(found: Mapping[str, Series]) -> Rows:
-    """The gauges of one GPU at the times at which any is known."""
+    """Return the gauges of one GPU at all times at which any is known."""
     unix_ns = np.unique(np.concatenate([one.unix_ns for one in found.values()]))
     rows: Rows = np.empty(len(unix_ns), ROW)
     rows["unix_ns"] = unix_ns
@@ -176,9 +176,9 @@ def _gpu(uuid: str, host: str, ranks: Collection[int], rows: Rows, *, simulated:
 
 
 def _any_of(uuids: Collection[str]) -> str:
-    """Matches these GPUs, whatever CUDA calls a MIG device: it does not say that it is one.
+    """Return a matcher of these GPUs with any uuid prefix, since CUDA's uuid of a MIG device does not show that it is one.
 
-    Of a uuid only letters, digits and dashes are asked for: nothing else is in one, and nothing can break out of the expression.
+    Keeps only letters, digits and dashes of a uuid, which has no others, so that nothing can break out of the expression.
     """
     names = dict.fromkeys(
         "".join(char for char in bare(uuid) if char.isascii() and (char.isalnum() or char == "-")) for uuid in uuids

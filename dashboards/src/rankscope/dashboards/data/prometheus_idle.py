@@ -1,4 +1,4 @@
-"""GPUs that are held and not used, from a Prometheus that scrapes the exporters of the nodes."""
+"""GPUs that are allocated but not in use, from a Prometheus that scrapes the exporters of the nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.dashboards.data.idle import IdleGpu
 from rankscope.dashboards.data.lately import Lately
 
 EVERY_S: Final = 300
-"""Between the moments at which idle hours are counted."""
+"""Seconds between the samples from which idle hours are counted."""
 
 _IDLE: Final = "(max by (uuid) (gpu_allocated) == 1) and on (uuid) (max by (uuid) (gpu_in_use) == 0)"
 _HOLDER: Final = ("user", "account", "job_id", "namespace_k8s", "pod_k8s")
@@ -22,8 +22,8 @@ Holder = tuple[str, ...]
 
 
 def idle_gpus(prometheus: Prometheus, *, clock_ns: Callable[[], int] = time.time_ns) -> list[IdleGpu]:
-    """GPUs that are allocated and that no process has open now, by uuid, with the hours that they were so under the same holder
-    in the last 24 (at moments ``EVERY_S`` apart). Raises ``RankscopeError``, also where nobody tells.
+    """Return GPUs that are allocated while no process has them open, sorted by uuid. Their idle hours are those of the last 24 h
+    under the same holder, sampled every ``EVERY_S``. Raises ``RankscopeError``, also if Prometheus lacks the metrics.
     """
     now = clock_ns()
 
@@ -46,14 +46,14 @@ def idle_gpus(prometheus: Prometheus, *, clock_ns: Callable[[], int] = time.time
 
 
 class IdleNow:
-    """``IdleGpus`` of a Prometheus, asked anew every few seconds however many look; also that it is down is remembered."""
+    """``IdleGpus`` of a Prometheus, cached for some seconds for all viewers; its failures are cached, too."""
 
     def __init__(self, prometheus: Prometheus) -> None:
         self._prometheus = prometheus
         self._lately = Lately(self._ask)
 
     def __call__(self) -> list[IdleGpu]:
-        """See ``idle_gpus``."""
+        """Return the idle GPUs; see ``idle_gpus``."""
         told = self._lately.get()
         if isinstance(told, str):
             raise RankscopeError(told)
@@ -67,7 +67,7 @@ class IdleNow:
 
 
 def _hours(prometheus: Prometheus, now_unix_ns: int) -> dict[tuple[str, Holder], float] | None:
-    """Idle hours by GPU and holder; ``None``: the server has no time for that much."""
+    """Return idle hours by GPU and holder; ``None``: the query failed, such as for taking too long."""
     try:
         series = prometheus.query(_HOURS, at_unix_ns=now_unix_ns).series
     except RankscopeError:

@@ -1,4 +1,4 @@
-"""Raw traces that ranks have kept of a window: what ran when, by stream or thread, and how all of a rank's time was spent."""
+"""Raw traces that ranks kept of a window: events by stream or thread, and the use of each rank's time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rankscope.dashboards.inert import MAX_TEXT, shown
 from rankscope.runs.paths import rank_dir
 
 MOST_RANKS: Final = 32
-"""Raw traces are read of so many ranks, the first of those that have any: each takes a second or more."""
+"""Most ranks whose raw traces are read, lowest ranks first: each takes a second or more."""
 MOST_EVENTS: Final = 400_000
-"""Events that are kept of a window; beyond that the shortest go."""
+"""Most events kept of a window; beyond that the shortest are dropped."""
 _LONGEST_NAME: Final = 120
 
 _KEPT: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
@@ -31,10 +31,10 @@ _KEPT: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
 
 @dataclass(slots=True)
 class RawEvents:
-    """What has been read so far, each rank's times on its own clock."""
+    """Events read so far, with each rank's times on its own clock."""
 
     work: dict[int, Work] = field(default_factory=dict)
-    """Rank to what it did, as merged sets."""
+    """Rank to its compute, communication and copies, as merged sets."""
     problems: list[str] = field(default_factory=list)
     _lanes: dict[tuple[int, str], int] = field(default_factory=dict)
     _names: dict[str, int] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class RawEvents:
     """[n, 6]: rank, lane, start, end, kind, name."""
 
     def read(self, rank: int, file: Path) -> None:
-        """One trace of a rank; what cannot be read is a problem."""
+        """Read one trace of a rank; an unreadable trace is added to ``problems``."""
         try:
             trace = read_trace(file, detail=False)
         except InputError as error:
@@ -67,16 +67,16 @@ class RawEvents:
 
     @property
     def names(self) -> list[str]:
-        """Of events."""
+        """Names of events, in the order of their numbers."""
         return list(self._names)
 
     @property
     def lanes(self) -> list[tuple[int, str]]:
-        """Rank and name."""
+        """Rank and name of each lane."""
         return list(self._lanes)
 
     def events(self, offset_of: dict[int, int]) -> Events:
-        """Of the ranks in ``offset_of``, which is subtracted from their times; ascending by lane and start."""
+        """Return events of the ranks in ``offset_of``, minus their offsets in ns; ascending by lane and start."""
         rows = np.concatenate([np.empty((0, 6), np.int64), *self._rows])
         rows = rows[np.isin(rows[:, 0], list(offset_of))]
         if len(rows) > MOST_EVENTS:
@@ -93,7 +93,7 @@ def _both(left: Work, right: Work) -> Work:
 
 
 def kept_files(run: Path, attempt: int, ranks: Iterable[int], steps: range) -> Iterator[tuple[int, Path]]:
-    """Rank and raw trace of windows that begin in ``steps``, of at most ``MOST_RANKS`` ranks."""
+    """Yield rank and raw trace of windows that begin in ``steps``, for at most ``MOST_RANKS`` ranks."""
     having = 0
     for rank in ranks:
         folder = rank_dir(run, attempt, rank) / "traces"

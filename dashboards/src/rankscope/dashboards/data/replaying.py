@@ -1,4 +1,4 @@
-"""Would alerts have fired? Worked out once for a run: one replay evaluates all of them."""
+"""Replay of all alerts over a run: one replay evaluates all of them, so it is computed once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ REPLAY: Final = "replay.json"
 
 
 def make_replay(run: Path, folder: Path, tell: Tell) -> None:
-    """Replay the watcher over ``run``, into ``folder``.
+    """Replay the watcher over ``run`` and write the result into ``folder``.
 
-    Raises ``RankscopeError``, and ``OSError`` for what cannot be written.
+    Raises ``RankscopeError``, and ``OSError`` if it cannot write.
     """
     tell(Progress("replaying the watcher: reading the run"))
     words = "replaying the watcher, percent of the run's time"
@@ -28,5 +28,5 @@ def make_replay(run: Path, folder: Path, tell: Tell) -> None:
 
 
 def read_replay(folder: Path) -> Replay:
-    """What was written. Raises ``InputError``."""
+    """Read the replay that ``make_replay`` wrote. Raises ``InputError``."""
     return read_json(folder / REPLAY, Replay, "the cached replay")

@@ -1,4 +1,4 @@
-"""Everything there is to show of one run, read when it is asked for."""
+"""Data of one run, read on first access."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rankscope.dashboards.data.trend import Trend
 
 @dataclass(frozen=True)
 class RunData:
-    """One run of a source, each part of it read once.
+    """One run of a source; each part is read once.
 
-    Whatever is read may raise ``RankscopeError``, and ``NotReadyError`` while it is being made.
+    Any attribute may raise ``RankscopeError``, and ``NotReadyError`` while its data are being computed.
     """
 
     source: RunSource
@@ -31,22 +31,22 @@ class RunData:
 
     @cached_property
     def stale(self) -> Stale | None:
-        """Whether what is shown of it is older than it should be."""
+        """Age of the shown data and its reason, if they are older than they should be."""
         return self.source.stale(self.summary.run_id)
 
     @cached_property
     def analysis(self) -> Analysis:
-        """The verdict and its evidence."""
+        """Verdict and its evidence."""
         return self.source.analysis(self.summary.run_id)
 
     @cached_property
     def blame(self) -> BlameBook:
-        """Who delayed whom and why."""
+        """Imposed wait by origin, victim and cause."""
         return self.source.blame(self.summary.run_id)
 
     @cached_property
     def scenarios(self) -> Scenarios:
-        """What-if."""
+        """What-if scenarios."""
         return self.source.scenarios(self.summary.run_id)
 
     @cached_property
@@ -61,7 +61,7 @@ class RunData:
 
     @cached_property
     def topology(self) -> Topology:
-        """Where the ranks are."""
+        """Host, GPU and parallel coordinates of each rank."""
         return self.source.topology(self.summary.run_id)
 
     @cached_property
@@ -71,17 +71,17 @@ class RunData:
 
     @cached_property
     def events(self) -> Events:
-        """What happened to these GPUs."""
+        """Events of these GPUs."""
         return self.source.events(self.summary.run_id)
 
     @cached_property
     def alerts(self) -> AlertsFound:
-        """Alerts about the run, its GPUs and its hosts. What cannot be read is a problem among them."""
+        """Alerts about the run, its GPUs and its hosts; unreadable sources are in ``problems``."""
         found = self.source.alerts(self.summary.run_id)
         try:
             ranks = self.analysis.ranks
         except RankscopeError:
-            ranks = []  # what runs where is not known (yet)
+            ranks = []  # GPUs and hosts of the run are not known (yet)
         gpus, hosts = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}, {rank.host for rank in ranks if rank.host}
         return about_run(found, self.summary.run_id, gpus=gpus, hosts=hosts)
 

@@ -1,4 +1,4 @@
-"""Which runs a folder has, and how each is doing: what there is to know without analysing it."""
+"""List of the runs in a folder with the status of each, without an analysis."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.world_size import told_world_size
 
 SILENT_AFTER_S: Final = 120.0
-"""A run whose ranks have not ended is called silent when nothing was written for this long."""
+"""A run whose ranks have not ended is silent if nothing was written for this long."""
 
 _QUICK_LOOK_S: Final = 0.02
-"""Looking at a run costs 2 % of a worker at most: every second if it takes so long."""
+"""Duration of a look at a run's files that allows one look per second, so that looks take at most 2 % of a worker."""
 
 _KEPT: Final = 1 << 15
-"""More runs than that in one folder are read anew each time they are listed."""
+"""Most cached runs; in a folder with more, some are read again at each listing."""
 
 
 class RunFolder:
     """A run directory, or a folder whose sub-folders are run directories.
 
-    For ``look_again_s`` a run is taken to be as it was, and longer in proportion if looking at its files takes long, as that of
-    1,024 ranks does (50 to 200 ms): a page asks many times. Raises ``InputError`` when ``path`` is not a folder, or one that may
-    not be looked into. ``copy_of``: the URL of the folder of which ``path`` is a copy.
+    A page makes many requests, so the state of a run's files is cached for ``look_again_s``, and proportionally longer if the
+    look is slow, as for 1,024 ranks (50 to 200 ms). Raises ``InputError`` if ``path`` is not a readable folder. ``copy_of``: URL
+    of the folder of which ``path`` is a copy.
     """
 
     def __init__(self, path: Path, *, clock_s: Callable[[], float], look_again_s: float, copy_of: str | None = None) -> None:
@@ -51,16 +51,16 @@ class RunFolder:
         self._clock_s = clock_s
         self._look_again_s = look_again_s
         self._looked: dict[str, tuple[float, Footprint]] = {}
-        """Until when it is taken to be so."""
+        """Folder to its cached footprint, and the time at which that expires."""
         self._looking: dict[str, threading.Lock] = {}
         self._where: dict[str, Path] = {}
-        """Folder in which a run was last seen, so that asking for one run does not look at all."""
+        """Folder in which a run was last seen, so that a request for one run does not read all runs."""
         self._summaries: Memo[RunSummary] = Memo(_KEPT)
 
     def runs(self) -> list[RunSummary]:
-        """All runs: those that are live, then the others, the newest first.
+        """Return all runs: the live ones, then the others, newest first.
 
-        Of two folders with the same run id the second is reported as a problem.
+        If two folders have the same run id, the second is reported as a problem.
         """
         found: dict[str, RunSummary] = {}
         problems: list[tuple[RunSummary, str]] = []
@@ -72,13 +72,13 @@ class RunFolder:
         self._where.update({run.run_id: Path(run.path) for run in found.values()})
         for summary, problem in problems:
             run = _unreadable(Path(summary.path), summary.revision, problem)
-            # The name of its folder may be the id of another.
+            # The folder's name may be the id of another run.
             run_id = run.path if run.run_id in found else run.run_id
             found[run_id] = replace(run, run_id=run_id)
         return sorted(found.values(), key=lambda run: (run.status == "live", run.start_unix_ns or 0, run.run_id), reverse=True)
 
     def summary(self, run_id: str) -> RunSummary:
-        """One run as it is now."""
+        """Return one run as it is now."""
         folder = self._where.get(run_id)
         if folder is not None and is_visible_run(folder):
             summary = self._summary(folder)
@@ -102,14 +102,14 @@ class RunFolder:
         if print_.outside is not None:
             problem = f"{folder / print_.outside}: {self._leads_out}. Nothing of this run is shown"
             return _unreadable(folder, f"outside {print_.revision}", problem)
-        # Of 1,024 ranks it takes 80 ms, and of a run that goes on nothing but the streams changes.
+        # The summary of 1,024 ranks takes 80 ms, and in a live run only the streams change.
         read = self._summaries.get(str(folder), print_.standing, lambda: _summed_up(folder, print_))
         if read.problem is None:
             read = replace(
                 read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns, copy_of=self._original(folder)
             )
         if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
-            # Decided on every call: silence is what does not change the files.
+            # Decided on every call, since silence does not change the files.
             return replace(read, status="silent")
         return read
 
@@ -123,7 +123,7 @@ class RunFolder:
         place = str(folder)
         if (known := self._as_it_was(place)) is not None:
             return known
-        # A page asks for all its pieces at once: the first of these looks, the others wait for what it finds.
+        # A page requests all its parts at once: the first request looks, the others wait for its result.
         with self._looking.setdefault(place, threading.Lock()):
             if (known := self._as_it_was(place)) is not None:
                 return known
@@ -178,7 +178,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
 
 
 def _named(ranks: list[int], of: int) -> str:
-    """``rank 1``, ``ranks 0, 2 and 3``, ``ranks 0, 1, 2 and 5 more``, ``all 8 ranks``."""
+    """Return text such as ``rank 1``, ``ranks 0, 2 and 3``, ``ranks 0, 1, 2 and 5 more`` or ``all 8 ranks``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) == of:

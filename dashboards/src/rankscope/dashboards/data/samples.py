@@ -1,4 +1,4 @@
-"""Taking in the hardware samples of a run, also while it goes on: what is kept is on disk, memory does not grow with the run."""
+"""Intake of the hardware samples of a run, also a live one. Rows are kept on disk, so memory does not grow with the run."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ from rankscope.runs.records import HardwareSample, RankInfo
 EVENTS: Final = "events.json"
 
 MOST_MISSING: Final = 20
-"""Reasons for missing samples that are told."""
+"""Most listed reasons for missing samples."""
 
 STALE_AFTER: Final = 3.0
-"""Times the usual distance of two samples: a step without a sample takes the last one before it, but no older one."""
+"""Age limit of the previous sample that a step without samples uses, in multiples of the median sampling interval."""
 
 _MOST_STALE_NS: Final = 60 * 10**9
 
 _PACKED: Final = struct.Struct(f"<q{len(GAUGES)}f")
 _NO_TIME: Final = 1 << 63
-"""Nanoseconds: no clock gets there."""
+"""Nanoseconds that no clock reaches; times beyond do not fit into 64 bits."""
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _NAN: Final = float("nan")
 
@@ -63,13 +63,13 @@ Values = NDArray[np.float32]
 
 
 def _known(value: float | None) -> float:
-    """A reading; NaN where there is none, or one that nothing can have."""
+    """Return a reading, NaN if it is missing or impossibly large."""
     return _NAN if value is None or abs(value) > _LARGEST else float(value)
 
 
 @dataclass(slots=True)
 class _Sampled:
-    """What is known of one GPU."""
+    """Accumulated samples of one GPU."""
 
     host: str
     gpu_uuid: str
@@ -81,7 +81,7 @@ class _Sampled:
     first: int | None = None
     last: int | None = None
     new: bytearray = field(default_factory=bytearray)
-    """Rows that are not in the file yet."""
+    """Packed rows that are not in the file yet."""
     gauges: dict[str, GaugeRange] = field(default_factory=dict)
     memory_total_bytes: int | None = None
     throttle_samples: int = 0
@@ -90,7 +90,7 @@ class _Sampled:
     links: dict[str, LinkState] = field(default_factory=dict)
 
     def _note(self, sample: HardwareSample) -> None:
-        """What is kept once for all samples."""
+        """Update the statistics over all samples."""
         if sample.memory_total_bytes is not None:
             self.memory_total_bytes = sample.memory_total_bytes
         if sample.throttle_reasons is not None:
@@ -118,7 +118,7 @@ class _Sampled:
         self.last = sample.unix_ns if self.last is None else max(self.last, sample.unix_ns)
 
     def write(self, folder: Path) -> None:
-        """Put the new rows at the end of the file."""
+        """Append the new rows to the file."""
         rows = np.frombuffer(self.new, ROW)
         for gauge in GAUGES:
             known = rows[gauge][np.isfinite(rows[gauge])]
@@ -134,7 +134,7 @@ class _Sampled:
 
 
 class Samples:
-    """Takes samples to ``folder``, which is emptied first; what is written there ``hardware.stored`` reads."""
+    """Writer of samples into ``folder``, which is emptied first; ``hardware.stored`` reads the result."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -145,13 +145,13 @@ class Samples:
             left.unlink()
 
     def add(self, host: str, samples: Iterable[HardwareSample]) -> None:
-        """Samples of a host in the order they were taken."""
+        """Add samples of a host in the order they were taken."""
         for sample in samples:
             if sample.missing is not None and len(self._missing) < MOST_MISSING:
                 self._missing[f"{host}: {sample.missing}"] = None
             if sample.gpu_uuid is not None:
                 self._of(host, sample.gpu_uuid).add(sample)
-            else:  # about all of the host's
+            else:  # about all GPUs of the host
                 for (where, _), one in self._gpus.items():
                     if where == host:
                         one.add(sample)
@@ -166,7 +166,7 @@ class Samples:
         return found
 
     def publish(self, infos: Mapping[int, RankInfo], clocks: Mapping[str, StepClock]) -> None:
-        """Let readers see it. ``clocks``: of a rank of each host, to tell the steps in which something happened."""
+        """Make the samples visible to readers. ``clocks``: host to the step clock of one of its ranks, which dates the events."""
         gpus = sorted(self._told(infos), key=lambda gpu: (natural(gpu.host), gpu.index is None, gpu.index or 0, gpu.gpu_uuid))
         sampled = {rank for gpu in gpus for rank in gpu.ranks}
         index = HardwareIndex(
@@ -181,13 +181,13 @@ class Samples:
         replace_file(self._folder / EVENTS, msgspec.json.encode(events))
 
     def _write_clock(self, clocks: Mapping[str, StepClock]) -> str | None:
-        """Of the host that knows of most steps; ``None``: none knows of any."""
+        """Write the clock of the host with the most step starts and return that host; ``None``: no host has any."""
         host = max(clocks, key=lambda name: np.count_nonzero(clocks[name].starts_ns), default=None)
         if host is None or not clocks[host].starts_ns.any():
             return None
         known = clocks[host].starts_ns > 0
         steps, first = np.unique(clocks[host].steps[known], return_index=True)
-        # A clock that was set back must not let time run backwards.
+        # Times must ascend even if the clock was set back.
         starts = np.maximum.accumulate(clocks[host].starts_ns[known][first])
         replace_file(self._folder / CLOCK, np.stack([steps, starts]).tobytes())
         return host
@@ -232,7 +232,7 @@ class Samples:
 
 
 def host_clocks(infos: Mapping[int, RankInfo], table: StepTable) -> dict[str, StepClock]:
-    """Of the first rank of each host that has a step record."""
+    """Return host to the step clock of its first rank that has a step record."""
     clocks: dict[str, StepClock] = {}
     for row, rank in enumerate(table.ranks):
         info = infos.get(int(rank))
@@ -247,10 +247,10 @@ def _why_none(missing: Iterable[str]) -> str:
 
 
 def sample_values(folder: Path, infos: Mapping[int, RankInfo], table: StepTable) -> dict[str, Values]:
-    """Metrics of the GPUs that ranks train on, in the steps of ``table``, of what ``Samples`` has published: [ranks, steps];
-    those of which nothing is known are left out.
+    """Return metrics of the ranks' GPUs in the steps of ``table``, [ranks, steps], from the samples that ``Samples`` published.
+    Metrics without any value are left out.
 
-    A step has the worst of its samples, or the last one before it. All times are those of the host that rank and GPU live on.
+    A step has its worst sample, or the last one before it. All times are by the clock of the host of rank and GPU.
     """
     hardware = stored(folder)
     gpus = {(gpu.host, bare(gpu.gpu_uuid)): gpu for gpu in hardware.gpus}
@@ -272,7 +272,7 @@ def sample_values(folder: Path, infos: Mapping[int, RankInfo], table: StepTable)
 
 
 def in_steps(rows: Rows, metric: str, starts_ns: NDArray[np.int64], walls_us: NDArray[np.float64]) -> Values:
-    """[steps] of one rank: the worst of the samples within each step, or else the last one before it that is not stale."""
+    """Return [steps] of one rank: the worst sample within each step, else the last one before it that is not stale."""
     values = np.full(len(starts_ns), np.nan, np.float32)
     recorded = np.flatnonzero(np.isfinite(walls_us) & (starts_ns > 0))
     times = rows["unix_ns"]
@@ -284,7 +284,7 @@ def in_steps(rows: Rows, metric: str, starts_ns: NDArray[np.int64], walls_us: ND
     starts = starts_ns[recorded]
     low = np.searchsorted(times, starts, "left")
     high = np.searchsorted(times, starts + (walls_us[recorded] * 1000).astype(np.int64), "left")
-    # Of each two, from the first to before the second; an empty one gives what is at the first.
+    # reduceat reduces each [low, high); for an empty range it returns the value at low, which is replaced below.
     within = worst_of(metric).reduceat(told, np.stack([low, high], axis=1).ravel())[::2]
     before = np.maximum(low - 1, 0)
     fresh = (low > 0) & (starts - times[before] <= stale_ns)

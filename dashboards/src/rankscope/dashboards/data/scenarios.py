@@ -1,4 +1,4 @@
-"""What-if of a run, made beside the server: the answer, and what any combination of ranks and causes is answered from."""
+"""What-if of a run, computed beside the server: the answer, and the data to answer any combination of ranks and causes."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ SCENARIOS: Final = "whatif.json"
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer, and how hours and money are counted."""
+    """What-if result, and the terms in which hours and money are counted."""
 
     result: WhatIf
     accelerated: bool
-    """Ranks run on accelerators, so that lost time is GPU time."""
+    """True if ranks run on accelerators, so that lost time is GPU time."""
     price_per_gpu_hour: float | None
-    """As recorded with the run."""
+    """Price recorded with the run."""
     currency: str | None
     made_unix_ns: int
-    """When the run was read: what came later is not in it."""
+    """Time at which the run was read; later records are not included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """What there is to ask."""
+    """What-if answer and the combinations that can be computed."""
 
     answer: Answer
     combinations: Combinations | None
-    """``None``: only what ``answer`` has, one part at a time; profiled steps do not tell more."""
+    """``None``: only the single parts in ``answer``; profiled steps do not allow combinations."""
 
 
 def make_scenarios(run: Path, folder: Path, tell: Tell) -> None:
-    """Play the last attempt of ``run``, into ``folder``. Raises ``InputError``, and ``OSError`` for what cannot be written."""
+    """Simulate the last attempt of ``run`` and write the result into ``folder``. Raises ``InputError``, and ``OSError`` if it
+    cannot write.
+    """
     now = time.time_ns()
     reader = RunReader(run)
     attempts = reader.attempts()
@@ -71,7 +73,7 @@ def make_scenarios(run: Path, folder: Path, tell: Tell) -> None:
 
 
 def read_scenarios(folder: Path) -> Scenarios:
-    """What ``make_scenarios`` wrote. Raises ``InputError``."""
+    """Read the scenarios that ``make_scenarios`` wrote. Raises ``InputError``."""
     answer = read_json(folder / SCENARIOS, Answer, "the cached what-if")
     try:
         return Scenarios(answer, read_combinations(folder))

@@ -1,4 +1,4 @@
-"""What the pages need to know about runs, whoever has them."""
+"""Interface through which the pages get data of runs, independent of its implementation."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from rankscope.dashboards.data.trend import Trend
 
 Status = Literal["starting", "live", "silent", "finished", "failed", "unreadable"]
-"""``starting``: no rank has shown up; ``silent``: ranks have not ended, yet nothing was written for a while; ``finished``: all
-ranks have ended; ``failed``: so they have, and some of them crashed or were killed."""
+"""``starting``: no rank has started; ``silent``: ranks have not ended, but nothing was written for a while; ``finished``: all
+ranks have ended; ``failed``: all ranks have ended, and some of them crashed or were killed."""
 
 
 class UnknownRunError(RankscopeError):
-    """There is no run of that id here."""
+    """The source has no run with that id."""
 
 
 class NotReadyError(RankscopeError):
-    """What is asked for is being worked out; asking again gets it, in the end."""
+    """The requested data are being computed; the caller should retry."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -48,45 +48,45 @@ class NotReadyError(RankscopeError):
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Of a run that goes on, nothing newer can be shown."""
+    """Age of data that cannot be updated at present, and the reason."""
 
     as_of_unix_ns: int
-    """When what is shown was worked out."""
+    """Time at which the shown data were computed."""
     why: str
-    """Why it could not be done since; one line."""
+    """Reason why no newer data could be computed; one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What is known of a run without analysing it."""
+    """State of a run that is known without an analysis."""
 
     run_id: str
-    """Unique within its source; an unreadable run goes by its folder's name, or by its path where that is the id of another."""
+    """Unique within its source; for an unreadable run its folder's name, or its path if that name is the id of another run."""
     name: str
     path: str
     copy_of: str | None = None
-    """Its URL where ``path`` is a copy."""
+    """URL of the original if ``path`` is a copy."""
     revision: str
-    """Changes when anything in the run changed."""
+    """Revision that changes with any change in the run."""
     status: Status
     start_unix_ns: int | None = None
     last_write_unix_ns: int | None = None
     world_size: int | None = None
     ranks: int = 0
-    """Ranks that left a folder in the last attempt."""
+    """Number of ranks that left a folder in the last attempt."""
     hosts: int = 0
     attempts: int = 0
     simulated: bool = False
     losses: str | None = None
-    """Ranks of the last attempt that crashed or were killed, in words; ``None`` when there are none."""
+    """Ranks of the last attempt that crashed or were killed, as text; ``None``: there are none."""
     unrecorded: str | None = None
-    """Ranks whose recorder switched itself off, in words: how they ended is not known."""
+    """Ranks whose recorder switched itself off, as text; how they ended is not known."""
     problem: str | None = None
-    """Why it cannot be read: one line; ``None`` when it can."""
+    """Reason why the run cannot be read, one line; ``None``: it can."""
 
     @property
     def may_be_well(self) -> bool:
-        """Whether nothing speaks against it: only then a good verdict is good news."""
+        """True if the run is not silent and has lost no rank; otherwise a good verdict does not mean that the run is well."""
         return self.losses is None and self.status != "silent"
 
 
@@ -95,11 +95,11 @@ class Part:
     """A part of a metric's matrix."""
 
     values: NDArray[np.float32]
-    """[ranks, columns], NaN where nothing is known."""
+    """[ranks, columns], NaN where not known."""
     first: int
-    """Column of the whole matrix at which it begins."""
+    """Column of the whole matrix at which the part begins."""
     steps_per_column: int
-    """1; or more, then each value is the worst of so many (``metrics``)."""
+    """Number of steps per column; if more than 1, each value is the worst of them (``metrics``)."""
 
 
 class StepMatrices(Protocol):
@@ -107,19 +107,19 @@ class StepMatrices(Protocol):
 
     @property
     def ranks(self) -> Sequence[int] | NDArray[np.int64]:
-        """Rank numbers, ascending: the rows."""
+        """Rank numbers of the rows, ascending."""
 
     @property
     def steps(self) -> Sequence[int] | NDArray[np.int64]:
-        """Step numbers, ascending: the columns."""
+        """Step numbers of the columns, ascending."""
 
     @property
     def metrics(self) -> Collection[str]:
-        """Those of which anything is known."""
+        """Metrics that have any value."""
 
     def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
-        """Columns ``first`` to ``last`` (exclusive): each step where they are at most ``most_columns``, else coarser ones that
-        overlap them. Raises ``RankscopeError``.
+        """Return columns ``first`` to ``last`` (exclusive): one per step if they are at most ``most_columns``, else coarser ones
+        that overlap them. Raises ``RankscopeError``.
         """
 
 
@@ -127,77 +127,77 @@ class RunSource(Protocol):
     """Runs to show. Every method may be called from several threads at once."""
 
     def runs(self) -> list[RunSummary]:
-        """All runs: those that are live, then the others, the newest first.
+        """Return all runs: the live ones, then the others, newest first.
 
-        Raises ``RankscopeError`` when the place itself cannot be read.
+        Raises ``RankscopeError`` if the source itself cannot be read.
         """
 
     def summary(self, run_id: str) -> RunSummary:
-        """One run as it is now. Raises ``UnknownRunError``."""
+        """Return one run as it is now. Raises ``UnknownRunError``."""
 
     def version(self, run_id: str) -> str:
-        """Changes when ``analysis`` and ``steps`` answer something else than before; of a run that goes on that is a while after
-        its files changed. Raises ``RankscopeError``.
+        """Return a version that changes whenever ``analysis`` and ``steps`` return other data; for a live run that is some time
+        after its files changed. Raises ``RankscopeError``.
         """
 
     def stale(self, run_id: str) -> Stale | None:
-        """Whether what is shown of a run is older than it should be; does not wait for it. Raises ``RankscopeError``."""
+        """Return age and reason if the data of a run are older than they should be; does not wait. Raises ``RankscopeError``."""
 
     def analysis(self, run_id: str) -> Analysis:
-        """The verdict and its evidence. Raises ``RankscopeError``."""
+        """Return the verdict and its evidence. Raises ``RankscopeError``."""
 
     def brief(self, run_id: str) -> Brief:
-        """The line about a run; does not wait for it. Raises ``RankscopeError``."""
+        """Return the summary of a run for lists; does not wait. Raises ``RankscopeError``."""
 
     def known_brief(self, run: RunSummary) -> Brief | None:
-        """The same if it has been worked out; nothing is begun. Raises ``RankscopeError``."""
+        """Return the summary of a run if it has been computed; starts nothing. Raises ``RankscopeError``."""
 
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
-        """Runs compared with the first of them, or one run's steps from ``at`` on with those before.
+        """Return the comparison of runs with the first of them, or of one run's steps from ``at`` on with those before.
 
-        Of runs that go on: as they were a while ago. Raises ``RankscopeError``.
+        Live runs are compared as of some time ago. Raises ``RankscopeError``.
         """
 
     def blame(self, run_id: str) -> BlameBook:
-        """Who delayed whom and why. Raises ``RankscopeError``."""
+        """Return imposed wait by origin, victim and cause. Raises ``RankscopeError``."""
 
     def scenarios(self, run_id: str) -> Scenarios:
-        """What-if; of a run that goes on as it was some minutes ago. Raises ``RankscopeError``."""
+        """Return the what-if scenarios; for a live run as of some minutes ago. Raises ``RankscopeError``."""
 
     def replay(self, run_id: str) -> Replay:
-        """All alerts over the run; of one that goes on as it was at most an hour ago. Raises ``RankscopeError``."""
+        """Return all alerts over the run; for a live run as of at most an hour ago. Raises ``RankscopeError``."""
 
     def windows(self, run: RunSummary) -> Windows:
-        """Captured windows of a run as it was when it was summed up. Raises ``RankscopeError``."""
+        """Return the captured windows of a run as of its summary. Raises ``RankscopeError``."""
 
     def window(self, run: RunSummary, window: Window) -> WindowData:
-        """One of them. Raises ``RankscopeError``."""
+        """Return the data of one captured window. Raises ``RankscopeError``."""
 
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
-        """Step records of a rank in it. Raises ``RankscopeError``."""
+        """Return the step records of a rank in a window. Raises ``RankscopeError``."""
 
     def perfetto(self, run: RunSummary, window: Window) -> Path:
-        """It as a file for Perfetto; does not wait for it. Raises ``RankscopeError``."""
+        """Return the file of a window for Perfetto; does not wait. Raises ``RankscopeError``."""
 
     def steps(self, run_id: str) -> StepMatrices:
-        """Per-step values. Raises ``RankscopeError``."""
+        """Return per-step values. Raises ``RankscopeError``."""
 
     def trend(self, run_id: str) -> Trend:
-        """All ranks together, step by step. Raises ``RankscopeError``."""
+        """Return the trend: all ranks together, step by step. Raises ``RankscopeError``."""
 
     def topology(self, run_id: str) -> Topology:
-        """Where the ranks are. Raises ``RankscopeError``."""
+        """Return the topology. Raises ``RankscopeError``."""
 
     def hardware(self, run_id: str) -> Hardware:
-        """GPUs of the run's hosts and their samples; empty, with the reason, where there are none. Raises ``RankscopeError``."""
+        """Return GPUs of the run's hosts and their samples; if none, empty with the reason. Raises ``RankscopeError``."""
 
     def events(self, run_id: str) -> Events:
-        """What happened to these GPUs. Raises ``RankscopeError``."""
+        """Return the events of these GPUs. Raises ``RankscopeError``."""
 
     def alerts(self, run_id: str) -> AlertsFound:
-        """Alerts from when the run began until an hour after its last record. Raises ``UnknownRunError``."""
+        """Return alerts from the start of the run until an hour after its last record. Raises ``UnknownRunError``."""
 
     def all_alerts(self) -> AlertsFound:
-        """Alerts of all runs, and what else a Prometheus tells of. Raises ``RankscopeError`` when the place itself cannot be
+        """Return alerts of all runs, and other alerts of a Prometheus. Raises ``RankscopeError`` if the source itself cannot be
         read.
         """

@@ -1,4 +1,4 @@
-"""Per rank and step what windows and comparisons of ranks tell, as matrices like those of the step records."""
+"""Values per rank and step from windows and from comparisons of ranks, as matrices like those of the step records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WINDOW_METRICS: Final = of_origin("windows")
 
 @dataclass(frozen=True, slots=True)
 class StepValues:
-    """Metrics of some steps; matrices are [ranks, steps], NaN where nothing is known."""
+    """Metrics of some steps; matrices are [ranks, steps], NaN where not known."""
 
     steps: NDArray[np.int64]
     """Ascending."""
@@ -30,7 +30,7 @@ class StepValues:
 
 
 def window_values(run: RunEvidence) -> StepValues:
-    """What profiled steps tell, of those that have step records; metrics of which nothing is known are left out."""
+    """Return the metrics of profiled steps that have step records; metrics without any value are left out."""
     ranks, windows = run.ranks, run.windows
     profiled = {row.step for reduction in windows.values() for row in reduction.breakdowns}
     steps = np.intersect1d(run.table.steps, np.array(sorted(profiled), np.int64))
@@ -41,7 +41,7 @@ def window_values(run: RunEvidence) -> StepValues:
 
 
 def imposed_values(run: RunEvidence) -> Iterator[tuple[NDArray[np.int64], Values]]:
-    """``imposed_wait_us`` of each group of ranks that could be compared: the steps, and [ranks, steps], NaN for the others."""
+    """Yield ``imposed_wait_us`` per comparable group of ranks: the steps, and [ranks, steps], NaN for ranks outside the group."""
     for judged in run.compared:
         last, wait = imposed_by_step(judged)
         values = np.full((len(run.ranks), len(wait)), np.nan, np.float32)
@@ -70,7 +70,7 @@ def _value(one: StepBreakdown, metric: str) -> float | None:
 
 
 def _imposed(run: RunEvidence, steps: NDArray[np.int64]) -> Values:
-    """0 for a rank that took part in a step's matched collectives and made nobody wait."""
+    """Return imposed wait, [ranks, steps]: 0 for a rank in matched collectives of the step that imposed none, NaN if in none."""
     column = {int(step): at for at, step in enumerate(steps)}
     row = {rank: at for at, rank in enumerate(run.ranks)}
     values = np.full((len(row), len(steps)), np.nan, np.float32)

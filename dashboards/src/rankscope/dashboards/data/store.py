@@ -1,7 +1,7 @@
-"""A folder of what was worked out from runs, so that nobody works it out twice: other workers, the next start of the server.
+"""Cache folder of derived data, shared by all workers and kept across server restarts.
 
-What belongs to one state of a run lies in a folder of its own, named by what the run's files hold. It appears whole or not at
-all, also when two processes make it at once; what has not been used for longest goes first when there is too much.
+Each revision of a run has its own folder, named by a digest that covers the run's files. A folder appears atomically, also if two
+processes write it at once. The least recently used folders are evicted first.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from pathlib import Path
 from typing import Final
 
 FORMAT: Final = 4
-"""Part of every name, as the version is: what other code wrote is not looked at."""
+"""Format number; part of every key, as is the version, so that data of other code are ignored."""
 
 MOST_BYTES: Final = 8 << 30
 """Matrices of 1,024 ranks and 10,000 steps take 1 GB."""
 
 LEFT_AFTER_S: Final = 24 * 3600.0
-"""What jobs left that were killed, and live runs that nobody has looked at for so long, make room."""
+"""Age after which leftovers of killed jobs, and folders of live runs that were not viewed, are deleted."""
 
 _USED: Final = ".used"
 _SLOT: Final = ".slot-"
 
 ELSEWHERE: Final = "set XDG_CACHE_HOME to another folder"
-"""What to do about a cache that cannot be used."""
+"""Advice for an unusable cache."""
 
 
 def cache_folder() -> Path:
-    """Where the user's caches belong, by the XDG Base Directory Specification."""
+    """Return the user's cache folder, by the XDG Base Directory Specification."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return Path(base if base.startswith("/") else "~/.cache").expanduser() / "rankscope" / "dashboard"
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Folders by key, under ``root``, which is made when something is put there."""
+    """Folders by key under ``root``, which is created at the first ``put``."""
 
     root: Path
     most_bytes: int = MOST_BYTES
 
     def find(self, key: str) -> Path | None:
-        """The folder of ``key``; what is in it does not change any more."""
+        """Return the folder of ``key``, whose content no longer changes, or ``None``."""
         folder = self.root / key
         try:
             os.utime(folder / _USED)
-        except OSError:  # a cache that may only be read is of use, too
+        except OSError:  # a read-only cache is usable, too
             return folder if (folder / _USED).exists() else None
         return folder
 
     def put(self, key: str, make: Callable[[Path], None]) -> Path:
-        """The folder of ``key``, filled by ``make``; what it raises leaves nothing behind. Raises ``OSError``."""
+        """Return the folder of ``key``, filled by ``make``; an error of ``make`` leaves no folder. Raises ``OSError``."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=self.root))
         try:
             make(new)
             (new / _USED).touch()
-            with contextlib.suppress(OSError):  # somebody else was quicker, with the same
+            with contextlib.suppress(OSError):  # another process was first, with the same content
                 new.rename(self.root / key)
         finally:
             shutil.rmtree(new, ignore_errors=True)
@@ -72,7 +72,7 @@ class Store:
         return self.root / key
 
     def _clear_leftovers(self) -> None:
-        """Of a lock that goes while somebody has it no harm comes: what two make of one key is the same."""
+        """Delete old leftovers. Deleting a held lock is safe: two writers of one key produce identical data."""
         for path in self.root.glob(".*"):
             with contextlib.suppress(OSError):
                 last = max(file.stat().st_mtime for file in (path, *path.glob("*")))
@@ -97,12 +97,12 @@ class Store:
 
 
 def is_followed(folder: Path) -> bool:
-    """Whether a process may be writing there: of a run that goes on, it is not of one state."""
+    """Return whether a follower may be writing there: the folder of a live run does not belong to one revision."""
     return folder.name.startswith(".")
 
 
 def key_of(*parts: str) -> str:
-    """The key of something that depends on ``parts`` and nothing else."""
+    """Return the key of data that depend on ``parts`` and nothing else."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (str(FORMAT), version("rankscope"), *parts):
         digest.update(part.encode("utf-8", "surrogateescape") + b"\0")

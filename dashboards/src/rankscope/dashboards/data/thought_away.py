@@ -1,4 +1,4 @@
-"""What the address says is thought away, and how long a step takes then."""
+"""Counterfactual chosen in the address: the removed causes or ranks, and the step time without them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ALL: Final = "all"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One thing that can be thought away."""
+    """One removable item of the what-if."""
 
     item: str
-    """As in the address: ``rank:3``."""
+    """Name in the address, such as ``rank:3``."""
     kind: str
     label: str
     effect: Effect
 
 
 def pieces(result: WhatIf) -> list[Piece]:
-    """All that an answer has, those of each kind with the largest slowdown first."""
+    """Return all removable items of an answer, within each kind by slowdown, largest first."""
     phases = result.source.evidence == "steps"
     return [
         *(Piece(f"rank:{row.rank}", "rank", f"rank {row.rank}", row) for row in result.by_rank),
@@ -46,7 +46,7 @@ CAUSE_NAMES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A step with something thought away; ``why`` it is not known where it is not."""
+    """Step time without the removed items; ``why``: the reason if it is not known."""
 
     label: str
     step_seconds: float | None
@@ -54,7 +54,7 @@ class Thought:
 
 
 def thought_away(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
-    """``None`` when nothing is thought away. The answer must be ``ok``."""
+    """Return the step without ``items``, ``None`` if there are no items. The answer must be ``ok``."""
     if not items:
         return None
     result = scenarios.answer.result
@@ -78,7 +78,7 @@ _ONE_BY_ONE: Final = (
 
 
 def _why_not(together: Combinations, items: Sequence[str], ranks: Sequence[int], causes: Sequence[str]) -> str:
-    """Why these cannot be thought away together; ``""`` when they can."""
+    """Return why these items cannot be removed together; ``""`` if they can."""
     absent = [
         *(f"rank {rank}" for rank in ranks if rank not in together.ranks),
         *(cause for cause in causes if cause not in together.causes),
@@ -95,5 +95,5 @@ def _named(items: Sequence[str], kind: str) -> list[str]:
 
 
 def joined(words: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """Return the words joined as in ``a, b and c``."""
     return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])

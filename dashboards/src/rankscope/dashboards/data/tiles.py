@@ -1,8 +1,8 @@
-"""Step matrices on disk, cut into tiles that several processes map into memory: only what is looked at is read.
+"""Step matrices on disk, cut into tiles that several processes map into memory, so that only the viewed part is read.
 
-A metric is a file of blocks, each [ranks, ``BLOCK_STEPS``] in single precision, one after the other, so that a run that goes on
-only writes at the end. Beside it lies the same with every ``COARSE`` steps as one, the worst of them (``metrics``): from it the
-whole of a long run is drawn.
+A metric is a file of consecutive blocks, each [ranks, ``BLOCK_STEPS``] in single precision, so that a live run only writes at the
+end. A second, coarse file has one column per ``COARSE`` steps, the worst of them (``metrics``). Overviews of long runs are drawn
+from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rankscope.dashboards.data.whole import replace_file
 
 BLOCK_STEPS: Final = 256
 COARSE: Final = 16
-"""Steps in a column of the coarse file; a block has a whole number of them."""
+"""Steps per column of the coarse file; divides ``BLOCK_STEPS``."""
 
 _META: Final = "tiles.json"
 
@@ -35,19 +35,19 @@ Values = NDArray[np.float32]
 
 
 class TilesMeta(msgspec.Struct, frozen=True):
-    """What the files hold; replaced as a whole after they were written."""
+    """Content of the files; replaced atomically after they are written."""
 
     ranks: list[int]
-    """The rows, ascending."""
+    """Ranks of the rows, ascending."""
     columns: int
-    """Steps that are there; the last block may have room for more."""
+    """Number of written steps; the last block may have room for more."""
     metrics: list[str]
     generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where a part lies, and in how many columns."""
+    """Position and number of columns of a part."""
 
     first: int
     columns: int
@@ -55,7 +55,7 @@ class Frame:
 
 
 class Tiles:
-    """Reads what a ``TileWriter`` has written into ``folder``."""
+    """Reader of the matrices that a ``TileWriter`` has written into ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -70,8 +70,8 @@ class Tiles:
         self.ranks: NDArray[np.int64] = np.array(self.meta.ranks, dtype=np.int64)
 
     def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
-        """Columns ``first`` to ``last`` (exclusive): each step where they are at most ``most_columns``, else the coarse ones that
-        overlap them.
+        """Return columns ``first`` to ``last`` (exclusive): one per step if they are at most ``most_columns``, else the coarse
+        ones that overlap them.
         """
         frame = self.frame(first, last, most_columns=most_columns)
         every, width = frame.steps_per_column, frame.columns
@@ -85,7 +85,7 @@ class Tiles:
         return Part(joined[:, begin - low * per_block :][:, :width], frame.first, every)
 
     def frame(self, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Frame:
-        """What ``part`` would give, without values."""
+        """Return the position of the columns that ``part`` would return."""
         last = self.meta.columns if last is None else min(last, self.meta.columns)
         first = max(0, min(first, last))
         every = 1 if last - first <= most_columns else COARSE
@@ -94,7 +94,7 @@ class Tiles:
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Those of which anything is known."""
+        """Metrics that have any value."""
         return self.meta.metrics
 
     def _is_whole(self, metric: str) -> bool:
@@ -111,9 +111,9 @@ class Tiles:
 
 
 class TileWriter:
-    """Writes the matrices that ``Tiles`` reads into ``folder``, row by row; what is not written is NaN.
+    """Writer of the matrices that ``Tiles`` reads from ``folder``, row by row; unwritten values are NaN.
 
-    ``publish`` shows readers what has been written since; those that have the files open go on with what they know.
+    ``publish`` makes new values visible to readers; readers with open files keep the old extent.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -122,23 +122,23 @@ class TileWriter:
         self._steps: NDArray[np.int64] = np.empty(0, np.int64)
         self._metrics: set[str] = set()
         self._generation = _generation(folder) + 1
-        """Part of the files' names: what readers have open is never moved."""
+        """Part of the files' names, so that files that readers have open are never moved."""
         self._open: dict[tuple[str, int], Values] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def fill(
         self, ranks: Sequence[int], steps: NDArray[np.int64], matrices: Iterable[tuple[str, NDArray[np.floating[Any]]]]
     ) -> None:
-        """Write whole metrics [ranks, steps] at once, where nothing is written yet."""
+        """Write whole metrics, [ranks, steps]; the writer must not have written anything before."""
         self._ranks, self._steps = list(ranks), np.asarray(steps, np.int64)
         cores = len(os.sched_getaffinity(0))
-        # Threads are enough: numpy's loops and writing let the others run.
+        # Threads suffice: numpy's loops and file writes release the GIL.
         with ThreadPoolExecutor(cores, thread_name_prefix="tiles") as pool:
             writing: deque[Future[None]] = deque()
             for metric, matrix in matrices:
                 self._metrics.add(metric)
                 writing.append(pool.submit(self._fill, metric, matrix))
-                if len(writing) == cores:  # no more matrices than that in memory
+                if len(writing) == cores:  # bounds the matrices in memory
                     writing.popleft().result()
             for one in writing:
                 one.result()
@@ -155,13 +155,13 @@ class TileWriter:
                 coarse.write(worst_of(metric).reduce(block.reshape(len(block), -1, COARSE), axis=2).data)
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
-        """Make room for ranks, those that are there already among them."""
+        """Add rows for the ranks that are not there yet."""
         together = sorted({*self._ranks, *ranks})
         if together != self._ranks:
             self._move(together, self._steps)
 
     def add_steps(self, steps: NDArray[np.int64]) -> None:
-        """Make room for steps, those that are there already among them."""
+        """Add columns for the steps that are not there yet."""
         new = np.setdiff1d(steps, self._steps)
         if len(new) and len(self._steps) and new[0] < self._steps[-1]:
             self._move(self._ranks, np.union1d(self._steps, new))
@@ -171,7 +171,7 @@ class TileWriter:
                 self._lengthen(metric)
 
     def add(self, rank: int, steps: NDArray[np.int64], values: Mapping[str, Values]) -> None:
-        """Write metrics of one rank in ``steps``; what is there twice counts as it is the last time."""
+        """Write metrics of one rank in ``steps``; for a repeated step the last value counts."""
         if not len(steps):
             return
         self.add_steps(steps)
@@ -183,7 +183,7 @@ class TileWriter:
             self._write(metric, row, at, told)
 
     def put(self, metric: str, steps: NDArray[np.int64], values: Values) -> None:
-        """Write what is known of a metric, [ranks, steps], for all ranks at once."""
+        """Write the known values of a metric, [ranks, steps], for all ranks at once; NaN leaves a value unchanged."""
         if not len(steps):
             return
         self.add_steps(steps)
@@ -200,11 +200,11 @@ class TileWriter:
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The rows, ascending."""
+        """Ranks of the rows, ascending."""
         return self._ranks
 
     def publish(self) -> None:
-        """Let readers see it."""
+        """Make the written values visible to readers, and delete files of older generations."""
         steps = f"steps.{self._generation}.i64"
         self._steps.tofile(self.folder / steps)
         meta = TilesMeta(self._ranks, len(self._steps), sorted(self._metrics), self._generation)
@@ -214,7 +214,7 @@ class TileWriter:
                 file.unlink(missing_ok=True)
 
     def _write(self, metric: str, row: int, at: NDArray[np.intp], told: Values) -> None:
-        """Into the blocks that ``at`` is in, and what the coarse ones show of these."""
+        """Write the columns ``at`` of a row, and update the coarse columns of their blocks."""
         fine, coarse = (self._map(metric, every) for every in (1, COARSE))
         block, column = np.divmod(at, BLOCK_STEPS)
         fine[block, row, column] = told
@@ -231,7 +231,7 @@ class TileWriter:
         return held
 
     def _lengthen(self, metric: str) -> None:
-        """Have blocks for all steps."""
+        """Append empty blocks until all steps have room."""
         for every in (1, COARSE):
             block = np.full(len(self._ranks) * BLOCK_STEPS // every, np.nan, np.float32)
             with (self.folder / _file(metric, every, self._generation)).open("ab") as file:
@@ -239,7 +239,7 @@ class TileWriter:
                     file.write(block.data)
 
     def _move(self, ranks: list[int], steps: NDArray[np.int64]) -> None:
-        """Other rows or columns: everything is written once more, beside what readers may have open."""
+        """Change rows or columns: write everything to new files, since readers may have the old ones open."""
         old, before = self._generation, (self._ranks, self._steps)
         self._open.clear()
         self._ranks, self._steps, self._generation = ranks, steps, old + 1
@@ -253,7 +253,7 @@ class TileWriter:
 
 
 def _generation(folder: Path) -> int:
-    """Of what another writer has left there."""
+    """Return the generation that another writer has left in the folder, else 0."""
     try:
         return msgspec.json.decode((folder / _META).read_bytes(), type=TilesMeta).generation
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Where ranks are: host, GPU and place in the parallel layout; and the orders in which that puts them."""
+"""Topology: host, GPU and parallel coordinates of each rank, and the row orders that follow from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.runs.records import RankInfo
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a rank is; ``None`` and what is missing from ``coordinates`` are not known."""
+    """Place of a rank; ``None``, and dimensions missing from ``coordinates``, are not known."""
 
     rank: int
     host: str | None = None
@@ -24,16 +24,16 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """Of the ranks that left a folder in the attempt that is shown."""
+    """Places of the ranks that left a folder in the shown attempt."""
 
     places: list[Place] = []
-    """By rank, ascending: the rows of the step matrices."""
+    """Ascending by rank, as the rows of the step matrices."""
     layout: dict[str, int] = {}
-    """Dimension of the parallel layout to its size, outermost first, as far as known."""
+    """Known dimensions of the parallel layout to their sizes, outermost first."""
 
     @property
     def sorts(self) -> list[str]:
-        """What ``row_order`` can sort by here."""
+        """Available sort keys of ``row_order``."""
         return [
             "rank",
             *(["host"] if any(place.host is not None for place in self.places) else []),
@@ -43,17 +43,17 @@ class Topology(msgspec.Struct, frozen=True):
 
     @property
     def dimensions(self) -> list[str]:
-        """Parallel dimensions of which any rank's coordinate is known, outermost first."""
+        """Parallel dimensions in which any rank's coordinate is known, outermost first."""
         known = {name for place in self.places for name in place.coordinates} - _WORDS
         return [*(name for name in self.layout if name in known), *sorted(known - set(self.layout))]
 
 
 _WORDS: Final = {"rank", "host", "imposed"}
-"""Sorts of their own: a dimension that goes by such a name is not among them."""
+"""Reserved sort keys; a dimension with such a name is not offered."""
 
 
 def topology_of(ranks: Iterable[int], infos: Mapping[int, RankInfo], layout: Mapping[str, int]) -> Topology:
-    """Topology of ``ranks``, which ascend."""
+    """Return the topology of ``ranks``, which must ascend."""
     return Topology([_place(rank, infos.get(rank)) for rank in ranks], dict(layout))
 
 
@@ -64,10 +64,10 @@ def _place(rank: int, info: RankInfo | None) -> Place:
 
 
 def row_order(topology: Topology, imposed: Iterable[ImposedWait], sort: str) -> list[int]:
-    """Rows of ``topology.places`` in the order ``sort``: what is not known comes last, equals by rank.
+    """Return rows of ``topology.places`` in the order ``sort``: unknown values come last, equal ones by rank.
 
-    ``rank``; ``host``, then its local ranks; a parallel dimension: ranks with the same coordinate in it together; ``imposed``:
-    who made others wait the longest comes first. A sort that this run does not have is ``rank``.
+    ``rank``; ``host``, then local rank; a parallel dimension, by coordinate; ``imposed``: most imposed wait first. A sort that
+    this run does not have falls back to ``rank``.
     """
     places = topology.places
     key: Callable[[Place], Any] = _by_rank
@@ -97,7 +97,7 @@ def _by_host(place: Place) -> Any:
 
 
 def natural(text: str) -> list[tuple[str, int, str]]:
-    """So that ``node-10`` comes after ``node-9``."""
+    """Return a natural sort key, by which ``node-10`` comes after ``node-9``."""
     parts = re.split(r"([0-9]+)", text)
     numbers = [number.lstrip("0") for number in parts[1::2]]
     return [(word, len(number), number) for word, number in zip(parts[::2], [*numbers, ""], strict=True)]

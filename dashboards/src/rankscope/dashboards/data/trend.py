@@ -1,7 +1,7 @@
-"""A run over its steps, all ranks together: percentiles of step and own time, who is slowest, how much is done, when it changed.
+"""A run over its steps, all ranks together: percentiles of step and own time, slowest rank, throughput and change points.
 
-Sorting a thousand ranks at ten thousand steps takes longer than anybody waits for a figure, so it is done once, beside the
-matrices; of a run that goes on only for what is new.
+Sorting a thousand ranks at ten thousand steps is too slow for drawing a figure, so it is done once, with the matrices. For a live
+run only new steps are sorted.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _BY_STEP: Final = ("wall_us", "own_us", "slowest", "samples", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Every array has one entry per step in its last dimension. NaN is not known."""
+    """Trend arrays, with one entry per step in the last dimension. NaN: not known."""
 
     steps: NDArray[np.int64]
     wall_us: NDArray[np.float32]
     """[``PERCENTILES`` over the ranks, steps]."""
     own_us: NDArray[np.float32]
-    """The same."""
+    """[``PERCENTILES`` over the ranks, steps]."""
     slowest: NDArray[np.int64]
-    """The rank with the longest own time; -1: not known."""
+    """Rank with the longest own time; -1: not known."""
     samples: NDArray[np.float32]
-    """Mean of the ranks that told them."""
+    """Mean over the ranks that reported them."""
     tokens: NDArray[np.float32]
     profiled: NDArray[np.bool_]
-    """The profiler was on, on some rank: its cost is in the times."""
+    """True if the profiler was on in any rank, so that the times include its overhead."""
     changes: tuple[ChangePoint, ...] = ()
     """Lasting changes of the median step time, without profiled steps."""
 
 
 def trend_of(matrices: StepMatrices, profiled: NDArray[np.int64], *, before: Trend | None = None, since: float = 0) -> Trend:
-    """``profiled``: step numbers. What ``before`` knows of the same ranks is taken from there, of the steps before ``since``."""
+    """Return the trend. ``profiled``: step numbers. Steps before ``since`` come from ``before``, which has the same ranks."""
     steps = np.asarray(matrices.steps, np.int64)
     first = 0
     if before is not None:
@@ -70,7 +70,7 @@ def trend_of(matrices: StepMatrices, profiled: NDArray[np.int64], *, before: Tre
 
 
 def write_trend(trend: Trend, file: Path) -> None:
-    """Replace what is there. Raises ``OSError``."""
+    """Write the trend, replacing the file. Raises ``OSError``."""
     arrays = {name: getattr(trend, name) for name in ("steps", *_BY_STEP, "profiled")}
     changes = np.array([(one.at, one.before, one.after) for one in trend.changes]).reshape(-1, 3)
     buffer = io.BytesIO()
@@ -79,7 +79,7 @@ def write_trend(trend: Trend, file: Path) -> None:
 
 
 def read_trend(file: Path) -> Trend:
-    """What ``write_trend`` wrote. Raises ``InputError``."""
+    """Read the trend that ``write_trend`` wrote. Raises ``InputError``."""
     try:
         with file.open("rb") as opened, np.load(opened) as arrays:
             found = dict(arrays)
@@ -104,12 +104,12 @@ def _part(matrices: StepMatrices, first: int, last: int) -> dict[str, NDArray[An
 
 
 def _percentiles(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[ranks, steps] to [``PERCENTILES``, steps], between values in a straight line."""
+    """Return [``PERCENTILES``, steps] of [ranks, steps], linearly interpolated."""
     found = np.full((len(PERCENTILES), values.shape[1]), np.nan, np.float32)
     known = np.isfinite(values).sum(axis=0)
     some = np.flatnonzero(known)
     ordered = by_step(values[:, some])
-    ordered.sort(axis=1)  # what is not known comes last
+    ordered.sort(axis=1)  # NaN sorts last
     for number, percentile in enumerate(PERCENTILES):
         place = percentile / 100 * (known[some] - 1)
         low = np.floor(place).astype(np.intp)
@@ -134,6 +134,6 @@ def _mean(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def stretches(flags: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """First index of each run of true values, and the index after its last."""
+    """Yield the first index of each run of true values, and the index after its last."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Alerts that a watcher found in runs: what it wrote into each, and its state where it is this user's."""
+"""Alerts that a watcher found in runs: from the runs' files, and from this user's watcher state."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rankscope.runs.paths import findings_file
 from rankscope.runs.segments import decode_blocks, open_regular, read_blocks
 
 READ_BYTES: Final = 8 * 2**20
-"""Of the end of a ``findings.jsonl``: some thousand alerts."""
+"""Bytes read from the end of a ``findings.jsonl``: some thousand alerts."""
 
 
 def findings_of(run: Path, *, over: bool) -> list[AlertRecord]:
-    """Alerts in ``findings.jsonl`` of a run, by their beginning; ``over``: the run has ended. Raises ``InputError``."""
+    """Return the alerts in ``findings.jsonl`` of a run by start time; ``over``: the run has ended. Raises ``InputError``."""
     found: list[AlertRecord] = []
     open_: dict[str, int] = {}
     for line in _findings(findings_file(run)):
@@ -31,7 +31,7 @@ def findings_of(run: Path, *, over: bool) -> list[AlertRecord]:
         if line.status == "resolved" and known is not None:
             found[known] = replace(found[known], state="resolved", ended_unix_ns=line.time_unix_ns)
         elif line.status == "firing":
-            # Told again, it is the same alert, of which more is known by now: by this watcher, or by another that saw it later.
+            # A repeated firing record updates the same alert; it may come from another watcher that saw it later.
             alert = alert_record(
                 line.labels,
                 line.annotations,
@@ -49,7 +49,7 @@ def findings_of(run: Path, *, over: bool) -> list[AlertRecord]:
 
 
 def revision_of(run: Path) -> str:
-    """Changes with ``findings.jsonl`` of a run."""
+    """Return a revision that changes with the ``findings.jsonl`` of a run."""
     try:
         status = findings_file(run).stat()
     except OSError:
@@ -58,7 +58,7 @@ def revision_of(run: Path) -> str:
 
 
 def followed(watched: Path) -> list[Entry]:
-    """What the watcher of ``watched``, a run or a folder of runs, follows now, as far as this user's state folders tell.
+    """Return the alerts that the watcher of ``watched`` (a run or a folder of runs) follows now, from this user's state folders.
 
     Raises ``InputError``.
     """
@@ -66,7 +66,7 @@ def followed(watched: Path) -> list[Entry]:
 
 
 def alert_of(entry: Entry, *, seen_unix_ns: int) -> AlertRecord:
-    """An alert that a watcher follows. One that is pending has no time of its own: it was so at ``seen_unix_ns``."""
+    """Return the record of an alert that a watcher follows. A pending one has no start time and gets ``seen_unix_ns``."""
     return alert_record(
         entry.alert.labels,
         entry.alert.annotations,
@@ -78,7 +78,7 @@ def alert_of(entry: Entry, *, seen_unix_ns: int) -> AlertRecord:
 
 
 def _findings(path: Path) -> Iterator[FindingRecord]:
-    """The last lines of a file; those that cannot be used are left out."""
+    """Yield the records in the last ``READ_BYTES`` of a file; invalid lines are skipped."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - READ_BYTES))
@@ -86,6 +86,6 @@ def _findings(path: Path) -> Iterator[FindingRecord]:
             for records, _ in decode_blocks((lines for lines, _ in read_blocks(file)), decoder):
                 yield from records
     except FileNotFoundError:
-        return  # nothing was found, or nobody watched
+        return  # nothing was found, or no watcher ran
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error

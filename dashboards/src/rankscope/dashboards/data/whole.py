@@ -1,4 +1,4 @@
-"""Files that readers see as a whole, as they were or as they are."""
+"""Files that are replaced atomically, so that readers see the old or the new content."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write ``data`` beside ``path`` and put it there at once. Raises ``OSError``."""
+    """Write ``data`` beside ``path`` and rename it into place. Raises ``OSError``."""
     temporary = path.with_name(f".{path.name}")
     temporary.write_bytes(data)
     temporary.replace(path)
 
 
 def read_json(path: Path, kind: type[T], what: str) -> T:
-    """What ``path`` holds, such as ``what`` says ("the cached analysis"). Raises ``InputError``."""
+    """Decode the JSON file ``path``; ``what`` names it in the error ("the cached analysis"). Raises ``InputError``."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, ValueError) as error:  # not DecodeError alone: bytes that are no UTF-8 are another
+    except (OSError, ValueError) as error:  # not only DecodeError: invalid UTF-8 raises another ValueError
         raise InputError(path, f"{what} cannot be read: {error}") from error

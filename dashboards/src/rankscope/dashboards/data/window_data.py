@@ -1,4 +1,4 @@
-"""One captured window, all ranks on one clock: what each did when, and which collectives of theirs are the same one."""
+"""One captured window with all ranks on one clock: the activity of each rank, and the collectives matched across ranks."""
 
 from __future__ import annotations
 
@@ -19,58 +19,60 @@ COLUMNS: Final = "window.npz"
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective, on all ranks that have it. Times on the common clock, nanoseconds since the window began."""
+    """A collective on all of its ranks. Times are on the common clock, in nanoseconds since the window began."""
 
     key: str
-    """``GROUP:SEQUENCE``, or ``GROUP:STEP.INDEX`` where it has no sequence number; a pair's begins with its ranks."""
+    """``GROUP:SEQUENCE``, or ``GROUP:STEP.INDEX`` without a sequence number. For pairs and unmatched records, ``RANKS@`` follows
+    the colon.
+    """
     op: str
     group: str
     step: int
     bytes: int | None
     ranks: int
     matched: bool
-    """Whether it was found on all ranks of its group; the others are of one rank each."""
+    """True if the collective was matched across its ranks; unmatched ones have one rank each."""
     last: int | None = None
-    """Who came last, where that is clear."""
+    """Rank that came last, if that is clear."""
     spread_ns: int | None = None
-    """From the first arrival to the last, or the longest wait on a device; ``None``: not known."""
+    """Time from the first arrival to the last, or the longest wait on a device; ``None``: not known."""
     first_ns: int
     end_ns: int
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Name of the collective as text for the user."""
         return f"{self.op} · {self.group} · {self.key.rpartition(':')[2]}"
 
 
 class WindowAbout(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of a window in words."""
+    """Metadata of a window."""
 
     first: int
     past: int
     ranks: list[int]
-    """Rows of ``RankRows``, ascending."""
+    """Ranks of the lanes, ascending."""
     extent_ns: int
     steps: list[tuple[int, int, int]]
-    """Step, begin on the first rank and end on the last, nanoseconds since the window began."""
+    """Step, begin on the first rank and end on the last, in nanoseconds since the window began."""
     clock: ExportClock
     base_unix_ns: int
     matched: int
     unmatched: int
     collectives: list[Collective]
     raw_ranks: list[int] = []
-    """Those whose raw trace was read."""
+    """Ranks whose raw trace was read."""
     lanes: list[tuple[int, str]] = []
     """Rank and name of each lane of raw events."""
     names: list[str] = []
-    """Of raw events."""
+    """Names of raw events."""
     left_out: list[str] = []
-    """One sentence each."""
+    """Omitted data, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Events of raw traces: lane, begin and end in nanoseconds since the window began, kind, name."""
+    """Events of raw traces: lane, begin and end in nanoseconds since the window began, kind, and number of the name."""
 
     lane: Numbers
     start: Numbers
@@ -81,7 +83,9 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Collectives, a row per rank in each: position of the rank, number of the collective, nanoseconds since the window began."""
+    """Collectives, one row per collective and rank: position of the rank, number of the collective, and times in nanoseconds
+    since the window began.
+    """
 
     row: Numbers
     collective: Numbers
@@ -93,18 +97,18 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class WindowData:
-    """A window."""
+    """Data of a window."""
 
     about: WindowAbout
     parts: Parts
-    """A lane per rank, in the order of ``about.ranks``."""
+    """One lane per rank, in the order of ``about.ranks``."""
     calls: Calls
     events: Events
     offset_ns: Numbers
-    """[ranks] what to subtract from a rank's own times."""
+    """[ranks]: offset to subtract from a rank's own times."""
 
     def collective(self, key: str | None) -> int | None:
-        """Number of the collective with that key."""
+        """Return the number of the collective with that key, ``None`` if there is none."""
         return next((at for at, one in enumerate(self.about.collectives) if one.key == key), None)
 
 
@@ -112,14 +116,14 @@ _SETS: Final[dict[str, type[Parts | Calls | Events]]] = {"parts": Parts, "calls"
 
 
 def write_window(data: WindowData, folder: Path) -> None:
-    """Raises ``OSError``."""
+    """Write a window into ``folder``. Raises ``OSError``."""
     columns = {f"{name}_{field}": getattr(getattr(data, name), field) for name in _SETS for field in _SETS[name].__slots__}
     np.savez(folder / COLUMNS, offset_ns=data.offset_ns, **columns)
     (folder / ABOUT).write_bytes(msgspec.json.encode(data.about))
 
 
 def read_window(folder: Path) -> WindowData:
-    """What ``write_window`` wrote. Raises ``InputError``."""
+    """Read the window that ``write_window`` wrote. Raises ``InputError``."""
     try:
         about = msgspec.json.decode((folder / ABOUT).read_bytes(), type=WindowAbout)
         with (folder / COLUMNS).open("rb") as file, np.load(file, allow_pickle=False) as columns:

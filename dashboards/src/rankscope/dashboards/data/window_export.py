@@ -1,4 +1,4 @@
-"""A window as a file for Perfetto, made beside the server."""
+"""Export of a window as a file for Perfetto, beside the server."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rankscope.runs.paths import attempt_dir
 
 EXPORT: Final = "window.json.gz"
 _QUICK: Final = 5
-"""Level of compression: beyond it a file gets a few percent smaller in twice the time."""
+"""Compression level; higher levels make the file a few percent smaller in twice the time."""
 
 
 def export_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tell) -> None:
-    """Write ``EXPORT``. The verdict is left out: it is of the whole run. Raises ``RankscopeError`` and ``OSError``."""
+    """Write ``EXPORT``, without the verdict, which is about the whole run. Raises ``RankscopeError`` and ``OSError``."""
 
     def progress(what: str, done: int, of: int) -> None:
         tell(Progress(what, done, of))

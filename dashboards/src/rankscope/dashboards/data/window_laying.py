@@ -1,4 +1,4 @@
-"""Making a window: the records of all ranks are matched, brought onto one clock and laid side by side."""
+"""Construction of a window: match the records of all ranks, correct them to one clock and lay them side by side."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from rankscope.runs.records import CollectiveRecord
 from rankscope.runs.world_size import told_world_size
 
 _APART_NS: Final = 60_000_000_000
-"""Ranks of one window are not further apart: what is, has a clock that could not be corrected."""
+"""Largest plausible distance between ranks of a window; a rank further away has a clock that could not be corrected."""
 
 
 def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tell) -> None:
-    """Write what ``read_window`` reads. Raises ``RankscopeError`` and ``OSError``."""
+    """Write the window that ``read_window`` reads. Raises ``RankscopeError`` and ``OSError``."""
     reader = RunReader(run)
     everybody = reader.ranks(attempt)
     held: dict[int, Reduction] = {}
@@ -56,7 +56,7 @@ def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tel
 
 
 def lay(there: Mapping[int, Reduction], clocks: Clocks, matching: Matching, raw: RawEvents, steps: range) -> WindowData:
-    """The window. ``there``: ranks that have records of it, one at least."""
+    """Return the window. ``there``: ranks that have records of it, at least one."""
     starts = {rank: clocks.correct(rank, _start(one)) for rank, one in there.items()}
     typical = int(np.median(list(starts.values())))
     ranks = [rank for rank in sorted(there) if abs(starts[rank] - typical) <= _APART_NS]
@@ -112,7 +112,7 @@ def _steps(ranks: Iterable[int], there: Mapping[int, Reduction], clocks: Clocks,
 
 @dataclass(slots=True)
 class _Linked:
-    """Collectives, and which records are part of which."""
+    """Collectives of the window, and the records that belong to each."""
 
     collectives: list[Collective]
     number_of: dict[Key, int]
@@ -131,7 +131,7 @@ class _Linked:
             self._add(match)
 
     def add_rest(self, rank: int, records: Iterable[CollectiveRecord]) -> None:
-        """Those of a rank that were not matched, each for itself."""
+        """Add each unmatched record of a rank as a collective of its own."""
         for record in records:
             if key_of(rank, record) not in self.number_of:
                 self._add(Match(record.step, record.group, record.op, [rank], [record]), matched=False)
@@ -161,7 +161,7 @@ class _Linked:
         return keys
 
     def on_clock(self, rank: int, unix_ns: int) -> int:
-        """Nanoseconds since the window began."""
+        """Return a time of a rank in nanoseconds since the window began."""
         return self.clocks.correct(rank, unix_ns) - self.base_ns
 
 
@@ -177,7 +177,7 @@ def _name(match: Match, *, matched: bool) -> str:
 
 
 def _calls(row: int, rank: int, records: list[CollectiveRecord], linked: _Linked) -> Numbers:
-    """[n, 5]: the columns of ``Calls``."""
+    """Return [n, 5]: the columns of ``Calls``."""
     return np.array(
         [
             (

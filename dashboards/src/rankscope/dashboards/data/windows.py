@@ -1,4 +1,4 @@
-"""Which captured windows a run has: steps in a row that were profiled, found once per state of the files that tell of them."""
+"""Captured windows of a run: consecutive profiled steps, found once per revision of the files that record them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankscope.runs.records import StepRecord
 WINDOWS: Final = "windows.json"
 
 CAPTURED: Final = ("windows", "collectives", "plan", "window-")
-"""How the names of files begin that tell of windows; the last are raw traces, which may be there later than the others."""
+"""Prefixes of the files that record windows; the last is that of raw traces, which may appear later than the others."""
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -29,31 +29,31 @@ class Window(msgspec.Struct, frozen=True):
     first: int
     past: int
     ranks: int
-    """Ranks that have profiled any of them."""
+    """Number of ranks that profiled any of the steps."""
     start_unix_ns: int
-    """Of its first step, as the rank that came first saw it."""
+    """Earliest start of the first step on any rank."""
 
     @property
     def steps(self) -> str:
-        """``step 20``, ``steps 20 to 22``."""
+        """Steps as text, such as ``step 20`` or ``steps 20 to 22``."""
         return f"step {self.first:,}" if self.past == self.first + 1 else f"steps {self.first:,} to {self.past - 1:,}"
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """Of the last attempt that has any, ascending; of a run without one empty."""
+    """Windows of the last attempt that has any, ascending; empty if no attempt has one."""
 
     recorded: int
-    """Ranks that left records in the attempt."""
+    """Number of ranks that left records in the attempt."""
     windows: list[Window] = []
 
     def chosen(self, first: int | None) -> Window | None:
-        """The window that has step ``first`` in it, else the newest; ``None`` where there is none."""
+        """Return the window that contains step ``first``, else the newest; ``None`` if there is no window."""
         named = (one for one in self.windows if first is not None and one.first <= first < one.past)
         return next(named, self.windows[-1] if self.windows else None)
 
 
 def find_windows(run: Path, folder: Path, tell: Tell) -> None:
-    """Write what windows ``run`` has into ``folder``. Raises ``RankscopeError`` and ``OSError``."""
+    """Write the list of windows of ``run`` into ``folder``. Raises ``RankscopeError`` and ``OSError``."""
     reader = RunReader(run)
     found = Windows(0)
     for attempt in reversed(reader.attempts()):
@@ -72,9 +72,9 @@ def find_windows(run: Path, folder: Path, tell: Tell) -> None:
 
 
 def _in_a_row(attempt: int, seen: dict[int, tuple[int, int]]) -> list[Window]:
-    """Steps that follow each other; where all of a run was profiled, not more than a capture can have."""
+    """Return windows of consecutive steps, each of at most ``MAX_STEPS``, the limit of a capture."""
     found: list[Window] = []
-    # What stays the same as both count up is in a row.
+    # Within consecutive steps, step minus position is constant.
     for _, group in itertools.groupby(enumerate(sorted(seen)), key=lambda pair: pair[1] - pair[0]):
         steps = [step for _, step in group]
         for begin in range(0, len(steps), MAX_STEPS):
@@ -84,10 +84,10 @@ def _in_a_row(attempt: int, seen: dict[int, tuple[int, int]]) -> list[Window]:
 
 
 def steps_of(run: Path, rank: int, window: Window) -> list[StepRecord]:
-    """Step records of ``rank`` in ``window``. Raises ``RankscopeError``."""
+    """Return the step records of ``rank`` in ``window``. Raises ``RankscopeError``."""
     return step_records(RunReader(run), window.attempt, rank, range(window.first, window.past))
 
 
 def read_windows(folder: Path) -> Windows:
-    """What ``find_windows`` wrote. Raises ``InputError``."""
+    """Read the windows that ``find_windows`` wrote. Raises ``InputError``."""
     return read_json(folder / WINDOWS, Windows, "the cached list of windows")

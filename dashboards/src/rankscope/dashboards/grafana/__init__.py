@@ -1,1 +1,1 @@
-"""Boards for Grafana: built in ``boards`` with Grafana's own library, kept as JSON in ``json``, exported without that library."""
+"""Boards for Grafana: built in ``boards`` with Grafana's library, stored as JSON in ``json``, exported without that library."""

@@ -1,4 +1,4 @@
-"""``rankscope grafana``: boards for those who have a Grafana. Needs no extra."""
+"""``rankscope grafana``: list and export the boards for Grafana. Needs no extra."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9._~:/\[\]%+-]+")
 
 
 class _Uid(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """A uid as Grafana takes it."""
+    """A uid that Grafana accepts."""
 
     name = "uid"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check it."""
+        """Check the uid."""
         if re.fullmatch(r"[A-Za-z0-9_-]{1,40}", value) is None:
             self.fail(f"{value!r} is not a uid: up to 40 letters, digits, - and _, as Grafana shows in the address", param, ctx)
         return str(value)
 
 
 def _address(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    """An address that a board can put in front of ``/run/…``."""
+    """Check an address that a board puts in front of ``/run/…``, and return it without a trailing slash."""
     if value is None:
         return None
     if _PLAIN.fullmatch(http_url(value)) is None:

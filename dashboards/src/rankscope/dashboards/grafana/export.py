@@ -1,4 +1,4 @@
-"""Boards and what Grafana needs to find them, as files."""
+"""Export of the boards, with the provisioning files that Grafana needs to find them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.dashboards.grafana.shipped import Board, Compat, shipped
 from rankscope.runs.writer import write_atomically
 
 DEFAULT_DATASOURCE: Final = "prometheus"
-"""Uid in the example of a data source; a board takes the first Prometheus there is unless told otherwise."""
+"""Uid in the example of a data source; by default a board uses the first Prometheus of Grafana."""
 
 _TEXTS: Final = {
     "provisioning/dashboards/rankscope.yaml": "provider.yaml",
@@ -25,10 +25,10 @@ _TEXTS: Final = {
 def export(
     folder: Path, *, compat: Compat = "native", datasource_uid: str | None = None, dashboard_url: str | None = None
 ) -> list[Path]:
-    """Write boards, provisioning and a README into ``folder``, each file at once or not at all.
+    """Write boards, provisioning and a README into ``folder``, each file atomically.
 
-    ``datasource_uid`` is what the boards choose first, ``dashboard_url`` (without a slash at its end) where their links lead.
-    Returns what was written. Raises ``InputError``.
+    ``datasource_uid``: default data source of the boards. ``dashboard_url``: target of their links, without a trailing slash.
+    Returns the written paths. Raises ``InputError``.
     """
     contents = {
         f"dashboards/{board.file_name}": _text(_addressed(board, datasource_uid, dashboard_url)) for board in shipped(compat)

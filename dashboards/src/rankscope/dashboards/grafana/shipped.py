@@ -1,4 +1,4 @@
-"""The boards that come with rankscope, as they were generated."""
+"""The generated boards that ship with rankscope."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any, Final, Literal, get_args
 
 Compat = Literal["native", "dcgm"]
-"""Whose metrics: of our exporter, or of dcgm-exporter."""
+"""Source of a board's metrics: our exporter, or dcgm-exporter."""
 COMPATS: Final = get_args(Compat)
 
 _LEFT_OUT: Final = "left_out.json"
@@ -17,7 +17,7 @@ _LEFT_OUT: Final = "left_out.json"
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A board; ``left_out`` are the panels of its native sibling for which DCGM's names have nothing."""
+    """A board; ``left_out``: panels of its native counterpart for which DCGM has no metric."""
 
     compat: Compat
     uid: str
@@ -28,18 +28,18 @@ class Board:
 
     @property
     def file_name(self) -> str:
-        """What it is called in a folder of boards."""
+        """Name of its file in a folder of boards."""
         return f"{self.uid}.json"
 
     @property
     def panels(self) -> int:
-        """How many there are, those in closed rows included."""
+        """Number of panels, including those in collapsed rows."""
         top = self.model["panels"]
         return sum(panel["type"] != "row" for row in top for panel in (row, *row.get("panels", ())))
 
 
 def shipped(compat: Compat) -> list[Board]:
-    """All boards of this kind, by uid."""
+    """Return all boards of this kind, sorted by uid."""
     return sorted(_read(compat), key=lambda board: board.uid)
 
 

@@ -1,1 +1,1 @@
-"""Boards as code. Needs grafana-foundation-sdk, which is for those who change boards: what is shipped is the JSON made here."""
+"""Boards as code. Needs grafana-foundation-sdk, but only to change boards: the package ships the JSON generated here."""

@@ -1,4 +1,4 @@
-"""The board of alerts and Xids: what fires now, and what was."""
+"""The board of alerts and Xids: firing alerts, and the history."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ABOUT: Final = (
     *("xid", "sxid", "collector", "sensor", "memory", "part", "state", "action", "problem", "reason", "what", "unit"),
     *("pci_bus_id", "device", "port"),
 )
-"""Labels that tell alerts of one name on one host apart, besides those that have a column of their own."""
+"""Labels that distinguish alerts of one name on one host, besides those with a column of their own."""
 RULED: Final = f"up{{{SCOPE}}}"
 
 
 def alerts() -> Canvas:
-    """The board."""
+    """Build the board of alerts and Xids."""
     about = "Alerts that fire, with what they are about; what fired before; Xids and NVSwitch errors."
     canvas = Canvas(frame(UID, "Alerts & Xid", about, dialect=NATIVE, alerts=', instance=~"$instance|"', since="now-24h"))
     for variable in [*places("gpu_info"), gpu_variable(NATIVE)]:

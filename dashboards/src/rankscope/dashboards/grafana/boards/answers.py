@@ -1,4 +1,4 @@
-"""Whether exporters answer Prometheus: what every board says of it, in whichever names."""
+"""Availability of the exporters, shown on every board in both dialects."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rankscope.dashboards.grafana.boards.kinds import Graph, Query, told
 from rankscope.dashboards.grafana.boards.marks import ANY_IS_BAD, none_is_zero
 
 NO_ANSWER: Final = told(f"NaN * {gone()}")
-"""In the legend of a graph: the exporters of which there can be no line."""
+"""Query for a graph's legend: the exporters that do not answer and so have no lines."""
 
 
 def hosts_answering(canvas: Canvas) -> None:
-    """How many hosts answer, and how many do not."""
+    """Add the numbers of hosts that answer and that do not."""
     canvas.figure("Hosts", "Hosts whose exporter answers Prometheus.", "none", f"count(group by (instance) (up{{{SCOPE}}} == 1))")
     canvas.figure(
         "Hosts not answering",
@@ -26,7 +26,7 @@ def hosts_answering(canvas: Canvas) -> None:
 
 
 def answers_over_time(canvas: Canvas) -> None:
-    """When each exporter answered."""
+    """Add the availability of each exporter over time."""
     canvas.graph(
         "Exporter answers",
         "1 when Prometheus reached the exporter, 0 when not: then nothing is known.",

@@ -1,4 +1,4 @@
-"""A board in the making: rows, places on the grid, and what could not be asked for."""
+"""Builder of a board: rows, places on the grid, and the panels that had to be left out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ GRID = 24
 
 @dataclass(slots=True)
 class Canvas:
-    """Takes panels in reading order. One without its first query is left out, and named in ``left_out``.
+    """Builder of a board from panels in reading order. A panel without its first query is omitted and listed in ``left_out``.
 
-    ``figure_width``: of single figures, unless they have one of their own; ``no_value``: shown where nothing came.
+    ``figure_width``: default width of single figures; ``no_value``: text of panels without data.
     """
 
     board: Dashboard
@@ -35,7 +35,7 @@ class Canvas:
     _filled: bool = False
 
     def row(self, title: str, *, collapsed: bool = False) -> None:
-        """Begin a row; one without panels is not drawn."""
+        """Begin a row; a row without panels is omitted."""
         self._end_row()
         self._row = Row(title).collapsed(collapsed).id(identity(f"row {title}"))
         self._filled = False
@@ -50,7 +50,7 @@ class Canvas:
         height: int = 8,
         look: Graph | None = None,
     ) -> None:
-        """See ``kinds.graph``."""
+        """Add a graph; see ``kinds.graph``."""
         asked = self._asked(title, queries)
         if asked:
             self._put(kinds.graph(self._head(title, description, unit, width, height), asked, look or Graph()))
@@ -69,7 +69,7 @@ class Canvas:
         decimals: int | None = None,
         legend: str = "",
     ) -> None:
-        """See ``kinds.figure``."""
+        """Add a single figure; see ``kinds.figure``."""
         asked = self._asked(title, [None if expr is None else Query(expr, legend)])
         if asked:
             head = self._head(title, description, unit, width or self.figure_width, 4)
@@ -85,7 +85,7 @@ class Canvas:
         height: int = 8,
         sort: str | None = None,
     ) -> None:
-        """See ``kinds.sheet``. A column of values is ``Value``, or ``Value #A`` and so on where there are several queries."""
+        """Add a table; see ``kinds.sheet``. The value column is ``Value``, or ``Value #A`` and so on for several queries."""
         head = self._head(title, description, "short", width, height)
         self._put(kinds.sheet(head, [Query(expr) for expr in exprs], columns, sort=sort))
 
@@ -99,17 +99,17 @@ class Canvas:
         height: int = 8,
         links: Links = (),
     ) -> None:
-        """See ``kinds.timeline``."""
+        """Add a timeline of states; see ``kinds.timeline``."""
         asked = self._asked(title, queries)
         if asked:
             self._put(kinds.timeline(self._head(title, description, "short", width, height), asked, words, links=links))
 
     def buckets(self, title: str, description: str, unit: str, query: Query, *, width: int = 12, height: int = 8) -> None:
-        """See ``kinds.buckets``."""
+        """Add a histogram over time; see ``kinds.buckets``."""
         self._put(kinds.buckets(self._head(title, description, unit, width, height), query))
 
     def done(self) -> Dashboard:
-        """The board with everything on it."""
+        """Return the finished board."""
         self._end_row()
         return self.board
 
@@ -148,7 +148,7 @@ class Canvas:
         if self._row is None or not self._filled:
             return
         if self._row.build().collapsed:
-            # What is inside takes no room until somebody opens it.
+            # Panels in a collapsed row take no room until the row is opened.
             self.board.with_row(self._row)
             self._x, self._line = 0, 0
             place = self._row.build().grid_pos
@@ -162,5 +162,5 @@ class Canvas:
 
 
 def identity(title: str) -> int:
-    """A panel's id: from its title, so that it stays when panels come and go."""
+    """Return a panel's id, derived from its title, so that it is stable when other panels change."""
     return zlib.crc32(title.encode()) % 900_000 + 1

@@ -1,4 +1,4 @@
-"""The board of everything: hosts, their health, power, jobs, and what is allocated and does nothing."""
+"""The board of the cluster: hosts, their health, power, jobs, and allocated but idle GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HELD_BY: Final = f"max by (uuid, {JOB}) (gpu_job_info{{{SCOPE}}})"
 
 
 def cluster() -> Canvas:
-    """The board over the exporter's own metrics."""
+    """Build the board from the exporter's own metrics."""
     about = "Hosts and GPUs of a cluster: what answers, what state it is in, heat and power, who holds what, and what that costs."
     canvas = Canvas(frame(UID, "Cluster", about, dialect=NATIVE, alerts=', instance=~"$instance|"'), figure_width=3)
     for variable in [*places("gpu_info"), gpu_variable(NATIVE)]:
@@ -284,7 +284,7 @@ def _power(canvas: Canvas) -> None:
 
 
 def _some_missing(metric: str) -> str:
-    """As ``Dialect.missing``, of all GPUs together: one series for each reason."""
+    """Return ``Dialect.missing`` over all GPUs together: one series per reason."""
 
     def why(series: str, words: str) -> str:
         told_why = f'label_replace({series}, "why", "{words}", "reason", "(.*)")'

@@ -1,4 +1,4 @@
-"""The board of everything, over the names of dcgm-exporter."""
+"""The board of the cluster, from the metrics of dcgm-exporter."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LEFT_OUT_OF_DCGM: Final = [
     "Collectors failing",
     "Simulated GPUs",
 ]
-"""What DCGM's names do not say, or not so that it can be told apart."""
+"""Panels that DCGM's metrics do not cover, or not unambiguously."""
 
 
 def cluster_dcgm() -> Canvas:
-    """The board over the names of dcgm-exporter."""
+    """Build the board from the metrics of dcgm-exporter."""
     about = "Hosts and GPUs of a cluster, over dcgm-exporter or `rankscope exporter --compat dcgm`."
     canvas = Canvas(frame(UID, "Cluster (DCGM)", about, dialect=DCGM, alerts=', instance=~"$instance|"'), figure_width=3)
     for variable in [*places("DCGM_FI_DEV_GPU_TEMP"), gpu_variable(DCGM)]:

@@ -1,4 +1,4 @@
-"""The board of collectives: bus bandwidth of each communicator, and the GPU that the others wait for, from NCCL Inspector.
+"""The board of collectives, from NCCL Inspector: bus bandwidth of each communicator, and the GPU that the others wait for.
 
 The kernel of a collective lasts from a GPU's own arrival to the end that all share. So the GPU with the shortest execution
 time arrived last, and the others waited for it. Its bus bandwidth is the greatest. That does not hold for collectives with a
@@ -18,7 +18,7 @@ from rankscope.dashboards.grafana.boards.marks import or_not_available
 
 UID: Final = "rankscope-collectives"
 MOST: Final = 8
-"""Lines in a graph; the table has all."""
+"""Most lines in a graph; the table has all collectives."""
 COMMUNICATOR: Final = "run_id, slurm_job_id, comm_name, nranks, n_nodes"
 CALL: Final = f"{COMMUNICATOR}, collective, message_size, algo_proto"
 LEGEND: Final = "{{comm_name}} {{collective}} {{message_size}} {{algo_proto}}"
@@ -29,7 +29,7 @@ _OF_INSPECTOR: Final = "From NCCL Inspector, a mean of each dump (30 seconds or 
 
 
 def collectives() -> Canvas:
-    """The board."""
+    """Build the board of collectives."""
     about = "Bus bandwidth and execution time of collectives by communicator, and which GPU the others wait for (NCCL Inspector)."
     canvas = Canvas(frame(UID, "Collectives", about, dialect=NATIVE, alerts=', instance=~"$instance|"', since="now-3h"))
     for variable in places("gpu_info"):
@@ -105,7 +105,7 @@ def _exec_time(more: str = "") -> str:
 
 
 def _of_gpus(metric: str, more: str = "") -> str:
-    """A metric of each GPU, once however many jobs scrape it, with the run and the rank where they are known."""
+    """Return a metric of each GPU, once even if several jobs scrape it, with run and rank where they are known."""
     series = f'max by (uuid, {_IDENTITY}) ({metric}{{{_PICKED}, collective=~"$collective"{more}}})'
     return f"{series}\n* on (uuid) group_left (run_id, rank) uuid:gpu_job_info:rank\nor on (uuid)\n{series}"
 
@@ -119,7 +119,7 @@ def _spread(expr: str) -> str:
 
 
 def _longest(expr: str, exec_time: str) -> str:
-    """Those of the collectives that took longest at any moment of the time shown."""
+    """Return the series of the ``MOST`` collectives with the longest execution time within the shown time."""
     return f"{expr}\nand on ({CALL})\ntopk ({MOST}, max_over_time(({_median(exec_time)})[{RANGE}:{RATE}] @ end()))"
 
 
@@ -206,7 +206,7 @@ def _sheet_of_last(canvas: Canvas, bandwidth: str, exec_time: str) -> None:
 
 
 def _absent() -> str:
-    """The exporters that answer and have no file of NCCL Inspector, and those that do not answer."""
+    """Return series of the exporters without a file of NCCL Inspector, and of those that do not answer."""
     why = "not available (no NCCL Inspector)"
     hosts = f"group by (instance, host) (gpu_info{{{SCOPE}}})"
     unknown = f"{hosts} unless on (instance) group by (instance) (nccl_bus_bandwidth_gbs{{{SCOPE}}})"

@@ -1,6 +1,6 @@
-"""What a board asks Prometheus for: the same quantities under the exporter's own names, or under those of dcgm-exporter.
+"""PromQL of the boards: the same quantities under the exporter's own metric names, or under those of dcgm-exporter.
 
-Every quantity is named as in the exporter's catalogue and comes in its base unit. A dialect that has no name for one answers
+Every quantity is named as in the exporter's catalogue and is in its base unit. A dialect without a metric for a quantity returns
 ``None``, and the panel that needs it is left out.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 from rankscope.exporter.catalogue import BY_NAME, DcgmName
 
 SCOPE: Final = 'cluster=~"$cluster", job=~"$job", instance=~"$instance"'
-"""What the variables of every board pick. Not every site has the label ``cluster``: its "all" is ``.*``, which fits none, too."""
+"""Selection by the variables of every board. The "all" of ``cluster`` is ``.*``, which also matches series without that label."""
 
 RATE: Final = "$__rate_interval"
 RANGE: Final = "$__range"
@@ -21,10 +21,10 @@ RANGE: Final = "$__range"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect(ABC):
-    """Names and labels of the GPUs' series.
+    """Metric names and labels of the GPUs' series.
 
-    ``suffix`` is of uids, ``legend`` of a GPU's series, ``by`` are the labels that tell GPUs apart and that legends and tables
-    show, ``alive`` has series as long as something is collected.
+    ``suffix``: suffix of board uids. ``legend``: legend of a GPU's series. ``by``: labels that identify GPUs, shown in legends
+    and tables. ``alive``: expression with series as long as anything is collected.
     """
 
     name: str
@@ -35,45 +35,45 @@ class Dialect(ABC):
 
     @abstractmethod
     def selector(self, metric: str, /, **labels: str) -> str | None:
-        """The series of the chosen GPUs, as they are published; ``labels`` as in the catalogue."""
+        """Return the published series of the chosen GPUs; ``labels`` as in the catalogue."""
 
     @abstractmethod
     def value(self, metric: str, /, **labels: str) -> str | None:
-        """A gauge of each chosen GPU, in base units, with the labels of ``by``."""
+        """Return a gauge of each chosen GPU, in base units, with the labels of ``by``."""
 
     @abstractmethod
     def rate(self, metric: str, /, **labels: str) -> str | None:
-        """A counter of each chosen GPU per second, in base units, with the labels of ``by``."""
+        """Return the rate of a counter of each chosen GPU per second, in base units, with the labels of ``by``."""
 
     @abstractmethod
     def sum_of_rates(self, *metrics: str) -> str | None:
-        """Several counters of each chosen GPU per second, added up."""
+        """Return the sum of the rates of several counters of each chosen GPU, per second."""
 
     @abstractmethod
     def increase(self, metric: str, /, **labels: str) -> str | None:
-        """What a counter of each chosen GPU grew by over the time shown, with the labels of ``by``."""
+        """Return the increase of a counter of each chosen GPU over the shown time, with the labels of ``by``."""
 
     @abstractmethod
     def missing(self, metric: str) -> str:
-        """A series without values for every GPU that does not give this metric, and for every exporter that is gone.
+        """Return a series of NaN for every GPU without this metric, and for every exporter that does not answer.
 
-        ``of`` says which, ``why`` in what state it is: a legend shows what the lines cannot.
+        Label ``of`` names the GPU or exporter, ``why`` its state: the legend shows what the lines cannot.
         """
 
 
 def matchers(labels: dict[str, str]) -> str:
-    """Further matchers, each with a comma before it. A value that begins with ``!`` is what the label is not."""
+    """Return further matchers, each with a leading comma. A value that begins with ``!`` must not match."""
     parts = [f', {name}!="{value[1:]}"' if value.startswith("!") else f', {name}="{value}"' for name, value in labels.items()]
     return "".join(parts)
 
 
 def gone() -> str:
-    """A label pair ``of`` and ``why`` for every target of the chosen ones that does not answer Prometheus."""
+    """Return a series with labels ``of`` and ``why`` for every chosen target that does not answer Prometheus."""
     return f'label_replace(label_join(up{{{SCOPE}}} == 0, "of", "", "instance"), "why", "collection dead (no answer)", "", "")'
 
 
 class Native(Dialect):
-    """The exporter's own page. Values are known by ``uuid``; host and index are joined from ``gpu_info``."""
+    """Dialect of the exporter's own metrics. Values have the label ``uuid``; host and index are joined from ``gpu_info``."""
 
     def selector(self, metric: str, /, **labels: str) -> str:
         """See ``Dialect``."""
@@ -103,7 +103,7 @@ class Native(Dialect):
 
 
 def state(name: str | None = None) -> str:
-    """The recorded state of each chosen GPU, one that is gone for less than an hour included; its label ``state`` says which."""
+    """Return the recorded state (label ``state``) of each chosen GPU, including GPUs that disappeared less than an hour ago."""
     wanted = "" if name is None else f', state="{name}"'
     return (
         f'(uuid_state:gpu_state:active{{instance=~"$instance", uuid=~"$gpu"{wanted}}}'
@@ -112,12 +112,12 @@ def state(name: str | None = None) -> str:
 
 
 def of_instances(recorded: str) -> str:
-    """Recorded series of the chosen hosts: whoever scrapes them is told by ``up`` alone, which is quicker than by every GPU."""
+    """Return recorded series of the chosen hosts. The selection joins ``up``, which is faster than joining every GPU."""
     return f"({recorded} and on (instance) up{{{SCOPE}}})"
 
 
 def named(expr: str) -> str:
-    """The same series of GPUs with the host and the index that ``gpu_info`` has for them."""
+    """Return series of GPUs with host and index from ``gpu_info``."""
     return f"{expr}\n* on (job, instance, uuid) group_left (host, index) gpu_info{{{SCOPE}}}"
 
 
@@ -127,10 +127,10 @@ def _told(series: str, why: str) -> str:
 
 
 class Dcgm(Dialect):
-    """dcgm-exporter, or the page of ``rankscope exporter --compat dcgm``: what is in its default set of counters.
+    """Dialect of dcgm-exporter, or of ``rankscope exporter --compat dcgm``, limited to the default set of counters.
 
-    A GPU divided by MIG has a series for each instance, and for what only the whole has (power, say) the same value several
-    times: sums over GPUs are over ``UUID``.
+    A GPU divided by MIG has one series per instance. Metrics of the whole GPU, such as power, repeat the same value in each, so
+    sums over GPUs must first aggregate by ``UUID``.
     """
 
     def selector(self, metric: str, /, **labels: str) -> str | None:
@@ -158,7 +158,7 @@ class Dcgm(Dialect):
         return None if counter is None or counter.rate else self._scaled(counter, f"increase({{}}[{RANGE}])")
 
     def missing(self, metric: str) -> str:
-        """See ``Dialect``. dcgm-exporter does not say what a GPU cannot give."""
+        """See ``Dialect``. dcgm-exporter does not report which metrics a GPU lacks."""
         del metric
         return f"NaN * {gone()}"
 
@@ -175,7 +175,7 @@ def _dcgm_selector(counter: DcgmName) -> str:
 
 
 def _counterpart(metric: str, labels: dict[str, str]) -> DcgmName | None:
-    """A counter of the default set that is all of the metric with these labels."""
+    """Return the default-set counter that equals the metric with these labels; ``None`` if there is none."""
     return next((one for one in BY_NAME[metric].dcgm if one.default_on and not one.summed and one.labels == labels), None)
 
 

@@ -1,4 +1,4 @@
-"""What all boards have around their panels: identity, variables, links, the marks of firing alerts."""
+"""Frame of all boards: identity, variables, links and annotations of firing alerts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rankscope.dashboards.grafana.boards.kinds import DATASOURCE
 
 TAG: Final = "rankscope"
 KEPT: Final = "${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}&${__url_time_range}"
-"""What a link to another board carries over."""
+"""Variables and time range that a link to another board keeps."""
 TO_ALERTS: Final = (("Alerts & Xid", "/d/rankscope-alerts?${datasource:queryparam}&${__url_time_range}"),)
 DASH: Final = "${dashboard_url:raw}/run/"
-"""Pages of runs in the dashboard of this project."""
+"""Address prefix of run pages in the rankscope dashboard."""
 
 
 def frame(uid: str, title: str, description: str, *, dialect: Dialect, alerts: str, since: str = "now-6h") -> Dashboard:
-    """A board without panels. ``alerts``: matchers of the alerts that are marked in its graphs."""
+    """Return a board without panels. ``alerts``: matchers of the alerts that are marked in its graphs."""
     board = Dashboard(title).uid(f"{uid}{dialect.suffix}").description(description)
     board.tags([TAG, "gpu", *(["dcgm"] if dialect.suffix else [])]).readonly().refresh("30s").time(since, "now")
     board.tooltip(DashboardCursorSync.CROSSHAIR).timezone("browser")
@@ -57,7 +57,7 @@ def frame(uid: str, title: str, description: str, *, dialect: Dialect, alerts: s
     board.annotation(AnnotationQuery().name("Firing alerts").datasource(DATASOURCE).enable(True).icon_color("red").expr(expr))
     board.with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))
     address = ConstantVariable("dashboard_url").label("Address of the rankscope dashboard").value(DEFAULT_DASHBOARD)
-    # A constant and hidden: what stands in the address of a board must not decide where its links lead.
+    # A hidden constant, so that the address of a board cannot change the target of its links.
     address.build().hide = VariableHide.HIDE_VARIABLE
     address.build().skip_url_sync = True
     board.with_variable(address)
@@ -67,7 +67,7 @@ def frame(uid: str, title: str, description: str, *, dialect: Dialect, alerts: s
 def chosen(
     name: str, label: str, query: str, *, all_value: str = ".+", start_with_all: bool = True, regex: str = ""
 ) -> QueryVariable:
-    """A variable of which several values can be chosen. Without ``start_with_all`` the first value is, at first."""
+    """Return a variable with multiple choice. Without ``start_with_all``, the first value is selected initially."""
     variable = (
         QueryVariable(name).label(label).datasource(DATASOURCE).query({"query": query, "qryType": 5, "refId": f"variable-{name}"})
     )
@@ -77,7 +77,7 @@ def chosen(
 
 
 def places(series: str, *, all_instances: bool = True) -> list[QueryVariable]:
-    """Cluster, job and instance of what publishes ``series``. The label ``cluster`` is a site's own, or there is none."""
+    """Return variables for cluster, job and instance of the targets with ``series``. Only some sites have a label ``cluster``."""
     picked = 'cluster=~"$cluster"'
     return [
         chosen("cluster", "Cluster", f"label_values({series}, cluster)", all_value=".*"),
@@ -92,7 +92,7 @@ def places(series: str, *, all_instances: bool = True) -> list[QueryVariable]:
 
 
 def gpu_variable(dialect: Dialect) -> QueryVariable:
-    """The GPUs: shown by index, known by uuid."""
+    """Return the variable of GPUs, shown by index and identified by uuid."""
     if dialect.name == "native":
         series, regex = "gpu_info", '/index="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'
     else:
@@ -101,15 +101,15 @@ def gpu_variable(dialect: Dialect) -> QueryVariable:
 
 
 def node_board(dialect: Dialect, instance: str = "${__data.fields.instance:percentencode}") -> str:
-    """Address of the board of one host."""
+    """Return the address of the board of one host."""
     return f"/d/rankscope-node{dialect.suffix}?{KEPT}&var-instance={instance}"
 
 
 def run_board(run_id: str = "${__data.fields.run_id:percentencode}") -> str:
-    """Address of the board of one run."""
+    """Return the address of the board of one run."""
     return f"/d/rankscope-run?{KEPT}&var-run_id={run_id}"
 
 
 def run_page(run_id: str = "${__data.fields.run_id:percentencode}", rank: str | None = None) -> str:
-    """Address of the page with the evidence, a rank picked out if given."""
+    """Return the address of the page with the evidence, with ``rank`` highlighted if given."""
     return f"{DASH}{run_id}" + ("" if rank is None else f"?rank={rank}")

@@ -1,4 +1,4 @@
-"""Writes the boards as JSON into ``json``: ``python -m rankscope.dashboards.grafana.boards.generate`` (``make docs`` runs it)."""
+"""Write the boards as JSON into ``json``: ``python -m rankscope.dashboards.grafana.boards.generate`` (``make docs`` runs it)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDER: Final = Path(__file__).parent.parent / "json"
 
 
 def texts() -> dict[str, str]:
-    """Path below ``json`` to what belongs there."""
+    """Return path below ``json`` to the content of that file."""
     native = [cluster(), node(NATIVE), run(), collectives(), alerts()]
     dcgm = [cluster_dcgm(), node(DCGM)]
     found = {
@@ -45,7 +45,7 @@ def _board(canvas: Canvas) -> str:
         for only_of_intervals in ("auto", "auto_count", "auto_min"):
             variable.pop(only_of_intervals, None)
     for query in board["annotations"]["list"]:
-        # Of the Prometheus data source, for which the library has no words.
+        # Fields of the Prometheus data source, which the library does not support.
         query |= {"titleFormat": "{{alertname}}", "tagKeys": "severity,host,instance,run_id,rank", "step": "60s"}
     return _text(board)
 
@@ -55,7 +55,7 @@ def _text(value: Any) -> str:
 
 
 def main() -> None:
-    """Write what differs, remove what is no more."""
+    """Write all boards, and remove files of boards that no longer exist."""
     found = texts()
     for path in FOLDER.rglob("*.json"):
         if str(path.relative_to(FOLDER)) not in found:

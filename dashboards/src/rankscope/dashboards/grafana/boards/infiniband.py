@@ -1,4 +1,4 @@
-"""InfiniBand as node_exporter tells of it, under a job and an instance of its own: found by the name of the host."""
+"""InfiniBand metrics of node_exporter, which has its own job and instance, so they are joined by host name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rankscope.dashboards.grafana.boards.dialect import RANGE, RATE, SCOPE, gone
 from rankscope.dashboards.grafana.boards.kinds import Graph, Query, told
 
 HOSTS: Final = f"group by (host) (gpu_info{{{SCOPE}}})"
-"""Of the chosen exporters: node_exporter is asked about these and no others."""
+"""Hosts of the chosen exporters; node_exporter is queried only for these."""
 LEGEND: Final = "{{host}} {{device}}/{{port}}"
 ACTIVE: Final = 4
-"""``state_id`` of a port that carries data."""
+"""``state_id`` of an active port."""
 LINK_EVENTS: Final = {
     "node_infiniband_link_downed_total": "went down",
     "node_infiniband_link_error_recovery_total": "recovered by itself",
@@ -26,20 +26,20 @@ OF_NODE_EXPORTER: Final = "From node_exporter (collector infiniband), not from t
 
 
 def of_hosts(expr: str) -> str:
-    """Series of ports of the chosen hosts, each port once however many jobs scrape it."""
+    """Return series of ports of the chosen hosts, each port once even if several jobs scrape it."""
     chosen = f"(instance:node_uname_info:host and on (host) {HOSTS})"
     return f"max by (host, device, port) (\n  ({expr})\n  * on (instance) group_left (host) {chosen}\n)"
 
 
 def links_lost() -> str:
-    """How often links went down in the time shown, by chosen host."""
+    """Return the number of link failures in the shown time, by chosen host."""
     return f"sum by (host) (round({of_hosts(f'increase(node_infiniband_link_downed_total[{RANGE}])')}))"
 
 
 def infiniband(canvas: Canvas) -> None:
-    """Traffic, links and errors of each port; of hosts without such series the legends say so."""
+    """Add traffic, links and errors of each port; the legends name hosts without such series."""
     absent = told(_absent())
-    # What has no name of ours is asked of all hosts before it is known whose it is: only when somebody wants to see it.
+    # Foreign metrics are queried for all hosts before the join, which is slow: so only if the row is opened.
     canvas.row("InfiniBand (node_exporter)", collapsed=True)
     for way, metric in (("sent", "transmitted"), ("received", "received")):
         canvas.graph(

@@ -1,4 +1,4 @@
-"""The kinds of panels the boards are made of, each with what is the same for all of its kind."""
+"""Kinds of panels of the boards, each with the settings common to its kind."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Thresholds = Sequence[tuple[float | None, str]]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked, and what a legend says of each series that comes. ``tells``: series without values, for the legend alone."""
+    """A query and the legend of its series. ``tells``: the series have no values and only appear in the legend."""
 
     expr: str
     legend: str = ""
@@ -63,13 +63,13 @@ class Query:
 
 
 def told(missing: str) -> Query:
-    """Series without values, whose labels ``of`` and ``why`` say in the legend what is missing and why."""
+    """Return a query of series without values, whose labels ``of`` and ``why`` show in the legend what is missing and why."""
     return Query(missing, "{{of}}: {{why}} {{series}}", tells=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every panel has."""
+    """Fields that every panel has."""
 
     id: int
     title: str
@@ -81,7 +81,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table: a label, or ``Value #A`` of a query; what it is called and how it is shown."""
+    """A column of a table: its source (a label, or ``Value #A`` of a query), its title and its look."""
 
     source: str
     title: str
@@ -90,12 +90,12 @@ class Column:
     thresholds: Thresholds = ()
     links: Links = ()
     hidden: bool = False
-    """There for the links of others alone."""
+    """True if the column only supplies values for the links of other columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """How lines over time are drawn. ``colors``: of series by their name."""
+    """Look of lines over time. ``colors``: name of a series to its color."""
 
     stacked: bool = False
     bars: bool = False
@@ -128,7 +128,7 @@ def _linked(links: Links) -> list[Builder[dashboard.DashboardLink]]:
 
 
 def graph(head: Head, queries: Sequence[Query], look: Graph) -> timeseries.Panel:
-    """Lines (or bars, or a stack) over time, with a legend that shows the latest and the greatest value."""
+    """Return lines (or bars, or a stack) over time, with a legend of the latest and the greatest values."""
     panel = _headed(timeseries.Panel(), head).data_links(_linked(look.links))
     for letter, query in _letters(queries):
         panel.with_target(_asked(query, letter).range())
@@ -172,7 +172,7 @@ def figure(
     links: Links = (),
     decimals: int | None = None,
 ) -> stat.Panel:
-    """One number, now; with the name of its series beside it where the query has a legend."""
+    """Return a panel of one present value, with the name of its series if the query has a legend."""
     panel = _headed(stat.Panel(), head).with_target(_asked(query, "A").instant())
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(False))
     panel.graph_mode(BigValueGraphMode.NONE).color_mode(BigValueColorMode.VALUE)
@@ -183,13 +183,13 @@ def figure(
 
 
 def sheet(head: Head, queries: Sequence[Query], columns: Sequence[Column], *, sort: str | None = None) -> table.Panel:
-    """A table of what is now: a row for each set of labels, a column for each query and label named; nothing else is shown."""
+    """Return a table of present values: one row per set of labels, and only the given columns (labels and query values)."""
     panel = _headed(table.Panel(), head).no_value(NOTHING)
     for letter, query in _letters(queries):
         panel.with_target(_asked(query, letter).instant().format(PromQueryFormat.TABLE))
     if len(queries) > 1:
         panel.with_transformation(DataTransformerConfig("merge", options={}))
-    # Where only the first of several queries has an answer, its column has no letter.
+    # If only the first of several queries returns data, its column has no letter.
     titles = {source: column.title for column in columns for source in _names(column.source, queries)}
     panel.with_transformation(DataTransformerConfig("filterFieldsByName", options={"include": {"names": list(titles)}}))
     order: dict[str, object] = {name: index for index, name in enumerate(titles)}
@@ -227,7 +227,7 @@ def _shown(column: Column) -> list[DynamicConfigValue]:
 
 
 def timeline(head: Head, queries: Sequence[Query], words: ValueMap, *, links: Links = ()) -> statetimeline.Panel:
-    """The state of each series over time; a number stands for a state, ``words`` for what is read."""
+    """Return a timeline of the state of each series; ``words`` maps the numbers of states to text."""
     panel = _headed(statetimeline.Panel(), head).mappings([words]).data_links(_linked(links))
     for letter, query in _letters(queries):
         panel.with_target(_asked(query, letter).range())
@@ -239,7 +239,7 @@ def timeline(head: Head, queries: Sequence[Query], words: ValueMap, *, links: Li
 
 
 def buckets(head: Head, query: Query) -> heatmap.Panel:
-    """A histogram over time; the query answers in buckets by ``le``."""
+    """Return a histogram over time; the query returns buckets by ``le``."""
     panel = _headed(heatmap.Panel(), head)
     panel.with_target(_asked(query, "A").range().format(PromQueryFormat.HEATMAP))
     panel.calculate(False).show_legend().mode(TooltipDisplayMode.SINGLE).show_y_histogram()

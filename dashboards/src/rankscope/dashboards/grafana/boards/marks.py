@@ -1,4 +1,4 @@
-"""Colours, thresholds, mappings and texts that mean the same on every board."""
+"""Colours, thresholds, mappings and texts with the same meaning on every board."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ PLAIN: Final = "blue"
 UNKNOWN: Final = "#8e8e8e"
 
 NOT_AVAILABLE: Final = -1_000_000
-"""What a single figure says when something is collected, and this is not part of it; shown as words, never as a number."""
+"""Value of a single figure that is not among the collected metrics; shown as text, never as a number."""
 
 NO_DATA: Final = "collection dead, or nothing chosen"
-"""Shown where neither a value came nor word of why there is none."""
+"""Text of a panel with neither a value nor a reason for its absence."""
 
 NOTHING: Final = "–"
-"""In a cell of a table: not measured, or nothing to be said. In a table without rows: there is none."""
+"""Text of an empty table cell (not measured, or not applicable), and of a table without rows."""
 
 NO_SIGNAL: Final = "not available: the recorder has no signal for this, or nothing is chosen"
-"""The same for ranks: what they cannot tell is absent; those that are silent or disabled are named in the legend."""
+"""``NO_DATA`` for ranks: unsupported signals are absent; the legend names ranks that are silent or disabled."""
 
 STATES: Final = {
     "unavailable": (1, "no answer", "dark-red"),
@@ -36,11 +36,11 @@ STATES: Final = {
     "idle": (7, "idle", "semi-dark-blue"),
     "unknown": (8, "unknown", "#8e8e8e"),
 }
-"""State of a GPU to the number a state timeline carries, its words and its colour."""
+"""State of a GPU to its number in a state timeline, its text and its colour."""
 
 
 def steps(*found: tuple[float | None, str]) -> ThresholdsConfig:
-    """Thresholds from (value, colour); the first value is None."""
+    """Return thresholds from (value, colour); the first value is ``None``."""
     return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([Threshold(value, color) for value, color in found])
 
 
@@ -48,13 +48,13 @@ ANY_IS_BAD: Final = ((None, GOOD), (1, BAD))
 ANY_IS_A_WARNING: Final = ((None, GOOD), (1, WARNING))
 ALL_IS_GOOD: Final = ((None, BAD), (1, GOOD))
 DEGREES_LEFT: Final = ((None, BAD), (1, WARNING), (5, GOOD))
-"""Of the margin to the device's own slowdown limit: at none it is slow already."""
+"""Thresholds of the margin to the device's own slowdown limit; at zero the GPU is already slowed down."""
 SHARE_OF_LIMIT: Final = ((None, GOOD), (0.95, WARNING), (1.0, BAD))
-"""Of what the device itself gives as its limit."""
+"""Thresholds of a share of the device's own limit."""
 
 
 def words(texts: Mapping[float, tuple[str, str]]) -> ValueMap:
-    """Numbers shown as (text, colour)."""
+    """Return a mapping of numbers to (text, colour)."""
     options = {
         f"{number:g}" if abs(number) < 1e6 else f"{number:.0f}": ValueMappingResult(text=text, color=color, index=index)
         for index, (number, (text, color)) in enumerate(texts.items())
@@ -69,15 +69,15 @@ NO_YES: Final = words({0: ("no", GOOD), 1: ("yes", BAD)})
 
 
 def or_not_available(expr: str, alive: str) -> str:
-    """A single figure; ``NOT_AVAILABLE`` when there is none although ``alive`` has series; nothing when it has none."""
+    """Return the value of a single figure; without one ``NOT_AVAILABLE`` if ``alive`` has series, else nothing."""
     return f"{expr}\nor on ()\n(0 * count({alive}) + {NOT_AVAILABLE})"
 
 
 def none_is_zero(expr: str, among: str) -> str:
-    """A count of what is found ``among`` series that exist: 0 when none is found, nothing when there are no such series."""
+    """Return a count of series found ``among`` existing ones: 0 if none is found, nothing if no such series exist."""
     return f"{expr}\nor\n0 * count({among})"
 
 
 def code_words(names: Sequence[tuple[str, str]]) -> ValueMap:
-    """Labels shown as words: (label, text)."""
+    """Return a mapping of label values to texts, from (label, text)."""
     return ValueMap({label: ValueMappingResult(text=text, index=index) for index, (label, text) in enumerate(names)})

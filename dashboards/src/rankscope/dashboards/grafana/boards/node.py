@@ -1,4 +1,4 @@
-"""The board of one host: everything about each of its GPUs, and how well that is known."""
+"""The board of one host: all metrics of its GPUs, and the quality of their collection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UID: Final = "rankscope-node"
 
 
 def node(dialect: Dialect) -> Canvas:
-    """The board in one of the two dialects; what a dialect has no name for is left out."""
+    """Build the board in one of the two dialects; panels without a metric in the dialect are left out."""
     native = dialect.name == "native"
     about = (
         "Everything about the GPUs of a host: state, activity, memory, heat, power, links, errors, and how well that is known."

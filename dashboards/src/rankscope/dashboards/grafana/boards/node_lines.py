@@ -1,4 +1,4 @@
-"""Rows of the board of one host with a line for each GPU: work, memory, heat, power, links."""
+"""Rows of the board of one host with one line per GPU: work, memory, heat, power, links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _lines(  # noqa: PLR0917  # read as a table: title, metric, unit, text
     minimum: float | None = 0,
     thresholds: Thresholds = (),
 ) -> None:
-    """A line for each GPU; ``label`` is a label of the metric that the legend shows, too."""
+    """Add a graph with one line per GPU; ``label``: a label of the metric that the legend shows as well."""
     expr = getattr(dialect, kind)(metric, **(among or {}))
     legend = dialect.legend + (f" {{{{{label}}}}}" if label else "")
     look = Graph(maximum=maximum, minimum=minimum, thresholds=thresholds)
@@ -33,7 +33,7 @@ def _lines(  # noqa: PLR0917  # read as a table: title, metric, unit, text
 
 
 def _limit(dialect: Dialect, metric: str, **labels: str) -> Query | None:
-    """The limit that GPUs have themselves, the least of a model: a line for each model of a host, not one for each GPU."""
+    """Return the devices' own limit, the lowest per model: one line per model of a host instead of one per GPU."""
     selector = dialect.selector(metric, **labels)
     if selector is None:
         return None
@@ -42,7 +42,7 @@ def _limit(dialect: Dialect, metric: str, **labels: str) -> Query | None:
 
 
 def work(canvas: Canvas, dialect: Dialect) -> None:
-    """What the GPUs do, and their clocks."""
+    """Add activity and clocks of the GPUs."""
     canvas.row("Work")
     _lines(
         canvas,
@@ -133,7 +133,7 @@ def work(canvas: Canvas, dialect: Dialect) -> None:
 
 
 def memory(canvas: Canvas, dialect: Dialect) -> None:
-    """What is in use, and what there is."""
+    """Add used and total memory."""
     canvas.row("Memory")
     _lines(
         canvas,
@@ -157,7 +157,7 @@ def memory(canvas: Canvas, dialect: Dialect) -> None:
 
 
 def heat(canvas: Canvas, dialect: Dialect) -> None:
-    """Temperatures against the device's own limits, and what heat costs."""
+    """Add temperatures against the device's own limits, and throttling."""
     canvas.row("Heat")
     _lines(
         canvas,
@@ -220,7 +220,7 @@ def heat(canvas: Canvas, dialect: Dialect) -> None:
 
 
 def power(canvas: Canvas, dialect: Dialect) -> None:
-    """Power against the device's own limit."""
+    """Add power against the device's own limit."""
     canvas.row("Power")
     _lines(
         canvas,
@@ -257,7 +257,7 @@ def _named(dialect: Dialect, expr: str) -> str:
 
 
 def links(canvas: Canvas, dialect: Dialect) -> None:
-    """NVLink and PCIe: bytes, errors, and whether they are as wide as they could be."""
+    """Add NVLink and PCIe: bytes, errors, and width relative to the maximum."""
     canvas.row("Links")
     _lines(canvas, dialect, "NVLink sent", "gpu_nvlink_transmit_bytes_total", "Bps", "Bytes sent over all NVLinks.", kind="rate")
     _lines(

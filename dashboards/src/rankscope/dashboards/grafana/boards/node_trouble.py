@@ -1,4 +1,4 @@
-"""Rows of the board of one host: errors, what is switched off by default, and the collection itself."""
+"""Rows of the board of one host: errors, metrics that are off by default, and the collection itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GROWTH: Final = (
 
 
 def errors(canvas: Canvas, dialect: Dialect) -> None:
-    """Xids, ECC, remapped rows."""
+    """Add Xids, ECC errors and remapped rows."""
     canvas.row("Errors")
     if dialect.name == "native":
         xid_sheet(canvas, width=24)
@@ -81,7 +81,7 @@ def _state(dialect: Dialect, metric: str) -> Query:
 
 
 def off_by_default(canvas: Canvas, dialect: Dialect) -> None:
-    """MIG devices, and what the exporter measures on request."""
+    """Add MIG devices, and the metrics that the exporter measures on request."""
     if dialect.name == "native":
         canvas.row("MIG devices", collapsed=True)
         of_parent = "* on (job, instance, uuid) group_left (parent_uuid, profile, gpu_instance) gpu_mig_info"
@@ -139,7 +139,7 @@ def off_by_default(canvas: Canvas, dialect: Dialect) -> None:
 
 
 def collection(canvas: Canvas, dialect: Dialect) -> None:
-    """How well all of this is known."""
+    """Add the health of the collection and the age of its values."""
     canvas.row("Collection")
     if dialect.name == "dcgm":
         answers_over_time(canvas)

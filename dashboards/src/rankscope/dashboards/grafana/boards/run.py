@@ -1,4 +1,4 @@
-"""The board of a training run: its steps, who waits for whom, what communication costs, and the hardware under each rank."""
+"""The board of a training run: steps, waits between ranks, cost of communication, and the hardware under each rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UID: Final = "rankscope-run"
 
 
 def run() -> Canvas:
-    """The board."""
+    """Build the board of a training run."""
     about = "A training run: steps, waiting, communication, input, throughput, what recording costs, and the GPUs under it."
     canvas = Canvas(frame(UID, "Training run", about, dialect=NATIVE, alerts=', run_id=~"$run_id"', since="now-3h"), NO_SIGNAL)
     for variable in places("rank_info"):

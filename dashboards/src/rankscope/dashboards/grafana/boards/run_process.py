@@ -1,4 +1,4 @@
-"""Rows of the board of a run: the processes, and what observing them costs."""
+"""Rows of the board of a run: the processes, and the overhead of recording."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankscope.dashboards.grafana.boards.run_queries import (
 
 
 def process(canvas: Canvas) -> None:
-    """Memory and CPU of the processes."""
+    """Add memory and CPU of the processes."""
     canvas.row("Processes", collapsed=True)
     for title, unit, metric, function, text in (
         ("Device memory at its peak", "bytes", "rank_device_memory_peak_bytes", "", "Most memory that tensors held at once."),
@@ -64,7 +64,7 @@ def process(canvas: Canvas) -> None:
 
 
 def recorder(canvas: Canvas) -> None:
-    """What the recorder costs, and what it lost."""
+    """Add the overhead of the recorder, and its losses."""
     canvas.row("Recorder")
     canvas.graph(
         "What the recorder costs",

@@ -1,4 +1,4 @@
-"""What the board of a run asks: series of ranks with the id of their run and their host, and their sums."""
+"""Queries of the board of a run: series of ranks with run id and host, and their sums."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ REPORTING: Final = 'run_id_rank_state:rank_state:max{run_id=~"$run_id", state!="
 LEGEND: Final = "rank {{rank}} {{host}}"
 EVIDENCE: Final = (("Evidence", run_page("${__field.labels.run_id:percentencode}", "${__field.labels.rank:percentencode}")),)
 MOST: Final = 8
-"""Lines of single ranks in a graph; the others are told by their median and their greatest."""
+"""Most lines of single ranks in a graph; the other ranks appear only in aggregates."""
 SILENT: Final = Query(
     'NaN * count by (run_id, state) (run_id_rank_state:rank_state:max{run_id=~"$run_id", state!="running"} == 1)',
     "ranks {{state}}",
     tells=True,
 )
-"""What became of the ranks of which there are no values: the third state, beside a value and a signal that does not exist."""
+"""State of ranks without values, for the legend: a third case besides a value and a missing signal."""
 
 
 def most(expr: str, *, least: bool = False) -> str:
-    """The ranks of each run that were greatest (or least) at any moment of the time shown, over all of that time.
+    """Return the series of each run's ``MOST`` ranks by their greatest (or least) value in the shown time.
 
-    ``topk`` alone chooses anew at every moment, and a graph gets a line for whoever was chosen once.
+    ``topk`` alone chooses again at every evaluation, so that a graph gets a line for every rank that was chosen once.
     """
     choose, over = ("bottomk", "min") if least else ("topk", "max")
     chosen = f"{choose} by (run_id) ({MOST}, {over}_over_time(({expr})[{RANGE}:{RATE}] @ end()))"
@@ -35,14 +35,14 @@ def most(expr: str, *, least: bool = False) -> str:
 
 
 def with_host(expr: str) -> str:
-    """Series of ranks with the host that the rank stepped on last."""
+    """Return series of ranks with the host of the rank's last step."""
     return f"{expr}\n* on (run_id, rank) group_left (host) run_id_rank:rank_info:latest{RUN}"
 
 
 def by_rank(metric: str, *, function: str = "rate") -> str:
-    """A counter of each rank per second, with its run's id and its host, once however many exporters see it.
+    """Return the rate of a counter per rank and second, with run id and host, once even if several exporters report it.
 
-    Without a ``function`` it is a gauge, as it is.
+    With an empty ``function`` the metric is a gauge and is returned unchanged.
     """
     series = f'{metric}{{{SCOPE}, rank=~"$rank"}}'
     rated = f"{function}({series}[{RATE}])" if function else series

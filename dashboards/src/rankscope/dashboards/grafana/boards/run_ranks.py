@@ -1,4 +1,4 @@
-"""Rows of the board of a run: who makes the others wait, and the hardware under each rank."""
+"""Rows of the board of a run: stragglers, and the hardware under each rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankscope.dashboards.grafana.boards.run_queries import (
 
 
 def stragglers(canvas: Canvas) -> None:
-    """Own and blocked time by rank."""
+    """Add own and blocked time by rank."""
     own = f"run_id_rank:rank_own_seconds_per_step:rate5m{RANK}"
     blocked = f"run_id_rank:rank_blocked:ratio_rate5m{RANK}"
     excess = f"run_id_rank:rank_own_excess:ratio_rate5m{RANK}"
@@ -108,16 +108,16 @@ def stragglers(canvas: Canvas) -> None:
 
 
 GPU_OF_RANK: Final = f"uuid:gpu_job_info:rank{RANK}"
-"""Which rank is on a GPU."""
+"""Series that map a GPU to its rank."""
 
 
 def of_rank(expr: str) -> str:
-    """Series of GPUs with the rank and the run that is on each."""
+    """Return series of GPUs with the rank and the run on each."""
     return f"{expr}\n* on (uuid) group_left (rank, run_id)\n{GPU_OF_RANK}"
 
 
 def hardware(canvas: Canvas) -> None:
-    """The GPUs that the ranks are on, joined by what the exporter knows about who uses them."""
+    """Add the GPUs of the ranks, joined by the exporter's mapping of GPUs to ranks."""
 
     def active(activity: str) -> str:
         return f'run_id_rank_activity:gpu_active_seconds:rate5m{{run_id=~"$run_id", rank=~"$rank", activity="{activity}"}}'

@@ -1,4 +1,4 @@
-"""Rows of the board of a run: its steps, what communication costs, and its input."""
+"""Rows of the board of a run: steps, cost of communication, and input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankscope.dashboards.grafana.boards.run_queries import (
 
 
 def steps(canvas: Canvas) -> None:
-    """How long steps take, of what they are made, how many there are."""
+    """Add step time, its phases, and throughput."""
     steps = f"run_id_rank:rank_steps:rate5m{RANK}"
     per_step = f"(run_id_rank:rank_step_duration_seconds:rate5m{RANK}\n/\n({steps} > 0))"
     run_steps = f"(sum by (run_id) (run_id_rank:rank_steps:rate5m{RUN}) > 0)"
@@ -93,7 +93,7 @@ def steps(canvas: Canvas) -> None:
 
 
 def communication(canvas: Canvas) -> None:
-    """What compute hid, and what it did not."""
+    """Add hidden and exposed communication."""
     canvas.row("Communication")
     canvas.graph(
         "Overlap of communication",
@@ -137,7 +137,7 @@ def communication(canvas: Canvas) -> None:
 
 
 def input_wait(canvas: Canvas) -> None:
-    """Waiting for data."""
+    """Add the waits for data."""
     data = 'run_id_rank_phase:rank_phase_seconds:rate5m{run_id=~"$run_id", rank=~"$rank", phase="data"}'
     waiting = f"{data}\n/ on (run_id, rank)\n(run_id_rank:rank_step_duration_seconds:rate5m{RANK} > 0)"
     canvas.row("Input")

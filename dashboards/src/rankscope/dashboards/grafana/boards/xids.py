@@ -1,4 +1,4 @@
-"""Xids: how often in the time shown, and the table on the board of one host and on that of alerts."""
+"""Xids: their number in the shown time, and the table on the boards of one host and of alerts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rankscope.exporter.xids import XIDS
 
 _BY = "host, index, uuid, instance, xid"
 XIDS_SO_FAR: Final = "uuid_xid:gpu_xid_errors:nonzero"
-"""Counters of Xids above zero, as the rules record them."""
+"""Recording rule of the Xid counters above zero."""
 REMEMBERED_GPU: Final = 'uuid:gpu_info:latest{instance=~"$instance", uuid=~"$gpu"}'
-"""Exactly one identity for each GPU, also of one that is not there any more, as after some Xids."""
+"""One identity per GPU, also for a GPU that has disappeared, as after some Xids."""
 
 
 def xids_in_time(total: str) -> str:
-    """By how much a counter of Xids is greater than at the beginning of the time shown; all of it where it was not there then.
+    """Return the increase of a counter of Xids since the begin of the shown time, or all of it if it did not exist then.
 
-    ``increase`` would leave out the first of a code, before which there is nothing.
+    ``increase`` would miss the first Xid of a code, since its series does not exist before.
     """
     return f"clamp_min({total} - ({total} offset {RANGE} or 0 * {total}), 0)"
 
 
 def xid_sheet(canvas: Canvas, *, width: int) -> None:
-    """Every Xid that a GPU ever had, as far as its exporter remembers: last time, how often, and the job it happened in."""
+    """Add the table of all Xids that the exporters remember: last time, count, and the job at the time."""
     last = f"max by ({_BY}) ({NATIVE.value('gpu_xid_last_timestamp_seconds')})"
     job = f"max by ({_BY}, job_id) ({NATIVE.value('gpu_xid_last_job_info')})"
     rows = f"(\n{last}\n* on ({_BY}) group_left (job_id) {job}\nor on ({_BY})\n{last}\n)"
@@ -55,5 +55,5 @@ def xid_sheet(canvas: Canvas, *, width: int) -> None:
 
 
 def xid_words() -> ValueMap:
-    """Codes with their names, from the exporter's table."""
+    """Return the texts of Xid codes with their names, from the exporter's table."""
     return code_words([(str(xid.code), f"{xid.code} {xid.name.replace('_', ' ')}") for xid in XIDS.values()])
