@@ -56,7 +56,7 @@ def install() -> None:
             recorder = Recorder(settings)
             use(recorder)
             _launched = recorder
-    except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+    except Exception as error:  # noqa: BLE001  # no error may stop training
         with suppress(Exception):
             sys.stderr.write(f"rankscope: not recorded: {str(error) or type(error).__name__}; training goes on\n")
 

@@ -113,7 +113,7 @@ def dump(scratch: Path, name: str, dumpers: Mapping[str, Callable[[], bytes]] | 
         for backend, data in taken.items():
             write_file(dump_file(scratch, name, backend), data)
         reason = "" if taken else _nothing(dumpers)
-    except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+    except Exception as error:  # noqa: BLE001  # no error may stop training
         reason = f"{type(error).__name__}: {error}"
     with suppress(Exception):
         write_file(done_file(scratch, name), reason.encode(errors="replace")[:500])

@@ -74,7 +74,7 @@ def guarded(
             self.listening = 0
             try:
                 return call(self, at, *args)
-            except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            except Exception as error:  # noqa: BLE001  # no error may stop training
                 self.failed(error)
                 return default
             finally:

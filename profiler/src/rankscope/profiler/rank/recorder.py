@@ -64,7 +64,7 @@ class Recorder(Recording):
                 self._nothing_goes_on()
                 # The models stay: they may have been wrapped on the other thread.
                 self._release_events()
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
 
     # In every step.
@@ -94,7 +94,7 @@ class Recorder(Recording):
                 events.note(DATA, at)
             else:
                 noted.append(at << SHIFT | DATA)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
             return False
         else:
@@ -126,7 +126,7 @@ class Recorder(Recording):
                     noted += (at << SHIFT | BATCH, _work(batch))
             elif self._events is not None:
                 self._events.note(BATCH, at, _work(batch))
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
         finally:
             self.listening = self.thread
@@ -155,7 +155,7 @@ class Recorder(Recording):
             else:
                 noted.append(at << SHIFT | BACKWARD)
             return (roots is not None and self.gradients.present and self.gradients.watch(roots)) or True
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
             return False
         finally:
@@ -185,7 +185,7 @@ class Recorder(Recording):
             self._optimizers.backward_since_inner = True
             if self._inner_optimizer and not self._boundary.knows_optimizers and not self.explicit:
                 self._close_step(at)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
         finally:
             self.listening = self.thread
@@ -204,7 +204,7 @@ class Recorder(Recording):
             else:
                 optimizers.begin(optimizer)
                 noted.append(at << SHIFT | OPTIMIZER)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
         finally:
             self.listening = self.thread
@@ -226,7 +226,7 @@ class Recorder(Recording):
                     self._events.note(LEAVE, at)
                 if self._boundary.after_optimizer(optimizer) and not self.explicit:
                     self._close_step(at)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
         finally:
             self.listening = self.thread
@@ -382,7 +382,7 @@ class Recorder(Recording):
         try:
             if not self.off:
                 self.gradients.adopt(model)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
 
     @guarded(default=None)
