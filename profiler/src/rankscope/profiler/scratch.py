@@ -107,7 +107,7 @@ def note_recorded(scratch: Path) -> None:
 
 
 def note_spooled(scratch: Path, name: str) -> None:
-    """Record the name of a rank's spool file (``*.prom``) for the launcher and for a replacement helper."""
+    """Record a rank's spool file (``*.prom``) for the launcher and for a replacement helper. Never raises ``OSError``."""
     _note(scratch, name)
     with suppress(OSError, UnicodeEncodeError):
         (scratch / _SPOOLED_FILE).write_text(name)
