@@ -128,7 +128,7 @@ def indebted_until(report: RankReport, budget: float) -> float:
 def exchange_seconds(world_size: int, ahead_seconds: float) -> float:
     """Return the seconds between two reports of a rank.
 
-    At most one second, to report several times before a window, but no more than 200 reports per second from all ranks.
+    One second, or a quarter of ``ahead_seconds`` if that is shorter; longer for many ranks, to limit all to 200 reports a second.
     """
     return max(min(1.0, ahead_seconds / 4), world_size / 200)
 
