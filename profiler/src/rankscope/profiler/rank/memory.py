@@ -12,7 +12,7 @@ from rankscope.profiler.entries import Memory
 
 EVERY_STEPS: Final = 50
 EVERY_NS: Final = 5_000_000_000
-"""Memory is also read when this much time has passed, so that few slow steps are not missed."""
+"""Memory is also read when this much time has passed, so that slow steps are all measured."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _RESIDENT: Final = 1
