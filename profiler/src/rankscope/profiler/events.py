@@ -31,7 +31,7 @@ DETAILED: Final = 16
 LEAVE: Final = 10
 """The phase that began last ends."""
 RAISED: Final = 11
-"""An exception went through the step of an optimizer that began."""
+"""The step of an optimizer ended by an exception."""
 WAITED: Final = 17
 """A wait for other ranks is over. Details: its nanoseconds, and the two marks around it on the device."""
 TRAINING_BATCH: Final = 12

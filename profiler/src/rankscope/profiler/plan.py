@@ -117,7 +117,7 @@ def spacing(report: RankReport, budget: float) -> float:
 
 
 def indebted_until(report: RankReport, budget: float) -> float:
-    """Return the first step at which this rank can afford another window, given its total cost and budget so far."""
+    """Return the step at which the budget of this rank's steps so far and until then covers its cost and another window."""
     owed = report.spent_us + (report.window_us or 0.0) - budget * report.trained_us
     if owed <= 0:
         return float(report.step)

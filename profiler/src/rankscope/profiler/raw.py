@@ -56,7 +56,7 @@ class RawStep(msgspec.Struct, array_like=True):
     tags: list[str]
     span: Span | None = None
     noted: list[Any] = []
-    """See ``events``."""
+    """Noted events of the step, in the format of ``events``."""
 
 
 RawFields = tuple[

@@ -30,7 +30,7 @@ from zlib import adler32, crc32
 SLOT_BYTES: Final = 1024
 SLOTS: Final = 4096
 PATIENCE_SECONDS: Final = 1.0
-"""How long the reader waits for a slot that ``head`` has passed but that does not hold its entry: other processors may see
+"""Longest wait of the reader for a slot that ``head`` has passed but that does not hold its entry: other processors may see
 stores late, but never as late as this."""
 
 _MAGIC: Final = b"RSRING03"
@@ -152,7 +152,7 @@ class RingWriter:
         self._map[_REASON : _REASON + len(data) + 1] = data + b"\0"
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the file."""
         self.words.release()
         self._slot_words.release()
         self._map.close()
@@ -264,7 +264,7 @@ class RingReader:
         return text.decode(errors="replace") or None
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the file."""
         self._words.release()
         self._map.close()
 

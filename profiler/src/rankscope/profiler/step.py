@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
 import msgspec
-import torch  # noqa: F401  # before attach, which is what the launcher imports at this moment
+import torch  # noqa: F401  # before attach, as under the launcher, which imports attach after torch
 
 from rankscope.profiler.rank import attach
 from rankscope.profiler.rank.crashes import end_of

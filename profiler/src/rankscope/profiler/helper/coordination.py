@@ -54,7 +54,7 @@ class Coordination(Duty):
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._period / 2
             info = self._around.info()
-            # A disabled recorder stays at its last step, and the planner would wait for it forever; without reports it is dropped.
+            # A disabled recorder stays at its last step; without reports the planner forgets it instead of waiting forever.
             report = None if info.disabled_reason else self._pace.report(info)
             if self._post is None and self._around.begun():
                 if self._around.hello.rank.rank:
@@ -92,7 +92,7 @@ class Coordination(Duty):
                 return
             self._told.add(window.first)
 
-    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # it ends either way
+    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # the same for every end
         """Stop planning or asking for this rank."""
         if self._post is not None:
             self._post.stop()

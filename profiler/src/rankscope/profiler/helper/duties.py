@@ -28,7 +28,7 @@ class Surroundings:
 
 
 class Duty:
-    """Base class of duties. Methods run on the helper's main thread, which also empties the ring, so none may take long or wait."""
+    """Base class of duties. Methods run on the helper's main thread, which also empties the ring, so none may block."""
 
     def step(self, record: StepRecord) -> None:
         """Handle a step of the rank."""

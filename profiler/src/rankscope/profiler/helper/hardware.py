@@ -68,7 +68,7 @@ class Hardware(Duty):
         if reason is not None and not self._around.hello.rank.local_rank:
             self._around.say(f"no hardware samples: {reason}")
 
-    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # the host goes on either way
+    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # sampling is of the host, not of the rank
         """Let another helper take over."""
         if self._sampler is not None:
             self._sampler.end()

@@ -20,8 +20,8 @@ _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 class HostLock:
     """Lock that every helper of a run on a host tries to take, and one holds. Raises ``OSError`` only from ``take``.
 
-    There are two files. The holder locks ``lock``; all candidates hold a shared lock on ``present``, which tells the last one to
-    leave that it is the last. The names let ``scratch.sweep`` remove the folder that killed helpers left behind.
+    There are two files. The holder locks ``lock``. All candidates share a lock on ``present``, so that the last one to leave can
+    detect that it is the last. The names let ``scratch.sweep`` remove the folder that killed helpers left behind.
     """
 
     def __init__(self, run_id: str, *, base: Path | None = None) -> None:

@@ -51,7 +51,7 @@ class OtlpTraces(Duty):
         if not self._around.hello.rank.local_rank:
             self._around.say(message)
 
-    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # its steps have happened either way
+    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # the same for every end
         """Send the remaining steps, waiting at most ``FLUSH_SECONDS``."""
         self.tick()
         if self._sender is not None:

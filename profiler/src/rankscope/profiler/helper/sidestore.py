@@ -1,8 +1,8 @@
 """Side channel between helpers: rank 0's is the server, the others are clients. JSON Lines over TCP, one exchange a connection.
 
-Training takes no part in it. A client finds the server through ``side.json`` in the attempt's folder, which only users who may
-add ranks to the run can read. The request is one line (a token and the rank's report), and so is the reply (the rank's upcoming
-windows).
+Training takes no part in it. A client finds the server through ``side.json`` in the attempt's folder. Only users with write
+access to the run can read that file. The request is one line (a token and the rank's report), and so is the reply (the rank's
+upcoming windows).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SideAddress(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
     def write(self, path: Path) -> None:
-        """Write the file atomically, readable only by users who may write into the folder, because it holds the token.
+        """Write the file atomically, readable only with write access to the folder, because it holds the token.
 
         Raises ``OSError``; makes no folder.
         """
@@ -65,7 +65,7 @@ class SideAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _admit(handle: int, folder: Path) -> None:
-    """Make the file readable for all users who may add ranks to the run; they may differ from the user of rank 0."""
+    """Make the file readable for all users with write access to ``folder``: other ranks may run as other users."""
     here = folder.stat()
     mode = 0o600
     if here.st_mode & stat.S_IWGRP and here.st_gid == os.fstat(handle).st_gid:

@@ -15,8 +15,9 @@ Value = str | bool | int | float | list[str]
 
 STEP: Final = "step"
 PHASE_TIMES: Final = "laid_out"
-"""Attribute of every step: each child is the sum of its phase, and children follow one another in a fixed order, not at their
-real times. With gradient accumulation forward and backward alternate; a record holds their sums."""
+"""Value of the attribute ``rankscope.phase_times`` of every step: each child is the sum of its phase, and children follow one
+another in a fixed order, not at their real times. With gradient accumulation forward and backward alternate; a record holds their
+sums."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ LAST_TRY_SECONDS: Final = 10.0
 STUCK_SECONDS: Final = 120.0
 """Longest delay of the end by a disk that does not respond."""
 SETTLE_SECONDS: Final = 30.0
-"""Longest wait of other duties for the first attempt to write."""
+"""Longest wait of the duties for the first attempt to write."""
 END_SECONDS: Final = 300.0
 """Longest duration of the end in all, even if writing progresses."""
 

@@ -27,9 +27,9 @@ _OPTIONS: Final = inspect.signature(StepProfiler)
 class FitRecording:
     """Recordings of one callback, one per fit. Only the constructor raises.
 
-    The first fit of a process is recorded in ``run_dir``, which must be the same folder on all ranks, later ones in
-    ``run_dir``-2, -3, … Under ``rankscope run`` the launcher's folder and settings replace these. A fit without a single step
-    leaves no record. ``options`` are those of ``StepProfiler``.
+    The first fit of a process is recorded in ``run_dir``, later ones in ``run_dir``-2, -3, … ``run_dir`` must be the same folder
+    on all ranks. Under ``rankscope run`` the launcher's folder and settings replace these. A fit without a single step leaves no
+    record. ``options`` are those of ``StepProfiler``.
 
     Raises ``ValueError`` if there is neither a ``run_dir`` nor a launcher, and ``TypeError`` for an unknown option.
     """

@@ -76,7 +76,7 @@ class StepBoundary:
             self._known[key] = weakref.ref(optimizer)
             self._last = key
             if not first:
-                # Another optimizer in the first cycle: the step that just closed was its step too.
+                # Another optimizer in the first cycle: the step that just ended includes its step.
                 return False
         self.stepped.add(key)
         if key == self._last and (self._backward_since_close or len(self._known) == 1):

@@ -49,7 +49,7 @@ def raised_by_a_signal_handler(error: BaseException) -> bool:
 
 
 def _code(handler: object) -> object:
-    call = handler if hasattr(handler, "__code__") else getattr(handler, "__call__", None)  # noqa: B004  # not whether, but what
+    call = handler if hasattr(handler, "__code__") else getattr(handler, "__call__", None)  # noqa: B004  # the method itself is needed
     return getattr(call, "__code__", None)
 
 

@@ -18,7 +18,7 @@ from torch.autograd import profiler
 STEP_MARK: Final = "ProfilerStep#"
 
 
-class KinetoUnavailable(Exception):  # noqa: N818  # it is a circumstance, not a fault
+class KinetoUnavailable(Exception):  # noqa: N818  # a condition, not an error
     """Raised when no window can be recorded now; the message is the reason."""
 
 

@@ -62,7 +62,7 @@ class Recorder(Recording):
                 self.thread = self.listening = here
                 self._optimizers.forget()
                 self._nothing_goes_on()
-                # The models stay: they may have been wrapped on the other thread.
+                # The DDP models stay: they may have been wrapped on the other thread.
                 self._release_events()
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
@@ -217,7 +217,7 @@ class Recorder(Recording):
         at = now()
         self.listening = 0
         try:
-            # As in ``_after_optimizer``.
+            # The code of ``_after_optimizer``, inlined.
             if self._optimizers.ends(optimizer):
                 noted = self._noted
                 if noted is not None:

@@ -80,7 +80,7 @@ class Recording:
         self._windows: Windows | None = None
         self._helper_seen = 0
         self._alone = self._on_host = False
-        """True if this is the only rank; true if the host waits wherever the rank does."""
+        """``_alone``: this is the only rank. ``_on_host``: the host waits wherever the rank does."""
         self._optimizers = OptimizerSteps()
         self._inner_optimizer = False
         # The iterator of the last batch, and that of the last batch before a backward pass.

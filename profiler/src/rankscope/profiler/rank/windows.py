@@ -160,7 +160,7 @@ class Windows:
         self._cost_ns += now() - began
 
     def close(self) -> None:
-        """Stop without a result."""
+        """Publish the cost of windows, and stop a running one without a result."""
         self._say_cost()
         if self.session is not None:
             session, self.session = self.session, None
