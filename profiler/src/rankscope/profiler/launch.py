@@ -159,7 +159,7 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
         attempt = max(reader.attempts(), default=-1) + 1
     else:
         attempt = _after_remains(run_dir)
-    # Launchers on several nodes start at different moments; a variable can fix the number for all of them.
+    # Launchers on several nodes start at different moments; one of them, or the scheduler, can fix the number for all.
     fixed = os.environ.get(PREFIX + "ATTEMPT", "")
     settings = RecorderSettings(
         run_dir=str(run_dir),
@@ -275,7 +275,7 @@ def _in_foreground() -> bool:
 
 
 def _wait_for_helpers(scratch: Path) -> None:
-    """Wait until every recording rank's folder in ``scratch`` is gone: its helper removes it when it is done."""
+    """Wait, at most ``DRAIN_SECONDS``, until ``scratch`` has no rank's folder: each helper removes its own when it is done."""
     deadline = time.monotonic() + DRAIN_SECONDS
     left: set[Path] = set()
     while folders := {entry for entry in scratch.iterdir() if entry.is_dir()}:

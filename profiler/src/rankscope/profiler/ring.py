@@ -183,7 +183,7 @@ class RingReader:
         """Number of published slots without a valid entry; only broken memory should cause this."""
 
     def read(self, limit: int = SLOTS, *, ended: bool = False, free: bool = True) -> list[tuple[int, bytes]]:
-        """Return up to ``limit`` entries, (kind, payload), oldest first. With ``free=False`` the caller frees the slots later.
+        """Return up to ``limit`` entries, (kind, payload), oldest first. Frees their slots, unless ``free`` is False.
 
         Reading stops at a slot that does not hold its entry yet. The slot is torn if it still does not after ``patience_s``, or
         if the writer has ``ended``.
