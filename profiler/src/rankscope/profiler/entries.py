@@ -1,7 +1,7 @@
-"""What a rank writes into the ring about a step, in the fewest bytes and microseconds, and what the helper makes of it.
+"""Entries that a rank writes into the ring for a step, compact and fast to write, and their conversion to records in the helper.
 
-MessagePack arrays: no field names, no JSON and no division on the training thread. Both sides are of one installation, so the
-order of the fields below is the format. Times are nanoseconds, per phase in the order of ``PHASES``.
+Entries are MessagePack arrays: no field names, no JSON and no division on the training thread. Both sides come from one
+installation, so the order of the fields below is the format. Times are nanoseconds, per phase in the order of ``PHASES``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rankscope.runs.records import PhaseTimes, StepRecord
 
 
 class Memory(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Memory at one moment; see the fields of ``StepRecord``. ``None``: not known, or there is no device."""
+    """Memory use at one moment; see the fields of ``StepRecord``. ``None``: not known, or there is no device."""
 
     resident_bytes: int | None = None
     allocated_bytes: int | None = None
@@ -25,7 +25,7 @@ class Memory(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Scheduling of the training thread in the steps from ``since`` to the one whose entry this is in."""
+    """Scheduling of the training thread in the steps from ``since`` to the step of the entry that holds this."""
 
     since: int
     run_queue_ns: int | None
@@ -34,7 +34,7 @@ class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class StepEntry(msgspec.Struct, array_like=True):
-    """One step. ``UNSEEN`` in ``phases_ns`` is a phase without a sign of it."""
+    """One step. ``UNSEEN`` in ``phases_ns`` marks a phase that was not observed."""
 
     step: int
     start_unix_ns: int
@@ -43,7 +43,7 @@ class StepEntry(msgspec.Struct, array_like=True):
     blocked_ns: list[int] | None
     profiled: bool
     awaits_device: bool
-    """Whether a ``DeviceEntry`` of this step may follow."""
+    """True if a ``DeviceEntry`` of this step may follow."""
     cpu_ns: int
     gc_ns: int
     samples: int | None
@@ -54,11 +54,11 @@ class StepEntry(msgspec.Struct, array_like=True):
     sections_ns: dict[str, int]
     tags: list[str]
     usage: Usage | None = None
-    """Read where at least ``rank.host.READ_EVERY_NS`` have passed since it was last read."""
+    """Read only if at least ``rank.host.READ_EVERY_NS`` have passed since the last reading."""
 
 
 class DeviceEntry(msgspec.Struct, array_like=True):
-    """The device times of a step, which are known some steps later. Both ``None``: they never will be."""
+    """Device times of a step, which are known some steps later. Both ``None``: they will never be known."""
 
     step: int
     phases_ns: list[int] | None
@@ -72,22 +72,22 @@ _NO_MEMORY: Final = Memory()
 
 
 def pack(entry: StepEntry | DeviceEntry) -> bytes:
-    """The bytes of an entry. On the training thread."""
+    """Pack an entry. Runs on the training thread."""
     return _encoder.encode(entry)
 
 
 def unpack_step(payload: bytes) -> StepEntry:
-    """The reverse, in the helper. Raises ``msgspec.DecodeError``."""
+    """Unpack the entry of a step, in the helper. Raises ``msgspec.DecodeError``."""
     return _steps.decode(payload)
 
 
 def unpack_device(payload: bytes) -> DeviceEntry:
-    """The reverse, in the helper. Raises ``msgspec.DecodeError``."""
+    """Unpack the device times of a step, in the helper. Raises ``msgspec.DecodeError``."""
     return _devices.decode(payload)
 
 
 def to_record(entry: StepEntry, device: DeviceEntry | None = None, usage: Usage | None = None) -> StepRecord:
-    """The record of a step, with its device times and its own part of the thread's ``usage`` where they are known."""
+    """Return the record of a step, with its device times and its own part of the thread's ``usage`` where they are known."""
     memory = entry.memory or _NO_MEMORY
     return StepRecord(
         step=entry.step,
@@ -122,7 +122,7 @@ def _phases(times: list[int]) -> PhaseTimes:
 
 
 def _blocked(blocked: list[int] | None, times: list[int]) -> PhaseTimes | None:
-    """Waiting in each phase that there was, zero where there was none; never longer than the phase itself."""
+    """Return the blocked time of each observed phase: zero without waiting, and never longer than the phase itself."""
     if blocked is None:
         return None
     if not any(blocked):
@@ -132,6 +132,6 @@ def _blocked(blocked: list[int] | None, times: list[int]) -> PhaseTimes | None:
 
 
 def _times(values: list[float | None]) -> PhaseTimes:
-    # By name, without a dictionary: this runs at every step of every rank.
+    # Explicit keywords instead of a dictionary, because this runs at every step of every rank.
     data, h2d, forward, backward, optimizer, between_steps = values
     return PhaseTimes(data=data, h2d=h2d, forward=forward, backward=backward, optimizer=optimizer, between_steps=between_steps)

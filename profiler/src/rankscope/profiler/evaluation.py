@@ -1,8 +1,8 @@
-"""Evaluation in the middle of training: its batches and forward passes are no part of a training step.
+"""Detection of evaluation in the middle of training: its batches and forward passes are not part of a training step.
 
-Nobody announces it, so it is told by its signs: batches that are loaded without gradients, ``model.eval()`` and the
-``model.train()`` after it. ``model.eval()`` alone is no proof (parts of a model may be frozen), so what follows it is first
-taken for training, and taken back once a proof is there: what comes next is ``model.train()`` and no backward pass, and batches
+Nothing announces an evaluation, so it is inferred: from batches that are loaded without gradients, and from ``model.eval()``
+and the ``model.train()`` after it. ``model.eval()`` alone is no proof, because parts of a model may be frozen. The time after it
+is first counted as training, and taken back once there is proof: ``model.train()`` follows without a backward pass, and batches
 were loaded in between or gradients were off.
 """
 
@@ -13,49 +13,49 @@ from rankscope.profiler.work import StepWork
 
 
 class Evaluation:
-    """Whether the thread is evaluating. Times are nanoseconds of a monotonic clock that the caller reads."""
+    """Detector of evaluation on the training thread. Times are nanoseconds of a monotonic clock that the caller reads."""
 
     __slots__ = ("_began", "_ended", "_likely", "_sure", "_work", "suspected")
 
     def __init__(self) -> None:
         self.suspected: Moment | None = None
-        """What was known before the evaluation that seems to go on; ``None``: there is none."""
+        """State of the phase clock before the suspected evaluation; ``None``: no evaluation is suspected."""
         self._work: tuple[int | None, int | None] = (None, None)
         self._began = self._ended = 0
         self._sure = self._likely = False
 
     def model_evaluates(self, clock: PhaseClock, measures: StepWork, now: int, *, gradients: bool) -> None:
-        """``model.eval()``."""
+        """Handle a call of ``model.eval()``."""
         self._suspect(clock, measures, now)
         self._sure |= not gradients
 
     def batch_without_gradients(self, clock: PhaseClock, measures: StepWork, now: int) -> None:
-        """A batch is asked for, or there, and gradients are off."""
+        """Handle a batch that is requested, or has arrived, while gradients are off."""
         self._suspect(clock, measures, now)
         self._sure = True
         self._ended = now
 
     def batch(self, now: int) -> None:
-        """A batch is there, or there are no more, and gradients are on."""
+        """Handle a batch that has arrived, or the end of the batches, while gradients are on."""
         self._likely = True
         self._ended = now
 
     def model_trains(self, clock: PhaseClock, measures: StepWork, now: int, *, gradients: bool) -> None:
-        """``model.train()``: if that was an evaluation, it is over."""
+        """Handle a call of ``model.train()``, which ends an evaluation, if there was one."""
         if self._sure or self._likely or not gradients:
             self._take_back(clock, measures, now)
         self.forget()
 
     def batch_to_train_on(self, clock: PhaseClock, measures: StepWork) -> None:
-        """A batch is asked for that training will have: an evaluation ended with its own last batch."""
+        """Handle the request for a batch to train on: an evaluation before it ended with its own last batch."""
         if self._sure or self._likely:
             self._take_back(clock, measures, self._ended)
         self.forget()
 
     def training(self, clock: PhaseClock, measures: StepWork, *, proof: bool) -> None:
-        """A batch is asked for with gradients on, or (``proof``) a backward pass or an optimizer steps.
+        """Handle a batch requested with gradients on or (``proof``) a backward pass or optimizer step.
 
-        What was only likely an evaluation was training.
+        ``proof`` shows that a merely likely evaluation was training.
         """
         if self._sure:
             self._take_back(clock, measures, self._ended)
@@ -63,7 +63,7 @@ class Evaluation:
             self.forget()
 
     def forget(self) -> None:
-        """Another step begins."""
+        """Discard all suspicions, because another step begins."""
         self.suspected = None
         self._sure = self._likely = False
 

@@ -1,11 +1,11 @@
-"""What happened in a step, noted when it happens and understood later.
+"""Events of a step, noted when they happen and evaluated later.
 
-Between two events training runs through all the caches of the processor, so every line of code and every object that the recorder
-touches in a step is slow there. So the training thread only notes; the helper process understands. Steps that also have a time
-line on a device, and those with more events than a slot of the ring holds, are understood on the training thread.
+Between two events training evicts the recorder's code and objects from the processor's caches, so each one it touches is slow.
+The training thread therefore only notes events, and the helper process evaluates them. Steps with a time line on a device, and
+steps with more events than a slot of the ring holds, are evaluated on the training thread.
 
-An event is one number in a flat list, ``at << SHIFT | kind``: its kind, and when it was (nanoseconds of ``clock.now``). Appending
-a number costs a sixth of what adding a tuple does. Kinds from ``DETAILED`` on are followed by an entry with their details.
+An event is one number in a flat list, ``at << SHIFT | kind``: its kind and its time (nanoseconds of ``clock.now``). Appending a
+number costs a sixth of adding a tuple. An event of a kind from ``DETAILED`` on is followed by a list entry with its details.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
     from rankscope.profiler.rank.device import DeviceLine, Mark
 
 SHIFT: Final = 5
-"""Bits of the kind."""
+"""Number of bits of the kind."""
 _KIND: Final = (1 << SHIFT) - 1
 DETAILED: Final = 16
-"""The first of the kinds that have details."""
+"""First of the kinds that have details."""
 
-# An event of the kind of a phase is its beginning.
+# An event whose kind is the number of a phase is the beginning of that phase.
 LEAVE: Final = 10
 """The phase that began last ends."""
 RAISED: Final = 11
-"""An exception went through the step of an optimizer that began."""
+"""The step of an optimizer ended by an exception."""
 WAITED: Final = 17
-"""A wait for other ranks is over. Details: its nanoseconds, and between which marks it was on the device."""
+"""A wait for other ranks is over. Details: its nanoseconds, and the two marks around it on the device."""
 TRAINING_BATCH: Final = 12
-"""A batch will be asked for that training will have."""
+"""A batch to train on is about to be requested."""
 BATCH_WITHOUT_GRADIENTS: Final = 13
-"""A batch is asked for while gradients are off."""
+"""A batch is requested while gradients are off."""
 BATCH: Final = DETAILED
 """The data phase ends. Details: samples and elements of the batch, or ``None``."""
 SHAPE: Final = 21
 """``BATCH``, where the batch is one tensor. Details: its shape."""
 TAIL: Final = 18
-"""A backward pass is over that waited for other ranks at its end. Details: since when, nanoseconds."""
+"""A backward pass that waited for other ranks at its end is over. Details: when the wait began, in nanoseconds."""
 MODEL_EVALUATES: Final = 19
 """``model.eval()``. Details: whether gradients are on."""
 MODEL_TRAINS: Final = 20
 """``model.train()``. Details: whether gradients are on."""
 
 MAX_NOTED: Final = 1024
-"""Entries; a step with more events is understood piece by piece."""
+"""Largest number of list entries; a step with more events is evaluated piece by piece."""
 
 _TRAINING: Final = (DATA, BACKWARD, OPTIMIZER)
 
@@ -59,7 +59,7 @@ _W = TypeVar("_W", bound=StepWork)
 
 
 class StepEvents(Generic[_W]):
-    """The events of the current step, and what they meant to ``clock`` and ``measures`` so far."""
+    """Events of the current step, evaluated into ``clock`` and ``measures``."""
 
     __slots__ = ("_evaluation", "_marks", "_stale", "clock", "line", "measures", "noted", "start", "understood")
 
@@ -67,31 +67,31 @@ class StepEvents(Generic[_W]):
         self.clock = clock
         self.measures = measures
         self.start = clock.start
-        """When the step began."""
+        """Start of the step."""
         self.understood = False
-        """Whether ``noted`` does not hold all of the step's events any more."""
+        """True if some events of the step have been evaluated and are no longer in ``noted``."""
         self._stale = False
         self.line: DeviceLine | None = None
         self.noted: list[Any] = []
-        """Callers that cannot afford ``note`` append to it themselves, where there is no ``line``."""
+        """Events noted so far. Without a ``line``, callers that cannot afford ``note`` append to it directly."""
         self._marks: list[Mark] = []
         self._evaluation = Evaluation()
 
     def note(self, kind: int, at: int, more: object = None) -> None:
-        """It happens now."""
+        """Note an event that happens now."""
         word = at << SHIFT | kind
         if kind < DETAILED:
             self.noted.append(word)
         else:
             self.noted += (word, more)
         if self.line is not None:
-            # The step is not cut by a wait, which has marks of its own.
+            # A wait does not cut the step: it has marks of its own.
             self._marks.append(None if kind == WAITED else self.line.mark())
         if len(self.noted) > MAX_NOTED:
             self.understand()
 
     def understand(self) -> None:
-        """Work off what was noted."""
+        """Evaluate and clear the noted events."""
         self.understood = True
         if self._stale:
             self._stale = False
@@ -150,12 +150,12 @@ class StepEvents(Generic[_W]):
             evaluation.batch_to_train_on(clock, measures)
 
     def watch(self, line: DeviceLine) -> None:
-        """From the next step on also on the time line of a device."""
+        """Also use the time line of a device, from the next step on."""
         self.line = self.clock.line = line
 
     def begin(self, now: int) -> None:
-        """The next step begins, where the one before ended."""
-        # Of a first step without a record, or one that Ctrl-C cut short, there may be something left.
+        """Begin the next step, where the previous one ended."""
+        # Events may be left from a first step without a record, or from a step that Ctrl-C interrupted.
         self.noted.clear()
         if self._marks:
             self._marks.clear()
@@ -164,7 +164,7 @@ class StepEvents(Generic[_W]):
         self.understood = False
 
     def finish(self, ended: int) -> int:
-        """The step ends now; returns its wall time in nanoseconds."""
+        """End the step; return its wall time in nanoseconds."""
         self.understand()
         if self._evaluation.suspected is not None:
             self._evaluation.training(self.clock, self.measures, proof=True)

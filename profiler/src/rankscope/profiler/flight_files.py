@@ -1,4 +1,4 @@
-"""Files through which Flight Recorder dumps go from a rank, by way of its scratch folder, into the run."""
+"""Files that carry Flight Recorder dumps from a rank through its scratch folder into the run."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import Final
 from rankscope.runs.writer import make_folder, replacing
 
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""A larger file is no dump."""
+"""Size above which a file is not taken for a dump."""
 CRASH: Final = "crash"
-"""Name of a dump that nobody asked for: an exception ended the script."""
+"""Name of the dump written without a request, because an exception ended the script."""
 
 
 def dump_file(scratch: Path, name: str, backend: str) -> Path:
-    """Where a rank leaves the dump that ``name`` asked for; ``backend``: ``nccl`` or ``gloo``."""
+    """Return the path of a rank's dump for the request ``name``; ``backend``: ``nccl`` or ``gloo``."""
     return scratch / f"flight-{name}-{backend}.pickle"
 
 
 def dump_files(scratch: Path, name: str) -> dict[str, Path]:
-    """Backend to file of all that is there."""
+    """Return the existing dumps of the request ``name``, by backend."""
     start = f"flight-{name}-"
     return {path.stem.removeprefix(start): path for path in sorted(scratch.glob(f"{start}*.pickle"))}
 
 
 def done_file(scratch: Path, name: str) -> Path:
-    """What a rank leaves when it has written all it has; empty, or why there is nothing."""
+    """Return the path of the file that marks a rank's dumps as complete; it is empty, or holds the reason for no dump."""
     return scratch / f"flight-{name}.done"
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file of the scratch folder at once. Raises ``OSError``."""
+    """Write a file of the scratch folder atomically. Raises ``OSError``."""
     temporary = path.with_suffix(".part")
     try:
         temporary.write_bytes(data)
@@ -44,9 +44,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a regular file so that a reader of ``target`` sees all of it or nothing, in little memory.
+    """Copy a regular file in chunks, so that a reader of ``target`` sees all of it or nothing.
 
-    Raises ``OSError``, also for what is too large or no regular file.
+    Raises ``OSError``, also for a file that is larger than ``MAX_BYTES`` or not regular.
     """
     handle = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
@@ -55,9 +55,9 @@ def copy_file(source: Path, target: Path) -> None:
             raise OSError(errno.EINVAL, "not a regular file", str(source))
         if found.st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_BYTES} bytes", str(source))
-        make_folder(target.parent, parents=False)  # a run that was removed is not made again
+        make_folder(target.parent, parents=False)  # a removed run is not created again
         with replacing(target) as copy:
             shutil.copyfileobj(file, copy)
             copy.flush()
-            # How long a rank had waited is seen by when its dump was written, not by when it was found.
+            # Keep the time of the dump: it shows how long the rank had waited.
             os.utime(copy.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))

@@ -1,4 +1,4 @@
-"""What a rank hands to its helper process: who it is at the start, then entries through the ring."""
+"""Data that a rank hands to its helper process: a description of itself at the start, then entries through the ring."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ HELLO_FILE: Final = "hello.json"
 
 
 class EntryKind(IntEnum):
-    """What an entry of the ring is."""
+    """Kind of an entry of the ring."""
 
     STEP = 1
     """A packed ``StepEntry``."""
     WINDOW = 2
-    """An encoded ``Window``: a trace is waiting in local memory."""
+    """An encoded ``Window``: a trace in local memory is ready to be read."""
     MISSED_WINDOW = 3
     """A window that could not be recorded; the payload is the reason."""
     DEVICE = 4
     """A packed ``DeviceEntry``."""
     RAW_STEP = 5
-    """A packed ``RawStep``: a step that the helper has to understand."""
+    """A packed ``RawStep``: a step that the helper has to evaluate."""
     SPAN = 6
-    """A packed ``raw.Span``: the usage of the thread in the last steps before it ended."""
+    """A packed ``raw.Span``: the usage of the training thread in the last steps before it ended."""
 
 
 class Window(msgspec.Struct, frozen=True):
-    """A profiled window whose trace lies at ``path``; steps ``first`` to ``last``, both included."""
+    """Profiled window of the steps ``first`` to ``last``, both included, whose trace is at ``path``."""
 
     path: str
     first: int
     last: int
     keep_trace: bool = False
-    """Somebody asked for the trace itself."""
+    """True if the request asked for the trace itself."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """The first and only file a rank writes for its helper, in their scratch folder."""
+    """Content of the only file that a rank writes for its helper at the start, in their scratch folder."""
 
     settings: RecorderSettings
     run: RunInfo
     attempt: AttemptInfo
     rank: RankInfo
     process_unix_ns: int | None = None
-    """When the rank's process began."""
+    """Start of the rank's process."""
 
 
 def read_hello(scratch: Path) -> Hello:
-    """Read what the rank left. Raises ``OSError`` or ``msgspec.DecodeError``."""
+    """Read the hello file of the rank. Raises ``OSError`` or ``msgspec.DecodeError``."""
     return msgspec.json.decode((scratch / HELLO_FILE).read_bytes(), type=Hello)

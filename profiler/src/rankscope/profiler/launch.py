@@ -1,4 +1,4 @@
-"""Start a job with the recorder attached to all its Python processes, through the environment alone."""
+"""Start of a job with the recorder attached to all its Python processes, through the environment alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from rankscope.runs.records import RunInfo
 
 SITE_FOLDER: Final = Path(__file__).parent / "_site"
 DRAIN_SECONDS: Final = 30.0
-"""How long to wait for the helpers after the job has ended; a profiler window takes seconds to reduce."""
+"""Longest wait for the helpers after the job has ended; a profiler window takes seconds to reduce."""
 _NOT_EXECUTABLE: Final = 126
 _NOT_FOUND: Final = 127
 _SIGNALLED: Final = 128
@@ -47,7 +47,7 @@ _SIGNALLED: Final = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """How to record.
+    """Options of a recorded job.
 
     ``window_*``: profile ``window_steps`` steps (0: none) from step ``window_first``, then every ``window_every`` steps (0:
     once; ``None``: as often as the budget allows).
@@ -57,7 +57,7 @@ class LaunchOptions:
     name: str
     spool_dir: Path | None = None
     budget: float = BUDGET
-    """Share of the step time that the recorder may cost: windows come as seldom as that takes, unless ``window_every`` says."""
+    """Share of the step time that the recorder may cost. It sets how often windows come, unless ``window_every`` does."""
     window_first: int = WINDOW_FIRST
     window_every: int | None = None
     window_steps: int = WINDOW_STEPS
@@ -72,9 +72,10 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
-    """``status``: the job's exit status as a shell gives it (128 + n after signal n).
+    """Result of a recorded job.
 
-    ``recorded``: whether a rank of this job got into ``run_dir``; a run that is there without may be another job's.
+    ``status``: the job's exit status as a shell reports it (128 + n after signal n).
+    ``recorded``: whether a rank of this job was recorded in ``run_dir``; if not, a run in ``run_dir`` may be another job's.
     """
 
     status: int
@@ -92,7 +93,7 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
     for folder in (run_dir, options.spool_dir):
         _check_name(folder)
     with ExitStack() as leaving:
-        # Only what is still empty: a job that trained nothing leaves nothing.
+        # Removes only empty folders: a job without training leaves nothing behind.
         leaving.callback(_remove_empty, _check_run_dir(run_dir))
         try:
             scratch = make_scratch("job")
@@ -103,7 +104,7 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
             raise InputError(error.filename or LOCAL_MEMORY, reason) from error
         settings = _settings(command, options, run_dir, scratch)
         if settings.spool_dir:
-            # Also when a second Ctrl-C ends the waiting: of a job that is over nobody needs to hear.
+            # Also when a second Ctrl-C ends the waiting: a finished job must not be exported.
             leaving.callback(_clear_spool, scratch, Path(settings.spool_dir))
         if settings.attempt:
             print(f"rankscope: {run_dir} holds a run already; this becomes its attempt {settings.attempt}", file=sys.stderr)
@@ -115,21 +116,21 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
 
 def _check_name(folder: Path | None) -> None:
     try:
-        # The helpers get it in JSON, and so does everybody who reads an analysis.
+        # Helpers and readers of an analysis receive the name in JSON.
         str(folder).encode()
     except UnicodeEncodeError as error:
         raise InputError(str(folder), "cannot record here: the name is not UTF-8") from error
 
 
 def _check_run_dir(run_dir: Path) -> list[Path]:
-    """Make the folder and write into it once. Returns the folders made, innermost first."""
+    """Create the run directory and test that it is writable. Returns the created folders, innermost first."""
     missing: list[Path] = []
     try:
         missing += [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
         if run_dir.exists():
             if not run_dir.is_dir():
                 raise InputError(run_dir, "cannot record here: it is a file")
-            # Attempts alone: a run whose ranks still wrote while it was removed.
+            # A folder with nothing but attempts is a run whose ranks still wrote while it was removed.
             if not is_run(run_dir) and {entry.name for entry in run_dir.iterdir()} - {"attempts"}:
                 raise InputError(run_dir, "cannot record here: the folder is not empty and is no run")
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -158,7 +159,7 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
         attempt = max(reader.attempts(), default=-1) + 1
     else:
         attempt = _after_remains(run_dir)
-    # Launchers on several nodes start at different moments: one of them, or the scheduler, can fix the number for all.
+    # Launchers on several nodes start at different moments; one of them, or the scheduler, can fix the number for all.
     fixed = os.environ.get(PREFIX + "ATTEMPT", "")
     settings = RecorderSettings(
         run_dir=str(run_dir),
@@ -191,9 +192,9 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
 
 
 def _check_same_job(run_dir: Path, recorded: RunInfo, command: str, name: str) -> None:
-    """A restart is the same command again; anything else would hide the verdict of the job that is there."""
+    """Check that the command is that of the recorded run: another job would hide the run's verdict. Raises ``InputError``."""
     if any(os.environ.get(PREFIX + said) for said in ("ATTEMPT", "RUN_ID")):
-        return  # whoever says so knows
+        return  # set explicitly
     if recorded.launcher is None:
         theirs, ours = recorded.name, as_recorded(name)
     else:
@@ -208,7 +209,7 @@ def _check_same_job(run_dir: Path, recorded: RunInfo, command: str, name: str) -
 
 
 def _after_remains(run_dir: Path) -> int:
-    """A number above those of the attempts in a folder that has no run (any more): the ranks in them are taken."""
+    """Return an attempt number above those left in a folder without a run: the ranks of those attempts are taken."""
     names = [entry.name for entry in run_dir.glob("attempts/*")]
     return max((int(name) for name in names if name.isdecimal()), default=-1) + 1
 
@@ -223,7 +224,7 @@ def _environment(settings: RecorderSettings) -> dict[str, str]:
     environment.update(settings.environment())
     paths = [str(SITE_FOLDER), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    # Kineto prints two lines per window otherwise; whoever set it wants it so.
+    # Otherwise Kineto prints two lines per window; a level set by the user stays.
     environment.setdefault("KINETO_LOG_LEVEL", "6")
     return environment
 
@@ -245,11 +246,11 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
 @contextmanager
 def _forwarding_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
     def forward(number: int, _frame: FrameType | None) -> None:
-        # Ctrl-C in a terminal reaches the whole foreground group, the child included; once is enough.
+        # Ctrl-C in a terminal already reaches the child with the whole foreground group.
         if number != signal.SIGINT or not _in_foreground():
             child.send_signal(number)
 
-    # Only the main thread may set handlers; elsewhere whoever owns the process handles its signals.
+    # Only the main thread may set handlers; in other threads the embedding program handles signals.
     main = threading.current_thread() is threading.main_thread()
     previous = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
     try:
@@ -261,10 +262,10 @@ def _forwarding_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _in_foreground() -> bool:
     try:
-        # Not stdin: that may be a file while the terminal still sends its signals here.
+        # Not stdin: it may be a file while the terminal still sends its signals to this process.
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
-        return False  # without a terminal nobody but the sender of the signal has told the job
+        return False  # without a terminal only this process received the signal
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:
@@ -274,12 +275,12 @@ def _in_foreground() -> bool:
 
 
 def _wait_for_helpers(scratch: Path) -> None:
-    """Every recording rank has a folder in ``scratch`` until its helper is done."""
+    """Wait, at most ``DRAIN_SECONDS``, until ``scratch`` has no rank's folder: each helper removes its own when it is done."""
     deadline = time.monotonic() + DRAIN_SECONDS
     left: set[Path] = set()
     while folders := {entry for entry in scratch.iterdir() if entry.is_dir()}:
         before, left = left, {folder for folder in folders if is_left(folder)}
-        # Seen twice: a helper that starts has the lock file a moment before it holds it.
+        # Seen twice, because a starting helper creates the lock file a moment before it holds the lock.
         if folders <= before & left:
             print(f"rankscope: the helper of {len(folders)} rank(s) was killed; their records are incomplete", file=sys.stderr)
             return

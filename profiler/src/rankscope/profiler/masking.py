@@ -1,4 +1,4 @@
-"""What of a command line is nobody's business: values of keys, tokens and passwords are not recorded."""
+"""Masking of secrets in command lines: values of keys, tokens and passwords are not recorded."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Final
 MASK: Final = "***"
 
 _VARIABLE: Final = re.compile(r"KEY|TOKEN(?!I|S\b)|SECRET|PASSW|PASSPHRASE|CREDENTIAL")
-"""In the name of an environment variable; ``TOKENIZERS_PARALLELISM`` and ``MAX_TOKENS`` hold no secret."""
+"""Pattern of environment variables with secrets; ``TOKENIZERS_PARALLELISM`` and ``MAX_TOKENS`` hold none."""
 _OPTION: Final = re.compile(
     r"(?:^|[-_.+]|api|access|private)key(?:$|[-_.])|token(?:$|[-_.])|secret|passw|passphrase|credential", re.IGNORECASE
 )
-"""In the name of an option or a setting; ``--tokenizer``, ``--max-tokens`` and ``--keys`` hold none either."""
+"""Pattern of options and settings with secrets; ``--tokenizer``, ``--max-tokens`` and ``--keys`` hold none."""
 _ASSIGNMENT: Final = re.compile(r"(?<![^\s;&|\"'])([\w.+-]+)=(\"[^\"]*\"|'[^']*'|\S+)")
 _OPTION_AND_VALUE: Final = re.compile(r"(?<!\S)(--?[\w.-]+)(\s+)(\"[^\"]*\"|'[^']*'|[^\s-]\S*)")
 _IN_ADDRESS: Final = re.compile(r"(://)[^/\s@]+@")
 
 
 def masked(command: Sequence[str]) -> list[str]:
-    """``command`` with ``***`` for what follows the names of secrets (``--api-key=…``, ``--hf-token …``, ``HF_TOKEN=…``), also
-    inside a shell's own command line, and for names and passwords in addresses (``https://…@``).
+    """Return ``command`` with ``***`` for the values of secrets (``--api-key=…``, ``--hf-token …``, ``HF_TOKEN=…``).
+
+    Values inside a shell's own command line are masked too, and so are names and passwords in URLs (``https://…@``).
     """
     shown = list[str]()
     follows = False

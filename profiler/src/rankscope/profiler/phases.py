@@ -1,10 +1,11 @@
-"""Where the time of a step went: a clock that is told when phases begin and end.
+"""Division of a step's wall time into phases.
 
-Only some phases announce themselves. The time between them is charged by what lies on either side: before a backward is the
-forward pass, also in an optimizer's closure; from a backward to the optimizer is the optimizer's (clipping, unscaling), the rest
-is between steps. So the phases sum to the wall time by construction.
+Only some phases have events at their beginning and end. The time between them is charged by its neighbours: time before a
+backward pass is forward, also in an optimizer's closure; time from a backward pass to the optimizer is the optimizer's (clipping,
+unscaling); the rest is between steps. So the phases sum to the wall time by construction.
 
-Phases are numbers here, places in ``PHASES``, and times lists of as many nanoseconds: this runs at every event of every step.
+A phase is a number, its index in ``PHASES``, and times are lists of nanoseconds by that index, because this runs at every event
+of every step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ OPTIMIZER: Final = PHASES.index("optimizer")
 BETWEEN: Final = PHASES.index("between_steps")
 
 UNSEEN: Final = -1
-"""The time of a phase that never was: not known, which is not zero."""
+"""Time of a phase that was not observed: unknown, which is not zero."""
 
 _NEVER: Final = [UNSEEN] * len(PHASES)
 _NOTHING: Final = [0] * len(PHASES)
@@ -31,19 +32,19 @@ _GAP: Final = -1
 
 
 class Line(Protocol):
-    """Another time line that is cut where this one is; see ``device``."""
+    """Another time line that is cut at the same events as this one; see ``device``."""
 
     def cut(self, phase: int) -> None:
-        """What lies between the last cut and now is ``phase``; -1: that turns out later."""
+        """Assign the time between the last cut and now to ``phase``; -1: the phase is decided later."""
 
     def settle(self, phase: int) -> None:
-        """What was -1 so far is ``phase``."""
+        """Assign the undecided (-1) time so far to ``phase``."""
 
     def place(self) -> int:
-        """How many cuts there are; for ``forget``."""
+        """Return the number of cuts; for ``forget``."""
 
     def forget(self, place: int, phase: int) -> None:
-        """All since the cut number ``place`` is ``phase``."""
+        """Assign all time since cut number ``place`` to ``phase``."""
 
 
 class PhaseClock:
@@ -60,7 +61,7 @@ class PhaseClock:
         """Start a step at ``now``. A phase still open is forgotten: an exception went through it."""
         self.start = self._mark = now
         self.times = _NEVER.copy()
-        """Nanoseconds per phase, ``UNSEEN`` where there was no sign of it."""
+        """Nanoseconds per phase, ``UNSEEN`` where the phase was not observed."""
         self.blocked = _NOTHING.copy()
         """Nanoseconds of waiting for other ranks inside each phase."""
         self._gap = self._gap_blocked = 0
@@ -69,14 +70,14 @@ class PhaseClock:
             self._open.clear()
 
     def enter(self, phase: int, now: int) -> None:
-        """``phase`` begins; the time since the last event is charged to what it turns out to have been.
+        """Begin ``phase``, and charge the time since the last event to the phase that this decides.
 
-        ``BETWEEN`` and ``H2D`` interrupt what turns out later without deciding it.
+        ``BETWEEN`` and ``H2D`` interrupt undecided time without deciding its phase.
         """
         if self._open:
             inner = self._open[-1]
             if inner == OPTIMIZER and phase == BACKWARD:
-                # A closure: before a backward is the forward pass there, too (all of Lightning's automatic optimization).
+                # In a closure too, time before a backward pass is forward (all of Lightning's automatic optimization).
                 inner = FORWARD
             self._add(inner, now)
         elif phase in _INTERRUPTING:
@@ -91,7 +92,7 @@ class PhaseClock:
         self._open.append(phase)
 
     def leave(self, now: int) -> None:
-        """The phase opened last ends."""
+        """End the phase opened last."""
         if not self._open:
             return  # it began in a step that is over
         phase = self._open.pop()
@@ -100,11 +101,11 @@ class PhaseClock:
             self._last = phase
 
     def abandon(self, phase: int) -> None:
-        """Forget that ``phase`` is open: an exception went through it."""
+        """Mark ``phase`` as not open, because an exception went through it."""
         self._open = [other for other in self._open if other != phase]
 
     def wait(self, nanoseconds: int) -> None:
-        """``nanoseconds`` up to now were spent waiting for other ranks."""
+        """Count the last ``nanoseconds`` as waiting for other ranks."""
         if self._open and self._open[-1] != OPTIMIZER:
             self.blocked[self._open[-1]] += nanoseconds
         else:
@@ -118,15 +119,15 @@ class PhaseClock:
         return now - self.start
 
     def remember(self) -> Moment:
-        """The state now, for ``interrupt``."""
+        """Return the current state, for ``interrupt``."""
         if self.line is not None:
             self.line.cut(self._open[-1] if self._open else _GAP)
         return Moment(self)
 
     def interrupt(self, since: Moment, began: int, ended: int) -> None:
-        """All since ``since`` (of this step) was no part of its work: from ``began`` to ``ended`` it was between steps.
+        """Take back all phases since ``since``, a moment of this step, and count ``began`` to ``ended`` as between steps.
 
-        What followed ``ended`` turns out later.
+        The phase of the time after ``ended`` is decided later.
         """
         waited = sum(self.blocked) + self._gap_blocked - sum(since.blocked) - since.gap_blocked
         self.times, self.blocked, self._last = since.times, since.blocked, since.last
@@ -168,7 +169,7 @@ class PhaseClock:
 
 
 class Moment:
-    """A state of a ``PhaseClock``."""
+    """Saved state of a ``PhaseClock``."""
 
     __slots__ = ("blocked", "gap", "gap_blocked", "last", "mark", "open", "place", "times")
 

@@ -1,6 +1,7 @@
-"""Which steps are profiled: known to every rank from the settings, or chosen by one rank for all of them.
+"""Choice of the profiled steps: known to every rank from the settings, or chosen by one rank for all of them.
 
-Pure: told the time and what the ranks report, it answers. ``coordination`` carries reports and answers between the ranks.
+Pure: results depend only on the time and the ranks' reports that callers pass in. ``coordination`` carries reports and windows
+between the ranks.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.records import PlannedWindow
 
 MAX_STEPS: Final = 50
-"""Steps of one announced window: a trace of more does not fit in local memory."""
+"""Largest number of steps in one announced window: a longer trace does not fit in local memory."""
 UNKNOWN_SPACING: Final = 1000
-"""Steps from one window to the next while no rank has been able to say what a window costs."""
+"""Steps from one window to the next while no rank has reported the cost of a window."""
 _GONE_PERIODS: Final = 10
 
 _Microseconds = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
@@ -27,9 +28,9 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The windows that every rank knows of without being told: ``steps`` steps from step ``first``, then every ``every`` steps.
+    """Windows that every rank knows without an announcement: ``steps`` steps from step ``first``, then every ``every`` steps.
 
-    ``every`` 0: only the first. ``steps`` 0: none.
+    ``every`` 0: only the first window. ``steps`` 0: no windows.
     """
 
     first: int
@@ -38,18 +39,18 @@ class Schedule:
 
     @classmethod
     def of(cls, settings: RecorderSettings) -> Self:
-        """That of the settings; where the budget decides, only the first window is known beforehand."""
+        """Return the schedule of the settings; where the budget decides, only the first window is known in advance."""
         return cls(settings.window_first, settings.window_every or 0, settings.window_steps)
 
     def starting(self, step: int) -> int:
-        """How many steps the window that starts with ``step`` has; 0: none starts there."""
+        """Return the number of steps of the window that starts with ``step``; 0: none starts there."""
         into = step - self.first
         if into < 0 or self.steps <= 0 or (into % self.every if self.every else into):
             return 0
         return self._length
 
     def after(self, step: int) -> int | None:
-        """Where the first window after ``step`` starts; ``None``: there is none."""
+        """Return the first step of the first window after ``step``; ``None``: there is none."""
         if self.steps <= 0:
             return None
         if step < self.first:
@@ -61,9 +62,9 @@ class Schedule:
         return min(self.steps, self.every) if self.every else self.steps
 
     def clear(self, first: int, steps: int) -> int | None:
-        """The first step from ``first`` on at which ``steps`` steps lie a step apart from all windows of the schedule.
+        """Return the earliest start, from ``first`` on, of ``steps`` steps that are a step apart from all scheduled windows.
 
-        ``None``: there is no room between them.
+        ``None``: there is no room between the scheduled windows.
         """
         if self.steps <= 0:
             return first
@@ -75,7 +76,7 @@ class Schedule:
         return first if near is None or near > first + steps else None
 
     def _near(self, step: int) -> int | None:
-        """Where the first window of the schedule starts that ends at ``step - 1`` or later."""
+        """Return the first step of the first scheduled window that ends at ``step - 1`` or later."""
         behind = step - self._length - self.first
         if behind <= 0:
             return self.first
@@ -83,29 +84,29 @@ class Schedule:
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank's helper knows of its rank at one moment. Within bounds: it comes over the network."""
+    """State of a rank as reported by its helper. Its fields are bounded, because it comes over the network."""
 
     rank: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
     step: _Count
-    """The last step it has recorded."""
+    """Last step that the rank has recorded."""
     step_us: Annotated[float, msgspec.Meta(gt=0, le=1e18)] | None = None
-    """Median of its recent steps, those without the profiler; ``None``: it has had too few."""
+    """Median duration of the rank's recent steps without the profiler; ``None``: there were too few."""
     always_on_us: _Microseconds = 0.0
-    """What the recorder costs its training thread per step, windows apart."""
+    """Cost of the recorder to the training thread per step, without windows."""
     window_us: _Microseconds | None = None
-    """What its last window cost; ``None``: it has had none."""
+    """Cost of the rank's last window; ``None``: it has had none."""
     spent_us: _Microseconds = 0.0
-    """What the recorder has cost it so far, all in."""
+    """Total cost of the recorder to the rank so far."""
     trained_us: _Microseconds = 0.0
-    """How long its steps have taken so far."""
+    """Total duration of the rank's steps so far."""
 
     def room_us(self, budget: float) -> float:
-        """What each step leaves for windows under ``budget``; not above 0: nothing."""
+        """Return the time per step that ``budget`` leaves for windows; 0 or less: none."""
         return budget * (self.step_us or 0.0) - self.always_on_us
 
 
 def spacing(report: RankReport, budget: float) -> float:
-    """Steps from the start of one window to that of the next at which this rank's total is the budget; infinite: at none.
+    """Return the steps between window starts at which this rank's total cost equals the budget; infinite: no spacing does.
 
     (always_on * spacing + window) / (step * spacing) = budget, solved for the spacing.
     """
@@ -116,7 +117,7 @@ def spacing(report: RankReport, budget: float) -> float:
 
 
 def indebted_until(report: RankReport, budget: float) -> float:
-    """The step at which this rank can afford another window out of what its steps so far and until then allow."""
+    """Return the step at which the budget of this rank's steps so far and until then covers its cost and another window."""
     owed = report.spent_us + (report.window_us or 0.0) - budget * report.trained_us
     if owed <= 0:
         return float(report.step)
@@ -125,7 +126,10 @@ def indebted_until(report: RankReport, budget: float) -> float:
 
 
 def exchange_seconds(world_size: int, ahead_seconds: float) -> float:
-    """How often each rank reports: a second, at most 200 reports a second in all, and several times before a window."""
+    """Return the seconds between two reports of a rank.
+
+    One second, or a quarter of ``ahead_seconds`` if that is shorter; longer for many ranks, to limit all to 200 reports a second.
+    """
     return max(min(1.0, ahead_seconds / 4), world_size / 200)
 
 
@@ -137,10 +141,11 @@ class _Heard:
 
 @dataclass(slots=True)
 class Planner:
-    """Chooses windows for all ranks. ``now`` is a monotonic time in seconds throughout.
+    """Planner of windows for all ranks. ``now`` is a monotonic time in seconds throughout.
 
-    A window starts at least ``ahead_seconds`` and ``ahead_steps`` after every rank's present step, so that all hear of it first.
-    ``by_budget``: windows come as often as ``budget`` allows on the rank they cost most; otherwise only those asked for.
+    A window starts at least ``ahead_seconds`` and ``ahead_steps`` after every rank's current step, so that all ranks receive
+    the announcement first. ``by_budget``: windows come as often as ``budget`` allows on the rank where they cost most; otherwise
+    only requested windows are chosen.
     """
 
     schedule: Schedule
@@ -158,7 +163,7 @@ class Planner:
 
     @classmethod
     def of(cls, settings: RecorderSettings, world_size: int) -> Self:
-        """As the settings say."""
+        """Return a planner configured by the settings."""
         return cls(
             schedule=Schedule.of(settings),
             world_size=world_size,
@@ -175,18 +180,18 @@ class Planner:
 
     @property
     def capture_seconds(self) -> float:
-        """Seconds from one capture to the next: half a minute, with the usual time ahead."""
+        """Least number of seconds from one capture to the next: 30 s with the default ``ahead_seconds``."""
         return 3 * self.ahead_seconds
 
     def report(self, report: RankReport, now: float) -> None:
-        """A rank has reported."""
+        """Store the report of a rank."""
         if self._began is None:
             self._began = now
         if report.rank < self.world_size:
             self._heard[report.rank] = _Heard(report, now)
 
     def due(self, now: float, unix_ns: int) -> PlannedWindow | None:
-        """The next window that the budget allows, once it is time to announce it; each is returned once."""
+        """Return the next window that the budget allows, once it is time to announce it; each is returned once."""
         reach = self._reach(now)
         if not self.by_budget or reach is None or not self._may_choose(now):
             return None
@@ -196,7 +201,7 @@ class Planner:
         last = self.schedule.first if self._last_first is None else self._last_first
         spaced = last + max(spacing(report, self.budget) for report in costed)
         wanted = max(spaced, *(indebted_until(report, self.budget) for report in reports))
-        # Not announced long before: what windows cost may be known better by then.
+        # Do not announce early: the cost of windows may be known better later.
         if wanted > front + 2 * ahead:
             return None
         return self._choose(max(math.ceil(wanted), front + ahead), self.schedule.steps, unix_ns)
@@ -204,7 +209,7 @@ class Planner:
     def capture(
         self, request: str, *, steps: int, ranks: Iterable[int] | None, keep_trace: bool, now: float, unix_ns: int
     ) -> PlannedWindow | str | None:
-        """The window for a request, or why there will be none, or ``None``: it is too early to tell, ask again."""
+        """Return the window for a request, the reason for refusing it, or ``None``: too early to decide, retry later."""
         named = None if ranks is None else sorted(set(ranks))
         if (reason := self._refusal(steps, named, now)) is not None:
             return reason
@@ -253,13 +258,16 @@ class Planner:
         )
 
     def _reach(self, now: float) -> tuple[int, int] | None:
-        """(the step that the foremost rank may have reached, steps to stay ahead of it); ``None`` while no rank has a pace."""
+        """Return (step that the foremost rank may have reached, steps to stay ahead of it).
+
+        ``None`` while no rank has reported a step time.
+        """
         self._forget(now)
         paced = [(heard, heard.report.step_us / 1e6) for heard in self._heard.values() if heard.report.step_us is not None]
         if not paced:
             return None
         front = max(heard.report.step + min(now - heard.at, 3 * self.period) / step_s for heard, step_s in paced)
-        # A report and the answer to it may be a period apart, twice if one is lost.
+        # A report and its answer may be one period apart, or two if a message is lost.
         seconds = max(self.ahead_seconds, 2.5 * self.period)
         ahead = max(self.ahead_steps, math.ceil(seconds / min(step_s for _, step_s in paced)))
         return math.ceil(front) + 1, ahead
@@ -269,12 +277,12 @@ class Planner:
         self._heard = {rank: heard for rank, heard in self._heard.items() if heard.at >= limit}
 
     def _missing(self, now: float) -> bool:
-        """Whether ranks have not reported yet that may still do so."""
+        """Return whether the first report of some ranks is still to be expected."""
         assert self._began is not None
         return len(self._heard) < self.world_size and now - self._began < 3 * self.ahead_seconds
 
     def _may_choose(self, now: float) -> bool:
-        """Whether the window before is over on all ranks, and what it cost has been reported."""
+        """Return whether the previous window is over on all ranks and its cost has been reported."""
         if self._missing(now):
             return False
         end = self.schedule.first + self.schedule.steps - 1 if self._last_end is None else self._last_end

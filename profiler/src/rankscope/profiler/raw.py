@@ -1,7 +1,7 @@
-"""A step as its rank writes it where it can: what happened in it and what the meters said, not yet understood.
+"""Raw steps: events and meter readings of a step that the rank writes without evaluating them, where it can.
 
-Both sides are of one installation, so the order of the fields of ``RawStep`` is the format: the training thread packs a plain
-tuple, and the helper makes the entry of it that the training thread would have made.
+Both sides come from one installation, so the order of the fields of ``RawStep`` is the format. The training thread packs a plain
+tuple, and the helper turns it into the entry that the training thread would have made.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from rankscope.profiler.work import StepWork
 from rankscope.runs.records import PHASES
 
 NOT_KNOWN: Final = 0
-"""How the rank waited for others: its host does not know."""
+"""Value of ``waiting``: the host cannot see how long the rank waited for others."""
 NOT_AT_ALL: Final = 1
-"""There are no others."""
+"""Value of ``waiting``: there are no other ranks."""
 AS_NOTED: Final = 2
-"""As its events say."""
+"""Value of ``waiting``: the waits are among the events."""
 
 _W = TypeVar("_W", bound=StepWork)
 
 _RUN_QUEUE: Final = 1
-"""Place of the waiting time in ``schedstat``."""
+"""Position of the waiting time in ``schedstat``."""
 
 Reading = tuple[int, int, bytes | None]
-"""Of one thread since it started: voluntary and involuntary context switches, and the text of its ``schedstat``, ``None`` where
-the kernel does not keep it."""
+"""Counters of one thread since it started: voluntary and involuntary context switches, and the text of its ``schedstat``
+(``None`` where the kernel does not keep it)."""
 
 Span = tuple[int, Reading, Reading]
-"""A number of steps up to this one: the first of them, and the readings before and after them."""
+"""Consecutive steps that end with this one: the number of the first, and the readings before and after them."""
 
 Told = tuple[int | None, int | None, float | None]
-"""Samples, tokens and floating-point operations as the script says."""
+"""Samples, tokens and floating-point operations as reported by the script."""
 
 
 class RawStep(msgspec.Struct, array_like=True):
-    """One step, which began and ended at two moments of ``clock.now``."""
+    """One step; ``started_ns`` and ``ended_ns`` are times of ``clock.now``."""
 
     step: int
     start_unix_ns: int
@@ -56,22 +56,22 @@ class RawStep(msgspec.Struct, array_like=True):
     tags: list[str]
     span: Span | None = None
     noted: list[Any] = []
-    """See ``events``."""
+    """Noted events of the step, in the format of ``events``."""
 
 
 RawFields = tuple[
     int, int, int, int, bool, int, int, int, Told | None, Memory | None, dict[str, int] | None, list[str], Span | None, list[Any]
 ]
-"""The fields of a ``RawStep``."""
+"""Fields of a ``RawStep``."""
 
 pack_raw = msgspec.msgpack.Encoder().encode
-"""The bytes of ``RawFields``. On the training thread."""
+"""Encoder of ``RawFields`` to bytes. Runs on the training thread."""
 _spans = msgspec.msgpack.Decoder(tuple[int, int, Reading, Reading])
 _raw_steps = msgspec.msgpack.Decoder(RawStep)
 
 
 def unpack_raw(payload: bytes) -> StepEntry:
-    """The entry of a packed step. Raises ``msgspec.DecodeError``."""
+    """Return the entry of a packed step. Raises ``msgspec.DecodeError``."""
     raw = _raw_steps.decode(payload)
     work = StepWork()
     work.tags = raw.tags
@@ -82,7 +82,7 @@ def unpack_raw(payload: bytes) -> StepEntry:
 
 
 def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = False) -> StepEntry:
-    """The entry of a step of which ``events`` has understood everything."""
+    """Return the entry of a step all of whose events ``events`` has evaluated."""
     samples, elements = events.measures.work
     samples_told, tokens, flops = raw.told or (None, None, None)
     return StepEntry(
@@ -107,12 +107,12 @@ def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = Fals
 
 
 def pack_span(last: int, span: Span) -> bytes:
-    """The bytes of the usage of the steps up to ``last``, where it is no part of the entry of a step."""
+    """Pack the usage of the steps up to ``last``, where it is not part of the entry of a step."""
     return pack_raw((last, *span))
 
 
 def unpack_span(payload: bytes) -> tuple[int, Usage]:
-    """The reverse, in the helper. Raises ``msgspec.DecodeError``."""
+    """Unpack the bytes of ``pack_span``, in the helper. Raises ``msgspec.DecodeError``."""
     last, since, before, after = _spans.decode(payload)
     return last, _usage(since, before, after)
 

@@ -1,14 +1,15 @@
 """A single-writer, single-reader ring in a memory-mapped file.
 
-The training thread writes, the helper process reads. The file lies on local memory, so what was written survives SIGKILL of
-the writer. Nothing here blocks: a full ring drops the entry and counts it.
+The training thread writes, the helper process reads. The file is in local memory, so its content survives SIGKILL of the
+writer. Nothing here blocks: a full ring drops the entry and counts it.
 
 Layout, in the byte order of the machine: a header page, then ``slots`` slots of ``slot_bytes``. Header: magic, slot_bytes,
-slots; then at fixed offsets 8-byte words: the writer's (head, dropped, what it cost, end, the last announcement it saw), the
-reader's (tail, and an announcement); and the reason for silence. A slot: a word with its sequence number + 1, one with the
-checksum, the length and the kind (32, 16 and 16 bits from the lowest), and the payload. An entry exists once ``head`` has passed
-it and its slot says so too. The checksum is Adler-32 of the payload, on top of the sequence number: between the events of
-training CRC-32 takes twice as long, because of its tables.
+slots; then at fixed offsets 8-byte words: the writer's (head, dropped, the recorder's cost, end, cost and number of windows, the
+last announcement read), the reader's (tail, and an announcement); and the reason for which the recorder switched itself off.
+A slot: a word with its sequence number + 1, one with the checksum, the length and the kind (32, 16 and 16 bits from the lowest),
+and the payload. An entry exists once ``head`` has passed it and its slot holds its sequence number and checksum. The checksum is
+Adler-32 of the payload, seeded with the sequence number: between the events of training, CRC-32 takes twice as long, because of
+its tables.
 
 Every word is written with one aligned store, so the other side sees the old value or the new one, never a part of each. The
 announcement is several words: its generation is 0 while they change and is written last, with a checksum over all of them.
@@ -29,8 +30,8 @@ from zlib import adler32, crc32
 SLOT_BYTES: Final = 1024
 SLOTS: Final = 4096
 PATIENCE_SECONDS: Final = 1.0
-"""How long the reader waits for a slot that ``head`` has passed and that does not hold its entry: other processors may see
-stores late, though never as late as this."""
+"""Longest wait of the reader for a slot that ``head`` has passed but that does not hold its entry: other processors may see
+stores late, but never as late as this."""
 
 _MAGIC: Final = b"RSRING03"
 _HEADER_BYTES: Final = 4096
@@ -53,25 +54,25 @@ _NUMBER, _FIRST, _STEPS, _FLAGS, _CHECK = range(25, 30)
 _KEEP_TRACE: Final = 1
 
 COST: Final = _COST
-"""Word for what the recorder has cost so far, see ``RingWriter.set_cost``."""
+"""Index of the word with the recorder's cost so far, see ``RingWriter.set_cost``."""
 NEWS: Final = (_GENERATION, _SEEN)
-"""Two words that are equal while there is nothing for ``RingWriter.news`` to tell."""
+"""Indices of two words that are equal while ``RingWriter.news`` has nothing new to return."""
 
 
 class End(IntEnum):
-    """How the writer said it ended."""
+    """End state that the writer recorded."""
 
     SILENT = 0
-    """It has not said anything: it runs, or it was killed."""
+    """No end was recorded: the writer is running, or it was killed."""
     EXIT = 1
     CRASH = 2
 
 
 class Announcement(NamedTuple):
-    """A profiler window that the helper asks the training thread for."""
+    """Profiler window that the helper requests from the training thread."""
 
     number: int
-    """Of this announcement, by whoever announces."""
+    """Number of this announcement, assigned by the announcer."""
     first: int
     """First profiled step."""
     steps: int
@@ -79,7 +80,7 @@ class Announcement(NamedTuple):
 
 
 class RingWriter:
-    """The training process's side. Raises ``OSError`` only from the constructor; nothing blocks."""
+    """Writer of the ring, in the training process. Raises ``OSError`` only from the constructor; nothing blocks."""
 
     def __init__(self, path: Path, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
         assert slot_bytes % 8 == 0, "slots are written as words"
@@ -87,17 +88,17 @@ class RingWriter:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(handle, size)
-            # Pages of a sparse file on a full tmpfs would raise SIGBUS in training: have them now or not at all.
+            # Writing to a sparse file on a full tmpfs would raise SIGBUS in training, so allocate all pages now.
             os.posix_fallocate(handle, 0, size)
-            # Mapped in one go: otherwise every fourth step would fault a page in.
+            # Populate the mapping at once: otherwise every fourth step would cause a page fault.
             self._map = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         finally:
             os.close(handle)
         self.words = memoryview(self._map)[:_HEADER_BYTES].cast("Q")
-        """The header; for whoever cannot afford a method, see ``NEWS`` and ``COST``."""
+        """Words of the header, for callers that cannot afford a method call; see ``NEWS`` and ``COST``."""
         self._slot_words = memoryview(self._map).cast("Q")
         self.room = min(slot_bytes - _SLOT_HEADER, _LOW_16)
-        """Bytes of the largest payload."""
+        """Size of the largest payload in bytes."""
         self._slots = slots
         self._slot_bytes = slot_bytes
         self._head = 0
@@ -105,7 +106,7 @@ class RingWriter:
         self._map[: _GEOMETRY.size] = _GEOMETRY.pack(_MAGIC, slot_bytes, slots)
 
     def put(self, kind: int, payload: bytes) -> bool:
-        """Add an entry. Returns False, and counts, when the ring is full or the payload does not fit a slot."""
+        """Add an entry. Returns False and counts a drop if the ring is full or the payload does not fit a slot."""
         head, words, size = self._head, self._slot_words, len(payload)
         if head - words[_TAIL] >= self._slots or size > self.room:
             self._dropped += 1
@@ -121,46 +122,46 @@ class RingWriter:
         return True
 
     def set_cost(self, nanoseconds: int) -> None:
-        """Publish what the recorder has cost the training thread so far."""
+        """Publish the recorder's cost to the training thread so far."""
         self.words[_COST] = nanoseconds
 
     def set_window_cost(self, nanoseconds: int, windows: int) -> None:
-        """Publish the part of it that profiler windows cost, and how many there were."""
+        """Publish the part of the cost that is due to profiler windows, and the number of windows."""
         self.words[_WINDOW_COST] = nanoseconds
         self.words[_WINDOWS] = windows
 
     def news(self) -> Announcement | None:
-        """The helper's announcement, once; ``None`` when there is no new one."""
+        """Return the helper's announcement, once; ``None`` if there is no new one."""
         words = self.words
         generation = words[_GENERATION]
         if generation == words[_SEEN] or not generation:
             return None
         number, first, steps, flags, check = words[_NUMBER : _CHECK + 1]
         if words[_GENERATION] != generation or check != _check(generation, number, first, steps, flags):
-            return None  # it changes at this moment; the next step is soon enough
+            return None  # it is being written; the next step reads it
         words[_SEEN] = generation
         return Announcement(number, first, steps, bool(flags & _KEEP_TRACE))
 
     def set_end(self, end: End) -> None:
-        """Say goodbye, or take it back with ``SILENT``."""
+        """Record the end of the writer, or withdraw it with ``SILENT``."""
         self.words[_END] = end
 
     def set_disabled(self, reason: str) -> None:
-        """Publish why the recorder switched itself off."""
+        """Publish the reason for which the recorder switched itself off."""
         data = reason.encode(errors="replace")[: _REASON_BYTES - 1]
         self._map[_REASON : _REASON + len(data) + 1] = data + b"\0"
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the file."""
         self.words.release()
         self._slot_words.release()
         self._map.close()
 
 
 class RingReader:
-    """The helper's side.
+    """Reader of the ring, in the helper.
 
-    Raises ``OSError`` when the file cannot be mapped and ``ValueError`` when it is not a ring.
+    Raises ``OSError`` if the file cannot be mapped and ``ValueError`` if it is not a ring.
     """
 
     def __init__(self, path: Path, *, patience_s: float = PATIENCE_SECONDS) -> None:
@@ -176,16 +177,16 @@ class RingReader:
         self._patience_s = patience_s
         self._doubted: int | None = None
         self._doubted_since = 0.0
-        # A helper that was killed may have announced something.
+        # A killed predecessor of this helper may have announced a window.
         self._generation = max(self._words[_GENERATION], self._words[_SEEN])
         self.torn = 0
-        """Slots that were published but did not hold what was written; never seen short of broken memory."""
+        """Number of published slots without a valid entry; only broken memory should cause this."""
 
     def read(self, limit: int = SLOTS, *, ended: bool = False, free: bool = True) -> list[tuple[int, bytes]]:
-        """Take up to ``limit`` entries, (kind, payload), oldest first, and free their slots, unless ``free`` is called for that.
+        """Return up to ``limit`` entries, (kind, payload), oldest first. Frees their slots, unless ``free`` is False.
 
-        A slot that does not hold its entry ends the reading: it is not there yet. Only when it still is not after a while, or
-        the writer has ``ended``, is it torn.
+        Reading stops at a slot that does not hold its entry yet. The slot is torn if it still does not after ``patience_s``, or
+        if the writer has ``ended``.
         """
         head, tail = self._words[_HEAD], self._next
         entries = []
@@ -207,7 +208,7 @@ class RingReader:
         return entries
 
     def free(self, *, keep: int = 0) -> None:
-        """Free the slots of what was read, without the last ``keep``: a reader that replaces this one reads those again."""
+        """Free the slots of the entries read, except the last ``keep``: a replacement of this reader reads those again."""
         self._words[_TAIL] = max(self._words[_TAIL], self._next - keep)
 
     def _out_of_patience(self, sequence: int) -> bool:
@@ -216,7 +217,7 @@ class RingReader:
         return time.monotonic() - self._doubted_since >= self._patience_s
 
     def announce(self, window: Announcement) -> None:
-        """Ask the training thread for a window; one that it has not ``heard`` of yet is lost."""
+        """Request a window from the training thread. This overwrites an announcement that is not yet ``heard``."""
         self._generation += 1
         words, flags = self._words, _KEEP_TRACE * window.keep_trace
         words[_GENERATION] = 0
@@ -226,44 +227,44 @@ class RingReader:
 
     @property
     def heard(self) -> bool:
-        """Whether the training thread has taken notice of the last announcement, if there was one."""
+        """True if the training thread has read the last announcement, or there was none."""
         return self._words[_SEEN] == self._words[_GENERATION]
 
     @property
     def dropped(self) -> int:
-        """Entries that found the ring full."""
+        """Number of lost entries: dropped by the writer, or torn."""
         return self._words[_DROPPED] + self.torn
 
     @property
     def cost_ns(self) -> int:
-        """What the recorder has cost the training thread so far."""
+        """Cost of the recorder to the training thread so far."""
         return self._words[_COST]
 
     @property
     def window_cost_ns(self) -> int:
-        """The part of it that profiler windows cost."""
+        """Part of ``cost_ns`` that is due to profiler windows."""
         return self._words[_WINDOW_COST]
 
     @property
     def windows(self) -> int:
-        """Profiler windows that were recorded."""
+        """Number of recorded profiler windows."""
         return self._words[_WINDOWS]
 
     @property
     def end(self) -> End:
-        """How the writer said it ended."""
+        """End state that the writer recorded."""
         with suppress(ValueError):
             return End(self._words[_END])
         return End.SILENT
 
     @property
     def disabled_reason(self) -> str | None:
-        """Why the recorder switched itself off, or ``None`` while it is on."""
+        """Reason for which the recorder switched itself off; ``None`` while it is on."""
         text = self._map[_REASON : _REASON + _REASON_BYTES].partition(b"\0")[0]
         return text.decode(errors="replace") or None
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the file."""
         self._words.release()
         self._map.close()
 

@@ -1,4 +1,4 @@
-"""Folders on local memory: where a rank and its helper meet, and how what a killed pair left behind is cleared away."""
+"""Scratch folders on local memory, shared by a rank and its helper, and removal of folders that killed processes left behind."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Final
 
 from rankscope.base.locks import try_lock
 
-LOCAL_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # memory shared between processes is what it is for
+LOCAL_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # the usual place for memory shared between processes
 _LOCK_FILE: Final = "lock"
 _NO_SURPRISE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Local memory is everybody's: what is opened there is never a link, and opening it never waits for the other end of a pipe."""
+"""Flags of ``os.open`` for world-writable folders: never follow a link, never wait for the other end of a pipe."""
 _RECORDED_FILE: Final = "recorded"
 _SPOOLED_FILE: Final = "spooled"
 ABANDONED_SECONDS: Final = 600.0
 ABANDONED_ON_DISK_SECONDS: Final = 86_400.0
-"""Longer: a trace on disk has no lock, and a helper that lags comes to it late."""
+"""Longer than ``ABANDONED_SECONDS``, because a trace on disk has no lock and a lagging helper reads it late."""
 MIN_FREE_BYTES: Final = 256 * 1024 * 1024
-"""A trace is some tens of megabytes until the helper has read it; below this training needs the room more."""
+"""Smallest free space in which a trace is written: a trace takes tens of megabytes, and training needs the rest."""
 
 
 def make_scratch(name: str, parent: str | None = None) -> Path:
-    """A private folder on local memory: in ``parent`` if that is here, else in /dev/shm, else in the temporary folder.
+    """Make a private folder: in ``parent`` if it exists on this host, else in /dev/shm, else in the temporary folder.
 
     Raises ``OSError``.
     """
@@ -39,9 +39,9 @@ def make_scratch(name: str, parent: str | None = None) -> Path:
 
 
 def room_for_trace(scratch: Path) -> Path | None:
-    """Where a trace fits: ``scratch``, the temporary disk (containers often have little /dev/shm), or nowhere.
+    """Return the folder with room for a trace: ``scratch``, else the temporary folder on disk, else ``None``.
 
-    Raises ``OSError``.
+    Containers often have little /dev/shm. Raises ``OSError``.
     """
     if _free(scratch) >= MIN_FREE_BYTES:
         return scratch
@@ -50,7 +50,7 @@ def room_for_trace(scratch: Path) -> Path | None:
 
 
 def trace_folder(scratch: Path) -> Path | None:
-    """A folder for one trace: ``scratch`` or a new private one, see ``room_for_trace``. Raises ``OSError``."""
+    """Return a folder for one trace: ``scratch`` or a new private one, see ``room_for_trace``. Raises ``OSError``."""
     base = room_for_trace(scratch)
     if base is None or base == scratch:
         return base
@@ -58,7 +58,10 @@ def trace_folder(scratch: Path) -> Path | None:
 
 
 def flight_prefix(parent: str | None, name: str) -> Path:
-    """Where torch shall write a file ``PREFIX + rank`` that nobody removes for it: in ``parent`` if that is here, as above."""
+    """Return the path prefix for a file ``PREFIX + rank`` that torch writes and never removes.
+
+    The file is in ``parent`` if that exists on this host, else in /dev/shm, else in the temporary folder.
+    """
     if parent is not None and os.access(parent, os.W_OK | os.X_OK):
         return Path(parent) / f"flight-{name}-"
     base = LOCAL_MEMORY if os.access(LOCAL_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
@@ -66,12 +69,12 @@ def flight_prefix(parent: str | None, name: str) -> Path:
 
 
 def is_flight_file(path: Path) -> bool:
-    """Whether ``flight_prefix`` made the name of this file."""
+    """Return whether the name of this file comes from ``flight_prefix``."""
     return path.name.startswith(("flight-", f"{_prefix()}flight-"))
 
 
 def remove_trace(path: Path, scratch: Path) -> None:
-    """Remove a trace, if it is there, and the folder that ``trace_folder`` made for it. Never raises ``OSError``."""
+    """Remove a trace, if it exists, and the folder that ``trace_folder`` made for it. Never raises ``OSError``."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
     if path.parent != scratch:
@@ -89,7 +92,7 @@ def _prefix() -> str:
 
 
 def hold(scratch: Path) -> int:
-    """Mark ``scratch`` as in use until the returned file handle is closed or this process ends, however it ends.
+    """Mark ``scratch`` as in use until the returned file handle is closed or this process ends, even by SIGKILL.
 
     Raises ``OSError``.
     """
@@ -99,19 +102,19 @@ def hold(scratch: Path) -> int:
 
 
 def note_recorded(scratch: Path) -> None:
-    """Tell the launcher, in whose folder ``scratch`` lies if there is one, that a rank of this job is recorded. Never raises."""
+    """Record for the launcher, if ``scratch`` is in its folder, that a rank of this job is recorded. Never raises ``OSError``."""
     _note(scratch, _RECORDED_FILE)
 
 
 def note_spooled(scratch: Path, name: str) -> None:
-    """Tell the launcher, as above, the name of a rank's file (``*.prom``) in the spool, and who may come after. Never raises."""
+    """Record a rank's spool file (``*.prom``) for the launcher and for a replacement helper. Never raises ``OSError``."""
     _note(scratch, name)
     with suppress(OSError, UnicodeEncodeError):
         (scratch / _SPOOLED_FILE).write_text(name)
 
 
 def forget_spooled(scratch: Path, name: str) -> None:
-    """The rank has no such file any more: the next one of that name is another job's. Never raises ``OSError``."""
+    """Delete the record of a removed spool file: the next file of that name is another job's. Never raises ``OSError``."""
     with suppress(OSError):
         (scratch / _SPOOLED_FILE).unlink(missing_ok=True)
         if _is_launchers(scratch.parent):
@@ -119,7 +122,7 @@ def forget_spooled(scratch: Path, name: str) -> None:
 
 
 def spooled_before(scratch: Path) -> str | None:
-    """The name that the helper before this one noted last, if it was killed. Never raises ``OSError``."""
+    """Return the spool file name that a killed predecessor of this helper recorded last. Never raises ``OSError``."""
     with suppress(OSError):
         return (scratch / _SPOOLED_FILE).read_text()
     return None
@@ -132,28 +135,28 @@ def _note(scratch: Path, name: str) -> None:
 
 
 def _is_launchers(folder: Path) -> bool:
-    """Whether a launcher made it, rather than that it is everybody's and somebody put a lock there. Raises ``OSError``."""
+    """Return whether a launcher made ``folder``: it has a lock and is not world-writable. Raises ``OSError``."""
     return not folder.stat().st_mode & stat.S_IWOTH and (folder / _LOCK_FILE).exists()
 
 
 def was_recorded(job: Path) -> bool:
-    """Whether any rank whose folder was in ``job`` got into the run directory."""
+    """Return whether any rank whose folder was in ``job`` was recorded in the run directory."""
     return (job / _RECORDED_FILE).exists()
 
 
 def spooled(job: Path) -> list[str]:
-    """Names of the files in the spool of all ranks, of every attempt, whose folders were in ``job``. Raises ``OSError``."""
+    """Return the spool file names of all ranks, of every attempt, whose folders were in ``job``. Raises ``OSError``."""
     return [entry.name for entry in job.iterdir() if entry.suffix == ".prom"]
 
 
 def sweep() -> None:
-    """Remove old folders of this user that nobody holds: everybody who used them was killed. Never raises ``OSError``."""
+    """Remove old folders of this user that no process holds: their users were killed. Never raises ``OSError``."""
     _sweep(LOCAL_MEMORY, older_than=ABANDONED_SECONDS)
     _sweep(Path(tempfile.gettempdir()), older_than=ABANDONED_ON_DISK_SECONDS)
 
 
 def is_left(scratch: Path) -> bool:
-    """Whether ``scratch`` was held once and nobody holds it now."""
+    """Return whether ``scratch`` was held before and no process holds it now."""
     lock = scratch / _LOCK_FILE
     return lock.exists() and not _held(lock)
 
@@ -168,10 +171,10 @@ def _sweep(base: Path, *, older_than: float) -> None:
 
 def _sweep_one(folder: Path, limit: float) -> None:
     status = folder.lstat()
-    # Anybody may make a folder of this name; whoever is root could remove or open what lies in it, or behind it.
+    # Any user may make a folder of this name; as root, this process could be led to remove or open other users' files.
     if status.st_uid != os.getuid() or status.st_mtime >= limit:
         return
-    if stat.S_ISREG(status.st_mode):  # see ``flight_prefix``; who would have collected it is gone
+    if stat.S_ISREG(status.st_mode):  # see ``flight_prefix``; the helper that would have collected it has exited
         folder.unlink()
     elif stat.S_ISDIR(status.st_mode):
         locks = [*folder.glob(_LOCK_FILE), *folder.glob(f"*/{_LOCK_FILE}")]

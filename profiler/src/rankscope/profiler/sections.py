@@ -1,17 +1,17 @@
-"""The script's own sections of a step: names to times, within bounds."""
+"""Times of the sections of a step that the script names, bounded in number and length of names."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MAX_SECTIONS: Final = 10
-"""Different names in one step; further ones are not recorded."""
+"""Number of different names in one step; further ones are not recorded."""
 MAX_NAME_BYTES: Final = 32
-"""Of names of sections and of tags: all of a step must fit a slot of the ring."""
+"""Length limit for names of sections and for tags: all of a step must fit a slot of the ring."""
 
 
 def short(name: object) -> str:
-    """``name`` within its bounds, and such that it can be written as JSON."""
+    """Return ``name`` cut to ``MAX_NAME_BYTES`` and valid as JSON."""
     text = str(name)
     if len(text) <= MAX_NAME_BYTES and text.isascii():
         return text
@@ -21,28 +21,28 @@ def short(name: object) -> str:
 class Sections:
     """Times of the sections of the current step in nanoseconds of a monotonic clock that the caller reads.
 
-    Those of different names may lie inside each other, and each has all of its time. One inside another of the same name adds
-    nothing.
+    Sections of different names may be nested; each includes the time of those inside it. A section inside another of the same
+    name adds nothing.
     """
 
     __slots__ = ("_open", "_times", "used")
 
     def __init__(self) -> None:
         self.used = False
-        """Whether there ever was one."""
+        """True once a section has been entered."""
         self._times: dict[str, int] = {}
         self._open: dict[str, tuple[int, int]] = {}
-        """Name to (how many of that name are open, when the outermost began)."""
+        """Map of names to (number of open sections of that name, start of the outermost)."""
 
     def enter(self, name: str, now: int) -> None:
-        """A section begins."""
+        """Begin a section."""
         self.used = True
         depth, began = self._open.get(name, (0, now))
         if depth or len(self._open) < MAX_SECTIONS:
             self._open[name] = depth + 1, began
 
     def leave(self, name: str, now: int) -> None:
-        """A section ends, well or not."""
+        """End a section, also after an exception."""
         depth, began = self._open.get(name, (0, now))
         if depth > 1:
             self._open[name] = depth - 1, began
@@ -51,7 +51,7 @@ class Sections:
             self._add(name, now - began)
 
     def take(self, now: int) -> dict[str, int]:
-        """The times of the step that ends now. What goes on across its end is shared out."""
+        """Return the times of the step that ends now. A section across the end is split between the steps."""
         for name, (depth, began) in self._open.items():
             self._add(name, now - began)
             self._open[name] = depth, now

@@ -1,4 +1,4 @@
-"""What the recorder is told, and how it travels from the launcher to every rank: through the environment."""
+"""Settings of the recorder, which travel from the launcher to every rank through the environment."""
 
 from __future__ import annotations
 
@@ -15,60 +15,61 @@ from rankscope.runs.paths import SPOOL_DIR
 
 PREFIX: Final = "RANKSCOPE_"
 
-# The schedule of profiled windows unless told otherwise: early enough to show something soon, seldom enough to cost little.
+# Default schedule of profiled windows: early enough to show results soon, rare enough to cost little.
 WINDOW_FIRST: Final = 20
 WINDOW_STEPS: Final = 3
 BUDGET: Final = 0.01
 """Share of the step time that the recorder may cost, windows included."""
 EXPORTER_URL: Final = "http://127.0.0.1:9838/metrics"
 RETAIN_BYTES: Final = 4 * 1024**3
-"""Steps get three quarters of it (see ``store``): at 1.2 kB each, three months of steps of 3 s, or a month of steps of 1 s."""
+"""Default limit of a rank's records. Steps get three quarters of it (see ``store``): at 1.2 kB each, that is three months of
+steps of 3 s, or a month of steps of 1 s."""
 PLAN_AHEAD_SECONDS: Final = 10.0
 PLAN_AHEAD_STEPS: Final = 50
 _WITHOUT_OPTION: Final = ("coordinates", "plan_ahead_seconds", "plan_ahead_steps")
-"""Settings that the user tells through their variables alone."""
+"""Settings without a command-line option, which the user sets through environment variables only."""
 
 
 class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Settings of one run; field ``run_dir`` is the variable ``RANKSCOPE_RUN_DIR``, and so on."""
+    """Settings of one run. Each field has a variable: ``run_dir`` has ``RANKSCOPE_RUN_DIR``, and so on."""
 
     run_dir: str
     run_id: str
     name: str
     attempt: int = 0
-    """Number of this start; torchrun's own restarts come after it."""
+    """Number of this start; torchrun's own restarts count on from it."""
     start_unix_ns: int
     spool_dir: str | None = None
     """Folder for the ranks' Prometheus text files; ``None``: none are written."""
     scratch_dir: str | None = None
-    """Folder on local memory that the launcher made and watches; ranks that cannot see it make their own."""
+    """Folder on local memory that the launcher made and watches; ranks that cannot access it make their own."""
     budget: float = BUDGET
     window_first: int = WINDOW_FIRST
     window_every: int | None = None
-    """0: a single window. ``None``: as often as ``budget`` allows, on steps that one rank announces to all."""
+    """Steps from one window to the next. 0: a single window. ``None``: as often as ``budget`` allows, announced by one rank."""
     window_steps: int = WINDOW_STEPS
-    """0: no windows."""
+    """Steps per window; 0: no windows."""
     plan_ahead_seconds: float = PLAN_AHEAD_SECONDS
-    """An announced window starts at least so long after it was chosen; shorter where ranks hear of it quickly, as in tests."""
+    """Least time from choosing a window to its start; tests shorten it, because their ranks receive the announcement quickly."""
     plan_ahead_steps: int = PLAN_AHEAD_STEPS
-    """And at least so many steps."""
+    """Least number of steps from choosing a window to its start."""
     keep_traces: int = 0
-    """Keep the raw traces of the last so many windows."""
+    """Number of latest windows whose raw traces are kept."""
     retain_bytes: int | None = RETAIN_BYTES
-    """How much a rank may keep in the run directory; then its oldest records are removed. ``None``: all is kept."""
+    """Limit of a rank's records in the run directory; beyond it the oldest are removed. ``None``: all are kept."""
     exporter_url: str | None = EXPORTER_URL
-    """Where the node's exporter answers; one helper per host samples the GPUs from it. ``None``: nobody does."""
+    """Address of the node's exporter; one helper per host samples the GPUs from it. ``None``: no sampling."""
     otlp_every: int | None = None
-    """Send every so manieth step as a trace over OTLP, to where the ``OTEL_EXPORTER_OTLP_*`` variables say. ``None``: none."""
+    """Interval in steps of traces sent over OTLP to the target of the ``OTEL_EXPORTER_OTLP_*`` variables. ``None``: none."""
     coordinates: str | None = None
-    """This rank's place in the parallel layout as told by the user, ``dp=3,tp=0``; else what the process groups show."""
+    """This rank's place in the parallel layout as set by the user, ``dp=3,tp=0``; ``None``: the process groups show it."""
     simulated: bool = False
     launcher: str | None = None
     price_per_gpu_hour: float | None = None
     currency: str | None = None
 
     def __post_init__(self) -> None:
-        """Also when decoded. Raises ``ValueError`` for a number that means nothing."""
+        """Validate the numbers, also after decoding. Raises ``ValueError`` for a number out of range."""
         self._check("budget", 0 < self.budget <= 1, "a share of more than 0 and at most 1")
         self._check("window_first", self.window_first >= 1, "1 or more")
         for name in ("attempt", "window_every", "window_steps", "plan_ahead_steps", "keep_traces"):
@@ -84,9 +85,9 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
             raise ValueError(f"{name} is {getattr(self, name)!r}, it must be {allowed}")
 
     def told_by(self, environment: Mapping[str, str]) -> Self:
-        """These settings with those that only variables tell, as ``environment`` has them.
+        """Return these settings with the values of the variables in ``environment`` for which there is no option.
 
-        Raises ``ValueError`` that names the variable. Coordinates are read by the ranks, which say so where they make no sense.
+        Raises ``ValueError`` that names the variable. Coordinates are parsed by the ranks, which report invalid ones.
         """
         settings = self
         for name in _WITHOUT_OPTION:
@@ -102,14 +103,14 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         return settings
 
     def environment(self) -> dict[str, str]:
-        """The variables that carry these settings."""
+        """Return the environment variables that carry these settings."""
         values = msgspec.to_builtins(self, str_keys=True)
         return {PREFIX + key.upper(): "" if value is None else _text(value) for key, value in values.items()}
 
     def elastic_attempt(self, environment: Mapping[str, str]) -> int:
-        """The first attempt that this process may belong to, the same on all its ranks.
+        """Return the first attempt that this process may belong to, the same on all ranks.
 
-        Under an elastic agent it is that of the first start, and the helper finds the one of this start (see ``starts``).
+        Under an elastic agent this is the attempt of the first start; the helper finds that of this start (see ``starts``).
         """
         if "TORCHELASTIC_RUN_ID" in environment:
             return self.attempt
@@ -118,7 +119,7 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 def as_share(value: object) -> float:
-    """``"1%"``, ``"0.01"`` or ``0.01`` as a number. Raises ``ValueError``: more than nothing, and not more than everything."""
+    """Return ``"1%"``, ``"0.01"`` or ``0.01`` as a number. Raises ``ValueError`` unless it is above 0 and at most 1."""
     number, percent, rest = str(value).strip().partition("%")
     try:
         share = float(number) / (100 if percent else 1)
@@ -130,12 +131,12 @@ def as_share(value: object) -> float:
 
 
 def default_spool_dir() -> Path | None:
-    """Where the node's exporter looks, if that is there for us to write into."""
+    """Return the folder that the node's exporter reads, if this process may write into it."""
     return SPOOL_DIR if os.access(SPOOL_DIR, os.W_OK | os.X_OK) else None
 
 
 def as_recorded(text: str) -> str:
-    """Command lines may hold file names that are not UTF-8: lone surrogates, which JSON cannot."""
+    """Replace lone surrogates, which JSON cannot hold: command lines may contain file names that are not UTF-8."""
     return text.encode(errors="replace").decode()
 
 
@@ -144,9 +145,9 @@ def _text(value: object) -> str:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> RecorderSettings | None:
-    """The settings of this process, or ``None`` when it was not launched with the recorder.
+    """Return the settings of this process, or ``None`` if it was not launched with the recorder.
 
-    Raises ``ValueError`` (``msgspec.ValidationError``) when a variable has been tampered with.
+    Raises ``ValueError`` (``msgspec.ValidationError``) if a variable holds an invalid value.
     """
     if not environment.get(PREFIX + "RUN_DIR"):
         return None

@@ -1,7 +1,7 @@
-"""One rank's text file in the spool folder, from which the node's exporter (or node_exporter's textfile collector) takes it.
+"""One rank's text file in the spool folder, which the node's exporter (or node_exporter's textfile collector) reads.
 
-The name of the file, ``RUN-RANK-SLOT.prom``, is the claim on the series: whoever makes it has the slot, whichever user it is.
-Ranks of other runs with the same name and number take the next one.
+The name of the file, ``RUN-RANK-SLOT.prom``, is the claim on the series: the process that creates it owns the slot, under any
+user. Ranks of other runs with the same name and number take the next slot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from rankscope.profiler.label_text import escaped, label_text
 
 FORGOTTEN_SECONDS: Final = 86_400.0
-"""Age at which an exporter has forgotten a file (its ``--spool-forget``, unless told otherwise): then the slot is free again."""
+"""Age at which an exporter forgets a file (the default of its ``--spool-forget``): then the slot is free again."""
 MAX_SLOTS: Final = 512
 _UNSAFE: Final = re.compile(r"^[.-]|[^A-Za-z0-9_.-]")  # no collector reads a file whose name begins with a dot
 _MAX_READ: Final = 64 * 1024
@@ -29,7 +29,7 @@ _ATTEMPT: Final = re.compile(r'[,{]attempt="(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """The rank that the series are about."""
+    """Rank that the series describe."""
 
     run: str
     run_id: str
@@ -37,33 +37,33 @@ class Claimant:
     attempt: int
 
     def labels(self, slot: int) -> Mapping[str, str]:
-        """The labels of all its series."""
+        """Return the labels of all series of the rank."""
         return {"run": label_text(self.run), "rank": str(self.rank), "slot": str(slot)}
 
     def file_name(self, slot: int) -> str:
-        """Names that cannot stand in a file's name may share one; they have slots of their own then."""
+        """Return the name of the rank's file. Run names that differ only in unsafe characters share one, in different slots."""
         return f"{_UNSAFE.sub('_', label_text(self.run))}-{self.rank}-{slot}.prom"
 
 
 class SpoolFile:
-    """The file of one rank. ``render`` makes its text from the labels of all series. Raises ``OSError`` from ``write`` only.
+    """Spool file of one rank. ``render`` makes its text from the labels of all series. Raises ``OSError`` from ``write`` only.
 
-    ``own``: a file that this rank has from before, left by a helper that was killed.
+    ``own``: name of a file of this rank that a killed helper left behind.
     """
 
     def __init__(self, folder: Path, claimant: Claimant, *, own: str | None = None) -> None:
         self.claimant = claimant
         self.path: Path | None = None
-        """The file, once there is one."""
+        """Path of the file; ``None`` until it exists."""
         self._folder = folder
         self._own = own
         self._slot = 0
         self._last: tuple[int, int] | None = None
-        # Not *.prom: no collector may read it half written. The pid: nobody else has it open.
+        # Not *.prom, so that no collector reads it half written; with the pid, so that no other process writes it.
         self._temporary = folder / f".{claimant.file_name(0)}.{os.getpid()}"
 
     def write(self, render: Callable[[Mapping[str, str]], str]) -> None:
-        """Replace the file, so that a reader sees the old one or the new one; claim a slot if this rank has none (any more)."""
+        """Replace the file atomically; claim a slot if this rank has none or has lost it."""
         try:
             if self._has_slot():
                 self._prepare(render(self.claimant.labels(self._slot)))
@@ -74,13 +74,13 @@ class SpoolFile:
             self._temporary.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """The rank said goodbye: it has nothing more to report, and the slot is free."""
+        """Remove the file of a rank that has ended cleanly, which frees the slot."""
         if self.path is not None and self._has_slot():
             with suppress(OSError):
                 self.path.unlink()
 
     def _has_slot(self) -> bool:
-        """Whether the file is still the one that was written last: it may have been removed, or taken over by a new attempt."""
+        """Return whether the file is still the one written last: it may have been removed, or replaced by a new attempt."""
         if self.path is None:
             return False
         with suppress(OSError):
@@ -110,14 +110,14 @@ class SpoolFile:
 
     def _prepare(self, text: str) -> None:
         self._temporary.unlink(missing_ok=True)
-        # O_EXCL: the folder may be everybody's, so nothing there is trusted, least of all a link.
+        # O_EXCL: the folder may be world-writable, so no existing file or link in it is trusted.
         handle = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         self._last = _key(self._temporary)
 
     def _make(self, path: Path) -> None:
-        """Let the file appear under a name that nobody has, complete. Raises ``FileExistsError`` when somebody has it."""
+        """Publish the complete file under an unused name. Raises ``FileExistsError`` if the name is taken."""
         try:
             path.hardlink_to(self._temporary)
         except FileExistsError:
@@ -132,7 +132,7 @@ class SpoolFile:
         self.path = path
 
     def _may_take(self, path: Path, status: os.stat_result) -> bool:
-        """Whether a file that is there is this rank's own, of an earlier attempt of its run, or forgotten."""
+        """Return whether an existing file is this rank's own, from an earlier attempt of its run, or forgotten by exporters."""
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
             return False
         return path.name == self._own or time.time() - status.st_mtime > FORGOTTEN_SECONDS or self._is_earlier(path)
@@ -151,16 +151,16 @@ class SpoolFile:
 
 
 def _key(path: Path) -> tuple[int, int]:
-    # Both: the number of a file that is gone is given to a new one.
+    # Both, because the inode number of a removed file is reused.
     status = path.lstat()
     return status.st_ino, status.st_mtime_ns
 
 
 def remove_own(folder: Path, names: Iterable[str]) -> None:
-    """The job is over: remove what its vanished ranks left in the spool. Never raises ``OSError``."""
+    """Remove the spool files that ranks of a finished job left behind. Never raises ``OSError``."""
     for name in names:
         with suppress(OSError):
-            # The folder may be everybody's, and root may remove everybody's files.
+            # The folder may be world-writable, and root could remove other users' files.
             status = (folder / name).lstat()
             if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
                 (folder / name).unlink()

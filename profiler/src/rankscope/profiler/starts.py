@@ -1,8 +1,8 @@
-"""Which attempt a rank of an elastic job belongs to.
+"""Assignment of the ranks of an elastic job to attempts.
 
-An agent counts the restarts of its own workers alone, so the ranks of one start may have different counts, and nothing in their
-environment tells one start from the next. What does: in each start every rank takes its place in an attempt once, and no process
-of a later start begins before the first step of an earlier one.
+An elastic agent counts only the restarts of its own workers. The ranks of one start may therefore have different counts, and
+nothing in their environment distinguishes one start from the next. Two facts do: in each start every rank takes its place in an
+attempt once, and no process of a later start begins before the first step of an earlier one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Final
 from rankscope.runs.records import AttemptInfo, RankInfo
 
 _SKEW_NS: Final = 10 * 10**9
-"""How far the clocks of two hosts may be apart."""
+"""Largest assumed difference between the clocks of two hosts."""
 
 
 def start_key(environment: Mapping[str, str]) -> str | None:
-    """What tells the job of an elastic agent from others in the same folder; ``None`` without such an agent.
+    """Return a key that distinguishes the job of an elastic agent from others in the same folder; ``None`` without an agent.
 
-    Not the address: the agents of one job may have been told the same host by different names.
+    The key leaves out the master address: the agents of one job may know the same host by different names.
     """
     job = environment.get("TORCHELASTIC_RUN_ID")
     if job is None:
@@ -34,9 +34,12 @@ def start_key(environment: Mapping[str, str]) -> str | None:
 
 
 def process_start_unix_ns(pid: int | None = None) -> int | None:
-    """When a process of this host (``None``: this one) began, to a hundredth of a second; ``None``: it is over, or not known."""
+    """Return when a process of this host (``None``: this process) began, to a hundredth of a second.
+
+    Returns ``None`` if the process has ended or its start is not known.
+    """
     with suppress(OSError, ValueError, IndexError):
-        # After the name, which may hold anything: the state, and as the 20th field ticks since boot; see proc(5).
+        # Fields after the name (which may hold any byte): the first is the state, the 20th ticks since boot; see proc(5).
         fields = Path(f"/proc/{'self' if pid is None else pid}/stat").read_bytes().rpartition(b")")[2].split()
         if fields[0] not in (b"Z", b"X"):
             since_boot_ns = int(fields[19]) * (10**9 // os.sysconf("SC_CLK_TCK"))
@@ -45,12 +48,12 @@ def process_start_unix_ns(pid: int | None = None) -> int | None:
 
 
 def is_same_job(mine: AttemptInfo, theirs: AttemptInfo) -> bool:
-    """Whether an attempt is one of the same job with as many ranks."""
+    """Return whether both attempts belong to the same job and have the same number of ranks."""
     return (theirs.start_key, theirs.world_size) == (mine.start_key, mine.world_size)
 
 
 def is_earlier(attempt: AttemptInfo, others: Iterable[RankInfo], *, host: str, began_unix_ns: int | None) -> bool:
-    """Whether ``attempt``, with ``others`` of its ranks, was under way before a process on ``host`` began."""
+    """Return whether ``attempt``, with its ranks ``others``, was under way before a process on ``host`` began."""
     if began_unix_ns is None:
         return False
     for other in others:
@@ -62,9 +65,9 @@ def is_earlier(attempt: AttemptInfo, others: Iterable[RankInfo], *, host: str, b
 
 
 def is_alive(rank: RankInfo, host: str) -> bool:
-    """Whether the process that ``rank`` describes is on ``host`` and has not ended: then this is no later start."""
+    """Return whether the process of ``rank`` is on ``host`` and has not ended: then this is not a later start."""
     if rank.host != host or rank.end_unix_ns is not None:
         return False
     began = process_start_unix_ns(rank.pid)
-    # Begun after that rank's first step: another process that got its number.
+    # A process that began after the rank's first step is another one with a reused pid.
     return began is not None and began <= rank.start_unix_ns

@@ -1,4 +1,4 @@
-"""Recording in one line, from inside the script."""
+"""Recording from inside the training script, in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
 import msgspec
-import torch  # noqa: F401  # before attach, which is what the launcher imports at this moment
+import torch  # noqa: F401  # before attach, as under the launcher, which imports attach after torch
 
 from rankscope.profiler.rank import attach
 from rankscope.profiler.rank.crashes import end_of
@@ -31,11 +31,11 @@ from rankscope.profiler.settings import (
 
 _T = TypeVar("_T")
 _COPY: Final = "h2d"
-"""A section of this name is also the phase."""
+"""Name of the section that is also the phase of this name."""
 
 
 class Section:
-    """A part of a step with a name; see ``StepProfiler.section``. Exceptions pass through it."""
+    """Named part of a step; see ``StepProfiler.section``. Exceptions pass through it."""
 
     __slots__ = ("_name", "_recorder")
 
@@ -58,7 +58,7 @@ class Section:
 
 
 class StepProfiler:
-    """Records the steps between entering and leaving, on every rank that enters.
+    """Context manager that records the steps inside it, on every rank that enters it.
 
     ::
 
@@ -67,21 +67,21 @@ class StepProfiler:
                 ...
                 prof.step(samples=len(batch))
 
-    Steps end where ``step`` is called; phases and waiting are seen as without it. Under ``rankscope run`` the launcher's run
-    directory and settings hold instead of these for the first one; a rank is in a run once, so a later one records where these
-    say. One entered while another recording goes on adds nothing to it. Like all of the recorder it never raises: what goes wrong
-    is said once on stderr and training goes on. With an argument that means nothing, nothing is recorded.
+    Steps end where ``step`` is called; phases and waiting are detected as without it. Under ``rankscope run`` the launcher's run
+    directory and settings replace the arguments of the first ``StepProfiler``. A rank is in a run only once, so a later
+    ``StepProfiler`` uses its own arguments. One that is entered while another recording is active adds nothing to it. Like all of
+    the recorder it never raises: errors are reported once on stderr and training goes on. An invalid argument disables recording.
 
     ``run_dir`` must be the same folder on all ranks and hold no earlier run of this script.
     ``window_*``: profile ``window_steps`` steps from step ``window_first``, then every ``window_every`` (0: once;
     ``None``: as often as the budget allows).
     ``exporter_url``: page of the node's exporter, for hardware samples; ``None``: none are taken.
-    ``otlp_every``: send every so manieth step as a trace over OTLP.
+    ``otlp_every``: send every ``otlp_every``-th step as a trace over OTLP.
     ``budget``: the share of the step time that recording may cost, windows included: ``0.01`` or ``"1%"``.
-    ``spool_dir``: folder of the rank's metrics; by default ``/run/rankscope/spool``, where that is there and writable.
-    ``retain_bytes``: how much a rank may keep; then its oldest records are removed. ``None``: all is kept.
+    ``spool_dir``: folder of the rank's metrics; by default ``/run/rankscope/spool``, if it exists and is writable.
+    ``retain_bytes``: limit of a rank's records; beyond it the oldest are removed. ``None``: all are kept.
     ``coordinates``: this rank's place in the parallel layout, ``{"dp": 3, "tp": 0}`` or ``"dp=3,tp=0"``, where the process groups
-    do not show it; also under ``rankscope run``.
+    do not show it; also used under ``rankscope run``.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class StepProfiler:
             spool = default_spool_dir() if spool_dir is None else Path(spool_dir)
             told: dict[str, object] = {
                 "run_dir": str(Path(run_dir).absolute()),
-                # Every rank makes one up; the run keeps that of the rank that creates it.
+                # Every rank proposes an id; the run keeps that of the rank that creates it.
                 "run_id": f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
                 "name": name,
                 "start_unix_ns": started,
@@ -130,10 +130,10 @@ class StepProfiler:
                 "price_per_gpu_hour": price_per_gpu_hour,
                 "currency": currency,
             }
-            # Not the constructor, which takes what it is given.
+            # The constructor would not check the types.
             settings = msgspec.convert(told, RecorderSettings).told_by(os.environ)
             self._settings = msgspec.structs.replace(settings, coordinates=_as_text(coordinates) or settings.coordinates)
-        except Exception as error:  # noqa: BLE001  # whatever it was told, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self._wrong = str(error) or type(error).__name__
 
     def __enter__(self) -> Self:
@@ -141,13 +141,13 @@ class StepProfiler:
         if launched is not None:
             launched.explicit = True
             if self._settings is not None and self._settings.coordinates is not None:
-                # The launcher's are the same for all ranks.
+                # The launcher's coordinates are the same for all ranks.
                 launched.settings = msgspec.structs.replace(launched.settings, coordinates=self._settings.coordinates)
             self._recorder = launched
         elif self._settings is None:
             _say_not_recorded(self._wrong)
         elif current is None or current.off:
-            # Kineto prints two lines per window otherwise.
+            # Otherwise Kineto prints two lines per window.
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
             self._attach(self._settings)
         if self._recorder is not None:
@@ -159,7 +159,7 @@ class StepProfiler:
             self._recorder = Recorder(settings, explicit=True)
             attach.use(self._recorder)
             attach.adopt_existing(self._recorder)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             reason = str(error) or type(error).__name__
             if self._recorder is not None:
                 self._recorder.disable(reason)
@@ -171,28 +171,29 @@ class StepProfiler:
             self._recorder.close(end_of(error))
 
     def data(self, loader: Iterable[_T]) -> Iterable[_T]:
-        """The batches of ``loader``, any iterable; the time each takes is the step's data phase."""
+        """Return the batches of ``loader``, any iterable; the time each takes is the step's data phase."""
         return (_SizedBatches if hasattr(loader, "__len__") else _Batches)(loader, self._recorder)
 
     def step(self, *, samples: int | None = None, tokens: int | None = None, flops: float | None = None) -> None:
-        """The step ends here.
+        """End the step.
 
-        ``samples`` and ``tokens`` of this rank's batch, where you know better than the first tensor's first dimension; ``flops``
-        that this rank computed in the step. Plain numbers: a tensor on a device would have to be waited for, and is not recorded.
+        ``samples`` and ``tokens``: size of this rank's batch, where it differs from the first tensor's first dimension.
+        ``flops``: floating-point operations that this rank computed in the step. Pass plain numbers: a tensor on a device would
+        have to be waited for, and is not recorded.
         """
         if self._recorder is not None:
             self._recorder.step(samples, tokens, flops)
 
     def section(self, name: str) -> Section:
-        """``with prof.section("loss"): …``: the time in it, over all times in a step, is in the step's record under this name.
+        """Measure a section: ``with prof.section("loss"): …`` adds its time to the step's record under this name.
 
-        Sections may lie inside each other. At most ten names per step, of at most 32 bytes. The one called ``h2d`` is the phase
-        of that name: copying the batch to the device.
+        Sections may be nested. A step has at most ten names, each of at most 32 bytes. The section ``h2d`` is the phase of that
+        name: copying the batch to the device.
         """
         return Section(self._recorder, name)
 
     def tag(self, tag: str) -> None:
-        """Note what happens in this step: ``"eval"``, ``"checkpoint"``, or a word of your own."""
+        """Tag this step with an activity in it: ``"eval"``, ``"checkpoint"``, or a word of your own."""
         if self._recorder is not None:
             self._recorder.tag(tag)
 
@@ -204,7 +205,7 @@ def _as_text(coordinates: str | Mapping[str, int] | None) -> str | None:
 
 
 class _Batches(Iterable[_T]):
-    """What ``data`` returns: the batches of ``loader``, anew for every epoch, with the time each took reported."""
+    """Result of ``data``: the batches of ``loader``, iterable once per epoch, with the time of each reported."""
 
     def __init__(self, loader: Iterable[_T], recorder: Recorder | None) -> None:
         self._loader = loader
@@ -215,14 +216,14 @@ class _Batches(Iterable[_T]):
 
 
 class _SizedBatches(_Batches[_T]):
-    """Of a loader with a length."""
+    """Batches of a loader that has a length."""
 
     def __len__(self) -> int:
         return len(cast("Sized", self._loader))
 
 
 class _BatchIterator(Iterator[_T]):
-    """Keeps no batch: it must not live longer than the script lets it."""
+    """Iterator that reports the time of each batch and keeps no reference, so that the script controls a batch's lifetime."""
 
     def __init__(self, iterator: Iterator[_T], recorder: Recorder | None) -> None:
         self._iterator = iterator

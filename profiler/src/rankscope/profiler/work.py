@@ -1,4 +1,4 @@
-"""What a step worked on, and the words for what happened in it."""
+"""Amount of work in a step, and its tags."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _MAX_TAGS: Final = 8
 
 
 class StepWork:
-    """Of the current step."""
+    """Work and tags of the current step."""
 
     def __init__(self) -> None:
         self.tags: list[str] = []
         self.work: tuple[int | None, int | None] = (None, None)
-        """Samples and input elements so far."""
+        """Samples and input elements of the step so far."""
 
     def add_work(self, samples: int | None, elements: int | None) -> None:
-        """The step works on a batch of so many samples and elements, too."""
+        """Add a batch of ``samples`` samples and ``elements`` input elements to the step."""
         before = self.work
         self.work = _sum(before[0], samples), _sum(before[1], elements)
 
     def tag(self, tag: str) -> None:
-        """``tag`` happens in the step."""
+        """Add ``tag`` to the step, if it is new and fewer than ``_MAX_TAGS`` are set."""
         tag = short(tag)
         if tag not in self.tags and len(self.tags) < _MAX_TAGS:
             self.tags.append(tag)

@@ -1,6 +1,7 @@
-"""Attaches the recorder to every Python of a launched job, by being first on PYTHONPATH.
+"""Attaches the recorder to every Python process of a launched job, by being first on PYTHONPATH.
 
-It must cost nothing where nothing is trained: it only waits for ``torch`` to be imported. It runs the ``sitecustomize`` it hides.
+It must cost nothing in processes that do not train: it only waits for the import of ``torch``. It runs the ``sitecustomize``
+that it hides.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from _thread import get_ident
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-# pathlib would be a third of what this file costs every Python process of the job.
+# Importing pathlib would take a third of this file's cost in every Python process of the job.
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 _SAID = "RANKSCOPE_SAID_MISSING"
-# What starts the ranks and trains nothing itself, as a program and as the modules behind it.
+# Programs that start the ranks and do not train themselves, and the modules behind them.
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric")
 _LAUNCHER_MODULES = (
     "torch.distributed.run",
@@ -30,13 +31,13 @@ _LAUNCHER_MODULES = (
 
 
 def _trains() -> bool:
-    """Whether training could happen here: not in launchers, compile workers, or jobs without a run."""
+    """Return whether this process may train: launchers, compile workers and jobs without a run do not."""
     if not os.environ.get("RANKSCOPE_RUN_DIR"):
         return False
     words = sys.orig_argv
     if any("compile_worker" in word for word in words):
         return False
-    # As in `torchrun …` or `python -m torch.distributed.run …`, but no script with such a word among its arguments.
+    # Matches `torchrun …` and `python -m torch.distributed.run …`, but not a script with such a word as an argument.
     program = next((index for index, word in enumerate(words[1:], 1) if word == "-m" or not word.startswith("-")), None)
     if program is None:
         return True
@@ -47,9 +48,9 @@ def _trains() -> bool:
 
 
 class _WaitForTorch:
-    """A finder that finds nothing; it sees torch being imported and attaches the recorder after it.
+    """Meta path finder that attaches the recorder after the import of torch.
 
-    Being asked is no import yet: ``importlib.util.find_spec("torch")`` asks, too.
+    A call of ``find_spec`` is no import yet: ``importlib.util.find_spec("torch")`` calls it too.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class _WaitForTorch:
             self._asking.discard(here)
         try:
             _call_after(spec, self._attach)
-        except Exception as error:  # noqa: BLE001  # a loader of somebody's own must still load torch
+        except Exception as error:  # noqa: BLE001  # a custom loader must still load torch
             _say(f"torch's loader cannot be followed: {error}. Training goes on.")
         return spec
 
@@ -104,14 +105,14 @@ def _attach() -> None:
 
 
 def _say(reason: str) -> None:
-    """The one line that explains why there will be no record."""
+    """Print once, on local rank 0, why this job is not recorded."""
     if not os.environ.get(_SAID) and os.environ.get("LOCAL_RANK", "0") == "0":
         os.environ[_SAID] = "1"
         print(f"rankscope: not recording: {reason}", file=sys.stderr)
 
 
 def _run_hidden() -> None:
-    """Run the ``sitecustomize`` that would have run without ours."""
+    """Run the ``sitecustomize`` that this one hides."""
     elsewhere = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is None or spec.loader is None:

@@ -1,7 +1,7 @@
-"""The process beside each rank that writes what the rank recorded: ``python -m rankscope.profiler.helper SCRATCH``.
+"""Helper process beside each rank, which writes the rank's records: ``python -m rankscope.profiler.helper SCRATCH``.
 
-It reads the ring, writes the run directory and the spool file, reduces profiler windows, and notices the end of the rank by the
-end of its own standard input. It is niced, ignores the signals meant for the job, and never loads torch.
+It reads the ring, writes the run directory and the spool file, and reduces profiler windows. It detects the end of the rank by
+the end of its own standard input. It is niced, ignores the signals meant for the job, and never loads torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ POLL_SECONDS: Final = 0.2
 
 
 class Helper:
-    """Everything of one rank, from its first step to its end."""
+    """Helper of one rank, from its first step to its end."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
@@ -55,7 +55,7 @@ class Helper:
         self._disabled = False
         self._noted = self._ticked = False
         self._steps_in_a_row = 0
-        """Entries, the last ones that were read, that are raw steps."""
+        """Number of consecutive raw steps among the last entries read."""
         self._missed_windows = 0
         around = Surroundings(
             hello=self._hello,
@@ -81,14 +81,14 @@ class Helper:
         )
 
     def run(self) -> None:
-        """Work until the rank is gone, then finish."""
+        """Work until the rank has ended, then finish."""
         parent = os.getppid()
         os.set_blocking(0, False)
         make_decoders()
         self._storing.start()
         sweep()
         while True:
-            # Asked before the ring is read: after the rank's end one more reading sees everything.
+            # Checked before reading the ring: after the rank's end one more reading gets everything.
             gone = _rank_is_gone(parent)
             while self._take(ended=gone):
                 pass
@@ -110,7 +110,7 @@ class Helper:
         self._finish()
 
     def _tick(self) -> None:
-        # Metrics carry the identity of the run, which another rank may have made.
+        # Metrics carry the identity of the run, which another rank may have created.
         if self._storing.settled:
             self._ticked = True
             self._duties.tick()
@@ -126,7 +126,7 @@ class Helper:
             self._steps_in_a_row = self._steps_in_a_row + 1 if kind == EntryKind.RAW_STEP else 0
             try:
                 self._take_entry(kind, payload)
-            except Exception as error:  # noqa: BLE001  # one entry that makes no sense may not cost those behind it
+            except Exception as error:  # noqa: BLE001  # one invalid entry must not cost the entries after it
                 self._store.lose(1, error)
         self._free()
         if self._ring.disabled_reason and not self._disabled:
@@ -135,7 +135,7 @@ class Helper:
         return len(entries)
 
     def _free(self) -> None:
-        # What is not a record yet stays in the ring: should this process be killed, the next one reads it again.
+        # Entries that are not records yet stay in the ring: if this process is killed, the next one reads them again.
         self._ring.free(keep=min(self._joining.unshared, self._steps_in_a_row))
 
     def _take_entry(self, kind: int, payload: bytes) -> None:
@@ -210,7 +210,7 @@ class Helper:
 
 
 def _rank_is_gone(parent: int) -> bool:
-    # A forked child of the rank may keep the pipe open; a new parent says the same.
+    # A forked child of the rank may keep the pipe open; a new parent process also shows that the rank has ended.
     if os.getppid() != parent:
         return True
     try:
@@ -220,9 +220,9 @@ def _rank_is_gone(parent: int) -> bool:
 
 
 def main(scratch: Path) -> None:
-    """Run, and leave nothing in local memory whatever happens."""
+    """Run the helper, and remove its scratch folder from local memory even after an error."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # The job is being stopped; the helper's end is the end of the rank.
+        # These signals stop the job; the helper ends when the rank does.
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(10)

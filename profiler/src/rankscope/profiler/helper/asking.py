@@ -1,4 +1,4 @@
-"""The other ranks' part in coordination: ask rank 0's helper, and read its file while that cannot be reached."""
+"""Coordination on ranks other than 0: query rank 0's helper, and read its file while it cannot be reached."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rankscope.runs.segments import open_regular
 
 _MAX_READ: Final = 1 << 20
 _FILE_SECONDS: Final = 3.0
-"""How often a rank that cannot reach the store looks into the file."""
+"""Interval at which a rank that cannot reach the server reads the file."""
 _AGAIN_SECONDS: Final = 60.0
-"""And how often it then tries the store, after a few failures."""
+"""Interval at which it tries the server again after ``_FAILURES`` failures."""
 _FAILURES: Final = 3
 
 
 class Asking:
-    """Any other rank: asks rank 0's helper, and reads the file while that cannot be reached."""
+    """Client of rank 0's helper on any other rank; it reads the file while the helper cannot be reached."""
 
     def __init__(self, around: Surroundings, hear: Callable[[Iterable[SideWindow]], None], *, since: int) -> None:
         hello = around.hello
@@ -45,17 +45,17 @@ class Asking:
         self.report: RankReport | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; a thread that hangs in a disk or a network ends with the process."""
+        """Stop the thread without waiting; one that hangs on a disk or a network ends with the process."""
         self._stop.set()
 
     def _work(self) -> None:
         try:
             self._ask_again_and_again()
-        except Exception as error:  # noqa: BLE001  # nobody else hears of what goes wrong on this thread
+        except Exception as error:  # noqa: BLE001  # nothing else reports errors of this thread
             self._around.say(f"asking rank 0 failed ({type(error).__name__}: {error}); windows it announces are left out")
 
     def _ask_again_and_again(self) -> None:
@@ -80,12 +80,12 @@ class Asking:
                 self._client = SideClient(read_address(address_file(self._folder)))
             self._hear(self._client.exchange(report))
         except (OSError, ValueError):
-            self._client = None  # another may be there the next time
+            self._client = None  # the address may be another one next time
             return False
         return True
 
     def _read_file(self) -> None:
-        """What was announced since the file was last read; whole lines only."""
+        """Pass on the windows announced since the last reading of the file; whole lines only."""
         try:
             with open_regular(segment(self._folder, "plan", 0), links=False) as file:
                 file.seek(self._offset)
@@ -95,10 +95,10 @@ class Asking:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole) or (len(data) if len(data) == _MAX_READ else 0)
         rank = self._around.hello.rank.rank
-        # No more are ahead at a time, whatever the file says.
+        # No more windows are planned ahead at a time, even if the file has more.
         windows = deque[SideWindow](maxlen=MAX_WINDOWS)
         for line in whole.splitlines():
-            # As untrusted as what comes over the network: others may be able to write here.
+            # As untrusted as network input: other users may be able to write the file.
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 planned, window = msgspec.json.decode(line, type=PlannedWindow), msgspec.json.decode(line, type=SideWindow)
                 if window.first > self._since and concerns(planned, rank):

@@ -1,6 +1,6 @@
-"""The helper's duty to have all ranks profile the same steps: rank 0's helper plans, the others ask it, each tells its rank.
+"""Duty of the helper to make all ranks profile the same steps: rank 0's helper plans, the others query it.
 
-Files and sockets are threads' business; the main thread reports, and passes on what has been announced.
+Each helper announces the windows to its rank. Threads handle files and sockets; the main thread makes reports and announces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORGET_STEPS: Final = 10_000
 
 
 class Coordination(Duty):
-    """``missed`` counts a window that this rank will not profile, with the reason."""
+    """Duty that reports to rank 0 and announces windows. ``missed`` counts a window that is not profiled, with the reason."""
 
     def __init__(self, around: Surroundings, ring: RingReader, missed: Callable[[str], None]) -> None:
         self._around = around
@@ -35,18 +35,18 @@ class Coordination(Duty):
         self._period = exchange_seconds(around.hello.rank.world_size, around.hello.settings.plan_ahead_seconds)
         self._lock = threading.Lock()
         self._heard: dict[int, SideWindow] = {}
-        """Windows of this rank by their first step, told by whichever thread; kept a while after they are over."""
+        """Windows of this rank by their first step, added by any thread; kept for a while after they are over."""
         self._told: set[int] = set()
-        """Those that the training thread has been asked for, or was to be and it was too late."""
+        """First steps of the windows that were announced to the training thread, or that came too late for that."""
         self._number = 0
         self._post: Planning | Asking | None = None
 
     def step(self, record: StepRecord) -> None:
-        """Count it."""
+        """Add a step to the pace."""
         self._pace.add(record)
 
     def tick(self) -> None:
-        """Report now and then, and announce."""
+        """Update the report when it is due, and announce windows."""
         step = self._pace.last_step
         settings = self._around.hello.settings
         if step is None or (settings.window_steps <= 0 and self._around.hello.rank.rank):
@@ -54,7 +54,7 @@ class Coordination(Duty):
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._period / 2
             info = self._around.info()
-            # Switched off, it stays at its last step, and the planner would wait for it for ever; so it is to be forgotten.
+            # A disabled recorder stays at its last step; without reports the planner forgets it instead of waiting forever.
             report = None if info.disabled_reason else self._pace.report(info)
             if self._post is None and self._around.begun():
                 if self._around.hello.rank.rank:
@@ -72,9 +72,10 @@ class Coordination(Duty):
                 self._heard.setdefault(window.first, window)
 
     def _announce(self, step: int) -> None:
-        """Ask the training thread for each window once, as soon as it has heard of the one before.
+        """Announce each window to the training thread once, as soon as it has read the previous announcement.
 
-        Not only when that is over: this sees a step's end later than the thread, and the next window may be a step away.
+        Waiting for the end of the previous window would be too late: the helper sees the end of a step later than the thread,
+        and the next window may be one step away.
         """
         with self._lock:
             for first in [first for first in self._heard if first < step - _FORGET_STEPS]:
@@ -91,7 +92,7 @@ class Coordination(Duty):
                 return
             self._told.add(window.first)
 
-    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # it ends either way
-        """Nobody needs to plan for this rank any more."""
+    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # the same for every end
+        """Stop planning or asking for this rank."""
         if self._post is not None:
             self._post.stop()

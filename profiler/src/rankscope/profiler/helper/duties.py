@@ -1,4 +1,4 @@
-"""What the helper does besides writing records: each a duty of its own, and a duty that fails costs only itself."""
+"""Duties of the helper besides writing records; a duty that fails does not affect the others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rankscope.runs.records import RankInfo, RunInfo, StepBreakdown, StepRecord
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a duty may ask.
+    """Context of a duty.
 
-    ``run`` is the identity of the run as its folder has it, ``info`` the rank as ``rank.json`` would have it now, ``say`` prints
-    a line for people on stderr. ``begun``: whether this rank has its place in the run directory.
+    ``run`` returns the identity of the run as stored in its folder, ``info`` the current content of ``rank.json``. ``say`` prints
+    a message to stderr. ``begun`` returns whether this rank has its place in the run directory.
     """
 
     hello: Hello
@@ -28,19 +28,19 @@ class Surroundings:
 
 
 class Duty:
-    """Called on the helper's main thread, which also empties the ring: nothing here may take long or wait."""
+    """Base class of duties. Methods run on the helper's main thread, which also empties the ring, so none may block."""
 
     def step(self, record: StepRecord) -> None:
-        """The rank has done a step."""
+        """Handle a step of the rank."""
 
     def breakdown(self, breakdown: StepBreakdown) -> None:
-        """A profiled step has been reduced."""
+        """Handle the breakdown of a profiled step."""
 
     def tick(self) -> None:
-        """A few times a second."""
+        """Do periodic work; called a few times a second."""
 
     def end(self, *, vanished: bool) -> None:
-        """The rank is gone; ``vanished``: without a word. Not called when the helper is killed."""
+        """Handle the end of the rank; ``vanished``: it reported none. Not called if the helper is killed."""
 
 
 class Duties:
@@ -70,10 +70,10 @@ class Duties:
         for duty in tuple(self._duties):
             try:
                 call(duty)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the records are written
+            except Exception as error:  # noqa: BLE001  # no error may stop the records
                 self._duties.remove(duty)
                 with suppress(Exception):
-                    # What it keeps for others, a file of metrics say, would look as if the rank had fallen silent.
+                    # A stale file of the duty, such as its metrics, would look as if the rank had stopped.
                     duty.end(vanished=False)
                 with suppress(Exception):
                     self._say(f"{type(duty).__name__} failed ({type(error).__name__}: {error}); recording goes on without it")

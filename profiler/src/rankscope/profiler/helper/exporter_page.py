@@ -1,6 +1,6 @@
-"""The GPUs on a page of the node's exporter: the few of its series that a run keeps, in the units they have there.
+"""Parser of the GPU series on a page of the node's exporter that a run keeps, in the exporter's units.
 
-The names are those of the exporter's catalogue; what a page does not have is ``None`` in the sample.
+Metric names are those of the exporter's catalogue; a value that the page lacks is ``None`` in the sample.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ESCAPE: Final = re.compile(r"\\(.)")
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The field of a sample that a metric becomes: the sum of its series that have ``label``."""
+    """Target field of a metric in a sample: the sum of the metric's series that have ``label``."""
 
     field: str
     whole: bool = False
@@ -49,7 +49,7 @@ _KEPT: Final[dict[str, _Kept]] = {
     "gpu_nvlink_links": _Kept("nvlinks_down", whole=True, label=("state", "down")),
 }
 PROGRAMS: Final = frozenset(("8", "11", "13", "25", "31", "43", "45", "68", "69", "137"))
-"""Codes of Xids that come from programs, by the exporter's table of them."""
+"""Codes of the Xid errors that programs cause, according to the exporter's table."""
 
 _XIDS, _OF_PROGRAMS = "gpu_xid_errors_total", "xid_errors_of_programs"
 _INFO, _MIG_INFO, _UP, _DOWN, _THROTTLE = "gpu_info", "gpu_mig_info", "gpu_up", "gpu_down_info", "gpu_throttle_active"
@@ -68,9 +68,9 @@ class _Gpu:
 
 
 def read_page(page: bytes, unix_ns: int) -> list[HardwareSample]:
-    """A sample of each GPU and MIG device, one with ``missing`` of each GPU that the exporter gets no answer from.
+    """Return a sample per GPU and MIG device; it has ``missing`` set if the exporter gets no answer from the GPU.
 
-    Raises ``ValueError`` when a series that is needed cannot be read: half a page would be GPUs that are gone.
+    Raises ``ValueError`` if a needed series cannot be parsed: with half a page, GPUs would seem to have disappeared.
     """
     gpus: dict[str, _Gpu] = {}
     for line in page.decode().split("\n"):

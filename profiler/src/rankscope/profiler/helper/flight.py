@@ -1,4 +1,4 @@
-"""The helper's duty to bring Flight Recorder dumps into the run: those torch writes by itself, and those people ask for."""
+"""Duty of the helper to copy Flight Recorder dumps into the run: those torch writes by itself, and requested ones."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer,
 from rankscope.runs.paths import flight_dir
 
 CHECK_SECONDS: Final = 1.0
-"""From one look to the next at least; more with many ranks, which all look at the same disk."""
+"""Least time between two checks; longer with many ranks, because all check the same disk."""
 ANSWER_SECONDS: Final = 20.0
-"""How long a rank may take: its dump needs the lock of its interpreter, which a stuck one may hold."""
+"""Longest wait for a rank's dump, which needs the interpreter's lock; a stuck thread may hold it."""
 REST_SECONDS: Final = 10.0
-"""Between two dumps on request: each stops the training for a moment, if it still runs."""
+"""Least time between two requested dumps: each stops training for a moment, if it still runs."""
 KEPT: Final = 8
-"""Dumps on request that are kept of each rank; the oldest go."""
+"""Number of requested dumps kept per rank; the oldest are removed."""
 END_SECONDS: Final = 10.0
 _TOO_SOON: Final = f"another dump was asked for less than {REST_SECONDS:.0f} s ago"
 
 _REQUESTS: Final = 1
-"""Our standard output: the rank reads it, see ``flight_dump``."""
+"""File descriptor of the helper's standard output, which the rank reads, see ``flight_dump``."""
 _TEMP_FILE: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _PIPE_FILE: Final = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
@@ -42,15 +42,15 @@ _PIPE_FILE: Final = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 class _Asked:
     deadline: float
     piped: bool = False
-    """Whether torch's own pipe has been tried, too."""
+    """True if torch's own pipe has been tried too."""
     given_up: bool = False
-    """Whether it has been said that there is no dump; one that comes late is taken all the same."""
+    """True if the request was answered with a failure; a late dump is still taken."""
 
 
 class FlightDumps(Duty):
-    """Watches for dumps of its rank, and asks for them when somebody asked for them in ``control/``.
+    """Duty that collects dumps of its rank, and requests them from the rank on requests in ``control/``.
 
-    It does so on a thread, to which everything here but ``tick`` and ``end`` belongs: the disk may be slow, or away.
+    All of it but ``tick`` and ``end`` runs on a thread of its own, because the disk may be slow or unavailable.
     """
 
     def __init__(self, around: Surroundings) -> None:
@@ -62,7 +62,7 @@ class FlightDumps(Duty):
             self._run,
             "dump",
             since_unix_ns=hello.rank.start_unix_ns,
-            # Once for the job is enough.
+            # One report per job is enough.
             report=around.say if self._rank == 0 else lambda _: None,
             rank=self._rank,
             clears=self._rank == 0,
@@ -70,14 +70,14 @@ class FlightDumps(Duty):
         self._watchdog = WatchdogFile.of_environment(self._rank, newer_than_ns=hello.rank.start_unix_ns)
         self._period = max(CHECK_SECONDS, exchange_seconds(hello.rank.world_size, hello.settings.plan_ahead_seconds))
         self._attempt = hello.rank.attempt
-        """Certain once the rank has its place in the run."""
+        """Attempt of the rank; certain once the rank has its place in the run."""
         self._due = 0.0
         self._looks = False
-        """Whether the thread has not come to the end of the last look."""
+        """True while the thread has not finished the last check."""
         self._begun = False
         self._asked: dict[str, _Asked] = {}
         self._refused: dict[str, float] = {}
-        """Refusals that another rank speaks of, and when it should have done so."""
+        """Refused requests that another rank should answer, with the time by which it should have done so."""
         self._rest_until = 0.0
         self._kept: list[list[Path]] = []
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -85,7 +85,7 @@ class FlightDumps(Duty):
         self._failed = False
 
     def tick(self) -> None:
-        """Have looked for requests, for answers to them, and for what torch wrote."""
+        """Start a check for requests, for dumps in reply to them, and for dumps written by torch."""
         if self._looks or time.monotonic() < self._due or not self._around.begun():
             return
         self._due = time.monotonic() + self._period
@@ -94,7 +94,7 @@ class FlightDumps(Duty):
         self._do(self._look)
 
     def end(self, *, vanished: bool) -> None:
-        """The last chance: what killed the rank may have been the watchdog, after its dump."""
+        """Collect the last dumps: the watchdog may have killed the rank after writing one."""
         del vanished
         if not self._around.begun():
             return
@@ -107,7 +107,7 @@ class FlightDumps(Duty):
     def _look(self) -> None:
         if not self._begun:
             self._begun = True
-            with suppress(OSError):  # whoever asks can make it, too
+            with suppress(OSError):  # the requester can make it too
                 make_control_dir(self._run)
         for request in self._inbox.pending():
             self._ask(request)
@@ -134,7 +134,7 @@ class FlightDumps(Duty):
             self._answer(name, "the process still owes the dump that was asked for before")
             return
         if time.monotonic() < self._rest_until:
-            # The same on all ranks but for what only some were asked: one speaks for all, and the others when it does not.
+            # Ranks that got the same requests refuse alike: one rank answers for all, and the others only if it does not.
             if self._rank == min(request.ranks or [0]):
                 self._answer(name, _TOO_SOON, for_all=True)
             else:
@@ -163,7 +163,7 @@ class FlightDumps(Duty):
         except OSError:
             if asked.given_up or time.monotonic() < asked.deadline:
                 return
-            # NCCL's own thread may still be able to, where somebody has told torch to listen.
+            # NCCL's own thread may still be able to dump, if torch's pipe is enabled.
             if not asked.piped and self._watchdog is not None and write_to_pipe(self._rank):
                 asked.piped, asked.deadline = True, time.monotonic() + ANSWER_SECONDS
                 return
@@ -210,14 +210,14 @@ class FlightDumps(Duty):
             ranks=None if for_all else [self._rank],
             answered_unix_ns=time.time_ns(),
         )
-        with suppress(OSError):  # whoever asked sees that nothing comes
+        with suppress(OSError):  # the requester sees that there is no answer
             answer(self._run, given, rank=None if for_all else self._rank)
 
     def _collect_watchdog(self, *, last: bool = False) -> None:
         found = None if self._watchdog is None else self._watchdog.complete(last=last)
         if found is None:
             return
-        # When a request was answered by way of torch's pipe, this is its dump.
+        # If a request was sent through torch's pipe, this is its dump.
         name = next((name for name, asked in self._asked.items() if asked.piped), None)
         if name is None:
             self._keep(found, self._target("watchdog-nccl"))
@@ -239,7 +239,7 @@ class FlightDumps(Duty):
         self._around.say(f"the Flight Recorder wrote a dump; it is in {target}")
 
     def _remove(self, source: Path) -> None:
-        # Not what torch wrote where somebody else told it to.
+        # A file at a path that the user set for torch stays.
         if is_flight_file(source):
             with suppress(OSError):
                 source.unlink(missing_ok=True)
@@ -254,39 +254,39 @@ class FlightDumps(Duty):
         while (work := self._work.get()) is not None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001  # nobody else hears of what goes wrong on this thread
-                # The last look has not come to its end, so there is none after it but that at the end.
+            except Exception as error:  # noqa: BLE001  # nothing else reports errors of this thread
+                # The failed check never counts as finished, so the only further check is the one at the end.
                 self._around.say(f"FlightDumps failed ({type(error).__name__}: {error}); recording goes on without it")
 
 
 class WatchdogFile:
-    """The file that torch writes by itself, and when it is complete.
+    """Dump file that torch's watchdog writes by itself, and detection of its completion.
 
-    Its default place is not looked at: other jobs' ranks of the same number write there, too.
+    The default path is not checked, because ranks of the same number in other jobs write there too.
     """
 
     def __init__(self, path: Path, *, newer_than_ns: int) -> None:
         self._path = path
-        # A name that the recorder chose nobody else has.
+        # A name that the recorder chose is unique, so the file's age does not matter.
         self._newer_than = 0 if is_flight_file(path) else newer_than_ns
         self._seen: tuple[int, int] | None = None
         self._taken: tuple[int, int] | None = None
 
     @classmethod
     def of_environment(cls, rank: int, *, newer_than_ns: int) -> WatchdogFile | None:
-        """The one that the rank's torch has been told to write; we have its environment. ``None``: it was told nothing."""
+        """Return the file set for the rank's torch in the environment, which the helper shares. ``None``: none is set."""
         prefix = next((value for name in _TEMP_FILE if (value := os.environ.get(name))), None)
         return None if prefix is None else cls(Path(f"{prefix}{rank}"), newer_than_ns=newer_than_ns)
 
     def complete(self, *, last: bool = False) -> Path | None:
-        """The file, once, when it is there and no longer grows; ``last``: or whatever there is of it."""
+        """Return the file once, when it exists and no longer grows; with ``last`` even if it may still grow."""
         try:
             found = self._path.stat(follow_symlinks=False)
         except OSError:
             return None
         state = (found.st_size, found.st_mtime_ns)
         before, self._seen = self._seen, state
-        # Pipes write a file anew, and so may torch: another state is another dump.
+        # Torch may rewrite the file, as after a request through its pipe: another state is another dump.
         if state == self._taken or not found.st_size or found.st_mtime_ns < self._newer_than:
             return None
         if state != before and not last:
@@ -296,7 +296,7 @@ class WatchdogFile:
 
 
 def write_to_pipe(rank: int) -> bool:
-    """Ask torch itself for its dump, where somebody had it listen (one pipe per rank). Returns whether it may have heard."""
+    """Request a dump through torch's own pipe (one per rank), if the user enabled it. Return whether torch may receive it."""
     stem = os.environ.get(_PIPE_FILE)
     if not stem:
         return False
@@ -309,7 +309,7 @@ def write_to_pipe(rank: int) -> bool:
             return False
         os.write(pipe, b"dump\n")
     except OSError as error:
-        return error.errno == errno.EAGAIN  # full of requests that it has not read yet
+        return error.errno == errno.EAGAIN  # full of unread requests
     else:
         return True
     finally:

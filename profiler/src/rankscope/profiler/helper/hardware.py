@@ -1,4 +1,4 @@
-"""The helper's duty to sample the host's GPUs: one helper of each host and run asks the node's exporter, the others stand by."""
+"""Duty of the helper to sample the host's GPUs: one helper per host and run queries the node's exporter, the others stand by."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rankscope.runs.records import HardwareSample
 
 SAMPLE_SECONDS: Final = 5.0
 ELECTION_SECONDS: Final = 3.0
-"""How often those that stand by try to take over."""
+"""Interval at which helpers that stand by try to take over."""
 CLOSING_SECONDS: Final = 1.0
-"""How long a slow disk may hold up the end."""
+"""Longest delay of the end by a slow disk."""
 
 _SAID: Final = b"absent"
 _ABSENT: Final = "absent"
 
 
 class Hardware(Duty):
-    """Stands by, and samples once it is elected."""
+    """Duty that stands by, and samples once it is elected."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
@@ -43,7 +43,7 @@ class Hardware(Duty):
                 self._give_up(str(error))
 
     def tick(self) -> None:
-        """Try to be elected when it is time. Whoever is has a thread for the rest."""
+        """Try to be elected when it is due. The elected helper samples on a thread."""
         if self._sampler is not None:
             if self._sampler.at_work:
                 return
@@ -52,7 +52,7 @@ class Hardware(Duty):
             return
         self._due = time.monotonic() + ELECTION_SECONDS
         if self._lock is None:
-            # Not before: until then the run's id is only this rank's proposal.
+            # Only now, because before ``begun`` the run's id is only this rank's proposal.
             self._lock = HostLock(self._around.run().run_id)
         try:
             if not self._lock.take():
@@ -64,11 +64,11 @@ class Hardware(Duty):
 
     def _give_up(self, reason: str | None = None) -> None:
         self._target = None
-        # Nobody is elected to say what is wrong for all of them.
+        # No helper is elected to report a problem of all ranks, so the first rank of the host does.
         if reason is not None and not self._around.hello.rank.local_rank:
             self._around.say(f"no hardware samples: {reason}")
 
-    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # the host goes on either way
+    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # sampling is of the host, not of the rank
         """Let another helper take over."""
         if self._sampler is not None:
             self._sampler.end()
@@ -77,9 +77,9 @@ class Hardware(Duty):
 
 
 class Sampler:
-    """Asks, and hands what it learns to the log, until it is ended or is the holder of ``lock`` no more.
+    """Thread that queries the exporter and passes samples to the log, until it is ended or no longer holds ``lock``.
 
-    ``give_up``: there is nothing to be sampled any more, nor to be elected for.
+    ``give_up`` is called when there is nothing left to sample, so no further election is needed.
     """
 
     def __init__(self, target: Target, lock: HostLock, around: Surroundings, give_up: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ class Sampler:
         self._lock = lock
         self._give_up = give_up
         self._say = around.say
-        # Who has no GPU and asked for no exporter misses nothing; that there was none is in the run all the same.
+        # Without a GPU and without an explicit exporter, its absence is recorded in the run but not printed.
         self._silent = hello.rank.device_kind == "cpu" and hello.settings.exporter_url == EXPORTER_URL
         self._history = History(hello.rank.gpu_uuid)
         self._log = SampleLog(Path(hello.settings.run_dir), hello.rank.host, around.say)
@@ -99,11 +99,11 @@ class Sampler:
 
     @property
     def at_work(self) -> bool:
-        """Whether it still samples."""
+        """True while it samples."""
         return self._thread.is_alive()
 
     def end(self) -> None:
-        """Stop, and wait a moment for what is to be written; not for an answer of the exporter."""
+        """Stop, and wait a moment for pending writes, but not for a reply of the exporter."""
         with self._ending:
             if not self._ended.is_set():
                 self._ended.set()
@@ -113,7 +113,7 @@ class Sampler:
     def _run(self) -> None:
         try:
             self._sample()
-        except Exception as error:  # noqa: BLE001  # whatever it is, the records of the steps are written
+        except Exception as error:  # noqa: BLE001  # no error may stop the step records
             self._give_up()
             self._say(f"no more hardware samples: {type(error).__name__}: {error}")
         self.end()
@@ -121,7 +121,7 @@ class Sampler:
     def _sample(self) -> None:
         due = time.monotonic()
         while not self._ended.wait(max(0.0, due - time.monotonic())) and self._lock.held():
-            # The next one is that much after this one was due, unless it took longer.
+            # The next sample is due ``SAMPLE_SECONDS`` after this one was, unless sampling took longer.
             due = max(due + SAMPLE_SECONDS, time.monotonic())
             rows = self._ask()
             if self._ended.is_set():
@@ -150,21 +150,21 @@ class Sampler:
 
 
 class History:
-    """What of an answer is worth a row: every value is, but that there is none only when that is new."""
+    """Filter of rows: every row with values passes, but a missing GPU or exporter only when that is new."""
 
     def __init__(self, expected: str | None) -> None:
         self._known = {} if expected is None else {_bare(expected): expected}
         self._missing: dict[str | None, str] = {}
 
     def absent(self, reason: str, unix_ns: int) -> list[HardwareSample]:
-        """The exporter did not answer."""
+        """Return the rows for an exporter that did not answer."""
         if self._missing.get(None) == _ABSENT:
             return []
         self._missing = {None: _ABSENT}
         return [HardwareSample(unix_ns=unix_ns, missing=reason)]
 
     def seen(self, answer: list[HardwareSample], unix_ns: int) -> list[HardwareSample]:
-        """The exporter answered with these GPUs."""
+        """Return the rows for an exporter that answered with the GPUs in ``answer``."""
         found = {_bare(row.gpu_uuid): row.gpu_uuid for row in answer if row.gpu_uuid is not None}
         rows = [
             HardwareSample(unix_ns=unix_ns, gpu_uuid=uuid, missing="the exporter does not show this GPU")
@@ -189,5 +189,5 @@ class History:
 
 
 def _bare(uuid: str) -> str:
-    # CUDA gives a MIG device's uuid without saying that it is one.
+    # CUDA reports the uuid of a MIG device without the prefix of MIG devices.
     return uuid.partition("-")[2]

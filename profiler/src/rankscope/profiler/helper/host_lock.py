@@ -1,4 +1,4 @@
-"""One helper per host and run: a lock on local memory that its holder loses when it ends, however it ends."""
+"""Lock on local memory for one helper per host and run; it is released when its holder ends, even by SIGKILL."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class HostLock:
-    """Tried by every helper of a run on a host, held by one. Raises ``OSError`` only from ``take``.
+    """Lock that every helper of a run on a host tries to take, and one holds. Raises ``OSError`` only from ``take``.
 
-    There are two files: ``lock`` is locked by the holder, ``present`` is shared by all who try, so that the last one to leave
-    knows that it is. Folder and lock have such names that ``scratch.sweep`` removes what killed helpers left.
+    There are two files. The holder locks ``lock``. All candidates share a lock on ``present``, so that the last one to leave can
+    detect that it is the last. The names let ``scratch.sweep`` remove the folder that killed helpers left behind.
     """
 
     def __init__(self, run_id: str, *, base: Path | None = None) -> None:
         if base is None:
             base = LOCAL_MEMORY if os.access(LOCAL_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-        # Hashed: a run id may hold anything, and others need not learn it.
+        # Hashed: a run id may contain any character, and must not be visible to other users.
         key = hashlib.sha256(run_id.encode(errors="replace")).hexdigest()[:24]
         self._folder = base / f"rankscope-{os.getuid()}-host-{key}"
         self._lock = self._folder / "lock"
@@ -36,7 +36,7 @@ class HostLock:
         self._presence: int | None = None
 
     def take(self) -> bool:
-        """Try to become the holder. Raises ``OSError`` when there can be no such lock here."""
+        """Try to become the holder; return whether this succeeded. Raises ``OSError`` if the lock cannot exist here."""
         assert self._holding is None
         try:
             self._come()
@@ -59,18 +59,18 @@ class HostLock:
             self._folder.mkdir(mode=0o700)
         status = self._folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            # The folder above is everybody's.
+            # The parent folder is world-writable.
             raise PermissionError(errno.EPERM, "it belongs to somebody else", str(self._folder))
         self._go()
         self._presence = os.open(self._present, _FLAGS, 0o600)
         try_lock(self._presence, shared=True)
 
     def held(self) -> bool:
-        """Whether this is the holder, and of the file that the others would try: it may have been removed, or replaced."""
+        """Return whether this is the holder of the current lock file, which may have been removed or replaced."""
         return self._holding is not None and _is_still(self._holding, self._lock)
 
     def note(self, word: bytes) -> bool:
-        """Leave a word for later holders, once. Returns whether it is new: no holder before this one left it."""
+        """Leave a word in the lock file for later holders. Return whether it is new: no earlier holder left it."""
         if self._holding is None:
             return False
         with suppress(OSError):
@@ -81,11 +81,11 @@ class HostLock:
         return True
 
     def release(self) -> None:
-        """Let another one take it. It may be tried again later."""
+        """Release the lock. It may be taken again later."""
         self._let_go()
 
     def leave(self) -> None:
-        """Do not come back; whoever is last leaves nothing."""
+        """Leave for good; the last candidate removes the files."""
         self._let_go()
         if self._presence is not None and _is_still(self._presence, self._present) and try_lock(self._presence):
             with suppress(OSError):

@@ -1,8 +1,8 @@
-"""The helper's side of a step: what comes later than its entry, and is written with it as one record.
+"""Join of a step's entry with the data that arrives later, into one record.
 
-Device times come some steps later, each for one step. Context switches and the time in the run queue come with the last step of a
-span of short ones (see ``rank.host``), for all of them. They are shared out in proportion to the time that the thread was off its
-processor in each step, of which waiting in the run queue is a part; the shares add up to what was read.
+Device times arrive some steps later, each for one step. Context switches and the time in the run queue arrive with the last step
+of a span of short steps (see ``rank.host``), for the whole span. They are split in proportion to the time that the thread was off
+its processor in each step, which includes waiting in the run queue; the parts add up to the reading.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rankscope.profiler.raw import unpack_raw, unpack_span
 from rankscope.runs.records import StepRecord
 
 MAX_HELD: Final = 64
-"""Steps that wait for their device times; with more the oldest are written without."""
+"""Largest number of steps that wait for their device times; beyond it the oldest are written without."""
 MAX_SECONDS: Final = 10.0
-"""So long a step waits, and as long again as it took itself: a device that hangs must not hide the steps before."""
+"""Longest wait of a step for its device times, plus three times its own duration: a hung device must not hide earlier steps."""
 MAX_SPAN: Final = 1024
-"""Steps of one reading of the thread's usage; those of longer spans are written without."""
+"""Largest number of steps per reading of the thread's usage; steps of longer spans are written without."""
 SPAN_SECONDS: Final = 1.0
-"""How long a step waits for the end of its span: training may pause."""
+"""Longest wait of a step for the end of its span, because training may pause."""
 
 
 class _Held:
@@ -35,26 +35,26 @@ class _Held:
         self.usage: Usage | None = None
         self.awaits = entry.awaits_device
         self.awaits_usage = entry.usage is None
-        # The marks of a step are read at the end of the next one or two, which take as long.
+        # The marks of a step are read at the end of one of the next two steps, which take about as long.
         self.until = now + MAX_SECONDS + 3 * entry.wall_ns / 1e9
         self.usage_until = now + SPAN_SECONDS
 
 
 class Joining:
-    """Takes entries as the rank wrote them and answers the records that are complete, in the order of their steps."""
+    """Joiner that takes the rank's entries and returns complete records, in the order of their steps."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._held: deque[_Held] = deque()
         self._span: list[_Held] = []
-        """The steps since the last reading of the thread's usage."""
+        """Steps since the last reading of the thread's usage."""
 
     def step(self, payload: bytes) -> list[StepRecord]:
-        """A step has ended. Raises ``msgspec.DecodeError``."""
+        """Add a step that has ended; return the complete records. Raises ``msgspec.DecodeError``."""
         return self._add(unpack_step(payload))
 
     def raw(self, payload: bytes) -> list[StepRecord]:
-        """A step has ended, of which there are only the events. Raises ``msgspec.DecodeError``."""
+        """Add a raw step that has ended; return the complete records. Raises ``msgspec.DecodeError``."""
         return self._add(unpack_raw(payload))
 
     def _add(self, entry: StepEntry) -> list[StepRecord]:
@@ -74,16 +74,16 @@ class Joining:
         return self._complete()
 
     def span(self, payload: bytes) -> list[StepRecord]:
-        """The usage of the last steps is known. Raises ``msgspec.DecodeError``."""
+        """Add the usage of the last steps; return the complete records. Raises ``msgspec.DecodeError``."""
         last, usage = unpack_span(payload)
         if self._span and self._span[-1].entry.step == last:
             self._share(usage)
         return self._complete()
 
     def _share(self, usage: Usage) -> None:
-        """The steps since ``usage.since`` have used so much."""
+        """Split ``usage`` over the steps since ``usage.since``."""
         span = [held for held in self._span if held.entry.step >= usage.since]
-        # Where a step is missing, how much of it all was its own is not known.
+        # If a step is missing, its share is not known.
         if span and len(span) == span[-1].entry.step - usage.since + 1:
             weights = [max(held.entry.wall_ns - held.entry.cpu_ns, 0) + 1 for held in span]
             queued = None if usage.run_queue_ns is None else _shares(usage.run_queue_ns, weights)
@@ -100,7 +100,7 @@ class Joining:
 
     @property
     def unshared(self) -> int:
-        """Steps, the last ones, that wait for a reading of the thread's usage."""
+        """Number of last steps that wait for a reading of the thread's usage."""
         count = 0
         for held in reversed(self._held):
             if not held.awaits_usage:
@@ -109,7 +109,7 @@ class Joining:
         return count
 
     def device(self, payload: bytes) -> list[StepRecord]:
-        """The device times of a step are known. Raises ``msgspec.DecodeError``."""
+        """Add the device times of a step; return the complete records. Raises ``msgspec.DecodeError``."""
         device = unpack_device(payload)
         for held in self._held:
             if held.entry.step == device.step:
@@ -118,7 +118,7 @@ class Joining:
         return self._complete()
 
     def overdue(self) -> list[StepRecord]:
-        """To be called now and then: what has waited for long enough."""
+        """Return the records that have waited long enough; to be called periodically."""
         if self._held:
             now = self._clock()
             if now > self._held[0].until:
@@ -129,7 +129,7 @@ class Joining:
         return self._complete()
 
     def rest(self) -> list[StepRecord]:
-        """The rank is gone: all that is left."""
+        """Return all remaining records, after the end of the rank."""
         for held in self._held:
             held.awaits = held.awaits_usage = False
         return self._complete()
@@ -143,7 +143,7 @@ class Joining:
 
 
 def _shares(total: int, weights: list[int]) -> list[int]:
-    """``total`` in whole parts that are as large as ``weights``, as far as whole parts can be, and add up to it."""
+    """Split ``total`` into integers proportional to ``weights``, as far as integers can be, that add up to it."""
     if not total:
         return [0] * len(weights)
     whole, done, before = sum(weights), 0, 0

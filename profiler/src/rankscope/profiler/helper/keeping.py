@@ -1,4 +1,4 @@
-"""Raw traces that stay: compressed into the rank's folder on a thread of its own, since the disk may be slow or dead."""
+"""Retention of raw traces: a thread of its own compresses them into the rank's folder, because the disk may be slow or dead."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from rankscope.profiler.scratch import remove_trace
 from rankscope.runs.writer import make_folder, replacing
 
 CAPTURED: Final = 8
-"""Traces that people asked for that are kept of each rank; the oldest go."""
+"""Number of requested traces kept per rank; the oldest are removed."""
 WRONG: Final = 4
-"""Traces of windows in which something looked wrong that are kept of each rank; the oldest go."""
+"""Number of traces kept per rank of windows in which something looked wrong; the oldest are removed."""
 WRONG_BYTES: Final = 256 * 1024 * 1024
-"""And how much these may be, unless told otherwise."""
+"""Default limit of the total size of the traces in which something looked wrong."""
 MAX_WAITING: Final = 2
-"""Traces that wait in local memory for the disk; further ones are not kept."""
+"""Largest number of traces that wait in local memory for the disk; further ones are not kept."""
 
 _Why = Literal["last", "asked", "wrong"]
 
 
 class Keeping:
-    """Keeps the last ``keep`` traces in the folder that ``keep_in`` returns (``None``: there is none now).
+    """Retention of the last ``keep`` traces, in the folder that ``keep_in`` returns (``None``: there is none now).
 
-    And the last ``CAPTURED`` of those that were asked for, and the last ``WRONG`` of those in which something looked wrong, which
-    are together at most ``wrong_bytes``. Whatever becomes of a trace, it is removed from ``scratch``.
+    It also keeps the last ``CAPTURED`` requested traces, and the last ``WRONG`` traces in which something looked wrong, of at
+    most ``wrong_bytes`` in total. Every trace is removed from ``scratch``, kept or not.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Keeping:
         self._thread = threading.Thread(target=self._work, name="keeping", daemon=True)
 
     def take(self, trace: Path, *, asked: bool = False, wrong: bool = False) -> None:
-        """This trace has been reduced; ``asked``: somebody wants it, ``wrong``: somebody will. Waits for nothing."""
+        """Take a reduced trace; ``asked``: it was requested, ``wrong``: something looked wrong in it. Never waits."""
         why: _Why = "asked" if asked else "wrong" if wrong else "last"
         if why == "last" and not self._keep:
             remove_trace(trace, self._scratch)
@@ -69,7 +69,7 @@ class Keeping:
             self._traces.put((trace, why))
 
     def finish(self, seconds: float) -> bool:
-        """Wait until all are kept, but not longer. Returns whether they are."""
+        """Wait up to ``seconds`` until all traces are kept. Return whether they are."""
         if self._thread.ident is not None:
             self._traces.put(None)
             self._thread.join(seconds)
@@ -87,10 +87,10 @@ class Keeping:
             return
         kept = folder / "traces" / f"{trace.stem}.json.gz"
         try:
-            # Not its parents: a run that was removed is not made again.
+            # Without its parents: a removed run must not be created again.
             make_folder(kept.parent, parents=False)
             if not stat.S_ISDIR(kept.parent.lstat().st_mode):
-                raise OSError(errno.ENOTDIR, "the folder of the traces is a link")  # noqa: TRY301  # said like the others
+                raise OSError(errno.ENOTDIR, "the folder of the traces is a link")  # noqa: TRY301  # reported below
             with (
                 trace.open("rb") as source,
                 replacing(kept) as file,
@@ -112,7 +112,7 @@ class Keeping:
             self._say(f"cannot keep the trace {kept.name}: {error.strerror or error}")
 
     def _make_room(self, size: int) -> None:
-        """For one more trace in which something looked wrong. Raises ``OSError``, also for one that is too large by itself."""
+        """Make room for one more trace in which something looked wrong. Raises ``OSError``, also if it alone is too large."""
         if size > self._wrong_bytes:
             raise OSError(errno.EFBIG, f"it is larger than all of its kind may be, {self._wrong_bytes} bytes")
         while len(self._wrong) >= WRONG or sum(size for _, size in self._wrong) + size > self._wrong_bytes:

@@ -1,6 +1,6 @@
-"""The helper's duty to send every Nth step as a trace over OTLP, as the standard ``OTEL_*`` variables say.
+"""Duty of the helper to send every Nth step as a trace over OTLP, configured by the standard ``OTEL_*`` variables.
 
-The SDK is loaded, and everything is sent, on threads of this duty: the helper's own work goes on whatever a collector does.
+Threads of this duty load the SDK and send everything, so a collector cannot delay the helper's other work.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from rankscope.profiler.helper.otlp_sdk import Emitter
 
 MAX_WAITING: Final = 256
-"""Steps that wait for the SDK; the oldest go first. What waits for the collector is bounded by the SDK (``OTEL_BSP_…``)."""
+"""Largest number of steps that wait for the SDK; beyond it the oldest are dropped. The SDK limits what waits for the collector
+(``OTEL_BSP_…``)."""
 FLUSH_SECONDS: Final = 3.0
-"""How long the end may wait for the collector."""
+"""Longest wait for the collector at the end."""
 
 
 class OtlpTraces(Duty):
-    """Picks the steps; all ranks pick the same ones."""
+    """Duty that selects the steps to send; all ranks select the same ones."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
@@ -36,29 +37,29 @@ class OtlpTraces(Duty):
         self._sender: Sender | None = None
 
     def step(self, record: StepRecord) -> None:
-        """Send it if it is its turn."""
+        """Queue the step if its number is a multiple of ``otlp_every``."""
         if self._every and record.step % self._every == 0:
             _put(self._waiting, record)
 
     def tick(self) -> None:
-        """Begin once there is something to send, and the run's name and id are no longer only this rank's proposal."""
+        """Start sending once there is a step to send and the run's name and id are final."""
         if self._sender is None and not self._waiting.empty() and self._around.begun():
             self._sender = Sender(self._waiting, self._around.run(), self._around.info(), self._say)
 
     def _say(self, message: str) -> None:
-        # What is wrong is mostly wrong for all ranks of a host.
+        # Problems mostly affect all ranks of a host, so one rank reports them.
         if not self._around.hello.rank.local_rank:
             self._around.say(message)
 
-    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # its steps have happened either way
-        """Send what is left, if that does not take long."""
+    def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # the same for every end
+        """Send the remaining steps, waiting at most ``FLUSH_SECONDS``."""
         self.tick()
         if self._sender is not None:
             self._sender.end(FLUSH_SECONDS)
 
 
 class Sender:
-    """A thread that makes spans of the records in ``waiting``, and hands them to the SDK."""
+    """Thread that converts the records in ``waiting`` to spans and passes them to the SDK."""
 
     def __init__(self, waiting: queue.Queue[StepRecord | None], run: RunInfo, rank: RankInfo, say: Callable[[str], None]) -> None:
         self._waiting = waiting
@@ -70,7 +71,7 @@ class Sender:
         self._thread.start()
 
     def end(self, seconds: float) -> None:
-        """Send what is left within ``seconds``; where nobody took the last, do not even try."""
+        """Send the remaining records within ``seconds``; do not try if the last ones were not accepted."""
         _put(self._waiting, None)
         if self._emitter is not None and self._emitter.taken is False:
             return
@@ -92,7 +93,7 @@ class Sender:
             self._say(f"no traces over OTLP: they need {error.name}: pip install 'rankscope[otlp]'")
         except (InputError, MissingError) as error:
             self._say(f"no traces over OTLP: {error}")
-        except Exception as error:  # noqa: BLE001  # whatever it is, the records are written
+        except Exception as error:  # noqa: BLE001  # no error may stop the records
             self._say(f"no more traces over OTLP: {type(error).__name__}: {error}")
 
 

@@ -1,4 +1,4 @@
-"""Spans through the OpenTelemetry SDK: loaded only where traces are sent."""
+"""Export of spans through the OpenTelemetry SDK; loaded only where traces are sent."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _EXPORTERS: Final = {
 
 
 class Emitter:
-    """Sends spans in batches, from a thread of the SDK's, to where the ``OTEL_EXPORTER_OTLP_*`` variables say.
+    """Emitter of spans in batches, from a thread of the SDK, to the target of the ``OTEL_EXPORTER_OTLP_*`` variables.
 
-    Sampler and limits are the SDK's too (``OTEL_TRACES_SAMPLER``: as trace ids are the same on all ranks, so is the choice).
-    That nobody takes the spans is said once, and once that somebody does again.
+    Sampler and limits are the SDK's too (``OTEL_TRACES_SAMPLER``: trace ids are the same on all ranks, and so is the choice).
+    A failing export is reported once, and so is its recovery.
 
     Raises:
         MissingError: the extra is not installed.
-        InputError: a variable says what cannot be.
+        InputError: a variable has an invalid value.
     """
 
     def __init__(self, resource: dict[str, Value], say: Callable[[str], None]) -> None:
         self._words = _FirstWords()
         sdk = logging.getLogger("opentelemetry")
         sdk.addHandler(self._words)
-        sdk.propagate = False  # it repeats itself with every try
+        sdk.propagate = False  # it repeats its messages at every attempt
         self._exporter = _Told(_exporter(), self._words, say)
         self._ids = _GivenIds()
-        # What the variables say of the resource counts before what we know.
+        # Resource attributes from the variables override ours.
         given = OTELResourceDetector().detect().attributes
         self._provider = TracerProvider(
             resource=Resource.create({key: value for key, value in resource.items() if key not in given}),
@@ -57,23 +57,23 @@ class Emitter:
 
     @property
     def taken(self) -> bool | None:
-        """Whether the last spans were taken; ``None``: none were offered yet."""
+        """True if the last spans were accepted; ``None``: none were sent yet."""
         return self._exporter.taken
 
     @property
     def complaint(self) -> str:
-        """What the SDK complained of since it began to send the last spans, in parentheses; or nothing."""
+        """First warning of the SDK since it began to send the last spans, in parentheses; or an empty string."""
         return f"({self._words.first})" if self._words.first else ""
 
     def emit(self, parent: SpanData, children: Sequence[SpanData]) -> None:
-        """Take a span and its children. Never waits for the collector."""
+        """Queue a span and its children. Never waits for the collector."""
         span = self._start(parent, None)
         for child in children:
             self._start(child, span).end(child.end_unix_ns)
         span.end(parent.end_unix_ns)
 
     def close(self) -> None:
-        """Send what there is; this takes as long as the collector, or the SDK's patience."""
+        """Send the queued spans; this takes as long as the collector needs, up to the SDK's timeout."""
         self._provider.shutdown()
 
     def _start(self, data: SpanData, parent: Span | None) -> Span:
@@ -83,7 +83,7 @@ class Emitter:
 
 
 class _GivenIds(IdGenerator):
-    """The ids of the span that is started next."""
+    """Generator that returns the preset ids of the span that is started next."""
 
     trace_id = span_id = 1
 
@@ -95,7 +95,7 @@ class _GivenIds(IdGenerator):
 
 
 class _Told(SpanExporter):
-    """Another exporter, and whether it was successful."""
+    """Wrapper of an exporter that records and reports its success."""
 
     def __init__(self, exporter: SpanExporter, words: _FirstWords, say: Callable[[str], None]) -> None:
         self._exporter = exporter
@@ -108,7 +108,7 @@ class _Told(SpanExporter):
         try:
             result = self._exporter.export(spans)
             reason = self._words.first
-        except Exception as error:  # noqa: BLE001  # whatever is wrong there, the next batch may fare better
+        except Exception as error:  # noqa: BLE001  # the next batch may succeed
             result, reason = SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
         taken = result is SpanExportResult.SUCCESS
         if not taken and self.taken is not False:
@@ -123,7 +123,7 @@ class _Told(SpanExporter):
 
 
 class _FirstWords(logging.Handler):
-    """Keeps what the SDK complained of first; what comes after that is only that it gave up."""
+    """Log handler that keeps the SDK's first warning; later ones only report that it gave up."""
 
     first = ""
 
@@ -133,7 +133,7 @@ class _FirstWords(logging.Handler):
 
 
 def _exporter() -> SpanExporter:
-    """The exporter for the protocol asked for."""
+    """Return the exporter for the protocol of the ``OTEL_EXPORTER_OTLP_*`` variables."""
     variables = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     asked = next(((name, os.environ[name].strip()) for name in variables if os.environ.get(name, "").strip()), None)
     protocol = asked[1] if asked is not None else "http/protobuf"

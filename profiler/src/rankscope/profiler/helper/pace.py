@@ -1,4 +1,4 @@
-"""What a helper tells rank 0 of its rank: how fast it is, and what the recorder costs it."""
+"""Report of a helper to rank 0 about its rank: its step time, and the cost of the recorder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rankscope.runs.records import RankInfo, StepRecord
 
 _RECENT: Final = 64
 _LEAST: Final = 5
-"""Steps without the profiler before a median is believed."""
+"""Least number of steps without the profiler for a median."""
 
 
 class Pace:
-    """Sums over the steps of one rank, and the medians of the recent ones."""
+    """Sums over the steps of one rank, and the median of the recent ones."""
 
     def __init__(self) -> None:
         self.last_step: int | None = None
@@ -30,21 +30,21 @@ class Pace:
         self._always_on: deque[tuple[int, float]] = deque(maxlen=_RECENT)
 
     def add(self, record: StepRecord) -> None:
-        """The rank has done a step."""
+        """Add a step of the rank."""
         self.last_step = record.step
         self._steps += 1
         self._trained_us += record.wall_us
         if not record.profiled:
             self._walls.append(record.wall_us)
         elif self._walls:
-            # The profiler slows what it watches. By more than twice was something else, a checkpoint say.
+            # The profiler slows a step by at most its usual time; any more has another cause, such as a checkpoint.
             usual = median(self._walls)
             slowed = min(max(0.0, record.wall_us - usual), usual)
             self._slowed_us += slowed
             self._slowed_total_us += slowed
 
     def report(self, info: RankInfo) -> RankReport | None:
-        """How things stand; ``None`` before the first step."""
+        """Return the current report; ``None`` before the first step."""
         if self.last_step is None:
             return None
         cost, windows_cost = info.recorder_cost_us or 0.0, info.window_cost_us or 0.0
@@ -65,7 +65,7 @@ class Pace:
         )
 
     def _recently(self) -> float:
-        """Always-on cost per step, lately: a slow start is over."""
+        """Return the always-on cost per step over recent reports, so that a slow start does not count."""
         (steps, cost), (steps_now, cost_now) = self._always_on[0], self._always_on[-1]
         if steps_now == steps:
             return cost_now / max(1, steps_now)

@@ -1,4 +1,4 @@
-"""Rank 0's part in coordination: chooses windows for all ranks, answers requests, and writes down what was announced."""
+"""Coordination on rank 0: choose windows for all ranks, answer requests, and record the announced windows in a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _END_SECONDS: Final = 2.0
 
 
 class Planning:
-    """Rank 0: chooses windows, answers requests and the other ranks, and writes down what was announced."""
+    """Thread of rank 0 that chooses windows, answers requests and the other ranks, and records announced windows in a file."""
 
     def __init__(self, around: Surroundings, hear: Callable[[Iterable[SideWindow]], None]) -> None:
         hello = around.hello
@@ -46,18 +46,18 @@ class Planning:
         self.report: RankReport | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, without waiting long for a slow disk."""
+        """Stop the thread, without waiting long for a slow disk."""
         self._stop.set()
         self._thread.join(_END_SECONDS)
 
     def _work(self) -> None:
         try:
             self._serve_and_plan()
-        except Exception as error:  # noqa: BLE001  # nobody else hears of what goes wrong on this thread
+        except Exception as error:  # noqa: BLE001  # nothing else reports errors of this thread
             self._around.say(f"planning failed ({type(error).__name__}: {error}); there are no more windows on all ranks")
 
     def _serve_and_plan(self) -> None:
@@ -84,13 +84,13 @@ class Planning:
         try:
             self._server = SideServer(self._tell, local=_on_one_host(hello))
         except OSError:
-            return  # the file is read by all then
+            return  # all ranks then read the file
         self._server.start()
         with suppress(OSError):
             self._server.address().write(address_file(self._folder))
 
     def _tell(self, report: RankReport) -> list[SideWindow]:
-        """On the server's thread: the windows ahead of the rank that reports."""
+        """Store a report and return the upcoming windows of its rank. Runs on the server's thread."""
         with self._lock:
             self._planner.report(report, time.monotonic())
             return [side_window(one) for one in self._planned if one.first > report.step and concerns(one, report.rank)]
@@ -137,7 +137,7 @@ class Planning:
         if not self._unwritten:
             return
         lines = b"".join(msgspec.json.encode(window) + b"\n" for window in self._unwritten)
-        # Neither made nor repaired here: the folder is there, or the run was removed. What is not written now is so later.
+        # The folder is not created here: if it is missing, the run was removed. Unwritten lines are retried later.
         with suppress(OSError):
             append_whole(segment(self._folder, "plan", 0), lines)
             self._unwritten.clear()

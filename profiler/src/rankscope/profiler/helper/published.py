@@ -1,6 +1,6 @@
-"""The rank's metrics as Prometheus text 0.0.4, in the order and with the words of the table in ``runs/metrics.py``.
+"""Metrics of the rank as Prometheus text 0.0.4, in the order and with the help texts of the table in ``runs/metrics.py``.
 
-What there is no signal for is left out, never written as zero.
+A metric without a signal is omitted, never written as zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_RUN_ID_BYTES: Final = 512
 
 
 class Sample(NamedTuple):
-    """One series: metric, labels besides those that every series has, value; ``suffix`` is that of a part of a histogram."""
+    """One series: metric, labels in addition to the common ones, value; ``suffix`` names the part of a histogram."""
 
     metric: str
     labels: Mapping[str, str]
@@ -30,7 +30,7 @@ class Sample(NamedTuple):
 
 
 def samples(run: RunInfo, rank: RankInfo, totals: Totals) -> Iterator[Sample]:
-    """Every sample there is something to say about."""
+    """Yield every sample that has a value."""
     identity = {
         "run_id": label_text(run.run_id, _MAX_RUN_ID_BYTES),
         "host": label_text(rank.host),
@@ -114,7 +114,7 @@ def _seconds(time_us: float | None) -> float | None:
 
 
 def render(identity: Mapping[str, str], values: Iterable[Sample]) -> str:
-    """The text; ``identity`` are the labels that every series has."""
+    """Return the text; ``identity``: labels of every series."""
     common = _pairs(identity)
     by_name: dict[str, list[str]] = {}
     for metric, labels, value, suffix in values:

@@ -1,4 +1,4 @@
-"""The helper's duty to publish the rank's metrics: a text file in the spool folder, renewed every second."""
+"""Duty of the helper to publish the rank's metrics: a text file in the spool folder, rewritten every second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PUBLISH_SECONDS: Final = 1.0
 
 
 class Publishing(Duty):
-    """Counts what the rank does and keeps its file up to date."""
+    """Duty that sums up the rank's records and keeps its spool file up to date."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
@@ -28,15 +28,15 @@ class Publishing(Duty):
         self._failed = False
 
     def step(self, record: StepRecord) -> None:
-        """Count it."""
+        """Add a step to the totals."""
         self._totals.add_step(record)
 
     def breakdown(self, breakdown: StepBreakdown) -> None:
-        """Count it."""
+        """Add a profiled step to the totals."""
         self._totals.add_window(breakdown)
 
     def tick(self) -> None:
-        """Renew the file when it is time."""
+        """Rewrite the file when it is due."""
         folder = self._around.hello.settings.spool_dir
         if folder is None or time.monotonic() < self._due:
             return
@@ -52,16 +52,16 @@ class Publishing(Duty):
         self._note(file)
 
     def end(self, *, vanished: bool) -> None:
-        """Nothing more to report, and the file goes.
+        """Remove the file at the end of the rank.
 
-        That of a rank that vanished stays as long as its job: its last step's age is what an alert looks at. A crash is no
-        riddle: the launcher has reported it.
+        The file of a rank that vanished stays until the end of its job, because alerts use the age of its last step. After a
+        crash it is removed, because the launcher has reported the crash.
         """
         if self._file is not None and not vanished:
             self._give_back(self._file)
 
     def _file_of(self, folder: Path, claimant: Claimant) -> SpoolFile:
-        """The file under the identity that holds now: another launcher may have been first to say whose run this is."""
+        """Return the file for the current identity of the run, which another launcher may have set first."""
         if self._file is not None and self._file.claimant != claimant:
             self._give_back(self._file)
             self._file = None
@@ -70,7 +70,7 @@ class Publishing(Duty):
         return self._file
 
     def _note(self, file: SpoolFile) -> None:
-        """Tell the launcher, which removes what is left, and another helper, should this one be killed."""
+        """Record the file for the launcher, which removes leftovers, and for a replacement of this helper."""
         if file.path != self._noted:
             if self._noted is not None:
                 forget_spooled(self._around.scratch, self._noted.name)

@@ -1,4 +1,4 @@
-"""The helper's thread that reduces profiled windows to records: seconds of work that must not keep the ring waiting."""
+"""Thread of the helper that reduces profiled windows to records: seconds of work that must not delay reading the ring."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rankscope.profiler.scratch import remove_trace
 from rankscope.runs.records import StepBreakdown
 
 MAX_WAITING: Final = 2
-"""Traces that wait in local memory while another is reduced: each is tens of megabytes."""
+"""Largest number of traces that wait in local memory while another is reduced: each is tens of megabytes."""
 
 Judge = Callable[[Window, Sequence[StepBreakdown]], Sequence[StepBreakdown]]
-"""Fills in ``looked_wrong``."""
+"""Function that fills in ``looked_wrong``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What became of a window: its records, or the reason why there are none."""
+    """Result of a window: its records, or the reason why there are none."""
 
     reason: str | None = None
     breakdowns: Sequence[StepBreakdown] = ()
@@ -35,14 +35,14 @@ class Reduced:
 
     @property
     def looked_wrong(self) -> bool:
-        """Whether somebody will want to see the trace itself."""
+        """True if the trace itself is worth keeping: the window has no records, or something looked wrong in a step."""
         return self.reason is not None or any(row.looked_wrong for row in self.breakdowns)
 
 
 class Reducing:
-    """Reduces the traces in ``scratch`` one after the other, and has ``keeping`` keep or remove them.
+    """Worker that reduces the traces in ``scratch`` one after the other; ``keeping`` then keeps or removes them.
 
-    ``judge`` says on this thread what looked wrong in a window.
+    ``judge`` determines on this thread what looked wrong in a window.
     """
 
     def __init__(self, scratch: Path, keeping: Keeping, *, judge: Judge | None = None) -> None:
@@ -55,7 +55,7 @@ class Reducing:
         self._thread = threading.Thread(target=self._work, name="reducing", daemon=True)
 
     def add(self, window: Window) -> None:
-        """A trace is waiting. Where too many are, it is given up: they fill the local memory that training needs."""
+        """Queue the trace of a window. It is dropped if too many wait, because they fill local memory that training needs."""
         if self._windows.qsize() >= MAX_WAITING:
             remove_trace(Path(window.path), self._scratch)
             self._done.put(Reduced(f"{MAX_WAITING} traces before it still wait to be reduced"))
@@ -66,21 +66,21 @@ class Reducing:
         self._windows.put(window)
 
     def results(self) -> list[Reduced]:
-        """What has been reduced since this was last asked."""
+        """Return the results since the last call."""
         taken = []
         while not self._done.empty():
             taken.append(self._done.get())
         return taken
 
     def finish(self, seconds: float) -> int:
-        """Wait until nothing is left to reduce, but not longer. Returns how many windows are."""
+        """Wait up to ``seconds`` until nothing is left to reduce. Return the number of windows left."""
         if self._thread.ident is not None:
             self._windows.put(None)
             self._thread.join(seconds)
         return self._added - self._reduced
 
     def finish_keeping(self, seconds: float) -> bool:
-        """Wait until the traces that stay are kept, but not longer. Returns whether they are. For after ``finish``."""
+        """Wait up to ``seconds`` until all traces to keep are kept. Return whether they are. Call it after ``finish``."""
         return self._keeping.finish(seconds)
 
     def _work(self) -> None:
@@ -96,15 +96,15 @@ class Reducing:
 
 def _reduce(path: Path) -> Reduced:
     try:
-        # Imported for the first window: the rank of a run without windows needs no numpy.
+        # Imported at the first window: without windows a rank needs no numpy.
         from rankscope.analysis.reduce import reduce_trace
         from rankscope.analysis.traces import read_whole_trace
 
-        # A person who gives a torn trace wants what is in it; the records of a run say that a step was like this.
+        # A torn trace is rejected here, because the records of a run must describe whole steps.
         reduction = reduce_trace(read_whole_trace(path))
     except InputError as error:
         return Reduced(str(error))
-    except Exception as error:  # noqa: BLE001  # no trace, however odd, may cost the step records
+    except Exception as error:  # noqa: BLE001  # no malformed trace may cost the step records
         return Reduced(f"{type(error).__name__}: {error}")
     if not reduction.breakdowns:
         return Reduced("none of its steps is in the profile")

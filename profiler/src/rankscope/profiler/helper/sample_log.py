@@ -1,4 +1,4 @@
-"""Hardware samples on their way to the run directory, on a thread that a slow disk may stop for a while."""
+"""Writer of hardware samples to the run directory, on a thread that a slow disk may block."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rankscope.runs.records import HardwareSample
 from rankscope.runs.writer import JsonLinesWriter, run_is_gone
 
 MAX_PENDING: Final = 2000
-"""Samples kept while the folder cannot be written; under 1 MB, and ten minutes of 16 GPUs."""
+"""Largest number of samples kept while the folder cannot be written: under 1 MB, and ten minutes of 16 GPUs."""
 _BATCH: Final = 200
 
 
 class SampleLog:
-    """Appends to ``hosts/NAME``. What cannot be written now is kept, within bounds, and tried again with the next samples."""
+    """Appender to ``hosts/NAME``. Samples that cannot be written now are kept, within bounds, and retried with the next ones."""
 
     def __init__(self, run_dir: Path, host: str, say: Callable[[str], None], *, max_pending: int = MAX_PENDING) -> None:
         self._run_dir = run_dir
@@ -33,21 +33,21 @@ class SampleLog:
         self._closing = False
         self._complained = False
         self.dropped = 0
-        """Samples given up because the folder could not be written for too long."""
+        """Number of samples dropped because the folder could not be written for too long."""
         self.run_gone = False
-        """Whether the run directory was removed: there is nothing left to do."""
+        """True if the run directory was removed: there is nothing left to do."""
         self._thread = threading.Thread(target=self._work, name="hardware samples", daemon=True)
         self._thread.start()
 
     def add(self, samples: Iterable[HardwareSample]) -> None:
-        """Take samples. Never waits for the disk."""
+        """Queue samples. Never waits for the disk."""
         with self._guard:
             self._pending.extend(samples)
             self._bound()
         self._wake.set()
 
     def close(self, seconds: float) -> None:
-        """Write what there is, if that takes no longer than ``seconds``."""
+        """Write the queued samples, waiting at most ``seconds``."""
         self._closing = True
         self._wake.set()
         self._thread.join(seconds)
@@ -73,7 +73,7 @@ class SampleLog:
         while batch := self._batch():
             try:
                 if run_is_gone(self._run_dir):
-                    # What is written now would make a folder that is no run.
+                    # Writing now would create a folder that is not a run.
                     self.run_gone = True
                     continue
                 self._writer.append(*batch)

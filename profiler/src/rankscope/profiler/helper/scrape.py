@@ -1,4 +1,4 @@
-"""One page of the node's exporter over HTTP, within bounds of time and size."""
+"""Fetch of one page of the node's exporter over HTTP, within bounds of time and size."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from urllib.parse import unquote, urlsplit
 
 CONNECT_SECONDS: Final = 2.0
 DEADLINE_SECONDS: Final = 4.0
-"""For the whole page, however slowly it drips."""
+"""Longest time for the whole page, even if it arrives slowly."""
 MAX_PAGE_BYTES: Final = 2 * 1024 * 1024
-"""A page of 16 GPUs is a tenth of that."""
+"""Largest size of a page; one of 16 GPUs is a tenth of it."""
 
 
 class ScrapeError(Exception):
-    """There is no page; the message says why and holds no credentials."""
+    """Raised when there is no page; the message is the reason and contains no credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a page is; ``shown`` is its address without user and password."""
+    """Location of a page; ``shown`` is its address without user and password."""
 
     secure: bool
     host: str
@@ -34,7 +34,7 @@ class Target:
 
 
 def parse_target(url: str) -> Target:
-    """Take a URL apart. Raises ``ValueError``, without quoting what may be a password, when it is none of http or https."""
+    """Parse a URL. Raises ``ValueError`` if it is not a valid http or https URL, without quoting a possible password."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -60,8 +60,8 @@ def parse_target(url: str) -> Target:
 
 
 def fetch(target: Target) -> bytes:
-    """The page. Follows no redirects and uses no proxy. Raises ``ScrapeError``."""
-    # Here: three megabytes of modules that only one helper of a host needs.
+    """Return the page. Follows no redirects and uses no proxy. Raises ``ScrapeError``."""
+    # Imported here: three megabytes of modules that only one helper per host needs.
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
     kind = HTTPSConnection if target.secure else HTTPConnection

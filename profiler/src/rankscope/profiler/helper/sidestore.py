@@ -1,7 +1,8 @@
-"""The ranks' own little store: rank 0's helper answers, the others' ask. JSON Lines over TCP, one exchange per connection.
+"""Side channel between helpers: rank 0's is the server, the others are clients. JSON Lines over TCP, one exchange a connection.
 
-Nothing of training takes part. A rank finds the store through ``side.json`` in the attempt's folder, which only the job's user
-can read. One line is asked (a token and the rank's report), one is answered (the windows that this rank has before it).
+Training takes no part in it. A client finds the server through ``side.json`` in the attempt's folder. Only users with write
+access to the run can read that file. The request is one line (a token and the rank's report), and so is the reply (the rank's
+upcoming windows).
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from rankscope.runs.segments import open_regular
 MAX_REQUEST_BYTES: Final = 4096
 MAX_REPLY_BYTES: Final = 16 * 1024
 MAX_WINDOWS: Final = 8
-"""Windows in one answer: no more are planned ahead."""
+"""Largest number of windows in one reply; no more are planned ahead."""
 MAX_OPEN: Final = 256
-"""Connections served at once; more wait with the kernel."""
+"""Largest number of connections served at once; more wait in the kernel's backlog."""
 DEADLINE_SECONDS: Final = 5.0
-"""How long a connection may take, whatever its other end does."""
+"""Longest duration of a connection."""
 _BACKLOG: Final = 4096
 _CONNECT_SECONDS: Final = 2.0
 _ANY_ADDRESS: Final = "192.0.2.1"  # for documentation, RFC 5737; nothing is sent there
@@ -42,14 +43,14 @@ _Step = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class SideAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """``side.json``: where the store of an attempt is, by all the names that rank 0's host may be reached under."""
+    """Content of ``side.json``: address of the server of an attempt, with all names under which its host may be reachable."""
 
     hosts: Annotated[list[str], msgspec.Meta(max_length=16)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     token: str
 
     def write(self, path: Path) -> None:
-        """So that a reader sees the whole of it, and only who may write into the folder: it holds the token.
+        """Write the file atomically, readable only with write access to the folder, because it holds the token.
 
         Raises ``OSError``; makes no folder.
         """
@@ -64,7 +65,7 @@ class SideAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _admit(handle: int, folder: Path) -> None:
-    """Let read the file whoever may add ranks to the run, who may be other users than that of rank 0."""
+    """Make the file readable for all users with write access to ``folder``: other ranks may run as other users."""
     here = folder.stat()
     mode = 0o600
     if here.st_mode & stat.S_IWGRP and here.st_gid == os.fstat(handle).st_gid:
@@ -76,7 +77,7 @@ def _admit(handle: int, folder: Path) -> None:
 
 
 class SideWindow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A window as the rank that profiles it is told."""
+    """Window as sent to a rank that profiles it."""
 
     first: _Step
     steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
@@ -84,12 +85,12 @@ class SideWindow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def side_window(window: PlannedWindow) -> SideWindow:
-    """The part of it that matters to a rank that profiles it."""
+    """Return the part of ``window`` that matters to a rank that profiles it."""
     return SideWindow(window.first, window.steps, window.keep_trace)
 
 
 def concerns(window: PlannedWindow, rank: int) -> bool:
-    """Whether that rank profiles it."""
+    """Return whether ``rank`` profiles ``window``."""
     return window.ranks is None or rank in window.ranks
 
 
@@ -110,9 +111,10 @@ class _Connection:
 
 
 class SideServer:
-    """Rank 0's side, on a thread of its own. Raises ``OSError`` only from the constructor.
+    """Server of rank 0, on a thread of its own. Raises ``OSError`` only from the constructor.
 
-    ``answer`` gets a report and returns the windows for that rank. ``local``: all ranks are on this host; nobody else is heard.
+    ``answer`` gets a report and returns the windows for that rank. ``local``: all ranks are on this host, so it listens on
+    127.0.0.1 only.
     """
 
     def __init__(self, answer: Callable[[RankReport], Sequence[SideWindow]], *, local: bool) -> None:
@@ -136,7 +138,7 @@ class SideServer:
         self._thread.start()
 
     def address(self) -> SideAddress:
-        """Where it answers. May ask the resolver, which may take long."""
+        """Return the address of the server. May query the resolver, which may take long."""
         port = self._listener.getsockname()[1]
         return SideAddress(hosts=["127.0.0.1"] if self._local else _own_names(), port=port, token=self._token)
 
@@ -166,10 +168,10 @@ class SideServer:
             if key.fileobj is self._listener:
                 self._accept()
             elif isinstance(key.fileobj, socket.socket):
-                # A peer that misbehaves, in whatever way (nested too deeply is a RecursionError), loses its connection alone.
+                # Any misbehaviour of a peer (deeply nested JSON raises RecursionError) costs only its own connection.
                 try:
                     done = self._advance(key.fileobj, self._open[key.fileobj])
-                except Exception:  # noqa: BLE001  # the thread serves all the others, whatever this one sent
+                except Exception:  # noqa: BLE001  # the thread must go on serving the other connections
                     done = True
                 if done:
                     self._drop(key.fileobj)
@@ -180,7 +182,7 @@ class SideServer:
         try:
             client, _ = self._listener.accept()
         except OSError:
-            # Also when this process may have no more files open: those there are close by their deadlines.
+            # Also at the limit of open files: existing connections close by their deadlines.
             self._pause()
             return
         client.setblocking(False)
@@ -191,13 +193,13 @@ class SideServer:
 
     def _pause(self) -> None:
         if not self._open:
-            time.sleep(0.1)  # there is no end of a connection to wait for
+            time.sleep(0.1)  # no connection whose end would resume accepting
         elif self._accepting:
             self._accepting = False
             self._selector.unregister(self._listener)
 
     def _advance(self, client: socket.socket, connection: _Connection) -> bool:
-        """Read or write what can be. Returns whether the connection is done. Raises what a peer can cause."""
+        """Read or write without blocking. Return whether the connection is done. Raises any error that a peer can cause."""
         if connection.answer is None:
             data = client.recv(MAX_REQUEST_BYTES)
             connection.asked += data
@@ -213,7 +215,7 @@ class SideServer:
         if len(connection.answer):
             connection.answer = connection.answer[client.send(connection.answer) :]
             if not len(connection.answer):
-                # The asking side closes first, so that its ports linger, not ours.
+                # The client closes first, so that TIME_WAIT stays on its side.
                 self._selector.modify(client, selectors.EVENT_READ)
             return False
         return True
@@ -228,20 +230,20 @@ class SideServer:
 
     def _drop_late(self) -> None:
         now = time.monotonic()
-        # In order of their deadlines.
+        # The connections are ordered by their deadlines.
         while self._open and next(iter(self._open.values())).deadline < now:
             self._drop(next(iter(self._open)))
 
 
 class SideClient:
-    """Another rank's side: one exchange at a time, each within ``DEADLINE_SECONDS`` per name of the host."""
+    """Client of another rank: one exchange at a time, each within ``DEADLINE_SECONDS`` per name of the host."""
 
     def __init__(self, address: SideAddress) -> None:
         self._address = address
         self._hosts = list(address.hosts)
 
     def exchange(self, report: RankReport) -> list[SideWindow]:
-        """Report, and hear of this rank's windows. Raises ``OSError``, and ``ValueError`` when something else answers."""
+        """Send a report and return this rank's windows. Raises ``OSError``, and ``ValueError`` for an invalid reply."""
         failure: OSError = ConnectionError("the store has no address")
         for host in tuple(self._hosts):
             try:
@@ -250,7 +252,7 @@ class SideClient:
             except OSError as error:
                 failure = error
             else:
-                # The name that works is the first next time.
+                # Try the name that worked first next time.
                 self._hosts.remove(host)
                 self._hosts.insert(0, host)
                 return windows
@@ -275,12 +277,12 @@ class SideClient:
 
 
 def address_file(attempt: Path) -> Path:
-    """``side.json`` in an attempt's folder."""
+    """Return the path of ``side.json`` in an attempt's folder."""
     return attempt / "side.json"
 
 
 def read_address(path: Path) -> SideAddress:
-    """What rank 0 left. Raises ``OSError``, and ``ValueError`` when it is damaged."""
+    """Read the address that rank 0 wrote. Raises ``OSError``, and ``ValueError`` if the file is damaged."""
     with open_regular(path, links=False) as file:
         try:
             return msgspec.json.decode(file.read(MAX_REPLY_BYTES), type=SideAddress)
@@ -298,16 +300,16 @@ def _listen(*, local: bool) -> socket.socket:
 
 
 def _own_names() -> list[str]:
-    """Names and addresses that other hosts may reach this one by, the likeliest first."""
+    """Return names and addresses under which other hosts may reach this one, the most likely first."""
     names: list[str] = []
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((_ANY_ADDRESS, 9))  # chooses the address of the way out
+        probe.connect((_ANY_ADDRESS, 9))  # selects the address of the outgoing route
         names.append(probe.getsockname()[0])
     with suppress(OSError):
         for *_, where in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             names.append(str(where[0]))
     names.append(socket.gethostname())
-    # The launcher's rendezvous is often on the host of rank 0, by a name that all hosts know.
+    # The launcher's rendezvous is often on the host of rank 0, under a name that all hosts know.
     names.append(os.environ.get("MASTER_ADDR", ""))
     own = [
         name for name in dict.fromkeys(names) if name and not name.startswith(("127.", "::1", "fe80:")) and name != "localhost"

@@ -1,6 +1,6 @@
-"""A step as spans of a trace: what they are called, when they were, what is said of them. Pure; nothing here sends.
+"""Conversion of a step to the spans of a trace: names, times and attributes. Pure; nothing here sends.
 
-All ranks of a run derive the same trace id for the same step, so a step of all ranks is one trace wherever traces are kept.
+All ranks of a run derive the same trace id for the same step, so a step of all ranks is one trace in any trace store.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ Value = str | bool | int | float | list[str]
 
 STEP: Final = "step"
 PHASE_TIMES: Final = "laid_out"
-"""Said of every step's children: each is the sum of its phase, and they stand one after another in one order, wherever in the
-step they were. With gradient accumulation forward and backward take turns; a record holds their sums."""
+"""Value of the attribute ``rankscope.phase_times`` of every step: each child is the sum of its phase, and children follow one
+another in a fixed order, not at their real times. With gradient accumulation forward and backward alternate; a record holds their
+sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanData:
-    """One span. Ids are integers, never zero; times unix nanoseconds."""
+    """One span. Ids are integers, never zero; times are unix nanoseconds."""
 
     name: str
     trace_id: int
@@ -32,12 +33,12 @@ class SpanData:
 
 
 def trace_id(run_id: str, attempt: int, step: int) -> int:
-    """The 16-byte id of the trace that the step of all ranks is."""
+    """Return the 16-byte id of the trace of a step of all ranks."""
     return _hashed(16, run_id, attempt, step)
 
 
 def step_spans(record: StepRecord, run_id: str, attempt: int, rank: int) -> tuple[SpanData, list[SpanData]]:
-    """The step, and its phases inside it, which sum to it where every phase is known."""
+    """Return the span of a step and those of its phases, which sum to it if every phase is known."""
     trace = trace_id(run_id, attempt, record.step)
     start, end = record.start_unix_ns, record.start_unix_ns + round(record.wall_us * 1000)
     parent = SpanData(STEP, trace, _hashed(8, trace, rank, STEP), start, end, _of_step(record))
@@ -47,7 +48,7 @@ def step_spans(record: StepRecord, run_id: str, attempt: int, rank: int) -> tupl
         time_us = record.phases_us.get(phase)
         if time_us is None:
             continue
-        # Bounds of sums, not sums of bounds: roundings do not add up.
+        # Round the sums instead of summing rounded values, so that rounding errors do not accumulate.
         begun, elapsed_us = start + round(elapsed_us * 1000), elapsed_us + time_us
         attributes: dict[str, Value] = {}
         for name, times in (
@@ -83,7 +84,7 @@ def _of_step(record: StepRecord) -> dict[str, Value]:
 
 
 def resource_attributes(run: RunInfo, rank: RankInfo) -> dict[str, Value]:
-    """From whom the spans are, by OpenTelemetry's conventions where these have a name."""
+    """Return the attributes of the source of the spans, with the names of OpenTelemetry's conventions where they exist."""
     known: dict[str, Value | None] = {
         "service.name": run.name,
         "service.instance.id": f"{run.run_id}/{rank.attempt}/{rank.rank}",
@@ -98,7 +99,7 @@ def resource_attributes(run: RunInfo, rank: RankInfo) -> dict[str, Value]:
         "rankscope.gpu_uuid": rank.gpu_uuid,
         "rankscope.gpu_name": rank.gpu_name,
         **{f"rankscope.coordinate.{name}": place for name, place in rank.coordinates.items()},
-        # As the exporter says it.
+        # The exporter's format.
         "rankscope.simulated": "true" if run.simulated else None,
     }
     return {name: value for name, value in known.items() if value is not None}
@@ -106,5 +107,5 @@ def resource_attributes(run: RunInfo, rank: RankInfo) -> dict[str, Value]:
 
 def _hashed(size: int, *parts: object) -> int:
     text = "\0".join(map(str, parts)).encode(errors="replace")
-    # Zero is no id.
+    # Zero is not a valid id.
     return int.from_bytes(hashlib.sha256(text).digest()[:size]) or 1

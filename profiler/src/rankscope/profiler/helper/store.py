@@ -1,4 +1,4 @@
-"""The helper's side of the run directory: what cannot be written now is kept, within bounds, and tried again."""
+"""Writer of one rank's part of the run directory: records that cannot be written now are kept, within bounds, and retried."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from rankscope.runs.writer import (
 )
 
 MAX_PENDING: Final = 20_000
-"""Records kept while the folder cannot be written; about 6 MB."""
+"""Largest number of records kept while the folder cannot be written; about 6 MB."""
 RETRY_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 2.0
-"""From one look whether the run is still there to the next, while only open files are written."""
+"""Interval of checks that the run still exists, while only open files are written."""
 _BATCH: Final = 500
 PATIENCE: Final = 3
-"""How often the next records of a stream may fail for what no disk does, before they are given up."""
+"""Number of failures other than disk errors after which the next records of a stream are dropped."""
 
 _DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -47,50 +47,50 @@ RETAINED: Final[dict[RankStream, float]] = {
     "collectives": 1 / 8,
     "kernels": 1 / 32,
 }
-"""Shares of ``retain_bytes``. Steps are the history of a run; of its windows the last are asked for."""
+"""Shares of ``retain_bytes``. Steps have the largest, because they are the history of a run; of windows the last matter."""
 RETAINED_TRACES: Final = 1 / 16
-"""Share of the raw traces that nobody asked for."""
+"""Share of ``retain_bytes`` for raw traces that were kept without a request."""
 
 
 class RunStore:
-    """Writes one rank's files. Nothing here raises for what a disk may do.
+    """Writer of one rank's files. No method raises for disk errors.
 
-    ``add`` may be called on another thread than the rest, which a slow filesystem may hold up; see ``storing``.
+    ``add`` may be called on another thread than the other methods, which a slow filesystem may block; see ``storing``.
     """
 
     def __init__(self, hello: Hello) -> None:
         self._hello = hello
         self._run_dir = Path(hello.settings.run_dir)
         self._info, self._expired = hello.rank, dict[str, int]()
-        """``rank.json`` as last given, and what had expired before this helper began."""
+        """``rank.json`` as last given, and the counts of records that expired before this helper began."""
         self._written = hello.rank
         """``rank.json`` as last written."""
         self._place(hello.rank.attempt)
         self._pending: dict[RankStream, deque[bytes]] = {stream: deque() for stream in RANK_STREAMS}
         self._lock = threading.Lock()
         self.begun = False
-        """Whether this rank has its place in the run directory."""
+        """True once this rank has its place in the run directory."""
         self.refused = False
-        """Whether this rank has no place in the run directory, or no longer one; nothing is written then."""
+        """True if this rank has no place in the run directory, or has lost it; nothing is written then."""
         self._complained = False
         self._retry_at = self._look_at = 0.0
         self.failing = False
-        """Whether the last attempt to write failed."""
+        """True if the last attempt to write failed."""
         self.moved_at = time.monotonic()
-        """When something was last written."""
+        """Monotonic time of the last successful write."""
         self.run = hello.run
-        """Identity of the run: that of the file, once this or another rank has written it."""
+        """Identity of the run; that of its file, once this or another rank has written it."""
         self.dropped = 0
-        """Records given up: the folder could not be written for too long, or they could not be encoded or written."""
+        """Number of dropped records: the folder could not be written for too long, or they could not be encoded or written."""
         self._lost_said = False
         self._unconfirmed = self._unconfirmed_said = 0
         self._failed: dict[RankStream, int] = dict.fromkeys(RANK_STREAMS, 0)
-        """How often in a row what no disk does went wrong with the next records of a stream."""
+        """Number of failures other than disk errors since the last success, per stream."""
 
     def _place(self, attempt: int) -> None:
-        """Write into that attempt; only before anything is written."""
+        """Set the attempt to write into; only before anything is written."""
         self.attempt = attempt
-        """The rank's attempt; it is certain once ``begun``."""
+        """Attempt of the rank; it is certain once ``begun``."""
         self.folder = rank_dir(self._run_dir, attempt, self._hello.rank.rank)
         retain = self._hello.settings.retain_bytes
         limits = {stream: None if retain is None else round(retain * RETAINED[stream]) for stream in RANK_STREAMS}
@@ -100,12 +100,12 @@ class RunStore:
         self._writers["steps"] = RowWriter(self.folder, rank=self._hello.rank.rank, attempt=attempt, retain_bytes=limits["steps"])
 
     def add(self, stream: RankStream, *records: msgspec.Struct | bytes) -> None:
-        """Take records (structs, or bytes as the stream's writer encodes them); ``flush`` writes them."""
+        """Queue records (structs, or bytes as the stream's writer encodes them); ``flush`` writes them."""
         encoded = []
         for record in records:
             try:
                 encoded.append(record if isinstance(record, bytes) else self._writers[stream].encode(record))
-            except Exception as error:  # noqa: BLE001  # one record that is odd may not cost the others
+            except Exception as error:  # noqa: BLE001  # one malformed record must not cost the others
                 self.lose(1, error)
         with self._lock:
             if not self.refused:
@@ -113,7 +113,7 @@ class RunStore:
                 self._keep_bounds(stream)
 
     def add_step(self, record: StepRecord) -> None:
-        """Take a step record: its row, and before it its event, if there is one."""
+        """Queue a step record: its row, and before it its event, if there is one."""
         try:
             row, event = pack_row(record), event_of(record)
         except Exception as error:  # noqa: BLE001  # as above
@@ -125,12 +125,12 @@ class RunStore:
 
     def _keep_bounds(self, stream: RankStream) -> None:
         while sum(map(len, self._pending.values())) > MAX_PENDING:
-            # The oldest are the likeliest to be explained by what came before the trouble.
+            # Drop the oldest: the records written before the failure are the most likely to explain them.
             (self._pending[stream] or max(self._pending.values(), key=len)).popleft()
             self.dropped += 1
 
     def flush(self, *, now: bool = False) -> bool:
-        """Write what is pending, unless a failure was a moment ago and not ``now``. Returns whether nothing is left."""
+        """Write the pending records; without ``now``, not shortly after a failure. Return whether nothing is left."""
         if self.refused:
             return True
         if not now and time.monotonic() < self._retry_at:
@@ -152,12 +152,12 @@ class RunStore:
 
     @property
     def expired(self) -> dict[str, int]:
-        """Stream to the number of records that were removed because there were too many."""
+        """Number of records removed by the retention limit, per stream."""
         counts = {stream: self._expired.get(stream, 0) + writer.expired for stream, writer in self._writers.items()}
         return {stream: count for stream, count in counts.items() if count}
 
     def lose(self, records: int, error: Exception) -> None:
-        """Count records that are given up for what no disk does, and say it once. On any thread."""
+        """Count records dropped for another reason than a disk error, and report it once. On any thread."""
         with self._lock:
             self.dropped += records
             said, self._lost_said = self._lost_said, True
@@ -166,7 +166,7 @@ class RunStore:
             _say(f"rank {self._hello.rank.rank}: {records} record(s) dropped ({reason}); such are counted from now on")
 
     def completed(self, info: RankInfo) -> RankInfo:
-        """``info`` with what this side has lost besides."""
+        """Return ``info`` with the losses of this writer added."""
         return msgspec.structs.replace(
             info,
             dropped_records=info.dropped_records + self.dropped,
@@ -187,11 +187,11 @@ class RunStore:
         try:
             self._writers[stream].append(*batch)
         except Exception as error:
-            # Those that are there all the same must not come twice.
+            # Records that were written before the error must not be written twice.
             left = batch[self._writers[stream].landed :]
             self._failed[stream] += not isinstance(error, OSError)
             if self._failed[stream] >= PATIENCE:
-                # Nothing behind them would ever be written.
+                # Otherwise they would block all records after them.
                 self._failed[stream] = 0
                 self.lose(len(left), error)
                 return
@@ -206,20 +206,20 @@ class RunStore:
         self.failing, self.moved_at = False, time.monotonic()
 
     def _makes(self) -> bool:
-        """Whether what is pending needs a new file."""
+        """Return whether the pending records need a new file."""
         return self._counts_changed or any(queue and self._writers[stream].opens for stream, queue in self._pending.items())
 
     def _has_place(self, *, makes: bool) -> bool:
-        """Take this rank's place in the run directory, or see that it is still there. Raises ``OSError``.
+        """Take this rank's place in the run directory, or check that it still exists. Raises ``OSError``.
 
-        ``makes``: a file is going to be made, and folders for it where there are none.
+        ``makes``: a file will be created, and missing folders for it.
         """
         if not self.begun:
             self._begin()
         elif makes or time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_SECONDS
             if run_is_gone(self._run_dir):
-                # What is written now would be a run that nobody can read, and stand in the way of the next one.
+                # Writing now would create an unreadable run that blocks the next one.
                 self._refuse(f"{self._run_dir} was removed; this process is no longer recorded")
         return not self.refused
 
@@ -233,14 +233,14 @@ class RunStore:
     def _begin(self) -> None:
         create_run(self._run_dir, self._hello.run)
         with suppress(*_DAMAGED):
-            # Another rank, perhaps under another launcher, may have been first: it is its run then.
+            # Another rank, perhaps under another launcher, may have created the run first.
             self.run = msgspec.json.decode(run_file(self._run_dir).read_bytes(), type=RunInfo)
-        # Whose restarts nobody counts goes on to the attempt of this start, or makes it.
+        # A rank without a common restart count moves on to the attempt of this start, or creates it.
         while not self._join():
             self._place(self.attempt + 1)
 
     def _join(self) -> bool:
-        """Take the place in this attempt, or be refused. Returns whether this has been decided: else the next is to be tried."""
+        """Take the rank's place in this attempt, or be refused. Return False if the next attempt must be tried instead."""
         mine = msgspec.structs.replace(self._hello.attempt, attempt=self.attempt)
         if not create_attempt(self._run_dir, mine):
             theirs = _read(attempt_dir(self._run_dir, self.attempt) / "attempt.json", AttemptInfo)
@@ -258,7 +258,7 @@ class RunStore:
                     return False
                 self._refuse(f"attempt {self.attempt} of {self._run_dir} has this rank already; this process is not recorded")
                 return True
-            # What another helper had lost is counted on.
+            # Counts of a killed predecessor of this helper are continued.
             self._written, self._expired, self._unconfirmed = there, there.expired_records, there.unconfirmed_records
             self._info = there
         else:
@@ -268,7 +268,7 @@ class RunStore:
         return True
 
     def _passes(self, mine: AttemptInfo, theirs: AttemptInfo) -> bool:
-        """Whether an attempt that is there is another job's, or another start's of this one."""
+        """Return whether an existing attempt belongs to another job, or to an earlier start of this one."""
         if mine.start_key is None:
             return False
         if not is_same_job(mine, theirs):
@@ -276,14 +276,14 @@ class RunStore:
         rank = self._hello.rank
         if _is_of(rank, _read(self.folder / "rank.json", RankInfo)):
             return False
-        # Two that say the most: the job's first, and the first on this host. Not all: there may be thousands that look.
+        # The two most telling ranks: the job's first, and the first on this host. Thousands of ranks may do this check.
         numbers = {0, rank.rank - (rank.local_rank or 0)} - {rank.rank}
         found = [_read(rank_dir(self._run_dir, self.attempt, number) / "rank.json", RankInfo) for number in numbers]
         others = [one for one in found if one is not None]
         return is_earlier(theirs, others, host=rank.host, began_unix_ns=self._hello.process_unix_ns)
 
     def write_rank(self, info: RankInfo) -> bool:
-        """Rewrite ``rank.json``. Returns whether there is nothing left to do about it."""
+        """Rewrite ``rank.json``. Return False if it must be retried later."""
         if self.refused:
             return True
         if not self.begun:
@@ -307,7 +307,7 @@ class RunStore:
         self._fail(error.strerror or str(error))
 
     def fail(self, error: Exception) -> None:
-        """Something else went wrong while writing: it is as if the folder could not be written."""
+        """Handle another error during writing as if the folder could not be written."""
         self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, reason: str) -> None:
@@ -317,9 +317,9 @@ class RunStore:
             _say(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({reason}); will try again")
 
     def close(self) -> None:
-        """Close the files, and say how many records the filesystem took and did not keep, as far as it tells.
+        """Close the files, and report how many records the filesystem accepted but, as far as it reports, did not keep.
 
-        For the end; what is written after all opens new ones.
+        For the end; a later write opens new files.
         """
         for writer in self._writers.values():
             with suppress(OSError):
@@ -340,7 +340,7 @@ def _read(file: Path, kind: type[_T]) -> _T | None:
 
 
 def _is_of(rank: RankInfo, there: RankInfo | None) -> bool:
-    """Whether ``rank`` describes the process that is ``there`` already: then another helper of it began, and was killed."""
+    """Return whether ``rank`` is the process described by ``there``: then another helper of it began, and was killed."""
     return there is not None and (there.host, there.pid, there.start_unix_ns) == (rank.host, rank.pid, rank.start_unix_ns)
 
 

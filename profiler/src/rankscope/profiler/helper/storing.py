@@ -1,4 +1,4 @@
-"""The helper's thread that writes: a filesystem that takes seconds for a write holds up nothing else."""
+"""Writer thread of the helper: a filesystem that takes seconds for a write delays nothing else."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rankscope.runs.records import RankInfo
 
 LOOK_SECONDS: Final = 0.2
 LAST_TRY_SECONDS: Final = 10.0
-"""How long a full disk may hold up the end."""
+"""Longest delay of the end by a disk that fails writes, such as a full one."""
 STUCK_SECONDS: Final = 120.0
-"""How long a disk that does not answer at all may."""
+"""Longest delay of the end by a disk that does not respond."""
 SETTLE_SECONDS: Final = 30.0
-"""How long others wait for the first attempt to write."""
+"""Longest wait of the duties for the first attempt to write."""
 END_SECONDS: Final = 300.0
-"""How long the end may take in all, however well it goes."""
+"""Longest duration of the end in all, even if writing progresses."""
 
 
 class Storing:
-    """Writes what ``store`` was given, and ``rank.json``, on a thread of its own. Used from one other thread."""
+    """Writer of the records in ``store`` and of ``rank.json``, on a thread of its own. Used from one other thread."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
@@ -35,29 +35,32 @@ class Storing:
         self._thread = threading.Thread(target=self._work, name="storing", daemon=True)
 
     def start(self) -> None:
-        """Begin; what was given before waits until now."""
+        """Start the thread; records added before wait until now."""
         self._thread.start()
 
     @property
     def settled(self) -> bool:
-        """Whether the run's identity is known as well as it will be soon: another rank may have made the run."""
+        """True once a write was attempted or ``SETTLE_SECONDS`` have passed.
+
+        The run's identity is then as certain as it will soon be: another rank may have created the run.
+        """
         return self._tried or time.monotonic() - self._began > SETTLE_SECONDS
 
     def wake(self) -> None:
-        """There is something to write."""
+        """Signal that there is something to write."""
         self._wake.set()
 
     def write_rank(self, info: RankInfo) -> None:
-        """Rewrite ``rank.json`` with this, as soon as that is possible and unless a newer one comes first.
+        """Rewrite ``rank.json`` with ``info`` as soon as possible, unless a newer one comes first.
 
-        What ``store`` has lost is added as it is then.
+        The losses of ``store`` at the time of writing are added.
         """
         with self._lock:
             self._info = info
         self._wake.set()
 
     def finish(self, info: RankInfo) -> bool:
-        """Write all that is left and then ``info``; go on as long as something moves. Returns whether it is all written."""
+        """Write all remaining records and then ``info``, as long as there is progress. Return whether all is written."""
         self.write_rank(info)
         self._ending = True
         self._wake.set()
@@ -71,17 +74,17 @@ class Storing:
 
     def _work(self) -> None:
         while True:
-            # A moment is given to gather records, so that they are written together.
+            # Wait a moment to gather records, so that they are written together.
             self._wake.wait(LOOK_SECONDS)
             self._wake.clear()
             ending = self._ending
             try:
                 written = self._store.flush(now=ending)
                 if written and ending:
-                    # Only now some filesystems say what they have not kept, which belongs into ``rank.json``.
+                    # Some filesystems report lost writes only at close; ``rank.json`` must include them.
                     self._store.close()
                 written = written and self._write_rank()
-            except Exception as error:  # noqa: BLE001  # nobody else hears of what goes wrong on this thread
+            except Exception as error:  # noqa: BLE001  # nothing else reports errors of this thread
                 self._store.fail(error)
                 written = False
             self._tried = True

@@ -1,4 +1,4 @@
-"""Sums over what a rank has recorded, as its metrics need them. ``None``, or no entry, until there is a first value."""
+"""Sums over the records of a rank, as its metrics need them. ``None``, or no entry, until there is a first value."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _OTHER: Final = "other"
 
 @dataclass(slots=True)
 class Durations:
-    """A histogram: ``counts`` are those of each bucket alone, the last of what is above every bound."""
+    """Histogram: ``counts`` has the count of each single bucket; the last bucket is above every bound."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_SECONDS) + 1))
     sum_s: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one; a bound belongs to the bucket below it."""
+        """Count one duration; a bound belongs to the bucket below it."""
         self.counts[bisect_left(STEP_BUCKETS_SECONDS, seconds)] += 1
         self.sum_s += seconds
 
@@ -40,11 +40,11 @@ class LastWindow:
 
     @property
     def overlap_ratio(self) -> float | None:
-        """Share of the communication that was hidden; ``None`` without any."""
+        """Share of the communication that was hidden; ``None`` without communication."""
         return self.overlap_s / self.communication_s if self.communication_s > 0 else None
 
     def add(self, breakdown: StepBreakdown) -> None:
-        """Count one more of its steps."""
+        """Add one more step of the window."""
         self.steps += 1
         self.last_step = breakdown.step
         self.communication_s += breakdown.communication_us * _MICRO
@@ -54,7 +54,7 @@ class LastWindow:
 
 @dataclass(slots=True)
 class Totals:
-    """Everything that is summed, and the last of what is not a sum (``levels``), by the name of its field in ``StepRecord``."""
+    """All sums, and the last value of each quantity that is not summed (``levels``), by its field name in ``StepRecord``."""
 
     steps: int = 0
     last_step: int | None = None
@@ -73,7 +73,7 @@ class Totals:
     last_window: LastWindow | None = None
 
     def add_step(self, step: StepRecord) -> None:
-        """Count a step."""
+        """Add a step."""
         wall_s = step.wall_us * _MICRO
         self.steps += 1
         self.last_step = step.step
@@ -99,7 +99,7 @@ class Totals:
         self.profiled += step.profiled
 
     def add_window(self, breakdown: StepBreakdown) -> None:
-        """Count the partition of a profiled step; steps that follow each other are of one window."""
+        """Add the breakdown of a profiled step; consecutive steps belong to one window."""
         _add(self.window_s, "compute", breakdown.compute_us * _MICRO)
         _add(self.window_s, "overlap", breakdown.overlap_us * _MICRO)
         _add(self.window_s, "exposed_communication", breakdown.exposed_communication_us * _MICRO)
@@ -129,7 +129,7 @@ def _by_phase(times: PhaseTimes) -> tuple[float | None, ...]:
 
 
 def _add_known(sums: dict[str, float], blocked: PhaseTimes | None, phases: PhaseTimes) -> None:
-    """Where there is a signal at all, a phase without blocked time was not blocked; its sum is zero and known."""
+    """Add blocked times. If the step has any, an observed phase without blocked time counts as zero, not as unknown."""
     if blocked is None:
         return
     for phase, time_us, whole_us in zip(PHASES, _by_phase(blocked), _by_phase(phases), strict=True):

@@ -1,7 +1,7 @@
-"""What the steps of one rank usually take, and what looked wrong in a profiled window beside that.
+"""Baseline of the step times of one rank, and detection of profiled steps that deviate from it.
 
-A helper knows its own rank alone. So this says that something happened, never who made it happen: where ranks wait for each other
-all of them find the same window wrong, and their traces can be compared.
+A helper knows only its own rank, so this detects that something happened, never its origin. Where ranks wait for each other, all
+of them find the same window wrong, and their traces can be compared.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ from rankscope.profiler.handover import Window
 from rankscope.runs.records import StepBreakdown, StepRecord
 
 RECENT: Final = 64
-"""Steps without the profiler, the last ones, that say what is usual; and profiled ones that are remembered."""
+"""Number of last steps without the profiler that form the baseline, and of last profiled steps that are kept."""
 LEAST: Final = 10
-"""With fewer of them nothing is."""
+"""Least number of steps for a baseline."""
 LONGER: Final = 1.5
-"""By less than this factor no step is clearly longer, however even the others are."""
+"""Least factor by which a step must exceed the usual time to count as longer, however uniform the others are."""
 DEVIATIONS: Final = 6
-"""Nor by less than so many standard deviations, taken from the median deviation, which single slow steps do not move."""
+"""Least number of standard deviations above the usual time to count as longer. They are derived from the median deviation,
+which single slow steps do not move."""
 _SIGMA: Final = 1.4826
-"""Standard deviations of a normal distribution in its median absolute deviation."""
+"""Standard deviation of a normal distribution in units of its median absolute deviation."""
 SLOWED: Final = 2.0
-"""So much the profiler may slow steps, until ``WINDOWS`` windows have shown how much it does."""
+"""Assumed slowdown of steps by the profiler, until ``WINDOWS`` windows have shown the real one."""
 WINDOWS: Final = 3
 _LONG_BY_DESIGN: Final = frozenset(("checkpoint", "eval"))
 
 
 class Usual:
-    """Told of every step on one thread and asked about windows on another."""
+    """Baseline that one thread updates with every step and another uses to judge windows."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._walls_us = deque[float](maxlen=RECENT)
         self._profiled = deque[StepRecord](maxlen=RECENT)
         self._slowed = deque[float](maxlen=RECENT)
-        """How much longer than usual the middle step of each window was."""
+        """Ratio of the median step of each window to the usual time, at least 1."""
 
     def add(self, record: StepRecord) -> None:
-        """The rank has done a step."""
+        """Add a step of the rank."""
         with self._lock:
             if record.profiled:
                 self._profiled.append(record)
@@ -52,7 +53,7 @@ class Usual:
                 self._walls_us.append(record.wall_us)
 
     def judged(self, window: Window, breakdowns: Sequence[StepBreakdown]) -> list[StepBreakdown]:
-        """The breakdowns of a window, with what looked wrong in each step."""
+        """Return the breakdowns of a window with ``looked_wrong`` filled in for each step."""
         steps = window.last - window.first + 1
         parts = f"the profile has {len(breakdowns)} of its window's {steps} steps" if len(breakdowns) < steps else None
         with self._lock:
@@ -66,7 +67,7 @@ class Usual:
         ]
 
     def _long(self, breakdowns: Sequence[StepBreakdown]) -> dict[int, str]:
-        """The steps that took clearly longer than usual, and how long."""
+        """Return the steps that took clearly longer than usual, with a description of their time."""
         if len(self._walls_us) < LEAST:
             return {}
         usual = median(self._walls_us)
@@ -76,7 +77,7 @@ class Usual:
         records = {record.step: record for record in self._profiled}
         walls: dict[int, float] = {}
         for row in breakdowns:
-            # On a device the record may still wait for its times there; the window of the step is as long.
+            # With a device the record may still wait for its device times; the step's window is equally long.
             record = records.get(row.step)
             if record is None or _LONG_BY_DESIGN.isdisjoint(record.tags):
                 walls[row.step] = row.window_us if record is None else record.wall_us

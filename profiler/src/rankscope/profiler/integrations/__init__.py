@@ -1,1 +1,1 @@
-"""Callbacks that tell the recorder what a framework's own training loop knows. Nobody imports these but scripts that use them."""
+"""Callbacks that report to the recorder what a framework's training loop knows. Only scripts that use them import them."""

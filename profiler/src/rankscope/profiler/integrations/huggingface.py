@@ -1,4 +1,4 @@
-"""The callback for the ``Trainer`` of Hugging Face's transformers, and for what is built on it."""
+"""Callback for the ``Trainer`` of Hugging Face's transformers, and for trainers derived from it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ except ModuleNotFoundError as error:
 
 
 class RankscopeCallback(TrainerCallback):  # type: ignore[misc]  # a class of a package that mypy does not follow
-    """Records every ``trainer.train()``: a step is one optimizer step, as in ``state.global_step``.
+    """Callback that records every ``trainer.train()``: a step is one optimizer step, as in ``state.global_step``.
 
     ::
 
         trainer = Trainer(model, args, train_dataset=data, callbacks=[RankscopeCallback("runs/first")])
 
-    ``run_dir`` must be the same folder on all ranks; leave it out under ``rankscope run``, whose folder and settings hold. A
+    ``run_dir`` must be the same folder on all ranks; omit it under ``rankscope run``, whose folder and settings are used. A
     second ``train()`` of the same process is recorded in ``run_dir``-2, and so on. ``evaluate`` and ``predict`` alone record
     nothing. Samples, tokens (padding included) and the trainer's own estimate of the floating-point operations are those of this
     rank. Further options are those of ``StepProfiler``.
 
-    The trainer tells callbacks nothing of exceptions: one that ends the process, ends the recording; after one that is caught the
-    recording stays open until the next ``train()`` or the end of the process.
+    The trainer does not report exceptions to callbacks. An exception that ends the process ends the recording; after a caught one
+    the recording stays open until the next ``train()`` or the end of the process.
 
-    Raises ``ValueError`` when there is neither a ``run_dir`` nor a launcher, and ``TypeError`` for an unknown option; later
-    faults are said once on stderr, and training goes on.
+    Raises ``ValueError`` if there is neither a ``run_dir`` nor a launcher, and ``TypeError`` for an unknown option. Later errors
+    are reported once on stderr, and training goes on.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -39,43 +39,43 @@ class RankscopeCallback(TrainerCallback):  # type: ignore[misc]  # a class of a 
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002  # the library's names
-        """Training begins."""
+        """Begin a fit."""
         _watch_batches()
         self.fit.begin()
 
     @harmless
     def trained_on(self, trainer: Any, batch: Any, flops: float) -> None:
-        """Forward and backward of a batch are done. ``flops``: the trainer's estimate, 0 where it has none."""
+        """Add a batch after its forward and backward. ``flops``: the trainer's estimate, 0 where it has none."""
         name = getattr(trainer.model, "main_input_name", "input_ids")
-        # Elements of an image or of a waveform are no tokens.
+        # Elements of an image or a waveform are not tokens.
         tokens = batch[name].numel() if name == "input_ids" and name in batch else None
         self.fit.add(measure(batch)[0], tokens, flops or None)
 
     @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """The optimizer has stepped; logging, evaluation and checkpoints follow and belong to the next step."""
+        """End the step after the optimizer; logging, evaluation and checkpoints follow and belong to the next step."""
         self.fit.step()
 
     @harmless
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """A batch of an evaluation is done."""
+        """Tag the step with an evaluation: one of its batches is done."""
         self.fit.tag("eval")
 
     @harmless
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """A checkpoint was written: called on all ranks."""
+        """Tag the step with a checkpoint that was written: called on all ranks."""
         self.fit.tag("checkpoint")
 
     @harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Training is over."""
+        """End the fit."""
         self.fit.end()
 
 
 def _watch_batches() -> None:
-    """Make trainers tell our callbacks what they train on: the library tells callbacks nothing of batches.
+    """Make trainers pass their batches to our callbacks: the library does not.
 
-    ``Trainer.floating_point_ops`` is asked once per batch, right after its backward.
+    ``Trainer.floating_point_ops`` is called once per batch, right after its backward.
     """
     from transformers import Trainer
 

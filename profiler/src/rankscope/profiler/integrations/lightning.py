@@ -1,4 +1,4 @@
-"""The callback for Lightning, under both its names (``lightning.pytorch`` and ``pytorch_lightning``)."""
+"""Callback for Lightning, under both its names (``lightning.pytorch`` and ``pytorch_lightning``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_class() -> type[Any]:
-    """The base class from the package that the script uses; importing the other one, too, would take seconds."""
+    """Return the base class from the package that the script uses; importing the other one too would take seconds."""
     for package in sorted(_PACKAGES, key=lambda package: package not in sys.modules):
         try:
             base: type[Any] = import_module(package).Callback
@@ -26,20 +26,20 @@ def _callback_class() -> type[Any]:
 
 
 class RankscopeCallback(_callback_class()):  # type: ignore[misc]  # known at run time only
-    """Records every ``trainer.fit``: a step is one optimizer step, as in ``trainer.global_step``.
+    """Callback that records every ``trainer.fit``: a step is one optimizer step, as in ``trainer.global_step``.
 
     ::
 
         trainer = Trainer(callbacks=[RankscopeCallback("runs/first")])
 
-    ``run_dir`` must be the same folder on all ranks; leave it out under ``rankscope run``, whose folder and settings hold. A
+    ``run_dir`` must be the same folder on all ranks; omit it under ``rankscope run``, whose folder and settings are used. A
     second fit of the same process is recorded in ``run_dir``-2, and so on. ``validate``, ``test`` and ``predict`` alone record
-    nothing. ``tokens`` tells how many a batch has. A module's ``flops_per_batch``, as Lightning's ``ThroughputMonitor`` uses it,
-    is taken over. Further options are those of ``StepProfiler``. With several optimizers (manual optimization) a step is a batch
-    in which at least one has stepped.
+    nothing. ``tokens`` is a function that returns the number of tokens of a batch. A module's ``flops_per_batch``, as defined by
+    Lightning's ``ThroughputMonitor``, is recorded. Further options are those of ``StepProfiler``. With several optimizers (manual
+    optimization) a step is a batch in which at least one has stepped.
 
-    Raises ``ValueError`` when there is neither a ``run_dir`` nor a launcher, and ``TypeError`` for an unknown option; later
-    faults are said once on stderr, and training goes on.
+    Raises ``ValueError`` if there is neither a ``run_dir`` nor a launcher, and ``TypeError`` for an unknown option. Later errors
+    are reported once on stderr, and training goes on.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class RankscopeCallback(_callback_class()):  # type: ignore[misc]  # known at ru
 
     @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002  # Lightning's names, as below
-        """Training begins; the sanity check is over."""
+        """Begin a fit: training begins, and the sanity check is over."""
         self._stepped = trainer.global_step
         self.fit.begin()
 
     @harmless
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """A batch is done; with gradient accumulation, not necessarily a step."""
+        """Add a finished batch, and end the step if an optimizer has stepped (gradient accumulation: not at every batch)."""
         if not self.fit.active:
             return
         tokens = None if self._tokens is None else self._tokens(batch)
@@ -73,25 +73,25 @@ class RankscopeCallback(_callback_class()):  # type: ignore[misc]  # known at ru
 
     @harmless
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Validation inside a fit, or alone."""
+        """Tag the step, if validation runs inside a fit."""
         self.fit.tag("eval")
 
     @harmless
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:  # noqa: ARG002
-        """A checkpoint is made: called on all ranks, of which one writes."""
+        """Tag the step with a checkpoint: called on all ranks, of which one writes."""
         self.fit.tag("checkpoint")
 
     @harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Training is over."""
+        """End the fit."""
         self.fit.end()
 
     @harmless
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        """Training is over, by an exception."""
+        """End the fit with an exception."""
         self.fit.end(exception)
 
     @harmless
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
-        """Whatever it was, it is over."""
+        """End the fit, if it is still open."""
         self.fit.end()

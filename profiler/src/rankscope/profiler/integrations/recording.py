@@ -1,4 +1,4 @@
-"""What the callbacks of all frameworks share: one recording per fit, and the promise that a hook never breaks the fit."""
+"""Shared code of the callbacks of all frameworks: one recording per fit, and hooks that never break the fit."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rankscope.profiler.settings import RecorderSettings, from_environment
 from rankscope.profiler.step import StepProfiler
 
 _recorded: Final[Counter[str]] = Counter()
-"""How many fits of this process went to each folder and its numbered neighbours."""
+"""Number of fits that this process recorded per ``run_dir``, including those in ``run_dir``-2, -3, …"""
 _OPTIONS: Final = inspect.signature(StepProfiler)
 
 
 class FitRecording:
-    """The recordings of one callback, one per fit. Only the constructor raises.
+    """Recordings of one callback, one per fit. Only the constructor raises.
 
-    The first fit of a process is recorded in ``run_dir``, which must be the same folder on all ranks, later ones in
-    ``run_dir``-2, -3, … Under ``rankscope run`` the launcher's folder and settings hold instead of these. A fit without a single
-    step leaves nothing. ``options`` are those of ``StepProfiler``.
+    The first fit of a process is recorded in ``run_dir``, later ones in ``run_dir``-2, -3, … ``run_dir`` must be the same folder
+    on all ranks. Under ``rankscope run`` the launcher's folder and settings replace these. A fit without a single step leaves no
+    record. ``options`` are those of ``StepProfiler``.
 
-    Raises ``ValueError`` when there is neither a ``run_dir`` nor a launcher, and ``TypeError`` for an unknown option.
+    Raises ``ValueError`` if there is neither a ``run_dir`` nor a launcher, and ``TypeError`` for an unknown option.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None, options: dict[str, Any]) -> None:
@@ -45,15 +45,15 @@ class FitRecording:
         self._work: list[tuple[int | None, int | None, float | None]] = []
         self._steps = 0
         self.off = False
-        """Whether a fault of the callback's own has switched it off for good."""
+        """True if an error in the callback has switched it off for good."""
 
     @property
     def active(self) -> bool:
-        """Whether a fit is being recorded."""
+        """True while a fit is being recorded."""
         return self._profiler is not None
 
     def begin(self) -> None:
-        """A fit begins, and its first step. One that is still open ended by an exception that nobody told of."""
+        """Begin a fit and its first step. A fit that is still open ended by an exception that no hook reported."""
         self.end(RuntimeError("the fit before this one did not end"))
         launched = _launched()
         if launched is None:
@@ -68,12 +68,12 @@ class FitRecording:
         self._profiler = StepProfiler(run_dir, **options).__enter__()
 
     def add(self, samples: int | None, tokens: int | None, flops: float | None) -> None:
-        """The step works on one more batch; ``None`` is what is not known of it. ``flops``: forward and backward on this rank."""
+        """Add one more batch to the step; ``None``: not known. ``flops``: forward and backward on this rank."""
         if self._profiler is not None:
             self._work.append((samples, tokens, flops))
 
     def step(self) -> None:
-        """The step ends here."""
+        """End the step."""
         if self._profiler is not None:
             samples, tokens, flops = (_total(values) for values in zip(*self._work, strict=True)) if self._work else [None] * 3
             self._profiler.step(samples=samples, tokens=tokens, flops=flops)
@@ -81,12 +81,12 @@ class FitRecording:
             self._steps += 1
 
     def tag(self, tag: str) -> None:
-        """``tag`` happens in this step."""
+        """Add ``tag`` to this step."""
         if self._profiler is not None:
             self._profiler.tag(tag)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The fit is over; ``error`` is what ended it, if anything did. Nothing happens if that was said before."""
+        """End the fit; ``error``: the exception that ended it, if any. Does nothing if no fit is open."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
@@ -95,7 +95,7 @@ class FitRecording:
         profiler.__exit__(None if error is None else type(error), error, None)
 
     def disable(self, reason: str) -> None:
-        """Switch off for good, and say so once. Never raises."""
+        """Switch off for good, and report it once. Never raises."""
         self.off = True
         with suppress(Exception):
             recorder = attach.current() if self.active else None
@@ -108,25 +108,25 @@ class FitRecording:
 
 
 def _launched() -> RecorderSettings | None:
-    """What the launcher of this process said, if there was one."""
+    """Return the settings from the launcher of this process, if there was one."""
     try:
         return from_environment(os.environ)
     except ValueError:
-        return None  # a damaged variable; the recorder says so
+        return None  # a damaged variable; the recorder reports it
 
 
 def _said_by(launched: RecorderSettings) -> dict[str, Any]:
-    """The launcher's settings as options of ``StepProfiler``."""
+    """Return the launcher's settings as options of ``StepProfiler``."""
     said = {name: value for name, value in msgspec.structs.asdict(launched).items() if name in _OPTIONS.parameters}
     del said["run_dir"]
     if said.get("coordinates") is None:
-        # The launcher cannot know those of a single rank.
+        # The launcher cannot know the coordinates of a single rank.
         said.pop("coordinates", None)
     return said
 
 
 def _total(values: tuple[Any, ...]) -> Any:
-    """Their sum, unless one is not known."""
+    """Return the sum of ``values``, or ``None`` if one is not known."""
     return None if None in values else sum(values)
 
 
@@ -134,7 +134,7 @@ _H = TypeVar("_H", bound=Callable[..., None])
 
 
 def harmless(hook: _H) -> _H:
-    """A hook of a callback with a ``fit: FitRecording``; where it would raise, it switches that off and does nothing any more."""
+    """Wrap a hook of a callback that has a ``fit: FitRecording``: an exception switches ``fit`` and all hooks off for good."""
 
     @wraps(hook)
     def safe(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -145,7 +145,7 @@ def harmless(hook: _H) -> _H:
         except Exception as error:
             if raised_by_a_signal_handler(error):
                 raise
-            # Whatever it is, training goes on.
+            # No error may stop training.
             self.fit.disable(f"{type(error).__name__}: {error}")
 
     return cast("_H", safe)

@@ -1,7 +1,7 @@
-"""Attaching to a script that knows nothing of it: wrappers around the few places every training loop passes.
+"""Attachment to an unmodified script, through wrappers around the few functions that every training loop calls.
 
-No module hooks: they break ``torch.compile(fullgraph=True)`` and cost on every call. While torch is tracing, every wrapper is the
-function it wraps.
+There are no module hooks: they break ``torch.compile(fullgraph=True)`` and add cost to every call. While torch is tracing, every
+wrapper behaves exactly like the function it wraps.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _patched = False
 
 
 def current() -> Recorder | None:
-    """The recorder of this process, if there is one."""
+    """Return the recorder of this process, if there is one."""
     return _recorder
 
 
 def take_launched() -> Recorder | None:
-    """The recorder that ``install`` made, for the first who asks before its first step is over."""
+    """Return the recorder that ``install`` made, only to the first caller and only before its first step is over."""
     global _launched  # see ``use``
     launched, _launched = _launched, None
     return None if launched is None or launched.off or launched.session is not None else launched
 
 
 def install() -> None:
-    """Called when torch has been imported in a process that was launched with the recorder. Never raises."""
+    """Install the recorder after the import of torch, in a process that was launched with it. Never raises."""
     global _launched  # noqa: PLW0603  # see ``use``
     try:
         settings = from_environment(os.environ)
@@ -56,15 +56,15 @@ def install() -> None:
             recorder = Recorder(settings)
             use(recorder)
             _launched = recorder
-    except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+    except Exception as error:  # noqa: BLE001  # no error may stop training
         with suppress(Exception):
             sys.stderr.write(f"rankscope: not recorded: {str(error) or type(error).__name__}; training goes on\n")
 
 
 def use(recorder: Recorder) -> None:
-    """Make ``recorder`` the one that the wrappers tell, and put them in place.
+    """Make ``recorder`` the one that the wrappers report to, and install them.
 
-    Raises ``RuntimeError`` on a torch that is too old.
+    Raises ``RuntimeError`` if torch is too old.
     """
     global _recorder, _patched  # noqa: PLW0603  # there is one torch in a process
     version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
@@ -79,9 +79,9 @@ def use(recorder: Recorder) -> None:
 
 
 def adopt_existing(recorder: Recorder) -> None:
-    """Find the DDP models and device meshes that were made before the wrappers were in place; some tens of milliseconds."""
+    """Find the DDP models and device meshes made before the wrappers were installed. Takes some tens of milliseconds."""
     for thing in gc.get_objects():
-        # Not isinstance: it would ask objects that answer with code of their own.
+        # Not isinstance, which could run code of the objects themselves.
         if issubclass(type(thing), DistributedDataParallel):
             recorder.adopt(thing)
         layout.adopt(thing)
@@ -106,7 +106,7 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 def _wrap_everything() -> None:
     _replace(_BaseDataLoaderIter, "__next__", _data)
-    # Tensor.backward looks this up at every call, so one wrapper sees both.
+    # Tensor.backward looks this up at every call, so one wrapper covers both.
     _replace(torch.autograd, "backward", _backward)
     _replace(nn.Module, "eval", _evaluates)
     _replace(nn.Module, "train", _trains)
@@ -114,7 +114,7 @@ def _wrap_everything() -> None:
     _replace(profiler.profile, "_prepare_trace", _foreign_profiler)
     _replace(profiler.profile, "_start_trace", _foreign_profiler)
     _replace(profiler.profile, "__exit__", _foreign_profiler_ends)
-    # These cannot be on beside a window either.
+    # These cannot be active during a window either.
     for kind in (
         profiler.emit_nvtx,
         profiler.emit_itt,
@@ -152,7 +152,7 @@ def _backward(original: Callable[..., None]) -> Callable[..., None]:
             return original(*args, **kwargs)
         roots = args[0] if args else kwargs.get("tensors")
         passed = recorder.enter_backward(roots)
-        # Also in a pass inside another: with reentrant checkpoints it may be the one that waits.
+        # Also for nested passes: with reentrant checkpoints a nested pass may be the one that waits.
         tail = recorder.enter_pass(roots) if not passed and recorder.gradients.present else None
         try:
             return original(*args, **kwargs)
@@ -177,9 +177,8 @@ def _evaluates(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _trains(original: Callable[..., Any]) -> Callable[..., Any]:
     def train(self: Any, mode: bool = True) -> Any:
-        # A model calls this for each of its parts: only the first call begins or ends an evaluation. There are models with an
-        # ``eval`` of their own, which comes here (all of transformers 5).
-        # A compiled caller must not depend on ``may_evaluate``: it would be compiled again whenever that changes.
+        # A model calls this for each submodule; only the first call begins or ends an evaluation. ``eval`` of some models (all
+        # of transformers 5) calls this too. A compiled caller must not depend on ``may_evaluate``: a change would recompile it.
         if not is_compiling() and _recorder is not None and (_recorder.may_evaluate) == mode:
             recorder = _listening()
             if recorder is not None:

@@ -1,4 +1,4 @@
-"""How much work a batch is, without knowing what is in it."""
+"""Size of a batch of unknown structure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 from rankscope.profiler.rank.guard import raised_by_a_signal_handler
 
 _MAX_LEAVES: Final = 64
-"""More tensors than this in one batch are not looked at: the measure must stay cheap."""
+"""Largest number of items examined in one batch, to keep the measure cheap."""
 
-# Other mappings may do their work only when asked, as a lazy batch does.
+# Other mappings may compute their values on access, as a lazy batch does.
 _PLAIN_VALUES: Final = (dict.values, OrderedDict.values)
 
 
 def measure(batch: object) -> tuple[int | None, int | None]:
-    """(samples, elements) of a batch: first dimension of its first tensor, elements of all its tensors.
+    """Return (samples, elements) of a batch: first dimension of its first tensor, elements of all its tensors.
 
-    ``None`` where there is no tensor, and for a batch that cannot be looked at.
+    ``None`` where there is no tensor, and for a batch that cannot be examined.
     """
     try:
         return _measure(batch)
     except Exception as error:
-        # Somebody's own class: its measure is not known, and no fault of the recorder's.
+        # An error in a custom batch class is not the recorder's: the size is unknown.
         if raised_by_a_signal_handler(error):
             raise
         return None, None

@@ -1,10 +1,10 @@
-"""When a training step is over, told only by backward passes and optimizer steps.
+"""Detection of the end of a training step, from backward passes and optimizer steps alone.
 
-A step is one cycle of the optimizers. With one optimizer it ends when that has stepped; with several, when the one that comes
-last has. Which one comes last is learned from the first cycle. Should it not come (a critic stepped five times for one
-generator), the step ends before the first optimizer that steps again after another backward. One that steps again without
-another backward is still at the same step (DeepSpeed's ZeRO-3 steps it once per group of parameters), unless there are no
-backward passes at all. Optimizers that step inside a backward pass are not to be reported here.
+A step is one cycle of the optimizers. With one optimizer the step ends when it has stepped; with several, when the last one of
+the cycle has. The last one is learned from the first cycle. If it does not step (a critic stepped five times for one generator),
+the step ends before the first optimizer that steps again after another backward. An optimizer that steps again without another
+backward is still in the same step (DeepSpeed's ZeRO-3 steps it once per group of parameters), unless there are no backward passes
+at all. Callers must not report optimizers that step inside a backward pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import weakref
 
 
 class StepBoundary:
-    """Feed it the events of one thread; it answers whether the step is over."""
+    """Detector of the end of steps, from the events of one thread."""
 
     __slots__ = (
         "_backward_seen",
@@ -30,36 +30,36 @@ class StepBoundary:
         self._known: dict[int, weakref.ref[object]] = {}
         self._last: int | None = None
         self._only: weakref.ref[object] | None = None
-        """The optimizer that ended the last step, where no other is known."""
+        """Optimizer that ended the last step, if no other is known."""
         self._newest: int | None = None
-        """The optimizer that has stepped most recently."""
+        """Optimizer that stepped most recently."""
         self.stepped: set[int] = set()
-        """Those that have, in the step that goes on; while there is none ``before_optimizer`` answers no."""
+        """Optimizers that have stepped in the current step; while it is empty, ``before_optimizer`` returns False."""
         self._backward_seen = False
         self._backward_since_close = False
         self._backward_since_step = False
 
     @property
     def knows_optimizers(self) -> bool:
-        """Whether any optimizer has stepped outside of a backward pass."""
+        """True if any optimizer has stepped outside of a backward pass."""
         return bool(self._known)
 
     def backward_done(self) -> None:
-        """A backward pass has returned."""
+        """Note that a backward pass has returned."""
         self._backward_seen = self._backward_since_close = self._backward_since_step = True
 
     def before_optimizer(self, optimizer: object) -> bool:
-        """``optimizer`` is about to step. True: the step was over before it."""
+        """Return whether the step was over before ``optimizer``, which is about to step."""
         if id(optimizer) in self.stepped and self._backward_since_step:
             self._close()
             return True
         return False
 
     def after_optimizer(self, optimizer: object) -> bool:
-        """``optimizer`` has stepped. True: the step is over now."""
+        """Return whether the step is over now that ``optimizer`` has stepped."""
         only = self._only
         if only is not None and only() is optimizer and self._backward_since_step and not self.stepped:
-            # As below, for the usual loop.
+            # Fast path of the code below, for the usual loop.
             self._backward_since_step = self._backward_since_close = False
             return True
         self._only = None
@@ -76,7 +76,7 @@ class StepBoundary:
             self._known[key] = weakref.ref(optimizer)
             self._last = key
             if not first:
-                # Another optimizer in the first cycle: the step that just closed was its step too.
+                # Another optimizer in the first cycle: the step that just ended includes its step.
                 return False
         self.stepped.add(key)
         if key == self._last and (self._backward_since_close or len(self._known) == 1):

@@ -1,6 +1,6 @@
-"""Checkpoints: the functions that write them, wherever they come from, are reported.
+"""Reports of checkpoints, through wrappers around the functions that write them.
 
-Nothing is imported for it: what the script imports later is found when it does.
+Nothing is imported for this: modules that the script imports later are wrapped when it does.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import torch
 
 
 class Listener(Protocol):
-    """Is told of checkpoints."""
+    """Receiver of checkpoints."""
 
     def enter_checkpoint(self) -> bool:
-        """One is being written. False: do not report its end."""
+        """Begin a checkpoint. False: do not report its end."""
 
     def leave_checkpoint(self) -> None:
-        """It is written, or could not be."""
+        """End the checkpoint, written or failed."""
 
 
 Listening = Callable[[], Listener | None]
 
 _LATER: Final[dict[str, Sequence[str]]] = {
-    # Of an asynchronous one, what training waits for: the copy.
+    # Of an asynchronous checkpoint only the copy counts, because training waits for it.
     "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
     "safetensors.torch": ("save_file", "save_model"),
 }
-"""Module to the functions in it that write checkpoints."""
+"""Functions that write checkpoints, by module."""
 _NAMED_AGAIN: Final = {"torch.distributed.checkpoint.state_dict_saver": "torch.distributed.checkpoint"}
-"""Packages that hand on these functions."""
+"""Packages that re-export these functions, by module."""
 
 
 def watch(listening: Listening) -> None:
-    """Put the wrappers in place, once per process. ``listening`` answers ``None`` while nobody listens."""
-    # Both names, or it could no longer be pickled.
+    """Install the wrappers, once per process. ``listening`` returns ``None`` while there is no listener."""
+    # Replace both names, or the function could no longer be pickled.
     torch.save = torch.serialization.save = _reported(torch.save, listening)
     later = {}
     for name, functions in _LATER.items():
@@ -81,7 +81,7 @@ def _reported(original: Callable[..., Any], listening: Listening) -> Callable[..
 
 
 class _Finder:
-    """Finds nothing itself; it sees that a module is being imported and wraps its functions once it is."""
+    """Meta path finder that wraps the functions of a wanted module after its import."""
 
     def __init__(self, wanted: dict[str, Sequence[str]], listening: Listening) -> None:
         self._wanted = wanted
@@ -91,7 +91,7 @@ class _Finder:
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """See ``importlib.abc.MetaPathFinder``."""
         del path, target
-        # Whoever asks need not import it.
+        # A caller of ``find_spec`` may not import the module, so the wanted name stays until it is executed.
         asked = (name, get_ident())
         if name not in self._wanted or asked in self._asking:
             return None
@@ -101,7 +101,7 @@ class _Finder:
         finally:
             self._asking.discard(asked)
         if spec is not None and spec.loader is not None:
-            # A loader of somebody's own: its module must load, with or without us.
+            # A module with a custom loader must load, wrapped or not.
             with suppress(Exception):
                 self._follow(name, spec.loader)
         return spec

@@ -1,4 +1,4 @@
-"""Telling a script that ended by an exception from one that ended well."""
+"""Distinction of scripts that end by an exception from scripts that end cleanly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rankscope.profiler.ring import End
 
 
 def end_of(error: BaseException | None) -> End:
-    """How a script ended that was left by ``error``: a crash, unless it is Ctrl-C or a ``sys.exit`` that says all is well."""
+    """Return the end state of a script that ``error`` ended: a crash, unless it is Ctrl-C or a ``sys.exit`` with success."""
     if isinstance(error, SystemExit):
         return End.CRASH if error.code else End.EXIT
     return End.EXIT if error is None or isinstance(error, KeyboardInterrupt) else End.CRASH
 
 
 def note_crashes(close: Callable[[End], None]) -> Callable[[], None]:
-    """Call ``close`` when an exception ends the script. Returns how to stop noting."""
+    """Call ``close`` when an exception ends the script. Returns a function that undoes this."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -25,7 +25,7 @@ def note_crashes(close: Callable[[End], None]) -> Callable[[], None]:
         previous(kind, error, trace)
 
     def forget() -> None:
-        # Whoever came after us may call our hook.
+        # A hook that was installed later may call this one.
         if sys.excepthook is hook:
             sys.excepthook = previous
 

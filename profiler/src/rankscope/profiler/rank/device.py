@@ -1,8 +1,8 @@
-"""Device times of the phases: events on the device's stream where the host cuts the step, read when they are long over.
+"""Device times of the phases, from events on the device's stream where the host cuts the step.
 
-The host runs ahead of a device, so its own clock says when work was launched. Nothing here makes it wait: marks are put on the
-stream, asked some steps later whether the device has passed them, and read then. While a CUDA graph is captured nothing is
-touched at all.
+The host runs ahead of a device, so the host's clock only shows when work was launched. Nothing here makes the host wait: marks
+are put on the stream, queried some steps later, and read once the device has passed them. While a CUDA graph is captured,
+nothing is touched.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from rankscope.profiler.phases import UNSEEN
 from rankscope.runs.records import PHASES
 
 MAX_PENDING: Final = 64
-"""Steps whose marks are not over yet; with more the oldest are given up."""
+"""Largest number of steps whose marks the device has not passed; beyond it the oldest are discarded."""
 MAX_CUTS: Final = 512
-"""In one step; a step with more has no device times."""
+"""Largest number of cuts in one step; a step with more has no device times."""
 
 Mark = Any
-"""A place on the time line of the device."""
+"""Position on the time line of the device."""
 
 
 class DeviceClock(Protocol):
-    """What is asked of a device. Nothing here may wait for it."""
+    """Interface to the clock of a device. No method may wait for the device."""
 
     def usable(self) -> bool:
-        """Whether it may be touched now."""
+        """Return whether the device may be used now."""
 
     def mark(self) -> Mark:
-        """Mark the place that the stream comes to when it has done all that was launched so far."""
+        """Mark the position that the stream reaches when it has done all work launched so far."""
 
     def again(self, mark: Mark) -> None:
-        """Move a mark of before to here."""
+        """Move an earlier mark to the current position."""
 
     def ready(self, mark: Mark) -> bool:
-        """Whether the device has come to ``mark``."""
+        """Return whether the device has reached ``mark``."""
 
     def elapsed_us(self, earlier: Mark, later: Mark) -> float:
-        """Between two marks that are ready."""
+        """Return the microseconds between two marks that are ready."""
 
 
 class CudaClock:
-    """Events on the current stream of the current device."""
+    """Clock of events on the current stream of the current device."""
 
     def usable(self) -> bool:
-        """Not while a graph is being captured: the marks would be part of it, and asking for one would spoil it."""
+        """Return False while a graph is captured: marks would become part of it, and querying one would invalidate it."""
         return not cuda.is_current_stream_capturing()
 
     def mark(self) -> cuda.Event:
-        """A new event."""
+        """Record and return a new event."""
         event = cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
@@ -62,18 +62,18 @@ class CudaClock:
         mark.record()
 
     def ready(self, mark: cuda.Event) -> bool:
-        """Ask the driver."""
+        """Query the driver for the event."""
         over: bool = mark.query()  # type: ignore[no-untyped-call]
         return over
 
     def elapsed_us(self, earlier: cuda.Event, later: cuda.Event) -> float:
-        """Torch answers in milliseconds."""
+        """Return the elapsed microseconds; torch returns milliseconds."""
         milliseconds: float = earlier.elapsed_time(later)
         return milliseconds * 1000
 
 
 def find_device(optimizer: object) -> DeviceClock | None:
-    """The clock of the device that ``optimizer``'s parameters are on; ``None`` when they are on the host or nobody knows it."""
+    """Return the clock of the device of ``optimizer``'s parameters; ``None`` if they are on the host or there is no CUDA."""
     if not cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
@@ -82,7 +82,7 @@ def find_device(optimizer: object) -> DeviceClock | None:
 
 
 class _Step:
-    """The marks of one step."""
+    """Marks of one step."""
 
     __slots__ = ("marks", "number", "phases", "signalled", "start", "waits")
 
@@ -91,15 +91,15 @@ class _Step:
         self.start = start
         self.marks: list[Mark] = []
         self.phases: list[int] = []
-        """What lies before each mark."""
+        """Phase of the time before each mark."""
         self.waits: list[tuple[int, Mark, Mark]] = []
-        """Between which marks the stream waited for other ranks, and before which cut that was."""
+        """Waits of the stream for other ranks: (index of the following cut, mark at the start, mark at the end)."""
         self.signalled = False
-        """Whether all waiting of the step is in ``waits``."""
+        """True if all waits of the step are in ``waits``."""
 
 
 class DeviceLine:
-    """The steps of one thread on the time line of its device; see ``phases.Line``."""
+    """Time line of the steps of one thread on its device; see ``phases.Line``."""
 
     def __init__(self, clock: DeviceClock) -> None:
         self._clock = clock
@@ -107,10 +107,10 @@ class DeviceLine:
         self._pending: deque[_Step] = deque()
         self._free: list[Mark] = []
         self.here: Mark | None = None
-        """The mark of the event that is being worked off: where ``cut`` cuts."""
+        """Mark of the event that is being evaluated: the position of the next ``cut``."""
 
     def mark(self) -> Mark | None:
-        """A mark of this moment, or ``None`` when there is none to be had."""
+        """Return a mark of this moment, or ``None`` if the device cannot be used now."""
         if not self._clock.usable():
             self._step = None
             return None
@@ -121,12 +121,12 @@ class DeviceLine:
         return mark
 
     def begin(self) -> None:
-        """A step begins here."""
+        """Begin a step here."""
         mark = self.mark()
         self._step = None if mark is None else _Step(mark)
 
     def cut(self, phase: int) -> None:
-        """What lies between the last cut and here is ``phase``; -1: that turns out later."""
+        """Assign the time between the last cut and ``here`` to ``phase``; -1: the phase is decided later."""
         step = self._step
         if step is None:
             return
@@ -141,29 +141,29 @@ class DeviceLine:
             step.phases.append(phase)
 
     def settle(self, phase: int) -> None:
-        """What was -1 so far is ``phase``."""
+        """Assign the undecided (-1) time so far to ``phase``."""
         if self._step is not None and UNSEEN in self._step.phases:
             self._step.phases = [phase if one == UNSEEN else one for one in self._step.phases]
 
     def place(self) -> int:
-        """How many cuts there are."""
+        """Return the number of cuts."""
         return 0 if self._step is None else len(self._step.phases)
 
     def forget(self, place: int, phase: int) -> None:
-        """All since the cut number ``place``, and until here, is ``phase``."""
+        """Assign all time since cut number ``place``, up to ``here``, to ``phase``."""
         self.cut(phase)
         if self._step is not None:
             self._step.phases[place:] = [phase] * (len(self._step.phases) - place)
 
     def waited(self, since: Mark | None, until: Mark | None) -> None:
-        """The stream waited for other ranks between ``since`` and ``until``, which lie between the last cut and the next."""
+        """Note a wait of the stream for other ranks from ``since`` to ``until``, both between the last cut and the next."""
         if self._step is not None and since is not None and until is not None:
             self._step.waits.append((len(self._step.marks), since, until))
 
     def finish(self, number: int, *, signalled: bool) -> bool:
-        """Step ``number`` ends at the last cut, and the next one begins there.
+        """End step ``number`` at the last cut, where the next one begins.
 
-        ``signalled``: all its waiting was told. Returns whether there will be an entry of it.
+        ``signalled``: all waits of the step were reported. Returns whether an entry of the step will follow.
         """
         step, self._step = self._step, None
         if step is None or not step.marks or not self._clock.usable():
@@ -177,7 +177,7 @@ class DeviceLine:
         return True
 
     def read(self) -> list[DeviceEntry]:
-        """The steps that the device is done with since the last call."""
+        """Return the entries of the steps that the device has finished since the last call."""
         entries = []
         while self._pending and self._clock.usable() and self._is_over(self._pending[0]):
             step = self._pending.popleft()
@@ -187,7 +187,7 @@ class DeviceLine:
 
     def _is_over(self, step: _Step) -> bool:
         ready = self._clock.ready
-        # The last one first: on one stream nothing else needs to be asked while the device is busy.
+        # The last mark first: on one stream this one query suffices while the device is busy.
         if not ready(step.marks[-1]):
             return False
         waits = [mark for _, since, until in step.waits for mark in (since, until)]
@@ -208,6 +208,6 @@ class DeviceLine:
         return max(round(self._clock.elapsed_us(earlier, later) * 1000), 0)
 
     def _release(self, step: _Step) -> None:
-        # The last mark is the next step's first.
+        # The last mark stays in use: it is the start of the next step.
         self._free += [step.start, *step.marks[:-1]]
         self._free += [mark for _, since, until in step.waits for mark in (since, until)]

@@ -1,6 +1,6 @@
-"""Torch's Flight Recorder, in the training process: on before process groups are made, and written out when the helper asks.
+"""Torch's Flight Recorder in the training process: enabled before process groups are made, dumped on the helper's request.
 
-It remembers the last collectives of this rank, also those that never end, which is how it is seen who hung the others.
+It keeps the last collectives of this rank, also those that never end, which shows the rank that made the others hang.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from rankscope.profiler.flight_files import CRASH, done_file, dump_file, write_f
 from rankscope.profiler.scratch import flight_prefix
 
 ENTRIES: Final = 2000
-"""Collectives that are remembered: torch's own default where there is one."""
+"""Number of collectives kept: torch's own default, where it has one."""
 _NEW_NAMES: Final = (2, 8)
 
 _NCCL: Final = "nccl"
 _DUMPERS: Final = {_NCCL: "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
-"""Functions of torch's that return the pickled recorder: that of NCCL's process groups, and that of all others."""
+"""Torch's functions that return a pickled recorder: one for NCCL's process groups, one for all others."""
 _BACKEND: Final = re.compile(r"[a-z0-9_-]{1,40}")
-"""A name that can be part of a file's."""
+"""Pattern of backend names that can be part of a file name."""
 _ENTRY: Final = b"record_id"
-"""In the dump of a recorder that has recorded something, and only there."""
+"""Bytes that a dump contains only if the recorder has recorded something."""
 SETTLE_SECONDS: Final = 0.2
 _dumping: Final = threading.Lock()
 _ID: Final = re.compile(rb"([0-9a-f-]{1,40})\n")
 
 
 def prepare(scratch_dir: str | None) -> None:
-    """Have the Flight Recorder record, and write where the helper looks when a watchdog's time is up. Never raises.
+    """Enable the Flight Recorder, and its dump on a watchdog timeout to a file that the helper finds. Never raises.
 
-    Nothing that is set already is changed, and it is too late once there is a process group. Not set are
-    TORCH_NCCL_ENABLE_TIMING, which costs overlap, and TORCH_NCCL_DEBUG_INFO_PIPE_FILE: where torch cannot make that pipe, it
-    aborts.
+    Variables that are already set stay unchanged. Does nothing once there is a process group. Two variables are left unset:
+    TORCH_NCCL_ENABLE_TIMING, which costs overlap, and TORCH_NCCL_DEBUG_INFO_PIPE_FILE, because torch aborts if it cannot make
+    that pipe.
     """
     with suppress(Exception):
         if not dist.is_available() or dist.is_initialized():
             return
         version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
-        # The old names work with all, but newer versions warn of them on every rank.
+        # The old names work with all versions, but newer ones warn about them on every rank.
         size, file = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
         names = (size, file) if version < _NEW_NAMES else ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE")
         if size not in os.environ:
             os.environ.setdefault(names[0], str(ENTRIES))
-        # Those that know a recorder per backend do so anyway, and warn of this name.
+        # Versions with a recorder per backend dump on timeout anyway, and warn about this name.
         if not _by_backend():
             os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         if file not in os.environ:
@@ -62,30 +62,30 @@ def prepare(scratch_dir: str | None) -> None:
 
 
 def listens() -> bool:
-    """Whether there is a Flight Recorder to ask: a process group, in a torch that has one for it."""
+    """Return whether there is a Flight Recorder to dump: a process group, and a torch that has a recorder for it."""
     return dist.is_available() and dist.is_initialized() and bool(_dumpers())
 
 
 def listen(requests: int, scratch: Path) -> None:
-    """Write a dump into ``scratch`` for every line (an id) that comes through the pipe ``requests``, which is taken over.
+    """Write a dump into ``scratch`` for every line (an id) from the pipe ``requests``, whose ownership it takes.
 
-    The thread that does so waits in a read, without the interpreter's lock, until there is no writer any more; it keeps no
-    process from ending, and does not exist in a forked one. Never raises.
+    A daemon thread waits in a read, without the interpreter's lock, until the pipe has no writer. It keeps no process from
+    ending, and does not exist in a forked one. Never raises.
     """
     try:
         threading.Thread(target=_serve, args=(requests, scratch), name="rankscope-flight", daemon=True).start()
-    except RuntimeError:  # no more threads; the helper sees that nobody listens
+    except RuntimeError:  # no more threads; closing the pipe shows this to the helper
         os.close(requests)
 
 
 def settle() -> None:
-    """Wait a moment for a dump that is being made: a process must not end while a thread of its is inside torch."""
+    """Wait up to ``SETTLE_SECONDS`` for a dump in progress: a process must not end while one of its threads is inside torch."""
     if _dumping.acquire(timeout=SETTLE_SECONDS):
         _dumping.release()
 
 
 def _serve(requests: int, scratch: Path) -> None:
-    # Not buffered: a buffer has a lock, which a fork or the interpreter's end would find taken.
+    # Not buffered: a buffer has a lock, which a fork or the end of the interpreter could find held.
     with suppress(OSError), os.fdopen(requests, "rb", buffering=0) as lines:
         for line in lines:
             if name := _ID.fullmatch(line):
@@ -94,10 +94,10 @@ def _serve(requests: int, scratch: Path) -> None:
 
 
 def dump_crash(scratch: Path) -> None:
-    """Leave what the recorder holds when an exception ends the script. Never raises.
+    """Dump the recorder when an exception ends the script. Never raises.
 
-    With gloo that is how a collective ends whose time is up. NCCL's watchdog has written its own by then, and asking its recorder
-    asks the device.
+    With gloo a collective that times out ends in an exception. NCCL is left out: its watchdog has written a dump by then, and
+    reading its recorder queries the device.
     """
     with suppress(Exception):
         if listens():
@@ -105,15 +105,15 @@ def dump_crash(scratch: Path) -> None:
 
 
 def dump(scratch: Path, name: str, dumpers: Mapping[str, Callable[[], bytes]] | None = None) -> None:
-    """Write all recorders that have something into ``scratch``, then a file that says so. Never raises."""
+    """Write all recorders that are not empty into ``scratch``, then a file that marks completion. Never raises."""
     try:
         dumpers = _dumpers() if dumpers is None else dumpers
-        # Before anything is written, so that the recorders are as close to one moment as can be.
+        # Read all recorders before writing any file, so that they are close to one moment.
         taken = {backend: data for backend, make in dumpers.items() if _ENTRY in (data := make())}
         for backend, data in taken.items():
             write_file(dump_file(scratch, name, backend), data)
         reason = "" if taken else _nothing(dumpers)
-    except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+    except Exception as error:  # noqa: BLE001  # no error may stop training
         reason = f"{type(error).__name__}: {error}"
     with suppress(Exception):
         write_file(done_file(scratch, name), reason.encode(errors="replace")[:500])
@@ -135,15 +135,15 @@ def _dumpers() -> dict[str, Callable[[], bytes]]:
 
 
 def _by_backend() -> Callable[..., bytes] | None:
-    """Torch's function that returns the recorder of the backend it is told; from 2.15 on there is one."""
+    """Return torch's function that dumps the recorder of a given backend; it exists from 2.15 on."""
     make: Callable[..., bytes] | None = getattr(sys.modules.get("torch._C._distributed_c10d"), _DUMPERS["gloo"], None)
     return make if "backend: str" in (getattr(make, "__doc__", None) or "") else None
 
 
 def _hooked() -> set[str]:
-    """Backends with a recorder of their own, whose collectives are recorded by a hook of torch's.
+    """Return the backends with a recorder of their own, whose collectives are recorded by a hook of torch.
 
-    Among them is what a group of ``nccl`` is made of from 2.15 on.
+    From 2.15 on they include the backend that a group of ``nccl`` consists of.
     """
     names: set[str] = set()
     with suppress(Exception):  # none of this is public

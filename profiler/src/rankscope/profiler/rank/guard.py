@@ -1,4 +1,4 @@
-"""The rule above all: nothing of the recorder's own may reach training."""
+"""Guards that keep every error of the recorder away from training."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 UNSEEN_NS: Final = 600
-"""What a guarded call costs beyond what it can see of itself: being called, by a wrapper that is called instead of torch's own
-function. An estimate, not a measurement: it depends on how cold the caches are, and in the middle of training is more than in
-any loop that could measure it here. Booked with every call."""
+"""Cost of a guarded call that the call itself cannot measure: the calls of the wrapper and of the guarded method. It is an
+estimate, added to every call. It depends on how cold the caches are, and is higher during training than in any loop that could
+measure it here."""
 
 
 class Guarded(Protocol):
-    """What has guarded methods.
+    """Class with guarded methods.
 
-    The one thread it listens to (0: none, it is off), the same while it is not in the middle of something (else 0), and its own
-    cost in nanoseconds.
+    ``thread``: the one thread whose calls it accepts (0: it is off). ``listening``: the same, but 0 during a guarded call.
+    ``cost_ns``: its own cost in nanoseconds.
     """
 
     thread: int
@@ -31,14 +31,14 @@ class Guarded(Protocol):
     cost_ns: int
 
     def failed(self, error: Exception) -> None:
-        """Switch off for good, or raise ``error`` where it is training's: see ``raised_by_a_signal_handler``."""
+        """Switch off for good, or raise ``error`` if it belongs to training: see ``raised_by_a_signal_handler``."""
 
 
 _G = TypeVar("_G", bound=Guarded)
 
 
 def raised_by_a_signal_handler(error: BaseException) -> bool:
-    """Whether ``error`` came out of a signal handler of the script's, which may run between any two lines of Python."""
+    """Return whether ``error`` comes from a signal handler of the script, which may run between any two lines of Python."""
     codes = {code for number in signal.valid_signals() if (code := _code(signal.getsignal(number))) is not None}
     trace = error.__traceback__
     while trace is not None:
@@ -49,18 +49,18 @@ def raised_by_a_signal_handler(error: BaseException) -> bool:
 
 
 def _code(handler: object) -> object:
-    call = handler if hasattr(handler, "__code__") else getattr(handler, "__call__", None)  # noqa: B004  # not whether, but what
+    call = handler if hasattr(handler, "__code__") else getattr(handler, "__call__", None)  # noqa: B004  # the method itself is needed
     return getattr(call, "__code__", None)
 
 
 def guarded(
     default: _R,
 ) -> Callable[[Callable[Concatenate[_G, int, _P], _R]], Callable[Concatenate[_G, _P], _R]]:
-    """A method that does nothing on other threads or when its object is off, books its own time, and never raises.
+    """Make a method do nothing on other threads or when its object is off, count its own cost, and raise no recorder error.
 
-    The method is handed the moment at which it was called, in nanoseconds of ``clock.now``, before its other arguments
-    (positional ones only, they are cheaper): no event needs a second reading. The call answers ``default`` when it does nothing,
-    when it comes from a signal handler in the middle of another, and when it failed and thereby switched its object off.
+    The method receives the time of its call, in nanoseconds of ``clock.now``, before its other arguments (positional only,
+    because they are cheaper), so no event reads the clock twice. The call returns ``default`` in three cases: it does nothing,
+    it comes from a signal handler during another guarded call, or it failed, which switches its object off.
     """
 
     def decorate(method: Callable[Concatenate[_G, int, _P], _R]) -> Callable[Concatenate[_G, _P], _R]:
@@ -74,7 +74,7 @@ def guarded(
             self.listening = 0
             try:
                 return call(self, at, *args)
-            except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+            except Exception as error:  # noqa: BLE001  # no error may stop training
                 self.failed(error)
                 return default
             finally:

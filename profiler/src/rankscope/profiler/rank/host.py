@@ -1,4 +1,4 @@
-"""What the operating system and the garbage collector say about the training thread."""
+"""Counters of the operating system and the garbage collector for the training thread."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rankscope.profiler.raw import Reading
 GC_TAG: Final = "gc"
 _FULL_COLLECTION: Final = 2
 _MAX_STAMPS: Final = 2**16
-"""Two for each collection in one step; of a step with more, the last are counted."""
+"""Limit of stamps in one step, two per collection; of more, only the last are counted."""
 
 
 READ_EVERY_NS: Final = 20_000_000
-"""From one reading of a ``ThreadMeter`` to the next. Each is two system calls, 10 to 15 us between the events of a step; steps
-shorter than this share a reading, see ``helper.joining``."""
+"""Time between two readings of a ``ThreadMeter``. A reading takes two system calls, 10 to 15 us between the events of a step.
+Steps shorter than this share a reading, see ``helper.joining``."""
 
 
 class ThreadMeter:
-    """Reads the counters of the thread that made it: a system call, and a second one when the thread was switched."""
+    """Reader of the counters of the thread that made it: one system call, and a second one if the thread was switched."""
 
     def __init__(self) -> None:
         try:
@@ -38,27 +38,27 @@ class ThreadMeter:
         self._queued: bytes | None = None
 
     def read(self) -> Reading:
-        """The counters now; what they mean is worked out elsewhere."""
+        """Return the current counters; ``raw`` evaluates them."""
         usage = getrusage(RUSAGE_THREAD)
         voluntary, involuntary = usage[14], usage[15]
-        # A thread that was not taken off its processor has not queued for it again.
+        # Without a context switch the thread has not waited in the run queue.
         if voluntary + involuntary != self._switches and self._schedstat is not None:
             self._switches = voluntary + involuntary
             self._queued = pread(self._schedstat, 96, 0)
         return voluntary, involuntary, self._queued
 
     def close(self) -> None:
-        """Give the file handle back."""
+        """Close the file handle."""
         if self._schedstat is not None:
             os.close(self._schedstat)
             self._schedstat = None
 
 
 class GcMeter:
-    """Time that Python's garbage collector takes on the thread that made it.
+    """Meter of the time that Python's garbage collector takes on the thread that made this object.
 
-    What is called at a collection is made of builtins alone. In a callback written in Python, Python's signal handlers would run,
-    and what they raise there, as Ctrl-C does, is lost: the collector prints the exception and goes on. ``now`` must be a builtin.
+    The callback of the collector consists of builtins alone. In a callback written in Python, signal handlers could run, and an
+    exception of theirs (as of Ctrl-C) would be lost: the collector prints it and goes on. ``now`` must be a builtin.
     """
 
     def __init__(self, now: Callable[[], int]) -> None:
@@ -66,7 +66,7 @@ class GcMeter:
         self._started = self._total_ns = self._full = 0
         self._full_ever = _full_collections()
         self.stamps: deque[tuple[str, int, int]] = deque(maxlen=_MAX_STAMPS)
-        """Of collections that ``read`` has not counted yet."""
+        """Stamps of collections that ``read`` has not counted yet."""
 
         def stamping(phase: str) -> property:
             stamps = zip(repeat(phase), iter(now, None), iter(threading.get_ident, None))
@@ -77,7 +77,7 @@ class GcMeter:
         gc.callbacks.append(self._callback)
 
     def read(self) -> tuple[int, int]:
-        """Nanoseconds and full collections so far."""
+        """Return the nanoseconds and the number of full collections so far."""
         if self.stamps:
             self._understand()
         return self._total_ns, self._full
@@ -95,12 +95,12 @@ class GcMeter:
                 self._started = 0
                 collected = True
         ever = _full_collections()
-        # Of several threads, that it was this one's is likely enough.
+        # With several threads, attributing full collections to this one is accurate enough.
         self._full += collected and ever - self._full_ever
         self._full_ever = ever
 
     def close(self) -> None:
-        """Stop listening."""
+        """Remove the callback from the collector."""
         if self._callback in gc.callbacks:
             gc.callbacks.remove(self._callback)
 

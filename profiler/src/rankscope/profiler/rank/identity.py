@@ -1,4 +1,4 @@
-"""Who this process is: rank, host, device, versions. Asked once, at the first step."""
+"""Identity of this process: rank, host, device, versions. Determined once, at the first step."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo
 
 
 def identify(settings: RecorderSettings) -> Hello:
-    """Everything the helper must know of this process. The settings' run id and start hold only if this rank creates the run."""
+    """Return the description of this process for the helper.
+
+    The run id and start of the settings are used only if this rank creates the run.
+    """
     initialised = dist.is_available() and dist.is_initialized()
     rank = dist.get_rank() if initialised else _of_launcher("RANK", "SLURM_PROCID") or 0
     world_size = dist.get_world_size() if initialised else _of_launcher("WORLD_SIZE", "SLURM_STEP_NUM_TASKS") or 1
     backend = str(dist.get_backend()) if initialised else None
     attempt = settings.elastic_attempt(os.environ)
     kind, gpu_uuid, gpu_name = _device()
-    # A script that knows its place only after setting up its groups may still say so in its own environment.
+    # A script that learns its place only after setting up its groups may still set the variable in its own environment.
     layout = find_layout(settings.coordinates or os.environ.get(PREFIX + "COORDINATES"))
     started = time.time_ns()
     return Hello(
-        # Only what is text for people may hold what is not UTF-8; see the launcher for folders.
+        # Only free text may contain bytes that are not UTF-8; the launcher checks folders.
         settings=msgspec.structs.replace(
             settings, run_id=as_recorded(settings.run_id), name=as_recorded(settings.name), launcher=None
         ),
@@ -74,10 +77,10 @@ def identify(settings: RecorderSettings) -> Hello:
 
 
 def _of_launcher(variable: str, of_slurm: str) -> int | None:
-    """What torchrun says, or else ``srun``.
+    """Return the value set by torchrun, or else by ``srun``.
 
-    Slurm sets most of its variables in batch scripts, too, where there is one process however many tasks the job has. What it
-    says of a step is only there where ``srun`` started this process.
+    Slurm also sets most of its variables in batch scripts, which are one process however many tasks the job has. Its variables of
+    a job step exist only if ``srun`` started this process.
     """
     said = _integer(variable)
     return _integer(of_slurm) if said is None and "SLURM_STEP_NUM_TASKS" in os.environ else said
@@ -89,7 +92,7 @@ def _integer(variable: str) -> int | None:
 
 
 def _device() -> tuple[DeviceKind, str | None, str | None]:
-    # Asking an uninitialised CUDA would create a context: only look where the script has been.
+    # A query would create a context in an uninitialised CUDA: query only if the script has used it.
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "cpu", None, None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())

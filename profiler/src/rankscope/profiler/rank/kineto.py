@@ -1,6 +1,7 @@
-"""The one place that touches torch's profiler, whose useful parts are not public.
+"""Interface to torch's profiler, whose useful parts are not public; only this module uses it.
 
-What this torch lacks is found when a window starts and reported as ``KinetoUnavailable``; training never sees it.
+A feature that this torch lacks is detected when a window starts and reported as ``KinetoUnavailable``, which never reaches
+training.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch.autograd import profiler
 STEP_MARK: Final = "ProfilerStep#"
 
 
-class KinetoUnavailable(Exception):  # noqa: N818  # it is a circumstance, not a fault
-    """No window can be recorded now; the message says why."""
+class KinetoUnavailable(Exception):  # noqa: N818  # a condition, not an error
+    """Raised when no window can be recorded now; the message is the reason."""
 
 
 _ours: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -26,8 +27,8 @@ _others: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def note_begun(profile: object) -> bool:
-    """Somebody prepares or starts a torch profile. Returns whether it is not one of ours."""
-    # Inside the script's own call, with whatever class it made of torch's.
+    """Note that a torch profile is prepared or started. Return whether it is another one than the recorder's."""
+    # Runs inside the script's own call, where ``profile`` may be of any class derived from torch's.
     with suppress(Exception):
         if profile in _ours:
             return False
@@ -36,26 +37,26 @@ def note_begun(profile: object) -> bool:
 
 
 def note_ended(profile: object) -> None:
-    """A torch profile has ended."""
+    """Note that a torch profile has ended."""
     with suppress(Exception):
         _others.discard(profile)
 
 
 def busy() -> bool:
-    """Whether somebody's profiler is on, or warming up."""
+    """Return whether any profiler is on, or another one than the recorder's is warming up."""
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
     return bool(_others) or bool(enabled is not None and enabled())
 
 
 class _LightProfile(profiler.profile):
-    """torch's profile without what nobody reads: one event in six, and the events as Python would see them.
+    """torch's profile without unused data: without one event in six, and without the copy of the events for Python.
 
-    Left out are the wrappers that the autograd engine puts around the operators of a backward pass (``AddmmBackward0``); the
-    operators in them are recorded. What an older torch cannot leave out is recorded.
+    It leaves out the wrappers that the autograd engine puts around the operators of a backward pass (``AddmmBackward0``); the
+    operators in them are recorded. An older torch that cannot leave these out records them.
     """
 
     def __init__(self, device: str | None) -> None:
-        # torch.profiler's own class costs seconds and 800 modules on older versions; this one a millisecond.
+        # On older versions the class of torch.profiler takes seconds and imports 800 modules; this one takes a millisecond.
         super().__init__(use_kineto=True, use_device=device, experimental_config=_trace_only())
 
     def _start_trace(self) -> None:
@@ -70,7 +71,7 @@ class _LightProfile(profiler.profile):
 
 
 def _trace_only() -> Any:
-    """From torch 2.13 on: keep the trace and no second copy of it."""
+    """Return the configuration that keeps the trace without a second copy (torch 2.13 or newer), else ``None``."""
     try:
         return torch._C._profiler._ExperimentalConfig(trace_only=True)  # noqa: SLF001  # not public
     except (AttributeError, TypeError):
@@ -78,7 +79,7 @@ def _trace_only() -> Any:
 
 
 def _scopes() -> Any:
-    """What to record: operators and annotations. ``None`` where torch has no such choice."""
+    """Return the scopes to record: operators and annotations. ``None`` if torch does not offer the choice."""
     kinds = getattr(getattr(torch._C, "_profiler", None), "RecordScope", None)  # noqa: SLF001  # not public
     try:
         return {kinds.FUNCTION, kinds.USER_SCOPE}  # type: ignore[union-attr]
@@ -87,7 +88,7 @@ def _scopes() -> Any:
 
 
 def _profile(device: str | None) -> Any:
-    """A profile to enter; the plainest one where this torch does not know the rest. Raises ``KinetoUnavailable``."""
+    """Return a profile to enter; torch's plain one where this torch lacks the rest. Raises ``KinetoUnavailable``."""
     try:
         if hasattr(profiler.profile, "_start_trace"):
             return _LightProfile(device)
@@ -97,7 +98,7 @@ def _profile(device: str | None) -> Any:
 
 
 class KinetoSession:
-    """One window: start, mark the steps, stop, export. All on the training thread."""
+    """One profiled window: start, mark the steps, stop, export. All on the training thread."""
 
     def __init__(self) -> None:
         device = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
@@ -116,7 +117,7 @@ class KinetoSession:
         _describe_job()
 
     def begin_step(self, step: int) -> None:
-        """Mark the start of a step in the trace, and the end of the one before."""
+        """Mark the start of a step in the trace, and the end of the previous one."""
         self.end_step()
         self._mark = profiler.record_function(f"{STEP_MARK}{step}")
         self._mark.__enter__()
@@ -128,12 +129,15 @@ class KinetoSession:
             mark.__exit__(None, None, None)
 
     def stop(self) -> None:
-        """End recording; waits for a device to finish what it was given, or its last work would be missing."""
+        """End recording. Waits until a device has finished its queued work, which would otherwise be missing."""
         self.end_step()
         self._profile.__exit__(None, None, None)
 
     def export(self, path: Path) -> None:
-        """Write the trace as JSON, which is cheaper than reading the events from Python, and let go of it."""
+        """Write the trace as JSON, which is cheaper than reading the events from Python, and release it.
+
+        Raises ``KinetoUnavailable`` if there is no trace.
+        """
         results, self._profile.kineto_results = self._profile.kineto_results, None
         if results is None or not hasattr(results, "save"):
             raise KinetoUnavailable(f"torch {torch.__version__} has no trace to export")

@@ -1,6 +1,6 @@
-"""Where this rank stands in the parallel layout: told by the user, else read off device meshes, Megatron, groups and pipelines.
+"""Place of this rank in the parallel layout: set by the user, else derived from device meshes, Megatron, groups and pipelines.
 
-Only what is there is looked at, once, when recording begins; nothing is imported or created. Names are the script's own.
+Only existing objects are examined, once, when recording begins; nothing is imported or created. Names are the script's own.
 """
 
 from __future__ import annotations
@@ -22,47 +22,50 @@ from rankscope.runs.records import Pipeline
 _TOLD: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(\d{1,9})\s*")
 _MESH_GROUP: Final = "mesh_"
 _UNNAMED: Final = ("default", "dim_")
-# Outermost first, as Megatron orders its ranks unless told otherwise. Expert parallelism cuts across these.
+# Outermost first, Megatron's default order of ranks. Expert parallelism cuts across these dimensions.
 _MEGATRON: Final = (("pp", "pipeline_model"), ("dp", "data"), ("cp", "context"), ("tp", "tensor_model"))
 
 
 class Layout(NamedTuple):
-    """Both empty when nothing is known; ``sizes`` alone when only the user's coordinates are."""
+    """Place of a rank. Both fields are empty if nothing is known; only ``sizes`` is empty if only the user's coordinates are."""
 
     coordinates: dict[str, int]
-    """Name of a dimension to this rank's place in it."""
+    """This rank's place in each dimension, by name."""
     sizes: dict[str, int]
-    """The same names to the number of places, outermost first."""
+    """Number of places in each dimension, by name, outermost first."""
 
 
 _STAGES: Final = frozenset(("pp", "pipe", "pipeline", "stage"))
 
 _NOWHERE: Final = Layout({}, {})
 _meshes: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-# By their identity: equal ones need not have the same names. Slices come and go all the time.
+# By identity, because equal meshes may have different names. Weak, because slices are short-lived.
 _made_in: weakref.ref[Any] | None = None
-# The default process group that those were made in: older versions of torch keep meshes alive whose groups are gone.
+# The default process group of these meshes: older versions of torch keep meshes alive after their groups are destroyed.
 
 
 def watch_meshes() -> None:
-    """Note every device mesh that is made from now on."""
+    """Record every device mesh that is made from now on."""
     kind = getattr(dist, "DeviceMesh", None) if dist.is_available() else None
     if kind is not None:
         kind.__init__ = _noting(kind.__init__)
 
 
 def adopt(thing: object) -> None:
-    """Note ``thing`` if it is a device mesh."""
+    """Record ``thing`` if it is a device mesh."""
     kind = getattr(dist, "DeviceMesh", None)
     if kind is not None and issubclass(type(thing), kind):
         _note(thing)
 
 
 def find_layout(told: str | None) -> Layout:
-    """The place of this rank. ``told``: the user's text, ``dp=3,tp=0``; nonsense is complained of, and ignored. Never raises."""
+    """Return the place of this rank. ``told``: the user's text, ``dp=3,tp=0``; invalid text is reported and ignored.
+
+    Never raises.
+    """
     found = next((layout for look in (_of_meshes, _of_megatron, _of_groups) if (layout := _safely(look)).coordinates), _NOWHERE)
     if not _STAGES & found.coordinates.keys():
-        # Stages do not do the same work, so they must not be missed.
+        # Pipeline stages do different work, so they must not be missed.
         stage = _safely(_of_pipelines)
         found = Layout(stage.coordinates | found.coordinates, stage.sizes | found.sizes)
     if told is None:
@@ -77,7 +80,7 @@ def find_layout(told: str | None) -> Layout:
 
 
 def parse_coordinates(text: str) -> dict[str, int]:
-    """``dp=3,tp=0`` as a dictionary. Raises ``ValueError``."""
+    """Return coordinates like ``dp=3,tp=0`` as a dictionary. Raises ``ValueError``."""
     coordinates: dict[str, int] = {}
     for part in text.split(","):
         match = _TOLD.fullmatch(part)
@@ -94,7 +97,7 @@ def _noting(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if not is_compiling():
-            with suppress(Exception):  # inside the script's own call
+            with suppress(Exception):  # this runs inside the script's own call
                 _note(self)
 
     return init
@@ -112,12 +115,12 @@ def _note(mesh: Any) -> None:
 def _safely(look: Callable[[], Layout]) -> Layout:
     try:
         return look()
-    except Exception:  # noqa: BLE001  # others' objects, in whatever state
+    except Exception:  # noqa: BLE001  # the script's objects may be in any state
         return _NOWHERE
 
 
 def _of_meshes() -> Layout:
-    """The named mesh of most ranks, and of those the one with most dimensions: the others are its slices."""
+    """Return the layout of the named mesh with most ranks, and then most dimensions: the others are its slices."""
     best, most = _NOWHERE, (0, 0)
     if _made_in is not None and _made_in() is not dist.group.WORLD:
         return best
@@ -142,7 +145,7 @@ def _of_megatron() -> Layout:
 
 
 def _of_groups() -> Layout:
-    """From the process groups that a device mesh leaves behind, where it was made before anybody looked, and is gone."""
+    """Return the layout from the process groups of a device mesh that was made and released before it could be recorded."""
     if not dist.is_initialized():
         return _NOWHERE
     rank = dist.get_rank()
@@ -156,20 +159,20 @@ def _of_groups() -> Layout:
         if rank in ranks:
             stride = ranks[1] - ranks[0] if len(ranks) > 1 else 0
             found.append((stride, name, ranks.index(rank), len(ranks)))
-    # Ranks of an outer dimension lie farther apart.
+    # Ranks of an outer dimension have a larger stride.
     found.sort(key=lambda one: -one[0])
     return Layout({name: place for _, name, place, _ in found}, {name: size for _, name, _, size in found})
 
 
 def _of_pipelines() -> Layout:
-    """From torch's own pipeline stages, whose group needs no name."""
+    """Return the layout from torch's pipeline stages, whose process group needs no name."""
     thing = _living("torch.distributed.pipelining.stage", "_PipelineStageBase")
     return _NOWHERE if thing is None else Layout({"pp": int(thing.group_rank)}, {"pp": int(thing.group_size)})
 
 
 def find_pipeline() -> Pipeline | None:
-    """How torch's own pipelining schedules micro-batches here; ``None`` where it does not. Never raises."""
-    with suppress(Exception):  # others' objects, in whatever state
+    """Return the micro-batch schedule of torch's pipelining; ``None`` if it is not used. Never raises."""
+    with suppress(Exception):  # the script's objects may be in any state
         thing = _living("torch.distributed.pipelining.schedules", "_PipelineSchedule")
         if thing is not None:
             chunks = len(getattr(thing, "_stages", ())) or 1
@@ -178,12 +181,12 @@ def find_pipeline() -> Pipeline | None:
 
 
 def _living(module: str, name: str) -> Any:
-    """Any object of that class or of one derived from it. Looks at every object, where the module is loaded."""
+    """Return any object of that class or a subclass. Examines every object, if the module is loaded."""
     kind = getattr(sys.modules.get(module), name, None)
     if kind is None:
         return None
     kinds = {kind}
     while more := {deeper for one in kinds for deeper in one.__subclasses__()} - kinds:
         kinds |= more
-    # Asking who refers to the classes goes through all objects several times faster than Python would.
+    # ``gc.get_referrers`` of the classes goes through all objects several times faster than Python code.
     return next((thing for thing in gc.get_referrers(*kinds) if type(thing) in kinds), None)

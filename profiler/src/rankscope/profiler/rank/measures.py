@@ -1,4 +1,4 @@
-"""What is known of a step besides its phases: when it began, what the thread used, what it worked on, what happened in it."""
+"""Measures of a step besides its phases: start, resource use of the thread, amount of work, and tags."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_WORK: Final = (None, None)
 
 
 class StepMeasures(StepWork):
-    """Measures of the current step of the thread that made it. Meters are read once where one step ends and the next begins."""
+    """Measures of the current step of the thread that made this object. Meters are read once, where two steps meet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,11 +31,11 @@ class StepMeasures(StepWork):
         self.sections = Sections()
         self._told: Told | None = None
         self.use_due_ns = 0
-        """When the usage of the thread is to be read again; 0: at the end of this step, whenever that is."""
+        """Time of the next reading of the thread's usage; 0: at the end of this step."""
         self.restart(0)
 
     def restart(self, step: int) -> None:
-        """Begin ``step`` only now: what it cost so far was the recorder's own."""
+        """Begin ``step`` only now, because the time so far was the recorder's own cost."""
         self.restart_span(step)
         self._gc_ns, self._full = self._gc.read()
         self._cpu_ns = thread_time_ns()
@@ -46,14 +46,14 @@ class StepMeasures(StepWork):
         self._since, self._use, self.use_due_ns = step, self._meter.read(), now() + READ_EVERY_NS
 
     def told(self, samples: object, tokens: object, flops: object) -> None:
-        """Samples, tokens and floating-point operations of the step as the script says; it knows better.
+        """Set samples, tokens and floating-point operations of the step, which override the measured values.
 
-        What is no number is not known: asking a tensor on a device would wait for the device.
+        A value that is not a number counts as unknown: reading a tensor on a device would wait for the device.
         """
         self._told = _count(samples), _count(tokens), _number(flops)
 
     def take(self, step: int, events: StepEvents[StepMeasures], ended: int, profiled: bool, waiting: int) -> RawFields:
-        """All that is known of the step that ends now, see ``RawStep``; the next one begins."""
+        """Return the fields of the step that ends now, see ``RawStep``, and begin the next one."""
         cpu_ns, started = thread_time_ns(), self._start_unix_ns
         self._start_unix_ns = time_ns()
         gc_ns = 0
@@ -84,13 +84,13 @@ class StepMeasures(StepWork):
         return fields
 
     def take_span(self, following: int) -> Span:
-        """The usage of the thread in the steps since it was last read, up to ``following``, which is not one of them."""
+        """Return the usage of the thread in the steps since the last reading, up to but not including ``following``."""
         span = self._since, self._use, self._meter.read()
         self._since, self._use = following, span[2]
         return span
 
     def _collected(self) -> int:
-        """Nanoseconds of garbage collection since the step began."""
+        """Return the nanoseconds of garbage collection since the step began."""
         gc_ns, full = self._gc.read()
         if full != self._full:
             self._full = full
@@ -99,7 +99,7 @@ class StepMeasures(StepWork):
         return gc_ns - before
 
     def forget(self) -> None:
-        """What was noted of the step that has been taken is no part of the next."""
+        """Clear tags and work of the step that has been taken, before the next one."""
         if self.tags:
             self.tags = []
         self.work = _NO_WORK

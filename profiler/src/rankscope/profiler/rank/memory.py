@@ -1,4 +1,4 @@
-"""Memory of the process and of its device, at every so manieth step: reading it costs more than a step's other measures."""
+"""Memory of the process and of its device, read every ``EVERY_STEPS`` steps because it costs more than other measures."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rankscope.profiler.entries import Memory
 
 EVERY_STEPS: Final = 50
 EVERY_NS: Final = 5_000_000_000
-"""Also when so much time has passed: of slow steps every one counts."""
+"""Memory is also read when this much time has passed, so that slow steps are all measured."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _RESIDENT: Final = 1
-"""Place of the resident pages in ``statm``."""
+"""Position of the resident pages in ``statm``."""
 
 Statistics = Mapping[str, Any]
-"""Of the caching allocator, nested as torch's own ``memory_stats_as_nested_dict``: not flattened is far cheaper."""
+"""Statistics of the caching allocator, nested as in torch's ``memory_stats_as_nested_dict``: flattening is expensive."""
 
 
 def cuda_statistics() -> Statistics | None:
-    """Those of the current device; ``None`` where the script has not been on one: asking would create a context."""
+    """Return the statistics of the current device; ``None`` if the script has not used one: reading would create a context."""
     if not cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     found: Statistics = cuda.memory_stats_as_nested_dict()
@@ -31,19 +31,19 @@ def cuda_statistics() -> Statistics | None:
 
 
 class MemoryMeter:
-    """Reads the memory when it is time to."""
+    """Reader of the memory of the process and its device."""
 
     def __init__(self, statistics: Callable[[], Statistics | None] = cuda_statistics) -> None:
         self._statistics = statistics
         self.due_ns = 0
-        """Read it now, whatever the number of the step."""
+        """Time from which the memory is read again, at any step."""
         try:
             self._statm: int | None = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._statm = None
 
     def read(self, now: int) -> Memory:
-        """The memory at ``now``, in nanoseconds of a monotonic clock."""
+        """Return the memory at ``now``, in nanoseconds of a monotonic clock."""
         self.due_ns = now + EVERY_NS
         return Memory(self._resident(), *self._device())
 
@@ -56,7 +56,7 @@ class MemoryMeter:
     def _device(self) -> tuple[int | None, int | None, int | None, int | None]:
         try:
             found = self._statistics()
-        except Exception:  # noqa: BLE001  # an allocator of another kind keeps none; everything else is still known
+        except Exception:  # noqa: BLE001  # another kind of allocator has no statistics; all else is still known
             found = None
         if not found:
             return None, None, None, None
@@ -64,7 +64,7 @@ class MemoryMeter:
         return allocated.get("current"), reserved.get("current"), allocated.get("peak"), found.get("num_alloc_retries")
 
     def close(self) -> None:
-        """Give the file handle back."""
+        """Close the file handle."""
         if self._statm is not None:
             os.close(self._statm)
             self._statm = None

@@ -1,4 +1,4 @@
-"""Which optimizer's step is going on, though nobody says when one raises."""
+"""Tracking of the optimizer step in progress, although no hook reports a step that raises."""
 
 from __future__ import annotations
 
@@ -6,49 +6,49 @@ import weakref
 
 
 class OptimizerSteps:
-    """Told of what happens on one thread.
+    """Optimizer steps of one thread, from its events.
 
-    Keeps no optimizer alive: one whose step raised may have been thrown away, and its state is large.
+    Keeps no optimizer alive: one whose step raised may have been discarded, and its state is large.
     """
 
     __slots__ = ("_inner", "backward_since_inner", "current", "data_since", "last", "taken")
 
     def __init__(self) -> None:
         self.current: weakref.ref[object] | None = None
-        """The one whose step began and was not said to have ended."""
+        """Optimizer whose step began and whose end was not reported."""
         self._inner: int | None = None
         self.data_since = False
-        """Whether a batch was asked for since the step that is going on began."""
+        """True if a batch was requested since the current step began."""
         self.backward_since_inner = False
-        """Whether a backward pass has ended since the first step inside the one that is going on."""
+        """True if a backward pass has ended since the first step inside the current one."""
         self.last: weakref.ref[object] | None = None
-        """The one that stepped last."""
+        """Optimizer that stepped last."""
         self.taken = 0
-        """Steps so far, without those inside others."""
+        """Number of steps so far, without those inside others."""
 
     @property
     def going_on(self) -> bool:
-        """Whether a step began and was not said to have ended."""
+        """True if a step began and its end was not reported."""
         return self.current is not None
 
     def begins(self, optimizer: object) -> bool:
-        """A step of ``optimizer`` begins. False: inside the step of another, as in an optimizer made of optimizers."""
+        """Begin a step of ``optimizer``. False: it is inside another's step, as in an optimizer made of optimizers."""
         if self.current is not None and self._is_inner(self.current(), optimizer):
             return False
         self.begin(optimizer)
         return True
 
     def begin(self, optimizer: object) -> None:
-        """A step of ``optimizer`` begins while none is going on."""
+        """Begin a step of ``optimizer`` while none is in progress."""
         last = self.last
-        # Most often it is the same one, and its reference need not be looked up.
+        # It is usually the same optimizer, whose reference can be reused.
         self.current = last if last is not None and last() is optimizer else weakref.ref(optimizer)
         self._inner = None
         self.data_since = False
 
     def _is_inner(self, outer: object, optimizer: object) -> bool:
-        # The one last heard of may be over: it is gone, data was asked for since, or one that steps inside it steps again after
-        # another backward. A backward alone proves nothing: closures have them.
+        # The outer step is over if its optimizer is gone, a batch was requested since, or the inner optimizer steps again after
+        # another backward. A backward alone proves nothing, because closures run one.
         if outer is None or outer is optimizer or self.data_since:
             return False
         if self._inner == id(optimizer) and self.backward_since_inner:
@@ -58,7 +58,7 @@ class OptimizerSteps:
         return True
 
     def ends(self, optimizer: object) -> bool:
-        """The step of ``optimizer`` has returned. False: it was inside another's."""
+        """End the step of ``optimizer``. False: it was inside another's step."""
         if self.current is None or self.current() is not optimizer:
             return False
         self.last, self.current = self.current, None
@@ -66,5 +66,5 @@ class OptimizerSteps:
         return True
 
     def forget(self) -> None:
-        """Whatever was going on is over."""
+        """Discard the step in progress, if there is one."""
         self.current = None

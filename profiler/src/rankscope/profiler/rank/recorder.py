@@ -1,10 +1,10 @@
-"""What training does, told to the recording of its process by the wrappers in ``attach`` and by ``StepProfiler``.
+"""Events of training, reported to the recording of its process by the wrappers in ``attach`` and by ``StepProfiler``.
 
-Every public method may be called from training code, so none of them raises: the first fault of the recorder's own switches it
-off for good, with one line on stderr, and training goes on.
+Every public method may be called from training code, so none of them raises: the first error of the recorder switches it off for
+good, with one line on stderr, and training goes on.
 
-What is called in every step is guarded by hand and notes by itself: between two events of training all caches are cold, so every
-function more costs as much as the work it does.
+Methods that run in every step contain their own guard and note events inline: between two events of training all caches are cold,
+so every additional function call costs as much as the work it does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rankscope.profiler.rank.recording import Recording
 from rankscope.profiler.sections import short
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # noqa: SLF001  # not public
-"""Of the pass that the autograd engine is at on this thread; -1: of none."""
+"""Return the id of the pass that the autograd engine runs on this thread; -1: none."""
 
 
 def _work(batch: object) -> tuple[int | None, int | None] | None:
@@ -50,11 +50,11 @@ def _work(batch: object) -> tuple[int | None, int | None] | None:
 
 
 class Recorder(Recording):
-    """See ``attach`` for who calls it."""
+    """Recording that receives the events of training; ``attach`` has the callers."""
 
     def claim(self) -> None:
-        """Before the first step: an optimizer steps on this thread, so this thread trains (Ray's is not the main one)."""
-        # Not ``guarded``, which is for the thread that trains.
+        """Make this thread the recorded one before the first step: an optimizer steps on it (Ray trains on a side thread)."""
+        # Not ``guarded``, which accepts only the recorded thread.
         try:
             here = threading.get_ident()
             foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
@@ -62,15 +62,15 @@ class Recorder(Recording):
                 self.thread = self.listening = here
                 self._optimizers.forget()
                 self._nothing_goes_on()
-                # The models stay: they may have been wrapped on the other thread.
+                # The DDP models stay: they may have been wrapped on the other thread.
                 self._release_events()
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
 
     # In every step.
 
     def enter_data(self, iterator: object = None) -> bool:
-        """A batch is being asked for, from the ``iterator`` of a data loader, or (``None``) one that the script trains on.
+        """Note the request for a batch, from the ``iterator`` of a data loader or (``None``) from ``StepProfiler.data``.
 
         False: do not report its arrival.
         """
@@ -94,7 +94,7 @@ class Recorder(Recording):
                 events.note(DATA, at)
             else:
                 noted.append(at << SHIFT | DATA)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
             return False
         else:
@@ -109,7 +109,7 @@ class Recorder(Recording):
             self._events.note(BATCH_WITHOUT_GRADIENTS, at)
 
     def leave_data(self, batch: object = None) -> None:
-        """The batch is there, or there is none."""
+        """Note that the batch has arrived, or that there is none."""
         if get_ident() != self.listening:
             return
         at = now()
@@ -118,7 +118,7 @@ class Recorder(Recording):
             self._in_data = False
             noted = self._noted
             if noted is not None:
-                # A tensor, alone or as a ``TensorDataset`` of one has it: anything else costs several times as much.
+                # Fast path for one tensor, alone or from a ``TensorDataset`` of one: others cost several times as much.
                 first = batch[0] if type(batch) is list and len(batch) == 1 else batch
                 try:
                     noted += (at << SHIFT | SHAPE, first.shape) if type(first) is Tensor else (at << SHIFT | BATCH, _work(batch))
@@ -126,16 +126,16 @@ class Recorder(Recording):
                     noted += (at << SHIFT | BATCH, _work(batch))
             elif self._events is not None:
                 self._events.note(BATCH, at, _work(batch))
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
         finally:
             self.listening = self.thread
             self.cost_ns += now() - at + UNSEEN_NS
 
     def enter_backward(self, roots: object = None) -> bool | Tail:
-        """A backward pass over ``roots`` starts. False: it is part of another, do not report its end.
+        """Note the start of a backward pass over ``roots``. False: it is part of another, do not report its end.
 
-        What else is answered is to be handed to ``leave_backward``.
+        Pass any other result to ``leave_backward``.
         """
         if get_ident() != self.listening or (self._in_backward and _graph_task() != -1):
             return False
@@ -155,7 +155,7 @@ class Recorder(Recording):
             else:
                 noted.append(at << SHIFT | BACKWARD)
             return (roots is not None and self.gradients.present and self.gradients.watch(roots)) or True
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
             return False
         finally:
@@ -163,7 +163,7 @@ class Recorder(Recording):
             self.cost_ns += now() - at + UNSEEN_NS
 
     def leave_backward(self, passed: bool | Tail = True) -> None:  # positional, as above
-        """The backward pass has returned or raised."""
+        """Note that the backward pass has returned or raised."""
         if get_ident() != self.listening:
             return
         at = now()
@@ -185,14 +185,14 @@ class Recorder(Recording):
             self._optimizers.backward_since_inner = True
             if self._inner_optimizer and not self._boundary.knows_optimizers and not self.explicit:
                 self._close_step(at)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
         finally:
             self.listening = self.thread
             self.cost_ns += now() - at + UNSEEN_NS
 
     def before_optimizer(self, optimizer: object) -> None:
-        """``optimizer.step`` begins."""
+        """Note the start of ``optimizer.step``."""
         if get_ident() != self.listening:
             return
         at = now()
@@ -204,20 +204,20 @@ class Recorder(Recording):
             else:
                 optimizers.begin(optimizer)
                 noted.append(at << SHIFT | OPTIMIZER)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
         finally:
             self.listening = self.thread
             self.cost_ns += now() - at + UNSEEN_NS
 
     def after_optimizer(self, optimizer: object) -> None:
-        """``optimizer.step`` has returned."""
+        """Note that ``optimizer.step`` has returned."""
         if get_ident() != self.listening:
             return
         at = now()
         self.listening = 0
         try:
-            # As in ``_after_optimizer``.
+            # The code of ``_after_optimizer``, inlined.
             if self._optimizers.ends(optimizer):
                 noted = self._noted
                 if noted is not None:
@@ -226,17 +226,17 @@ class Recorder(Recording):
                     self._events.note(LEAVE, at)
                 if self._boundary.after_optimizer(optimizer) and not self.explicit:
                     self._close_step(at)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
         finally:
             self.listening = self.thread
             self.cost_ns += now() - at + UNSEEN_NS
 
-    # Now and then.
+    # Not in every step.
 
     @guarded(default=False)
     def enter_copy(self, at: int) -> bool:
-        """A batch is being copied to the device. False: do not report its end."""
+        """Note the start of a copy of the batch to the device. False: do not report its end."""
         if self._events is None or self._in_copy or self._in_data or self._in_backward or self._optimizers.going_on:
             return False
         self._in_copy = True
@@ -245,7 +245,7 @@ class Recorder(Recording):
 
     @guarded(default=None)
     def leave_copy(self, at: int) -> None:
-        """It is on its way."""
+        """Note that the call of the copy has returned."""
         if self._in_copy and self._events is not None:
             self._in_copy = False
             self._events.note(LEAVE, at)
@@ -271,7 +271,7 @@ class Recorder(Recording):
             noted.append(at << SHIFT | OPTIMIZER)
 
     def _backward_was_left(self, at: int) -> None:
-        """An exception came between the pass and the report of its end, as that of a signal handler may."""
+        """End a pass whose end was not reported because of an exception, for example in a signal handler."""
         self._in_backward = False
         if self._events is not None:
             self._events.note(LEAVE, at)
@@ -289,17 +289,17 @@ class Recorder(Recording):
 
     @guarded(default=cast("Tail | None", None))
     def enter_pass(self, at: int, roots: object) -> Tail | None:
-        """A pass of the autograd engine over ``roots`` starts inside another; hand the answer to ``leave_pass``."""
+        """Note a pass of the autograd engine over ``roots`` inside another; pass the result to ``leave_pass``."""
         del at
         return self.gradients.watch(roots)
 
     @guarded(default=None)
     def leave_pass(self, at: int, tail: Tail) -> None:
-        """It has returned or raised."""
+        """Note that the nested pass has returned or raised."""
         self._leave_pass(at, tail)
 
     def _leave_pass(self, at: int, tail: Tail) -> None:
-        """What a pass did after its graph was exhausted was waiting."""
+        """Note the time from the exhaustion of a pass's graph to its end as waiting."""
         ready = tail.ready_ns
         if ready is None or self._events is None:
             self._tail_unknown = True
@@ -311,13 +311,13 @@ class Recorder(Recording):
 
     @guarded(default=-1)
     def before_scaler(self, at: int) -> int:
-        """A gradient scaler decides whether the optimizer steps; hand the answer to ``after_scaler``."""
+        """Return the number of optimizer steps before a gradient scaler decides on one; pass it to ``after_scaler``."""
         del at
         return self._optimizers.taken
 
     @guarded(default=None)
     def after_scaler(self, at: int, optimizer: object, seen: int) -> None:
-        """The scaler has decided: a skipped step is a step of training all the same."""
+        """Note the decision of the gradient scaler: a skipped optimizer step still ends a training step."""
         if self._optimizers.taken == seen:
             (self._events or self._start(at)).measures.tag("optimizer_skipped")
             self._before_optimizer(at, optimizer)
@@ -325,7 +325,7 @@ class Recorder(Recording):
 
     @guarded(default=0)
     def enter_wait(self, at: int) -> int:
-        """The thread is about to wait for other ranks; returns when. 0: it is waiting already."""
+        """Begin a wait for other ranks; return its start, or 0 if the thread is waiting already or nothing is recorded."""
         if self._wait_started or self._events is None:
             return 0
         self._wait_started = at
@@ -335,7 +335,7 @@ class Recorder(Recording):
 
     @guarded(default=None)
     def leave_wait(self, at: int, started: int) -> None:
-        """The wait that began at ``started`` is over."""
+        """End the wait that began at ``started``."""
         self._wait_started = 0
         self._waited = True
         if self._events is None:
@@ -348,7 +348,7 @@ class Recorder(Recording):
 
     @guarded(default=False)
     def enter_checkpoint(self, at: int) -> bool:
-        """A checkpoint is being written. False: as part of another, or before training; do not report its end."""
+        """Begin a checkpoint. False: it is part of another, or before training; do not report its end."""
         if self._events is None or self._in_checkpoint:
             return False
         self._in_checkpoint = True
@@ -358,68 +358,68 @@ class Recorder(Recording):
 
     @guarded(default=None)
     def leave_checkpoint(self, at: int) -> None:
-        """It is written, or could not be."""
+        """End the checkpoint, written or failed."""
         if self._in_checkpoint and self._events is not None:
             self._in_checkpoint = False
             self._events.note(LEAVE, at)
 
     @guarded(default=None)
     def model_evaluates(self, at: int) -> None:
-        """``model.eval()``."""
+        """Note a call of ``model.eval()``."""
         if self._events is not None and not self._in_backward:
             self.may_evaluate = True
             self._events.note(MODEL_EVALUATES, at, is_grad_enabled())
 
     @guarded(default=None)
     def model_trains(self, at: int) -> None:
-        """``model.train()``."""
+        """Note a call of ``model.train()``."""
         self.may_evaluate = False
         if self._events is not None:
             self._events.note(MODEL_TRAINS, at, is_grad_enabled())
 
     def adopt(self, model: DistributedDataParallel) -> None:
-        """A model was wrapped for distributed data parallelism, on whatever thread: its waiting is not own time."""
+        """Watch a model that was wrapped in DDP, on any thread: its waits are not own time."""
         try:
             if not self.off:
                 self.gradients.adopt(model)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
 
     @guarded(default=None)
     def give_way(self, at: int) -> None:
-        """The script starts a profiler of its own."""
+        """Drop the current window, because the script starts a profiler of its own."""
         del at
         if self._windows is not None:
             self._windows.give_way()
 
     @guarded(default=None)
     def tag(self, at: int, tag: str) -> None:
-        """Something worth knowing happens in this step."""
+        """Add ``tag`` to this step."""
         del at
         if self._events is not None:
             self._events.measures.tag(tag)
 
     @guarded(default=None)
     def enter_section(self, at: int, name: str) -> None:
-        """A section of the script's own begins."""
+        """Begin a section of the script."""
         if self._events is not None:
             self._events.measures.sections.enter(short(name), at)
 
     @guarded(default=None)
     def leave_section(self, at: int, name: str) -> None:
-        """It ends, well or not."""
+        """End a section of the script, also after an exception."""
         if self._events is not None:
             self._events.measures.sections.leave(short(name), at)
 
     @guarded(default=None)
     def begin(self, at: int) -> None:
-        """Explicit mode: the first step starts here."""
+        """Start the first step here (explicit mode)."""
         if self._events is None:
             self._start(at, whole=True)
 
     @guarded(default=None)
     def step(self, at: int, samples: object = None, tokens: object = None, flops: object = None) -> None:
-        """Explicit mode: the step ends here."""
+        """End the step here (explicit mode)."""
         events = self._events or self._start(at)
         if self._optimizers.going_on:
             events.note(RAISED, at)

@@ -1,6 +1,6 @@
-"""The recording of one process: its steps, each written into the ring where it ends, and how it starts and stops.
+"""Recording of one process: its start and end, and its steps, each written into the ring when it ends.
 
-What happens in the steps is ``recorder``'s to say.
+The events in the steps come from ``recorder``.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from rankscope.profiler.settings import RecorderSettings
 _HELPER_CHECK_NS: Final = 1_000_000_000
 _HELPER_ENDED: Final = "its helper process ended"
 _SETTLE_SECONDS: Final = 0.1
-"""Torch aborts a process whose interpreter ends while a thread of gloo's still holds the tensors of the last collective
-(pytorch/pytorch#190489). On loaded machines that is a matter of milliseconds."""
+"""Wait before the interpreter ends: torch aborts the process if a gloo thread still holds the tensors of the last collective
+(pytorch/pytorch#190489). On loaded machines it holds them for milliseconds."""
 _PAUSE_NS: Final = 1_000_000
-"""What the recorder needs longer than this for, between two steps, is part of neither."""
+"""Longest recorder work between two steps that still counts as part of a step; longer work counts to neither step."""
 _GENERATION, _SEEN = NEWS
 
 
 class Recording:
-    """One per process.
+    """Recording of one process; there is at most one at a time.
 
-    ``explicit``: steps end when ``step`` is called, not where optimizers say. ``device`` finds the device of an optimizer.
+    ``explicit``: steps end when ``step`` is called, not at optimizer steps. ``device`` finds the device of an optimizer.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class Recording:
         self.session: Session | None = None
         self.step_number = 0
         self.may_evaluate = False
-        """Whether there was a sign of evaluation in this step."""
+        """True if there was a sign of evaluation in this step."""
         self._find_device = device
         self._boundary = StepBoundary()
         self._events: StepEvents[StepMeasures] | None = None
         self._noted: list[Any] | None = None
-        """The list of ``_events``; ``None`` where ``StepEvents.note`` has to be called, because there is a device."""
+        """List of noted events of ``_events``; ``None`` where a device requires calls of ``StepEvents.note``."""
         self._whole = False
         self._windows: Windows | None = None
         self._helper_seen = 0
         self._alone = self._on_host = False
-        """Whether this is the only rank, and whether the host waits where the rank does."""
+        """``_alone``: this is the only rank. ``_on_host``: the host waits wherever the rank does."""
         self._optimizers = OptimizerSteps()
         self._inner_optimizer = False
-        # The iterators that the last batch came from, and that the last batch before a backward pass did.
+        # The iterator of the last batch, and that of the last batch before a backward pass.
         self._loading: weakref.ref[object] | None = None
         self._trained_on: weakref.ref[object] | None = None
         self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
@@ -95,7 +95,7 @@ class Recording:
         self._forget_crashes: Callable[[], None] | None = None
 
     def _start(self, at: int, *, whole: bool = False) -> StepEvents[StepMeasures]:
-        """The first sign of training. ``whole``: it is the start of a step."""
+        """Start recording events at the first sign of training. ``whole``: this is the start of a step."""
         self._events = StepEvents(PhaseClock(at), StepMeasures())
         self._noted = self._events.noted
         self._whole = whole
@@ -113,17 +113,17 @@ class Recording:
         if self._alone:
             waiting = NOT_AT_ALL
         elif not self._on_host or self._tail_unknown or not self.gradients.on_host:
-            # On a device the host runs ahead and waits somewhere else.
+            # With a device the host runs ahead and waits at other places.
             waiting = NOT_KNOWN
         else:
             waiting = AS_NOTED if self._waited or self.gradients.present else NOT_KNOWN
         words = session.ring.words
         wakes = self.step_number + 1 >= windows.wake or words[_GENERATION] != words[_SEEN]
         if wakes:
-            # The time that this may take is part of no step, and neither is what the thread uses meanwhile.
+            # The time of the window work is part of no step, and neither is what the thread uses meanwhile.
             measures.use_due_ns = 0
         fields = measures.take(self.step_number, events, ended, windows.session is not None, waiting)
-        # Before it is written: Ctrl-C between the two leaves a gap, not two steps of one number.
+        # Before the write: Ctrl-C between the two leaves a gap, not two steps with the same number.
         self.step_number += 1
         ring = session.ring
         noted = self._noted
@@ -132,10 +132,10 @@ class Recording:
             kind, payload = EntryKind.STEP, self._understand(fields, events)
         else:
             kind = EntryKind.RAW_STEP
-        # A first step whose beginning nobody saw has a number but no record.
+        # A first step whose beginning was not observed has a number but no record.
         if self._whole:
             taken = ring.put(kind, payload)
-            # The ring takes thousands of steps more, and nobody would write them.
+            # Without a helper the ring would accept thousands more steps that no process writes.
             if not taken or ended - self._helper_seen >= _HELPER_CHECK_NS:
                 self._helper_seen = ended
                 if session.helper_ended():
@@ -152,7 +152,7 @@ class Recording:
         if wakes:
             windows.boundary(self.step_number)
         words[COST] = self.cost_ns
-        # After an exception or Ctrl-C in the middle of something, nothing of it may last longer than its step.
+        # State that an exception or Ctrl-C interrupted must not outlast its step.
         self._waited = self._tail_unknown = self.may_evaluate = False
         self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
         self._wait_started = 0
@@ -170,7 +170,7 @@ class Recording:
         self._wait_started = 0
 
     def _understand(self, fields: RawFields, events: StepEvents[StepMeasures]) -> bytes:
-        """A step that the helper cannot understand: it has a time line on a device, or very many events."""
+        """Evaluate a step that the helper cannot: it has a time line on a device, or very many events."""
         raw, line = RawStep(*fields), events.line
         events.finish(raw.ended_ns)
         awaits = line is not None and line.finish(raw.step, signalled=self._is_signalled())
@@ -197,26 +197,26 @@ class Recording:
             session.ring.put(EntryKind.DEVICE, pack(entry))
 
     def _put_span(self, session: Session) -> None:
-        """Hand over the usage of the last steps, which have not been read yet."""
+        """Write the usage of the last steps, since the last reading, into the ring."""
         if self._events is not None:
             span = self._events.measures.take_span(self.step_number)
             session.ring.put(EntryKind.SPAN, pack_span(self.step_number - 1, span))
 
     def _is_signalled(self) -> bool:
-        """Whether all that the device waited for other ranks in this step was told."""
+        """Return whether all waits of the device for other ranks in this step were reported."""
         return self._alone or (self.gradients.present and not self._tail_unknown)
 
     def failed(self, error: Exception) -> None:
-        """Something raised while the recorder was at work: switch off for good, unless it is for training to hear.
+        """Switch off for good after an exception in the recorder.
 
-        Raises ``error`` where a signal handler of the script's did, which Python ran meanwhile.
+        Raises ``error`` if it comes from a signal handler of the script, which Python ran meanwhile.
         """
         if raised_by_a_signal_handler(error):
             raise error
         self.disable(f"{type(error).__name__}: {error}")
 
     def disable(self, reason: str) -> None:
-        """Switch off for good, and say so once."""
+        """Switch off for good, and report it once."""
         if self.off:
             return
         self._switch_off()
@@ -234,9 +234,9 @@ class Recording:
         self._release()
 
     def close(self, end: End) -> None:
-        """The script ends, well or not; the helper does the rest."""
+        """End the recording when the script ends, also by a crash; the helper writes the rest."""
         if self.session is None:
-            # Without a step there is nothing to end, but neither may it hear of what comes.
+            # Without a step there is nothing to end, but later events must be ignored.
             self._switch_off()
             self._release()
             return
@@ -264,7 +264,7 @@ class Recording:
             sleep(_SETTLE_SECONDS)
         self._windows = self.session = None
         self._release()
-        # A script may record many times: nothing of a finished recording may stay.
+        # A script may record many times: a finished recording must leave nothing registered.
         with suppress(Exception):
             atexit.unregister(self.close)
             if self._forget_crashes is not None:
@@ -285,7 +285,7 @@ class Recording:
         self.thread = self.listening = 0
 
     def forked(self) -> None:
-        """In a child forked from a recorded process (a data loader's worker): be silent, and let go."""
+        """Switch off and release everything in a child forked from a recorded process (a data loader's worker)."""
         if self.session is None:
             if not self.off:
                 self.thread = self.listening = threading.get_ident()

@@ -1,4 +1,4 @@
-"""The recorder's other half: a scratch folder on local memory, the ring in it, and the helper process that empties it."""
+"""Scratch folder on local memory, the ring in it, and the helper process that empties the ring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankscope.profiler.settings import PREFIX
 
 
 class Session:
-    """A running recording. Raises ``OSError`` when it cannot be set up, and leaves nothing behind then."""
+    """Resources of a running recording. Raises ``OSError`` if they cannot be set up, and then leaves nothing behind."""
 
     def __init__(self, hello: Hello, scratch_dir: str | None) -> None:
         self.hello = hello
@@ -32,13 +32,13 @@ class Session:
             raise
 
     def helper_ended(self) -> bool:
-        """Whether the helper is gone already, which it should not be while this process lives."""
+        """Return whether the helper has exited, which it should not while this process lives."""
         return self._helper.poll() is not None
 
     def replace_helper(self) -> None:
-        """Start another helper for one that was killed: it writes what the ring still holds and, later, how this process ended.
+        """Replace a killed helper: the new one writes the entries still in the ring and, later, how this process ended.
 
-        One that ended by itself is not replaced: it could not run, or it was done. Raises ``OSError``.
+        A helper that exited by itself with an error is not replaced, because it could not run. Raises ``OSError``.
         """
         if (self._helper.returncode or 0) > 0:
             return
@@ -47,18 +47,18 @@ class Session:
         self._helper = _start_helper(self.scratch)
 
     def close(self) -> None:
-        """Let the helper finish on its own; this does not wait for it."""
+        """Let the helper finish on its own, without waiting for it."""
         if self.helper_ended():
-            # Nobody else will.
+            # No other process removes it.
             shutil.rmtree(self.scratch, ignore_errors=True)
         self.ring.close()
         if self._helper.stdin is not None:
             self._helper.stdin.close()
-        # Popen would warn of a child that is still running when it is collected; that the helper outlives us is the point.
+        # Popen would warn of a running child when it is collected, but the helper is meant to outlive this process.
         self._helper.returncode = 0
 
     def forget(self) -> None:
-        """In a forked child: let go of the ring, and of the pipe, or the helper would not notice the end of the rank."""
+        """Close the ring and the pipe in a forked child; otherwise the helper would not notice the end of the rank."""
         self.ring.close()
         if self._helper.stdin is not None:
             self._helper.stdin.close()
@@ -75,7 +75,7 @@ def _start_helper(scratch: Path) -> subprocess.Popen[bytes]:
     )
     # numpy would start a thread per core.
     environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    # Handed on: a folder that nobody holds for a moment would look as if its helper had been killed.
+    # The helper inherits the lock: a folder without a holder would look as if its helper had been killed.
     handle = hold(scratch)
     listening = flight_dump.listens()
     try:
@@ -83,7 +83,7 @@ def _start_helper(scratch: Path) -> subprocess.Popen[bytes]:
             # -P: nothing in the training script's folder may shadow what the helper imports.
             [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch)],
             stdin=subprocess.PIPE,
-            # Where it asks for a dump of the Flight Recorder.
+            # Pipe through which the helper requests a dump of the Flight Recorder.
             stdout=subprocess.PIPE if listening else subprocess.DEVNULL,
             env=environment,
             start_new_session=True,

@@ -1,10 +1,10 @@
-"""Where the training thread waits for other ranks on the host.
+"""Waits of the training thread for other ranks, on the host.
 
-All that training writes in Python ends at few places: ``Work.wait`` (collectives, point-to-point, object collectives, barriers,
-FSDP, pipelines, coalesced and batched works), the operator ``wait_tensor`` (functional collectives, DTensor, also from compiled
-graphs), futures (communication hooks of DDP) and the monitored barrier. Nothing is imported for it.
+All waits from Python pass through few functions: ``Work.wait`` (collectives, point-to-point, object collectives, barriers, FSDP,
+pipelines, coalesced and batched works), the operator ``wait_tensor`` (functional collectives, DTensor, also from compiled
+graphs), futures (communication hooks of DDP) and the monitored barrier. Wrapping them imports nothing.
 
-Not seen: waits inside C++. DDP's own at the end of backward is seen another way (``ddp``).
+Waits inside C++ are not observed. DDP's own wait at the end of backward is measured in ``ddp``.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Listener(Protocol):
-    """Is told when the thread waits."""
+    """Receiver of the waits of the thread."""
 
     def enter_wait(self) -> int:
-        """The thread is about to wait; returns when, or 0: it is waiting already."""
+        """Begin a wait; return its start, or 0 if the thread is waiting already."""
 
     def leave_wait(self, started: int) -> None:
-        """The wait that began at ``started`` is over."""
+        """End the wait that began at ``started``."""
 
 
 Listening = Callable[[], Listener | None]
 
 _WITHOUT_DATA: Final = frozenset(("FakeTensor", "FunctionalTensor"))
-"""What operators are called with while a graph is made, which up to torch 2.11 not always counts as compiling. By name: nothing
-is imported for it."""
+"""Names of the types that operators receive while a graph is traced, which up to torch 2.11 does not always count as compiling.
+Names, so that nothing is imported for them."""
 
 
 class TimedOperator:
-    """Stands in for the builtin inside an operator of ``torch.ops``.
+    """Timed replacement of the builtin inside an operator of ``torch.ops``.
 
-    Compiled graphs call the operator itself, so no function around it would see them; tracing only ever looks at the operator.
-    Torch hashes operators by their builtin, so the hash must stay.
+    Compiled graphs call the operator itself, so a function around it would miss them; tracing only looks at the operator. Torch
+    hashes operators by their builtin, so the hash must stay the same.
     """
 
     def __init__(self, builtin: Any, listening: Listening) -> None:
@@ -47,7 +47,7 @@ class TimedOperator:
         self._timed = waiting(builtin, listening)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the builtin does."""
+        """Call the builtin, timed unless it runs on data-less tensors of a trace."""
         if args and type(args[0]).__name__ in _WITHOUT_DATA:
             return self._builtin(*args, **kwargs)
         return self._timed(*args, **kwargs)
@@ -63,7 +63,7 @@ class TimedOperator:
 
 
 def waiting(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
-    """``original``, timed as a wait. A wait inside another is part of it."""
+    """Return ``original`` timed as a wait. A wait inside another is part of the outer one."""
 
     def wait(*args: Any, **kwargs: Any) -> Any:
         listener = listening()
@@ -79,10 +79,10 @@ def waiting(original: Callable[..., Any], listening: Listening) -> Callable[...,
 
 
 def waiting_method(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
-    """``waiting`` for methods.
+    """Return the method ``original`` timed as a wait, see ``waiting``.
 
-    With a ``self`` of its own: pybind11 looks for it in the frame that called, to tell ``super().wait()`` in a Python subclass
-    from a call that the subclass is to answer.
+    The wrapper has a parameter ``self``: pybind11 looks for it in the calling frame, to distinguish ``super().wait()`` in a
+    Python subclass from a call that must go to the subclass.
     """
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,14 +99,14 @@ def waiting_method(original: Callable[..., Any], listening: Listening) -> Callab
 
 
 def watch(listening: Listening) -> None:
-    """Put the wrappers in place, once per process. ``listening`` is asked at every wait, and answers ``None`` while tracing."""
+    """Install the wrappers, once per process. ``listening`` is called at every wait, and returns ``None`` while tracing."""
 
     def replace(owner: Any, name: str) -> None:
         original = getattr(owner, name, None)
         if original is not None:
             setattr(owner, name, wraps(original)(waiting_method(original, listening)))
 
-    # Broadcasting buffers waits for rank 0, before forward.
+    # The broadcast of buffers before forward waits for rank 0.
     replace(DistributedDataParallel, "_sync_buffers")
     if not dist.is_available():
         return

@@ -1,4 +1,4 @@
-"""Profiler windows: the same steps on every rank, because all ranks count the same steps and hear of the same windows."""
+"""Profiler windows: the same steps on every rank, because all ranks count the same steps and receive the same windows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NEVER: Final = 2**63
 
 
 class Windows:
-    """Starts and stops windows at step boundaries; what goes wrong costs the window, nothing else.
+    """Controller that starts and stops windows at step boundaries. An error only loses the window.
 
-    The helper hears through ``ring`` of every window that was due, and what windows have cost.
+    Every due window, and the cost of windows, is reported to the helper through ``ring``.
     """
 
     def __init__(self, schedule: Schedule, scratch: Path, ring: RingWriter) -> None:
@@ -31,23 +31,23 @@ class Windows:
         self._scratch = scratch
         self._ring = ring
         self.session: KinetoSession | None = None
-        """The profiler, while the step now running is profiled."""
+        """Profiler session, while the current step is profiled."""
         self._running = Announcement(0, 0, 0)
         self._announced: list[Announcement] = []
-        """Those to come, by their first step."""
+        """Announced windows that have not begun, ordered by their first step."""
         self._warm = schedule.steps <= 0
         self._cost_ns = self._said_ns = 0
         self._recorded = 0
         self.wake = 0
-        """The next step before which ``boundary`` has to be called; where the ring has news, before any."""
+        """Next step before which ``boundary`` must be called; it must also be called whenever the ring has news."""
 
     @property
     def active(self) -> bool:
-        """Whether the step now running is profiled."""
+        """True while the current step is profiled."""
         return self.session is not None
 
     def boundary(self, next_step: int) -> None:
-        """Between two steps, on the training thread."""
+        """Start, continue or stop a window between two steps, on the training thread."""
         self._pass(next_step)
         if self.session is not None or self._cost_ns != self._said_ns or not self._warm:
             self.wake = next_step + 1
@@ -59,7 +59,7 @@ class Windows:
 
     def _pass(self, next_step: int) -> None:
         if self._cost_ns != self._said_ns:
-            # A step later than it arose: then it is also in the recorder's total, of which it is a part.
+            # Publish the cost one step late: by then the recorder's total, which includes it, contains it too.
             self._say_cost()
         if (news := self._ring.news()) is not None:
             self._hear(news, next_step)
@@ -82,7 +82,7 @@ class Windows:
 
     def _hear(self, news: Announcement, next_step: int) -> None:
         if news.first < next_step:
-            # Its rest would be steps that the other ranks have and this one has not: leave it out whole.
+            # Joining late would profile fewer steps than on other ranks, so skip the whole window.
             self._miss(_TOO_LATE)
         else:
             self._announced.append(news)
@@ -116,7 +116,7 @@ class Windows:
         window, path = self._running, None
         try:
             session.stop()
-            # Made only now: a window that is dropped before its end leaves nothing to clear away.
+            # Created only now, so that a window dropped before its end leaves nothing to remove.
             folder = trace_folder(self._scratch)
             if folder is None:
                 raise KinetoUnavailable(_NO_ROOM)  # noqa: TRY301  # all reasons end below
@@ -136,7 +136,7 @@ class Windows:
         self._ring.put(EntryKind.MISSED_WINDOW, reason.encode()[:500])
 
     def _warm_up(self) -> None:
-        # The first start initialises CUPTI, which takes long: have that before it falls on a measured step, on all ranks alike.
+        # The first start initialises CUPTI, which is slow: do it on all ranks alike, before a measured step would include it.
         self._warm = True
         try:
             session = KinetoSession()
@@ -150,7 +150,7 @@ class Windows:
         self._ring.set_window_cost(self._cost_ns, self._recorded)
 
     def give_way(self) -> None:
-        """Somebody starts a profiler of their own: theirs goes first, our window is dropped."""
+        """Drop the current window, because the script starts a profiler of its own, which has priority."""
         if self.session is None:
             return
         began = now()
@@ -160,7 +160,7 @@ class Windows:
         self._cost_ns += now() - began
 
     def close(self) -> None:
-        """Stop without a result."""
+        """Publish the cost of windows, and stop a running one without a result."""
         self._say_cost()
         if self.session is not None:
             session, self.session = self.session, None
