@@ -261,7 +261,7 @@ def _read_bytes(path: Path) -> bytes:
 
 def _all_of(file: BinaryIO) -> bytes:
     """Return the whole file. Raises ``OSError`` if it has more than ``MAX_INFO_BYTES``: the file is untrusted."""
-    # Python allocates the size it is asked to read, so it is not asked for the maximum.
+    # Python allocates the requested size at once, so request no more than the file has.
     data = file.read(min(os.fstat(file.fileno()).st_size, MAX_INFO_BYTES) + 1)
     if len(data) > MAX_INFO_BYTES:
         raise OSError(errno.EFBIG, "damaged: far too large for what it is")
