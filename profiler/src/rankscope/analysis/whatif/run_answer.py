@@ -1,4 +1,4 @@
-"""Answer of the what-if analysis from a run directory: the step records of an attempt, or the collectives of its profiled steps."""
+"""Answer of the what-if analysis from a run: from the step records of an attempt, or the collectives of its profiled steps."""
 
 from __future__ import annotations
 
