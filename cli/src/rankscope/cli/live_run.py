@@ -31,7 +31,8 @@ class LiveRun:
     """Last attempt of a run.
 
     Raises ``InputError`` if ``path`` is no run, the run is over, or its ranks recorded no step for ``silent_seconds`` (``None``:
-    no limit, for a job that hangs). With ``may_be_over`` (the request has an answer) a run that is over has all its ranks.
+    no limit, for a job that hangs). With ``may_be_over`` (the request has an answer), a run that is over is accepted with all
+    its ranks.
     """
 
     def __init__(self, path: Path, *, silent_seconds: float | None = SILENT_SECONDS, may_be_over: bool = False) -> None:

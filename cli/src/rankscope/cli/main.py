@@ -138,7 +138,7 @@ def cli() -> None:
 
 
 def _complain(text: str) -> None:
-    """Print one line to standard error, escaped: it may contain untrusted file names and contents."""
+    """Print one line to standard error without control characters: it may contain untrusted file names and contents."""
     with suppress(OSError):  # a full disk: the exit status still reports the error
         click.echo(f"rankscope: {one_line(text)}", err=True)
 

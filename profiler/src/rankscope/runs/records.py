@@ -143,7 +143,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     voluntary_switches: int | None = None
     involuntary_switches: int | None = None
     gc_us: float | None = None
-    """Python garbage collection inside the step."""
+    """Time of Python garbage collection inside the step."""
     samples: int | None = None
     tokens: int | None = None
     input_elements: int | None = None
@@ -343,7 +343,7 @@ class HardwareSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     xid_errors: int | None = None
     """Number of Xid errors so far."""
     xid_errors_of_programs: int | None = None
-    """Number of these whose codes mean that a program failed or ended: they are no sign of a fault of the GPU."""
+    """Number of the Xid errors whose codes mean that a program failed or ended: they are no sign of a fault of the GPU."""
     ecc_uncorrected_errors: int | None = None
     pcie_replays: int | None = None
     nvlink_errors: int | None = None

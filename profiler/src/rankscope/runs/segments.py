@@ -96,7 +96,8 @@ def read_lines(file: BinaryIO) -> Iterator[bytes | None]:
 def read_blocks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
     """Yield blocks of whole lines from the position of ``file``, each with its number of bytes in the file.
 
-    A last block holds the rest that has no newline (yet). A line that is too long is replaced by bytes that are no record.
+    A last block holds the rest that has no newline (yet). The beginning of a line that is too long is replaced by a NUL byte, so
+    the line is no record.
     """
     rest, length = b"", 0
     while data := file.read(BLOCK_BYTES):

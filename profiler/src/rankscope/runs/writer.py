@@ -67,7 +67,7 @@ def run_is_gone(run_dir: Path) -> bool:
 
 
 def _share(file: BinaryIO, folder: Path) -> None:
-    """Make ``file`` readable for those who may read ``folder``."""
+    """Give ``file`` the read permissions of ``folder``."""
     with suppress(OSError):
         os.fchmod(file.fileno(), 0o600 | (folder.stat().st_mode & 0o044))
 
@@ -76,7 +76,7 @@ def write_atomically(path: Path, data: bytes, *, overwrite: bool = True, share: 
     """Write ``data`` so that a reader sees the old file or the new one, never a part.
 
     With ``overwrite=False`` an existing file wins, also against a concurrent writer on another host. Returns whether this
-    call wrote the file. ``share``: make it readable for those who may read its folder. Raises ``OSError``.
+    call wrote the file. ``share``: give the file the read permissions of its folder. Raises ``OSError``.
     """
     if share:
         make_folder(path.parent)
@@ -111,8 +111,8 @@ def write_atomically(path: Path, data: bytes, *, overwrite: bool = True, share: 
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that is renamed to ``path`` when the block ends without an error, and else removed.
 
-    An existing file of that name is replaced; a link is replaced, too, and not followed. The file is readable for those who may
-    read its folder, which must exist. Raises ``OSError``.
+    An existing file of that name is replaced; a link is replaced, too, and not followed. The file gets the read permissions of
+    its folder, which must exist. Raises ``OSError``.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(6)}")
     try:
@@ -130,7 +130,7 @@ def append_whole(path: Path, data: bytes) -> None:
     """Append ``data`` to a regular file, all of it or nothing. Never blocks on a FIFO.
 
     For a file with one writer in a folder that other users may write to, so a link or a FIFO in its place is rejected. A new
-    file is readable for those who may read its folder. The folder is not created. Raises ``OSError``.
+    file gets the read permissions of its folder. The folder is not created. Raises ``OSError``.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     # Closed before this returns, so that errors which a filesystem reports only then are raised, too.

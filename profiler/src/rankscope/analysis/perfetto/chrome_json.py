@@ -60,7 +60,7 @@ class TraceWriter:
         return pid
 
     def track(self, pid: int, name: str, *, nest: bool = True) -> Track:
-        """Return a new track of a process; tracks are shown in the order of their first slices' writing."""
+        """Return a new track of a process; tracks are shown in the order in which they get their first slice."""
         return Track(self, pid, name, Lanes(nest=nest), [])
 
     def thread(self, pid: int, name: str) -> Thread:

@@ -18,7 +18,7 @@ Amounts = Callable[[Block], Matrix | None]
 
 @dataclass(frozen=True, slots=True)
 class CauseRow:
-    """One cause, named as the verdict's causes and explanations are."""
+    """One cause, with the same name as in the verdict's causes and explanations."""
 
     cause: str
     is_known: Callable[[StepGraph], bool]

@@ -42,7 +42,7 @@ _HARDLY: Final = 0.05
 """Share of the loss below which the summary calls a gain negligible."""
 
 _MOST: Final = 0.75
-"""Share of the loss from which the slowest ranks are to blame alone, however few ranks there are."""
+"""Share of the loss from which the slowest ranks, or the last stage, stand out, however few ranks there are."""
 
 _POOR: Final = 0.05
 """Relative error of the graph above which the answer has a warning; the paper excludes such jobs."""

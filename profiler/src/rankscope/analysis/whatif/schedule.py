@@ -138,9 +138,7 @@ def _transfers(program: _Program, stage: int, direction: str) -> dict[str, list[
 
 
 def _belonging(program: _Program, nodes: Sequence[int], compute: Sequence[int], way: str) -> list[int]:
-    """Return the transfers that belong to ``compute``, without sends recorded before its first end and receives after its last
-    start.
-    """
+    """Return the transfers of ``compute``, without sends that end before its first end and receives that start after its last."""
     if not compute:
         return []
     if way == "recv":
