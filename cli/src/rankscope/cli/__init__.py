@@ -1,1 +1,1 @@
-"""The ``rankscope`` command. The only place where the parts meet."""
+"""The ``rankscope`` command. Only this package imports all parts."""

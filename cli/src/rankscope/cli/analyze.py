@@ -14,7 +14,7 @@ from rankscope.cli.terminal import INPUT_PLACE, format_option, price_options, pr
 
 
 def _pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
-    """A regular expression that does not find just anything."""
+    """Compile the regular expression. Raises ``click.BadParameter`` if it is invalid or matches the empty text."""
     if value is None:
         return None
     try:
@@ -123,7 +123,7 @@ def analyze(
     if format_ == "json":
         print_json(analysis)
     else:
-        # Imported for people only: programs that ask for JSON wait less.
+        # Imported only for text output: JSON output starts faster without it.
         from rankscope.analysis.render import render_text
 
         click.echo(render_text(analysis, width=width(), color=use_color(), detail=detail), color=True)

@@ -1,4 +1,4 @@
-"""What ``rankscope capture --format json`` prints."""
+"""Results that ``rankscope capture --format json`` prints."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ SHOWN: Final = 16
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank without a result."""
+    """Rank without a result."""
 
     rank: int
     reason: str
 
 
 class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON of ``rankscope capture --format json``."""
+    """JSON of ``rankscope capture --format json``."""
 
     schema: str = CAPTURE_SCHEMA
     kind: str = "capture"
     request: str
     """Id of the request."""
     accepted: bool | None
-    """``None``: nobody has answered."""
+    """True if the job accepted the request; ``None``: no answer."""
     reason: str | None = None
-    """Why not, or what is missing."""
+    """Reason for a refusal, for no answer, or for missing profiles."""
     attempt: int
     first_step: int | None = None
     last_step: int | None = None
@@ -38,27 +38,27 @@ class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that profiled all these steps."""
     missing: list[Missing] = []
     traces: list[str] = []
-    """Raw traces that were kept, relative to the run: on request, or because something looked wrong in them."""
+    """Paths of the kept raw traces, relative to the run: kept on request, or because of an anomaly in the window."""
     analysis: Analysis | None = None
-    """Of these steps alone."""
+    """Analysis of only these steps."""
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks that were asked profiled all steps."""
+        """True if all requested ranks profiled all steps."""
         return bool(self.accepted) and not self.missing
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
-    """One file: a rank may have recorders of several backends."""
+    """One dump file; a rank may have recorders of several backends."""
 
     rank: int
     host: str | None
     path: str
-    """Relative to the run."""
+    """Path relative to the run."""
 
 
 class DumpResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON of ``rankscope capture --flight-recorder --format json``."""
+    """JSON of ``rankscope capture --flight-recorder --format json``."""
 
     schema: str = CAPTURE_SCHEMA
     kind: str = "dump"
@@ -68,7 +68,7 @@ class DumpResult(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[Missing]
 
     def text(self) -> str:
-        """For people."""
+        """Return the result as text for people."""
         lines = [f"{len({dump.rank for dump in self.dumps})} ranks wrote their Flight Recorder"]
         lines += [f"  rank {dump.rank}  {dump.host or '-'}  {dump.path}" for dump in self.dumps[:SHOWN]]
         lines += [f"  rank {row.rank}  missing: {row.reason}" for row in self.missing[:SHOWN]]

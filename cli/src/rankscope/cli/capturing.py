@@ -1,4 +1,4 @@
-"""Having some of a live run's next steps profiled, and waiting for what they show."""
+"""Requesting a profile of some of a live run's next steps, and waiting for it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rankscope.runs.control import MAX_STEPS, ControlAnswer, ControlRequest, rea
 from rankscope.runs.paths import rank_dir
 
 SETTLE_SECONDS: Final = 1.0
-"""Breakdowns are written before the collectives of the same window; these come a moment later."""
+"""Wait after the last breakdown: the collectives of the same window are written a moment later."""
 _ANEW: Final = "the job has been started anew in the meantime; ask again"
 
 
 def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *, until: float) -> CaptureResult:
-    """Ask, and wait until ``until`` (monotonic seconds) for the profiles of the ``expected`` ranks."""
+    """Send the request and wait until ``until`` (monotonic seconds) for the profiles of the ``expected`` ranks."""
     watch = Standstill(live)
     with live.asked(request) as note_answered:
         say(f"asked for {request.steps} steps of {ranks_text(expected)}")
@@ -74,13 +74,13 @@ def _answer(live: LiveRun, request: ControlRequest) -> ControlAnswer | None:
 
 
 def _steps_of(answer: ControlAnswer) -> range | None:
-    # Anybody who may write into the folder may have answered.
+    # The answer is untrusted: every user with write access to the folder may have written it.
     first, last = answer.first_step, answer.last_step
     return range(first, last + 1) if first is not None and last is not None and first <= last < first + MAX_STEPS else None
 
 
 def _given_up(live: LiveRun, request: ControlRequest) -> str | None:
-    """Why nobody will answer, now that the attempt is over."""
+    """Return why no answer will come from an attempt that is over; ``None`` if the next attempt may still answer."""
     last = live.reader.attempts()[-1:]
     if last == [live.attempt]:
         return "the job ended before it answered"
@@ -106,7 +106,7 @@ def _wait_for_profiles(live: LiveRun, expected: list[int], steps: range, *, unti
     def look() -> bool | None:
         nonlocal said
         for rank, profiled in tuple(waiting.items()):
-            # Asked before the rows are read: what a rank has written by its end is then all there.
+            # Checked before the rows are read: if the rank has ended, all its rows are there.
             ended = live.has_ended(rank)
             if not profiled.lacking():
                 del waiting[rank]

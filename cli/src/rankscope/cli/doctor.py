@@ -1,4 +1,4 @@
-"""``rankscope doctor``: what works on this machine, what is missing, how to get it."""
+"""``rankscope doctor``: checks of this machine, with fixes for what is missing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rankscope.cli.terminal import format_option, use_color
 State = Literal["ok", "absent", "missing"]
 
 _MIN_TORCH: Final = (2, 6)
-_SHM: Final = Path("/dev/shm")  # noqa: S108  # looked at, not written to by name
+_SHM: Final = Path("/dev/shm")  # noqa: S108  # only inspected
 _MIN_SHM_BYTES: Final = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line: ``missing`` is something rankscope needs here; ``absent`` is something it can do without, and what that costs."""
+    """Result of one check. ``missing``: rankscope needs it here. ``absent``: optional; ``detail`` has the consequences."""
 
     name: str
     state: State
@@ -66,7 +66,7 @@ def _extras() -> Iterator[Check]:
 
 
 def _torch() -> Check:
-    # Not imported: that takes seconds and gigabytes; the version is in the package's metadata.
+    # The version is from the package's metadata: importing torch takes seconds and gigabytes.
     try:
         found = version("torch")
     except PackageNotFoundError:
@@ -138,7 +138,7 @@ def _programs() -> Iterator[Check]:
 
 
 def examine() -> list[Check]:
-    """All checks, in the order they are shown."""
+    """Run all checks and return them in the order of display."""
     return [_python(), _torch(), *_extras(), _gpus(), _local_memory(), _writable(), _schedstat(), *_programs()]
 
 

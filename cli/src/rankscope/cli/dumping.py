@@ -1,4 +1,4 @@
-"""Having the ranks of a live run write their Flight Recorders into it."""
+"""Requesting Flight Recorder dumps from the ranks of a live run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.runs.paths import flight_dir
 
 
 def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], *, until: float) -> DumpResult:
-    """Ask, and wait until ``until`` (monotonic seconds) for the answers of the ``expected`` ranks."""
+    """Send the request and wait until ``until`` (monotonic seconds) for the answers of the ``expected`` ranks."""
     answers: dict[int, ControlAnswer] = {}
 
     def look() -> bool | None:
@@ -24,7 +24,7 @@ def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], 
                     expected = live.ranks
                     return None
         left = [rank for rank in expected if rank not in answers]
-        # One that speaks for all: it was too early.
+        # A refusal for the whole job: the request came too early.
         if left and (given := read_answer(live.path, request.id)) is not None and not given.accepted:
             answers.update(dict.fromkeys(left, given))
             return True

@@ -92,7 +92,7 @@ def export(
 
 
 def _check_target(target: str, paths: Sequence[str]) -> None:
-    """Before anything is read: what may have taken minutes is not to fail at its end."""
+    """Check the target before anything is read: an export of minutes must not fail at its end."""
     file = check_target(target, "--perfetto", "out.json.gz")
     if file is None:
         return

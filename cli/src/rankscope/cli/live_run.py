@@ -1,4 +1,4 @@
-"""A run whose ranks still train: which are there, and asking them for something."""
+"""A run whose ranks still train: its live ranks, and requests to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 
 SILENT_SECONDS: Final = 300.0
-"""Without a new step record for longer, nobody is taken to be training."""
+"""Time without a new step record after which the run does not count as training."""
 POLL_SECONDS: Final = 0.5
 _GROWTH: Final = 1.25
 _MOST: Final = 10
@@ -28,10 +28,11 @@ _T = TypeVar("_T")
 
 
 class LiveRun:
-    """The last attempt of a run.
+    """Last attempt of a run.
 
-    Raises ``InputError`` when it is no run, or over, or when its ranks recorded nothing for ``silent_seconds`` (``None``: however
-    long, for a job that hangs). One that ``may_be_over`` has answered: then all its ranks are taken, for what they left.
+    Raises ``InputError`` if ``path`` is no run, the run is over, or its ranks recorded no step for ``silent_seconds`` (``None``:
+    no limit, for a job that hangs). With ``may_be_over`` (the request has an answer), a run that is over is accepted with all
+    its ranks.
     """
 
     def __init__(self, path: Path, *, silent_seconds: float | None = SILENT_SECONDS, may_be_over: bool = False) -> None:
@@ -43,7 +44,7 @@ class LiveRun:
         self.attempt = attempts[-1]
         infos = self.infos()
         self.ranks = sorted(rank for rank, info in infos.items() if info.end_unix_ns is None)
-        """Those that had not ended when this was made."""
+        """Ranks that had not ended when this object was made."""
         if may_be_over and not self.ranks:
             self.ranks = sorted(infos)
         if not self.ranks:
@@ -56,21 +57,21 @@ class LiveRun:
             )
 
     def infos(self) -> dict[int, RankInfo]:
-        """What the ranks' own files say of them now."""
+        """Read the current ``rank.json`` of all ranks."""
         return self.reader.infos(self.attempt)
 
     def info(self, rank: int) -> RankInfo | None:
-        """What one rank's own file says of it now."""
+        """Read the current ``rank.json`` of one rank."""
         return self.reader.rank(self.attempt, rank)
 
     def has_ended(self, rank: int) -> bool:
-        """Whether the rank has left word that it has ended."""
+        """Return whether the rank has recorded its end."""
         info = self.info(rank)
         return info is not None and info.end_unix_ns is not None
 
     def follow(self, answer: ControlAnswer) -> bool:
-        """Go on with the attempt that has answered, if it is another. Returns whether it is: then the ranks are others, too."""
-        # Anybody who may write into the folder may have answered.
+        """Switch to the attempt that has answered. Returns whether it is another one: then ``ranks`` changes, too."""
+        # The answer is untrusted: every user with write access to the folder may have written it.
         if answer.attempt in (None, self.attempt) or answer.attempt not in self.reader.attempts():
             return False
         say(f"the job has been started anew in the meantime; attempt {answer.attempt} answers, not {self.attempt}")
@@ -87,7 +88,7 @@ class LiveRun:
         return time.time() - written
 
     def chosen(self, wanted: list[int] | None) -> list[int]:
-        """The live ranks among those ``wanted`` (``None``: all). Raises ``click.BadParameter`` for one that is not there."""
+        """Return the live ranks among those ``wanted`` (``None``: all). Raises ``click.BadParameter`` for any other rank."""
         if wanted is None:
             return self.ranks
         absent = sorted(set(wanted) - set(self.ranks))
@@ -98,9 +99,9 @@ class LiveRun:
 
     @contextmanager
     def asked(self, request: ControlRequest) -> Iterator[Callable[[], None]]:
-        """Leave a request, and take it back at the end unless the function that is yielded was called: it was answered.
+        """Post a request and yield a function to call when it has an answer; without that call it is withdrawn at the end.
 
-        Raises ``InputError`` when this user may not ask.
+        Raises ``InputError`` if this user has no permission to post.
         """
         folder = control_dir(self.path)
         if folder.is_symlink():
@@ -125,13 +126,13 @@ class LiveRun:
 
 
 def waited_for(look: Callable[[], _T | None], *, until: float, ranks: int) -> _T | None:
-    """The first thing that ``look`` finds, or ``None`` when it has found nothing until ``until`` (monotonic seconds).
+    """Poll ``look`` and return its first result, or ``None`` if it has none until ``until`` (monotonic seconds).
 
-    It looks less and less often where it looks at many ``ranks``: they share the disk with the job.
+    The pause between polls grows, with many ``ranks`` further than with few: polling uses the job's disk.
     """
     pause, longest = POLL_SECONDS, POLL_SECONDS * min(_MOST, max(1.0, ranks / _RANKS))
     while True:
-        # Looked at once more when the time is up: the last pause may have been the one that mattered.
+        # Poll once more when the time is up: the result may have come during the last pause.
         over = time.monotonic() >= until
         if (found := look()) is not None or over:
             return found
@@ -140,7 +141,7 @@ def waited_for(look: Callable[[], _T | None], *, until: float, ranks: int) -> _T
 
 
 def say(line: str) -> None:
-    """Progress, for people. What is said may come from the run, which anybody may have written: no escape sequences."""
+    """Print a line of progress to stderr, without escape sequences: it may contain untrusted text from the run."""
     click.echo(f"rankscope: {printable(line)}", err=True)
 
 

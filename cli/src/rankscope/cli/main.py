@@ -1,7 +1,7 @@
-"""The front door: one verb at a time, loaded when it is used.
+"""Entry point of the command line; each verb is imported only when it is used.
 
-Exit statuses, the same for every verb: 0 done · 1 it ran and found its check failed · 2 usage · 3 input that cannot be read
-(one line on stderr) · 4 an extra or a program is missing. ``run`` returns the status of the job.
+Exit statuses, the same for every verb: 0 done · 1 ran, and its check failed · 2 usage · 3 input that cannot be read (one line on
+stderr) · 4 an extra or a program is missing. ``run`` returns the status of the job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXIT_PIPE: Final = 141
 
 
 class Verb(NamedTuple):
-    """Where a verb lives, what it does, and the extra that brings what it imports."""
+    """Import target of a verb, its help, and the extra that installs its dependencies."""
 
     target: str
     help: str
@@ -55,10 +55,10 @@ VERBS: Final[dict[str, Verb]] = {
 
 
 class Verbs(click.Group):
-    """A group that imports a verb only when it is called, so that ``--help`` is quick and extras stay optional."""
+    """Group that imports a verb only when it is called, so that ``--help`` is fast and extras stay optional."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the table."""
+        """Return the names in the order of the table."""
         del ctx
         return list(VERBS)
 
@@ -69,8 +69,8 @@ class Verbs(click.Group):
         if verb is None:
             return None
         if verb.extra == "analysis":
-            # For linear algebra, of which a verdict needs one small product, numpy would start a thread per core when it is
-            # imported: on two cores that is a third of its time. No verb of these starts a job, which would inherit it.
+            # OpenBLAS starts a thread per core when numpy is imported: a third of that time on two cores. A verdict needs only
+            # one small product. None of these verbs starts a job, which would inherit the setting.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         module, _, attribute = verb.target.partition(":")
         try:
@@ -93,12 +93,12 @@ def _missing(verb: str, error: ModuleNotFoundError) -> RankscopeError:
 
 
 def _invoke() -> int:
-    """Run the verb; its exit status. Raises what the verb raises."""
+    """Run the verb and return its exit status. Raises the exceptions of the verb."""
     try:
         status = cli.main(prog_name="rankscope", standalone_mode=False)
     except SystemExit:
-        # click ends with 1 when whoever read our output has gone; that status means something else here. It tells only by
-        # what it puts in the place of stdout.
+        # On a broken pipe click exits with 1, which means a failed check here. The only sign of it is click's replacement of
+        # stdout.
         if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
             raise BrokenPipeError from None
         raise
@@ -106,7 +106,7 @@ def _invoke() -> int:
 
 
 def _drop_output() -> None:
-    """What is still buffered cannot be written: keep the interpreter from trying, and complaining, at its end."""
+    """Discard buffered output, so that the interpreter does not try to write it, and fail, at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -138,20 +138,20 @@ def cli() -> None:
 
 
 def _complain(text: str) -> None:
-    """One line on standard error. It may name files and what is in them, which anybody may have written."""
-    with suppress(OSError):  # a full disk: the exit status tells
+    """Print one line to standard error without control characters: it may contain untrusted file names and contents."""
+    with suppress(OSError):  # a full disk: the exit status still reports the error
         click.echo(f"rankscope: {one_line(text)}", err=True)
 
 
 def main() -> NoReturn:
-    """Run the command line; the one place that prints errors and chooses the exit status."""
-    # A stream that was closed by the shell (`>&-`) is None: nobody wants to hear.
+    """Run the command line; only this function prints errors and chooses the exit status."""
+    # A stream that the shell closed (`>&-`) is None: discard its output.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  # open until the end
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115  # as above
     name_standard_output()
     try:
         status = _invoke()
-        # A pipe that closed early (`| head`) or a full disk shows only when the buffer is written out.
+        # A pipe that closed early (`| head`) or a full disk is reported only when the buffer is flushed.
         sys.stdout.flush()
         sys.exit(status)
     except click.ClickException as error:
@@ -167,7 +167,7 @@ def main() -> NoReturn:
         _complain(str(error))
         sys.exit(EXIT_INPUT if isinstance(error, InputError) else EXIT_MISSING if isinstance(error, MissingError) else 1)
     except OSError as error:
-        # A file or folder that the system refuses: the reason is its own, and names the place.
+        # The system's own reason for a file or folder, with its path.
         _drop_output()
         where = f"{error.filename}: " if error.filename else ""
         _complain(f"{where}{error.strerror or error}")

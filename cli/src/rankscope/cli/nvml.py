@@ -1,4 +1,4 @@
-"""Asking NVML what GPUs there are, in a process of its own with a deadline: a wedged driver hangs whoever asks."""
+"""Query of NVML for the GPUs, in a separate process with a deadline: a wedged driver blocks its callers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCRIPT: Final = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``gpus`` is 0 where there is no answer; ``reason`` says why there is none, ``wedged`` that none came in time."""
+    """Result of the query. Without an answer ``gpus`` is 0 and ``reason`` is set; ``wedged``: no answer within the deadline."""
 
     gpus: int
     driver: str | None = None
@@ -22,7 +22,7 @@ class Answer:
 
 
 def ask_nvml() -> Answer:
-    """How many GPUs NVML sees, and its driver's version. Never raises."""
+    """Return the number of GPUs that NVML sees, and the driver's version. Never raises."""
     try:
         asked = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The file that a verb writes, or standard output, and the progress of the work on a terminal."""
+"""Output of a verb to a file or standard output, and its progress on a terminal."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Write = Callable[[bytes | memoryview], object]
 
 
 def check_target(target: str, option: str, such_as: str, *, binary: bool = True) -> Path | None:
-    """Check where output is to go before anything is read, since work of minutes must not fail at its end.
+    """Check the output target before anything is read: work of minutes must not fail at its end.
 
-    Returns the file, ``None`` for standard output (``-``). Raises ``click.BadParameter`` for ``option``: also where the output is
-    ``binary`` and standard output is a terminal. Raises ``InputError`` where there is no such folder.
+    Returns the file, or ``None`` for standard output (``-``). Raises ``click.BadParameter`` for ``option``, also if the output is
+    ``binary`` and standard output is a terminal. Raises ``InputError`` if the target's folder does not exist.
     """
     if target == "-":
         if binary and sys.stdout.isatty():
@@ -41,8 +41,8 @@ def check_target(target: str, option: str, such_as: str, *, binary: bool = True)
 
 
 def check_apart(target: str, file: Path, path: Path, option: str) -> None:
-    """Raise ``click.BadParameter`` for output that would replace what is read at ``path``, or would become a part of it."""
-    # Of links in a circle, too, which ``resolve`` refuses.
+    """Raise ``click.BadParameter`` if the output would replace the input at ``path``, or become a part of it."""
+    # ``realpath`` also accepts links in a cycle, for which ``resolve`` raises.
     run = named_run(path)
     real, folder = Path(os.path.realpath(file)), Path(os.path.realpath(path if run is None else run.path))
     wrong = None
@@ -59,7 +59,7 @@ def check_apart(target: str, file: Path, path: Path, option: str) -> None:
 
 @contextmanager
 def output(target: str) -> Iterator[tuple[Write, Callable[[], int]]]:
-    """What to write to, and the number of bytes that came of it. A file gets its name when all of it is there."""
+    """Yield a function that writes, and one that returns the number of bytes written. A file gets its name when complete."""
     written = 0
     if target == "-":
 
@@ -71,10 +71,10 @@ def output(target: str) -> Iterator[tuple[Write, Callable[[], int]]]:
         yield count, lambda: written
         return
     try:
-        # A link is followed: it is not what should be replaced.
+        # Follow a link: its target is replaced, not the link.
         with replacing(Path(os.path.realpath(target))) as file:
             if target.endswith(".gz"):
-                # Without name and time, so that the same events are the same bytes.
+                # Without name and time, so that the same events give the same bytes.
                 with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:
                     yield packed.write, lambda: written
             else:
@@ -86,6 +86,6 @@ def output(target: str) -> Iterator[tuple[Write, Callable[[], int]]]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Yields what reports a piece of work, how much of it is done, and of how much; shown on a terminal only."""
+    """Yield a function that shows an activity, the number of parts done and their total; on a terminal only."""
     with progress_line() as show:
         yield lambda what, done, of: show(f"{what}: {done} of {of}" if of > 1 else what)

@@ -1,4 +1,4 @@
-"""Which of some steps a rank has profiled, found by reading what it has added since one looked last."""
+"""Progress of a rank in profiling some steps, by incremental reading of its records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Window(msgspec.Struct):
 
 
 class ProfiledSteps:
-    """Those of one rank of the run's present attempt, among ``steps``."""
+    """Progress of one rank of the run's current attempt in profiling ``steps``."""
 
     def __init__(self, live: LiveRun, rank: int, steps: range) -> None:
         self._live, self._rank, self._steps = live, rank, steps
@@ -28,28 +28,28 @@ class ProfiledSteps:
         self._profiled: set[int] = set()
         self._passed = False
         with suppress(OSError):
-            # The steps asked for are to come, or have just been made.
+            # The requested steps are in the future or among the last ones.
             self._made.skip(keep=TAIL_STEPS)
 
     def lacking(self) -> list[int]:
-        """The steps that have not been profiled, as far as can be seen."""
+        """Return the steps without a profile in the records read so far."""
         try:
             for row in chain.from_iterable(self._windows.new(self._live.reader)):
                 if row.step in self._steps:
                     self._profiled.add(row.step)
-                # Windows are written one after the other, in the order of their steps.
+                # Windows are written in the order of their steps.
                 self._passed |= row.step > self._steps[-1]
         except StartOverError:
             return self.lacking_in_all()
         return self._rest()
 
     def lacking_in_all(self) -> list[int]:
-        """The same, of whatever the rank has ever written."""
+        """Return the steps without a profile in any of the rank's records."""
         self._profiled |= {row.step for row in self._live.reader.windows(self._live.attempt, self._rank)} & set(self._steps)
         return self._rest()
 
     def left_out(self) -> bool:
-        """Whether what is ``lacking`` will not come: the rank made such a step unprofiled, or has profiled later ones."""
+        """Return whether the ``lacking`` steps will stay so: the rank ran one without the profiler, or profiled later steps."""
         with suppress(StartOverError):
             for rows in self._made.new(self._live.reader):
                 asked = (rows["step"] >= self._steps.start) & (rows["step"] < self._steps.stop)

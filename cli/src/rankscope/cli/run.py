@@ -1,4 +1,4 @@
-"""``rankscope run``: a job with the recorder attached, and its verdict."""
+"""``rankscope run``: run a job with the recorder attached, and print its verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankscope.runs.paths import SPOOL_DIR
 
 
 def _exporter_url(_context: click.Context, _option: click.Parameter, url: str) -> str | None:
-    """Nothing (``--exporter-url ''``) is nobody to ask."""
+    """Check the URL; an empty one (``--exporter-url ''``) means no exporter."""
     if not url:
         return None
     try:
@@ -164,7 +164,7 @@ def _default_name(command: tuple[str, ...]) -> str:
 
 
 def _default_run_dir(name: str) -> Path:
-    """A folder of its own, also for jobs of one name that start in the same second."""
+    """Return a folder that is unique, even for jobs of the same name that start in the same second."""
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)[:80].strip("-.") or "run"
     return Path("rankscope-runs") / f"{safe}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
@@ -177,14 +177,14 @@ def _similar(option: str) -> list[str]:
 def _print_verdict(result: LaunchResult) -> None:
     if not result.recorded:
         if result.status in (126, 127):
-            return  # the job did not start, and that has been said
+            return  # the job did not start, which is already reported
         click.echo(
             "rankscope: nothing was recorded: the job took no optimizer step under torch, or its Python could not load "
             "the recorder (python -I, -E and -S keep it out), or another job records into that folder.",
             err=True,
         )
         return
-    # Whatever happens here: the job is what counts, and a verdict that cannot be had must not change its exit status.
+    # A failed analysis must not change the exit status, which is the job's.
     try:
         from rankscope.analysis.engine import analyze
         from rankscope.analysis.render import render_text

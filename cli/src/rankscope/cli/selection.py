@@ -11,12 +11,12 @@ MAX_RANKS: Final = 65_536
 
 
 class _Ranks(click.ParamType[Any]):
-    """``0,3-5``: ranks and ranges of ranks."""
+    """List of ranks and ranges of ranks, ``0,3-5``."""
 
     name = "ranks"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        """The ranks, ascending."""
+        """Return the ranks, ascending."""
         if isinstance(value, list):
             return value
         ranks: set[int] = set()
@@ -32,12 +32,12 @@ class _Ranks(click.ParamType[Any]):
 
 
 class _Steps(click.ParamType[Any]):
-    """``100:120``: from step 100 to step 119; ``100:``, ``:120`` and ``100`` as well."""
+    """Range of steps: ``100:120`` is step 100 to step 119; ``100:``, ``:120`` and ``100`` are valid, too."""
 
     name = "A:B"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int | None, int | None]:
-        """First step, and step after the last."""
+        """Return the first step and the step after the last; ``None``: no bound."""
         found = re.fullmatch(r"([0-9]{1,15})?(:)?([0-9]{1,15})?", str(value))
         if found is None or (found[1] is None and found[3] is None):
             self.fail(f"{value!r} is no range of steps such as 100:120, which is 100 to 119", param, ctx)

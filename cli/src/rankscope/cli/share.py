@@ -1,4 +1,4 @@
-"""A share on the command line: ``1%`` or ``0.01``."""
+"""Shares on the command line: ``1%`` or ``0.01``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rankscope.profiler.settings import as_share
 
 
 class _Share(click.ParamType[float]):
-    """More than nothing, and not more than everything."""
+    """Share above 0 and at most 1."""
 
     name = "share"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The share as a number."""
+        """Return the share as a number."""
         try:
             return as_share(value)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""An amount of storage as people write it: ``4GiB``, ``500 MB``, ``all``."""
+"""Storage sizes on the command line: ``4GiB``, ``500 MB``, ``all``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _UNITS: Final = {"": 1, "b": 1} | {
     for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
 _SMALLEST: Final = 1024 * 1024
-"""Less would remove records faster than anybody could read them."""
+"""Minimum size: with less, records would be removed faster than they can be read."""
 
 
 class _Size(click.ParamType[int | None]):
-    """Bytes; ``None`` for ``all``."""
+    """Size in bytes; ``None`` for ``all``."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """Read it, or say what is wrong."""
+        """Return the size in bytes; ``None`` for ``all``."""
         text = str(value).strip().lower()
         if text == "all":
             return None

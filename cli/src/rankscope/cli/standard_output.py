@@ -1,4 +1,4 @@
-"""Standard output that takes everything, or says its name: a full disk, a quota, a limit on the size of files."""
+"""Standard output that writes all data and is named in errors: a full disk, a quota, a file size limit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ NAME: Final = "standard output"
 
 class _Raw(io.FileIO):
     def write(self, data: Any, /) -> int:
-        """All of it, where any file may take less: without a buffer (PYTHONUNBUFFERED) nobody else would write the rest.
+        """Write all of ``data``: a file may accept a part, and without a buffer (PYTHONUNBUFFERED) the rest would be lost.
 
-        An error names the place. A reader that went away is no error of the place.
+        Raises ``OSError`` with the name of standard output; ``BrokenPipeError`` is raised unchanged.
         """
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:
             while rest:
                 taken: int | None = super().write(rest)
-                if taken is None:  # somebody made it non-blocking, for all who share it
+                if taken is None:  # another process made the shared file non-blocking
                     select.select((), (self,), ())
                 rest = rest[taken or 0 :]
         except BrokenPipeError:
@@ -32,7 +32,7 @@ class _Raw(io.FileIO):
 
 
 def name_standard_output() -> None:
-    """Have errors of writing to ``sys.stdout`` say where. Leaves alone what somebody has put in its place."""
+    """Make errors of writing to ``sys.stdout`` name it. Does nothing if ``sys.stdout`` was replaced."""
     old = sys.stdout
     if old is not sys.__stdout__ or not isinstance(old, io.TextIOWrapper):
         return

@@ -1,4 +1,4 @@
-"""Whether the ranks of a live run make steps while somebody waits for them."""
+"""Detection of live ranks that record no step while a command waits for them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rankscope.runs.paths import rank_dir
 from rankscope.runs.segments import list_segments
 
 TAIL_STEPS: Final = 50
-"""Last step records of a rank that are looked at."""
+"""Number of a rank's last step records that are read."""
 STEPS: Final = 3
-"""Who has waited for less than so many steps cannot tell a hang from a long step."""
+"""Minimum wait, in typical steps, to distinguish a hang from a long step."""
 
 
 class Standstill:
-    """What has come of the steps since this was made, seen by the records that the ranks' helpers write."""
+    """Step progress of the live ranks since this object was made, from the records that the ranks' helpers write."""
 
     def __init__(self, live: LiveRun) -> None:
         self._live = live
@@ -31,13 +31,13 @@ class Standstill:
         self._written = {folder: _written(folder) for folder in self._folders(live.ranks).values()}
 
     def ranks(self) -> list[int]:
-        """Live ranks that have written nothing about a step since."""
+        """Return the live ranks that have written no step record since."""
         folders = self._folders(self._live.ranks)
-        # Another attempt has begun since: it moves.
+        # Folders of an attempt that began since are not in _written: its ranks count as moving.
         return [rank for rank, folder in folders.items() if folder in self._written and _written(folder) == self._written[folder]]
 
     def explained(self) -> str | None:
-        """That ranks stand still, and what to do about it; ``None`` where all make steps."""
+        """Return a message on the ranks without progress and a next step; ``None`` if all have progress."""
         still = self.ranks()
         if not still:
             return None
@@ -58,7 +58,7 @@ class Standstill:
         return {rank: rank_dir(self._live.path, self._live.attempt, rank) for rank in ranks}
 
     def _last(self, rank: int) -> tuple[int | None, float | None]:
-        """The last step that the rank has recorded, and seconds that its last ones took; ``None``: that cannot be read."""
+        """Return the last recorded step of a rank, and the median seconds of its last steps; ``None``: cannot be read."""
         with suppress(OSError):
             rows = last_rows(self._folders([rank])[rank], TAIL_STEPS)
             if len(rows):
@@ -67,7 +67,7 @@ class Standstill:
 
 
 def _written(folder: Path) -> tuple[str, int] | None:
-    """The last segment of steps and its size."""
+    """Return the name and size of the last segment of steps; ``None`` if there is none or it cannot be read."""
     with suppress(OSError):
         segments = list_segments(folder, "steps")
         if segments:

@@ -1,4 +1,4 @@
-"""Where the command begins: nothing is imported here that takes time, so that Ctrl-C is understood from the first moment on."""
+"""Start of the command: imports only fast modules at first, so that Ctrl-C is handled from the start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Import the front door, and pass through it."""
+    """Import and run the command line."""
     try:
         from rankscope.cli.main import main as enter
 

@@ -1,4 +1,4 @@
-"""Step records as Arrow batches, and as lines of CSV or JSON: all values of a column at once, no object per record."""
+"""Step records as Arrow batches, and as lines of CSV or JSON; columns are converted at once, without an object per record."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rankscope.runs.step_columns import COLUMNS, PROFILED
 from rankscope.runs.step_segments import Rows
 
 Tags = Mapping[int, Sequence[str]]
-"""Step to its tags, of those that have any."""
+"""Step to its tags, for the steps that have any."""
 
 _TYPES: Final = {"i8": pa.int64(), "i4": pa.int32(), "f8": pa.float64(), "f4": pa.float32()}
 _NAME_OF_FLAGS: Final = "profiled"
 _KEYS: Final = ("step", "start_unix_ns")
-"""Known in every record, so that no number of theirs means "unknown"."""
+"""Columns that are known in every record: none of their values means "unknown"."""
 
 FIELDS: Final[dict[str, pa.Field]] = {
     field.name: field
@@ -39,11 +39,11 @@ FIELDS: Final[dict[str, pa.Field]] = {
         pa.field("tags", pa.list_(pa.string()), nullable=False),
     )
 }
-"""Every column that can be exported, in order."""
+"""All columns that can be exported, in order."""
 
 
 def batch_of(rows: Rows, names: Sequence[str], *, attempt: int, rank: int, tags: Tags) -> pa.RecordBatch:
-    """The columns ``names`` of step records of one rank; what is unknown is null."""
+    """Return the columns ``names`` of step records of one rank; unknown values are null."""
     arrays = []
     for name in names:
         if name in ("attempt", "rank"):
@@ -76,14 +76,14 @@ def _tags(steps: NDArray[np.int64], tags: Tags) -> pa.Array:
 
 
 class Sink(Protocol):
-    """Takes batches of one schema."""
+    """Destination of batches of one schema."""
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch."""
 
 
 class CsvSink:
-    """CSV with a header line; what is unknown is empty, several tags stand in one field with semicolons between them."""
+    """CSV with a header line; unknown values are empty, and several tags are joined by semicolons in one field."""
 
     def __init__(self, write: Write, schema: pa.Schema) -> None:
         self._write = write
@@ -99,13 +99,13 @@ class CsvSink:
 
 
 def _csv_tags(tags: list[str]) -> str:
-    """As one field of CSV, quoted where it has to be."""
+    """Return tags as one field of CSV, quoted if necessary."""
     text = ";".join(tags)
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
 
 
 class JsonSink:
-    """A JSON object per line; what is unknown is null."""
+    """One JSON object per line; unknown values are null."""
 
     def __init__(self, write: Write, schema: pa.Schema) -> None:
         self._write = write
@@ -125,7 +125,7 @@ def _json_tags(tags: list[str]) -> str:
 
 
 def _each(column: pa.ListArray, text: Callable[[list[str]], str]) -> pa.Array:
-    """Texts of lists of tags; most have none, and the same few come again and again."""
+    """Return the text of each list of tags; computed only for lists that are not empty, as most are."""
     lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
     texts = np.full(len(column), text([]), object)
     for at in np.flatnonzero(lengths).tolist():
@@ -134,14 +134,14 @@ def _each(column: pa.ListArray, text: Callable[[list[str]], str]) -> pa.Array:
 
 
 def _joined(parts: Sequence[Any], *, null: str) -> memoryview:
-    """The text of all rows, one after the other; each is made of ``parts``, which are arrays and text that is the same in all."""
+    """Return the concatenated text of all rows; a row joins ``parts``, which are arrays or text common to all rows."""
     rows = compute.binary_join_element_wise(*parts, "", null_handling="replace", null_replacement=null)
     ends = np.frombuffer(rows.buffers()[1], np.int32)
     return memoryview(rows.buffers()[2])[: ends[len(rows)]] if len(rows) else memoryview(b"")
 
 
 class ParquetSink(AbstractContextManager["ParquetSink"]):
-    """A Parquet file with row groups of about ``GROUP_ROWS`` rows."""
+    """Parquet file with row groups of about ``GROUP_ROWS`` rows."""
 
     GROUP_ROWS: Final = 65_536
 
@@ -170,13 +170,13 @@ class ParquetSink(AbstractContextManager["ParquetSink"]):
                 self._write_group()
                 self._file.close()
         finally:
-            # Whatever failed: a writer that is not closed writes the end of the file when it is collected.
+            # Close also after an error: an open writer would write the file's end when it is garbage-collected.
             self._out.drop()
             self._file.close()
 
 
 class _Appended:
-    """What Arrow takes for a file to write to."""
+    """File-like object for Arrow that appends to ``write``."""
 
     closed = False
 
@@ -190,14 +190,14 @@ class _Appended:
         return len(data)
 
     def drop(self) -> None:
-        """Take all that comes, and write none of it."""
+        """Discard all further data."""
         self._write = len
 
     def tell(self) -> int:
         return self._size
 
     def flush(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no data is buffered."""
 
     def close(self) -> None:
-        """Whoever opened the file closes it."""
+        """Do nothing: the caller closes the file."""

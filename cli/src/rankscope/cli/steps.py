@@ -30,12 +30,12 @@ _SHOWN: Final = 3
 
 
 class _Columns(click.ParamType[Any]):
-    """``step,wall_us``: names of columns, in the order wanted."""
+    """List of column names, ``step,wall_us``, in the order of output."""
 
     name = "columns"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        """The names, each once."""
+        """Return the names, each once."""
         if isinstance(value, list):
             return value
         names = [name.strip() for name in str(value).split(",")]
@@ -126,7 +126,7 @@ def _format_of(target: str) -> Format:
 
 
 def _opened(path: Path, attempt: int | None) -> tuple[RunReader, int]:
-    """The run, and the attempt that is meant. Raises ``InputError``."""
+    """Open the run and return it with the chosen attempt. Raises ``InputError`` and ``click.BadParameter``."""
     named = named_run(path)
     if named is None:
         refuse_folder_of_runs(path)
@@ -154,16 +154,16 @@ def _chosen(reader: RunReader, attempt: int, wanted: list[int] | None) -> Sequen
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """What of each rank's records is wanted."""
+    """Selection of attempt, columns and steps."""
 
     attempt: int
     columns: Sequence[str]
     first: int | None
     past: int | None
-    """The step after the last."""
+    """Step after the last; ``None``: no bound."""
 
     def of(self, rows: Rows) -> Rows:
-        """Those of the steps wanted."""
+        """Return the rows of the selected steps."""
         keep = np.ones(len(rows), bool)
         if self.first is not None:
             keep &= rows["step"] >= self.first
@@ -191,7 +191,7 @@ def _write_rank(sink: Sink, reader: RunReader, rank: int, selection: _Selection)
 
 
 def _warn(reader: RunReader) -> None:
-    """Report on standard error what is not in the output."""
+    """Report on standard error the records and files that were left out."""
     if reader.skipped_lines:
         click.echo(f"rankscope: {reader.skipped_lines:,} torn or damaged records were left out", err=True)
     if reader.unusable:

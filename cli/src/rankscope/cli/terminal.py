@@ -1,4 +1,4 @@
-"""What every verb decides alike: paths that it reads, colours, width, the two formats."""
+"""Options and output common to all verbs: input paths, colours, width, and the two formats."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from rankscope.base import options
 
 
 class _LocalPath(click.Path):
-    """Something on this machine's disks."""
+    """Path on a local filesystem."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse URLs, and nothing."""
+        """Return the path; reject URLs and the empty path."""
         return super().convert(local_path(value), param, ctx)
 
 
 INPUT_PATH: Final = _LocalPath(path_type=Path, readable=False)
-"""Whether it can be read is found out by reading it: then the message and the exit status are ours."""
+"""Type of a local input path. Reading checks the permissions, not click: this keeps our message and exit status."""
 
 INPUT_PLACE: Final = click.Path(readable=False)
-"""The same for what may be a URL, too."""
+"""Type of an input path that may be a URL, too."""
 
 format_option = options.format_option("For people, or for programs.")
 
 
 class Finite(click.FloatRange):
-    """A number one can reckon with."""
+    """Finite number in a range."""
 
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse what no range refuses: nan."""
+        """Return the number; reject nan, which no range rejects."""
         number = super().convert(value, param, ctx)
         return number if math.isfinite(number) else self.fail(f"{value!r} is no {self.name}", param, ctx)
 
 
 class _Price(Finite):
-    """Money per hour."""
+    """Price per hour."""
 
     name = "price"
 
@@ -56,7 +56,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def price_options(help_text: str) -> Callable[[_Command], _Command]:
-    """``--price-per-gpu-hour`` and ``--currency``."""
+    """Return a decorator that adds ``--price-per-gpu-hour`` and ``--currency``."""
 
     def add(command: _Command) -> _Command:
         currency = click.option("--currency", default="USD", show_default=True, help="Currency of that price.")
@@ -66,16 +66,16 @@ def price_options(help_text: str) -> Callable[[_Command], _Command]:
 
 
 def use_color(stream: IO[Any] | None = None) -> bool:
-    """Colours only on a terminal, and never with NO_COLOR (https://no-color.org) set to something."""
+    """Return whether to use colours: only on a terminal, and not if NO_COLOR (https://no-color.org) is set and not empty."""
     stream = stream or sys.stdout
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def width() -> int:
-    """Columns to fill: the terminal's, at most 120, or 100 where there is none."""
+    """Return the number of columns to fill: the terminal's, at most 120, or 100 without a terminal."""
     return min(shutil.get_terminal_size((100, 24)).columns, 120)
 
 
 def print_json(result: object, stream: TextIO | None = None) -> None:
-    """``--format json``, on standard output unless told otherwise: in UTF-8, whatever the locale is."""
+    """Print ``result`` as JSON to ``stream`` (default: standard output), in UTF-8 with any locale."""
     (stream or sys.stdout).buffer.write(msgspec.json.format(json_of(result), indent=2) + b"\n")

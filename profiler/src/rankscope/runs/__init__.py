@@ -1,1 +1,1 @@
-"""The run directory (format ``rankscope.run/1``): what the recorder writes and everyone else reads."""
+"""The run directory (format ``rankscope.run/2``): written by the recorder, read by all other parts."""

@@ -1,7 +1,7 @@
-"""Requests to a running job, left as files in ``RUN/control``, and their answers.
+"""Requests to a running job and their answers, as files in ``RUN/control``.
 
-``ID.json`` is a request; ``ID.answer.json`` answers it for the whole job, ``ID.answers/RRRRR.json`` for one rank. Whoever may
-write into the folder may ask. So everything in it is untrusted: it is read within bounds of time and memory, whatever it is.
+``ID.json`` is a request; ``ID.answer.json`` answers it for the whole job, ``ID.answers/RRRRR.json`` for one rank. Every process
+with write permission on the folder may request. So its contents are untrusted: every read is bounded in time and memory.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from rankscope.runs.writer import write_record
 CONTROL_SCHEMA: Final = "rankscope.control/1"
 
 MAX_STEPS: Final = 50
-"""Steps one request may ask for: a trace of more does not fit in local memory."""
+"""Maximum steps of one request: a longer trace does not fit in local memory."""
 MAX_AGE_SECONDS: Final = 600.0
-"""An older request is void: whoever asked has gone. So is one from further ahead, by clocks that disagree."""
+"""Maximum age of a request; an older one is void, as its sender no longer waits. A request dated further than this in the
+future (clock skew) is void, too."""
 MAX_REQUESTS: Final = 256
-"""Files that are looked into within ``MAX_AGE_SECONDS``; those above it wait, or become too old."""
+"""Maximum request files read within ``MAX_AGE_SECONDS``; further ones wait, or become too old."""
 MAX_BYTES: Final = 256 * 1024
-"""A larger file is no request."""
+"""Maximum size of a request or answer; a larger file is rejected."""
 POLL_SECONDS: Final = 1.0
 CLEAR_SECONDS: Final = 60.0
-"""From one look for what is old to the next."""
+"""Interval between removals of old requests."""
 _SETTLE_SECONDS: Final = 3.0
-"""As long after its last change, a folder that has not changed holds nothing new. Before, its time may be too coarse to tell."""
+"""Time after its last seen change from which an unchanged folder is skipped. Earlier, a coarse mtime may hide another change."""
 
 _REQUEST_NAME: Final = re.compile(rf"({REQUEST_ID})\.json")
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -55,41 +56,41 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``control/ID.json``: what somebody wants of the running job."""
+    """``control/ID.json``: one request to the running job."""
 
     schema: Literal["rankscope.control/1"] = CONTROL_SCHEMA
     id: RequestId
-    """When it was made (unix nanoseconds) and eight random digits: sorts by time, and is the name of its file."""
+    """Creation time (unix nanoseconds) and eight random hexadecimal digits: sorts by time and names the request's file."""
     kind: Kind
-    """``capture``: profile some of the next steps, on all ranks the same. ``dump``: write the Flight Recorder's contents."""
+    """``capture``: profile some of the next steps, the same on all ranks. ``dump``: write the Flight Recorder's contents."""
     created_unix_ns: Count
     by: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """Who says to be asking, ``user@host``."""
+    """Sender as the request states it, unverified: ``user@host``."""
     steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 3
-    """``capture``: how many steps."""
+    """``capture``: number of steps."""
     ranks: Ranks | None = None
-    """The ranks that shall do it; ``None``: all."""
+    """Ranks that the request is for; ``None``: all."""
     keep_trace: bool = False
     """``capture``: also keep the raw traces."""
     note: Annotated[str, msgspec.Meta(max_length=500)] | None = None
-    """Why, for people."""
+    """Reason for the request, for people."""
 
 
 class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``control/ID.answer.json`` or ``control/ID.answers/RRRRR.json``: what became of it."""
+    """``control/ID.answer.json`` or ``control/ID.answers/RRRRR.json``: the outcome of a request."""
 
     schema: Literal["rankscope.control/1"] = CONTROL_SCHEMA
     id: RequestId
     accepted: bool
     reason: str | None = None
-    """Why not."""
+    """Reason for a refusal."""
     attempt: Number | None = None
-    """The attempt that does it."""
+    """Attempt that serves the request."""
     first_step: Count | None = None
     last_step: Count | None = None
-    """``capture``: the steps that will be profiled, both included."""
+    """``capture``: first and last step that will be profiled, both included."""
     ranks: Ranks | None = None
-    """The ranks that do it; ``None``: all."""
+    """Ranks that serve the request; ``None``: all."""
     answered_unix_ns: Count
 
 
@@ -99,7 +100,7 @@ _Record = TypeVar("_Record", ControlRequest, ControlAnswer)
 def new_request(
     kind: Kind, *, steps: int = 3, ranks: list[int] | None = None, keep_trace: bool = False, note: str | None = None
 ) -> ControlRequest:
-    """A request by the user of this process, now. Raises ``msgspec.ValidationError`` for what nobody may ask."""
+    """Return a new request by the user of this process. Raises ``msgspec.ValidationError`` for values out of bounds."""
     now = time.time_ns()
     request = ControlRequest(
         id=f"{now:019d}-{secrets.token_hex(4)}",
@@ -123,7 +124,7 @@ def _asker() -> str:
 
 
 def post(run: Path, request: ControlRequest) -> Path:
-    """Leave a request in the run; the path of its file. Raises ``OSError``."""
+    """Write a request into the run and return the path of its file. Raises ``OSError``."""
     make_control_dir(run)
     path = control_dir(run) / request_name(request.id)
     write_record(path, request)
@@ -131,7 +132,10 @@ def post(run: Path, request: ControlRequest) -> Path:
 
 
 def answer(run: Path, given: ControlAnswer, *, rank: int | None = None) -> None:
-    """Answer a request, for the whole job or for one rank. Raises ``OSError``, also where ``control`` is gone: so is the run."""
+    """Answer a request, for the whole job or for one rank.
+
+    Raises ``OSError``, also where ``control`` is missing: then the run was removed.
+    """
     path = control_dir(run) / answer_name(given.id, rank)
     if rank is not None:
         _make_like(path.parent, control_dir(run))
@@ -141,7 +145,7 @@ def answer(run: Path, given: ControlAnswer, *, rank: int | None = None) -> None:
 
 
 def read_answer(run: Path, request_id: str, *, rank: int | None = None) -> ControlAnswer | None:
-    """The answer, or ``None`` while there is none that can be read."""
+    """Return the answer, or ``None`` while there is no readable one."""
     try:
         with _opened(control_dir(run)) as folder:
             given = _read_answer(folder, request_id, rank)
@@ -160,7 +164,7 @@ def _read_answer(folder: int, request_id: str, rank: int | None) -> ControlAnswe
 
 
 def make_control_dir(run: Path) -> None:
-    """Make the folder, unless it is there, for the same people as the run's. Raises ``OSError``."""
+    """Create ``control`` unless it exists, with the group and permissions of the run's folder. Raises ``OSError``."""
     _make_like(control_dir(run), run)
 
 
@@ -174,16 +178,16 @@ def _make_like(folder: Path, parent: Path) -> None:
         os.chown(folder, -1, whose.st_gid)
     mode = stat.S_IMODE(whose.st_mode)
     if folder.stat().st_gid != whose.st_gid:
-        mode &= ~stat.S_IRWXG  # another group than the one that was meant
+        mode &= ~stat.S_IRWXG  # chown failed: the permissions are not meant for this group
     folder.chmod(mode)
 
 
 class Inbox:
-    """What somebody who serves requests of one ``kind`` has to do; each request is handed out once.
+    """Pending requests of one ``kind`` for a process that serves them; each request is returned once.
 
-    Void are requests made before ``since_unix_ns`` (an earlier attempt's) or too long ago, and those that have been answered, for
-    the job or, if that is given, for ``rank``: by a helper that was killed, say. ``report`` gets a line for people about the
-    first file that is no request, and one when there are too many files. ``clears``: also remove what is old.
+    Void are requests made before ``since_unix_ns`` (an earlier attempt's) or too long ago. So are requests that already have an
+    answer, for the job or for the given ``rank``, such as from a helper that was killed. ``report`` receives a line for people
+    about the first invalid request file, and one if there are too many files. ``clears``: also remove old requests.
     """
 
     def __init__(
@@ -209,7 +213,7 @@ class Inbox:
         self._settled = 0.0
 
     def pending(self, *, now: bool = False) -> list[ControlRequest]:
-        """Requests that have come in, oldest first. Looks at most every ``POLL_SECONDS``, unless ``now``. Never raises."""
+        """Return new requests, oldest first. Reads the folder at most every ``POLL_SECONDS``, unless ``now``. Never raises."""
         if not now and time.monotonic() < self._due:
             return []
         self._due = time.monotonic() + POLL_SECONDS
@@ -218,12 +222,12 @@ class Inbox:
                 self._clear(folder)
                 return list(self._take(folder)) if self._may_hold_news(folder) else []
         except OSError:
-            # Nobody has ever asked; or the disk is away, and then that is said by who writes there.
+            # There was no request yet; or the disk is unavailable, which the writers report.
             self._changed_ns = None
             return []
 
     def still_wanted(self, request: ControlRequest) -> bool:
-        """Whether a request that has waited is neither too old by now nor taken back. Never raises."""
+        """Return whether a request that has waited is still valid: neither too old nor withdrawn. Never raises."""
         if abs(time.time_ns() - made_ns(request.id)) > MAX_AGE_SECONDS * 1e9:
             return False
         try:
@@ -232,7 +236,7 @@ class Inbox:
         except FileNotFoundError:
             return False
         except OSError:
-            pass  # the disk is away; nobody has said that it is not wanted
+            pass  # the disk is unavailable: a withdrawal is not known
         return True
 
     def _clear(self, folder: int) -> None:
@@ -255,14 +259,14 @@ class Inbox:
         chosen = heapq.nsmallest(MAX_REQUESTS - len(self._seen), new)
         self._seen.update(chosen)
         if len(self._seen) >= MAX_REQUESTS:
-            self._changed_ns = None  # there may be more, for the time when the first of these are void
+            self._changed_ns = None  # more requests may wait until the first of these are void
         for one in chosen:
             if any(_is_there(folder, answer_name(one, rank)) for rank in {None, self._rank}):
                 continue
             try:
                 request = _read(folder, request_name(one), ControlRequest)
             except FileNotFoundError:
-                continue  # taken back
+                continue  # withdrawn
             except (OSError, ValueError) as error:
                 self._malformed(one, _why(error))
                 continue
@@ -306,9 +310,9 @@ def _is_there(folder: int, name: str) -> bool:
 
 
 def _read(folder: int, name: str, kind: type[_Record]) -> _Record:
-    """Decode a small regular file. Raises ``OSError``, and ``ValueError`` for what is in it.
+    """Decode a small regular file. Raises ``OSError``, and ``ValueError`` for invalid contents.
 
-    Opened without waiting: a FIFO without a writer would be waited for for ever.
+    Opens without blocking: opening a FIFO without a writer would block for ever.
     """
     handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder)
     with os.fdopen(handle, "rb") as file:

@@ -1,7 +1,7 @@
 """Names of requests and answers in ``RUN/control``, and the removal of old ones.
 
-``ID.json`` is a request, ``ID.answer.json`` the answer for the whole job, ``ID.answers/RRRRR.json`` that of one rank: in a folder
-of its own, so that a thousand ranks do not fill the one that is looked through for requests.
+``ID.json`` is a request, ``ID.answer.json`` the answer for the whole job, ``ID.answers/RRRRR.json`` that of one rank. Answers of
+ranks have a folder of their own: a thousand of them must not fill the folder that is scanned for requests.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Final
 
 REQUEST_ID: Final = r"[0-9]{19}-[0-9a-f]{8}"
 MAX_ENTRIES: Final = 10_000
-"""Names that one look at the folder goes through."""
+"""Maximum names that one scan of the folder reads."""
 KEPT: Final = 256
-"""Void requests that are kept, as a log; the newest."""
+"""Maximum void requests that are kept as a log; the newest are."""
 KEPT_SECONDS: Final = 24 * 3600.0
-"""How long they are."""
+"""Maximum age of the void requests that are kept."""
 REMOVED_AT_ONCE: Final = 500
-"""Names; a slow disk shall not keep who removes them from all else."""
+"""Maximum names removed per call: a slow disk must not hold up the caller."""
 
 _PART: Final = r"(?:\.[0-9]+-[0-9a-f]{12})?"
-"""What a writer that was killed leaves behind ends with this, and begins with a dot."""
+"""Suffix of the temporary file of a writer that was killed; its name begins with a dot."""
 _OURS: Final = re.compile(rf"\.?({REQUEST_ID})(?:\.json|\.answer\.json|\.answers){_PART}")
 _RANK_ANSWER: Final = re.compile(rf"\.?[0-9]{{5,10}}\.json{_PART}")
 _IN_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,15 +42,16 @@ def answer_name(request_id: str, rank: int | None) -> str:
 
 
 def made_ns(request_id: str) -> int:
-    """When a request was made, unix nanoseconds."""
+    """Return the creation time of a request, unix nanoseconds."""
     return int(request_id.partition("-")[0])
 
 
 def remove_old(folder: int, here_ns: int, *, void_ns: int) -> bool:
-    """Remove what concerns old requests from the opened ``folder``; whatever else lies there stays, and no link is followed.
+    """Remove old requests and their answers from the opened ``folder``; other files stay, and no link is followed.
 
-    Old is what is more than ``KEPT_SECONDS`` away from ``here_ns`` and, of what is at least ``void_ns`` away, all but the
-    ``KEPT`` nearest. Returns whether all of it was looked at. Raises ``OSError`` where the folder cannot be listed.
+    A request is old if it is more than ``KEPT_SECONDS`` away from ``here_ns``. Of those at least ``void_ns`` away, all but the
+    ``KEPT`` nearest are old, too. Returns whether no removal is left for another call. Raises ``OSError`` where the folder
+    cannot be listed.
     """
     with os.scandir(folder) as entries:
         names = [(entry.name, found[1]) for entry in islice(entries, MAX_ENTRIES) if (found := _OURS.fullmatch(entry.name))]
@@ -85,6 +86,6 @@ def _folder_removals(folder: int, name: str) -> Iterator[Callable[[], None]]:
             ]
         for file in files:
             yield lambda file=file: os.unlink(file, dir_fd=within)  # type: ignore[misc]
-        yield lambda: os.rmdir(name, dir_fd=folder)  # not where something else is in it
+        yield lambda: os.rmdir(name, dir_fd=folder)  # fails where other files are in it
     finally:
         os.close(within)

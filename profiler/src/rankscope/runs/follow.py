@@ -1,8 +1,8 @@
-"""Following a stream of a run that goes on: what is new since it was read last, and nothing twice.
+"""Incremental reading of a stream of a live run: each call returns the new records, and no record twice.
 
-Of every segment it is remembered how much has been read. A line that has no end yet is left for the next time. Segments that
-retention removes are simply gone. Whatever cannot be told from what was read before (a segment that shrank or is another file
-now) ends the following: then all is to be read afresh, see ``StartOverError``.
+A follower remembers how much of each segment it has read. A line without its newline is left for the next call. Segments that
+retention removes are ignored. If a segment shrank or was replaced by another file, following ends: the caller must read
+everything again, see ``StartOverError``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Segments = Mapping[Stream, Sequence[str]]
 
 
 def segments_of(reader: RunReader, folder: Path, streams: Sequence[Stream]) -> Segments:
-    """What there is of ``streams`` in the folder of a rank. ``reader`` takes note where that cannot be read."""
+    """Return the segments of ``streams`` in the folder of a rank. ``reader`` records a folder that cannot be read."""
     try:
         return list_streams(folder, streams)
     except FileNotFoundError:
@@ -45,22 +45,22 @@ def segments_of(reader: RunReader, folder: Path, streams: Sequence[Stream]) -> S
 
 
 class StartOverError(Exception):
-    """What has been read is no longer the beginning of what there is."""
+    """The records read so far are no longer the beginning of the stream."""
 
 
 @dataclass(slots=True)
 class _Position:
-    """How much of a segment has been read."""
+    """Position up to which a segment has been read."""
 
     inode: int
     size: int = 0
-    """Of the file when it was read last."""
+    """Size of the file when it was read last."""
     over: bool = False
-    """There is a later segment, and there was when this one was read: nothing is written to it any more."""
+    """True if a later segment existed when this one was read last: it is not written to any more."""
 
 
 class _Follower(Generic[_Place, _Part]):
-    """The segments of one stream in a folder, and what has been read of each."""
+    """Segments of one stream in a folder, and the position read in each."""
 
     def __init__(self, folder: Path, stream: Stream) -> None:
         self._folder = folder
@@ -68,9 +68,9 @@ class _Follower(Generic[_Place, _Part]):
         self._positions: dict[str, _Place] = {}
 
     def new(self, reader: RunReader, segments: Segments | None = None) -> Iterator[_Part]:
-        """What has been added since the last time. ``reader`` takes note of what cannot be read. Raises ``StartOverError``.
+        """Yield what was added since the last call. ``reader`` records unreadable files. Raises ``StartOverError``.
 
-        ``segments``: those that ``segments_of`` has just found, where it has been asked already.
+        ``segments``: result of ``segments_of``, where the caller already has it.
         """
         if segments is None:
             segments = segments_of(reader, self._folder, [self._stream])
@@ -86,7 +86,7 @@ class _Follower(Generic[_Place, _Part]):
                     reader.take_over(0, [self._folder / name])
 
     def _read(self, name: str, *, later: bool) -> Iterator[_Part]:
-        status = os.stat(f"{self._folder}/{name}")  # noqa: PTH116  # of thousands of files, paths take longer than the calls
+        status = os.stat(f"{self._folder}/{name}")  # noqa: PTH116  # for thousands of files, Path costs more than the call
         position = self._positions.get(name)
         if position is None:
             position = self._positions[name] = self._begin(self._folder / name, status.st_ino)
@@ -98,22 +98,22 @@ class _Follower(Generic[_Place, _Part]):
         position.over = later
 
     def _begin(self, path: Path, inode: int) -> _Place:
-        """Where to begin in a segment."""
+        """Return the position at which to begin in a segment."""
         raise NotImplementedError
 
     def _take(self, path: Path, position: _Place) -> Iterator[_Part]:
-        """What is new of a segment that has grown."""
+        """Yield the new part of a segment that has grown."""
         raise NotImplementedError
 
 
 @dataclass(slots=True)
 class _LinePosition(_Position):
     read: int = 0
-    """Bytes of whole lines."""
+    """Bytes of whole lines read."""
 
 
 class StreamFollower(_Follower[_LinePosition, list[_T]]):
-    """The records of one stream in JSON Lines in the ``folder`` of a rank or a host; ``kind`` has some of their fields."""
+    """Follower of one JSON Lines stream in the ``folder`` of a rank or host; ``kind`` has some or all of the records' fields."""
 
     def __init__(self, folder: Path, stream: Stream, kind: type[_T]) -> None:
         super().__init__(folder, stream)
@@ -122,13 +122,13 @@ class StreamFollower(_Follower[_LinePosition, list[_T]]):
 
     @property
     def skipped_lines(self) -> int:
-        """Lines so far that could not be used, and those that have no end."""
+        """Number of lines so far that could not be used, and of segments that end without a newline."""
         return self._damaged + sum(position.read < position.size for position in self._positions.values())
 
     def skip(self, *, keep: int) -> None:
-        """Take all that is there for read but its last ``keep`` bytes. Raises ``OSError``.
+        """Mark everything as read but the last ``keep`` bytes of the last segment. Raises ``OSError``.
 
-        A line that is cut by that counts among the ``skipped_lines``.
+        A line that this cuts counts among the ``skipped_lines``.
         """
         for path in (segments := list_segments(self._folder, self._stream)):
             status = path.stat()
@@ -161,7 +161,7 @@ class _RowPosition(_Position):
 
 
 class StepFollower(_Follower[_RowPosition, Rows]):
-    """The rows of step records of a rank in ``folder``, and their events, as ``new_events`` has read them so far."""
+    """Follower of the step rows of a rank in ``folder`` (``new``) and of their events (``new_events``)."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "steps")
@@ -169,21 +169,21 @@ class StepFollower(_Follower[_RowPosition, Rows]):
 
     @property
     def skipped_lines(self) -> int:
-        """Rows and lines so far that could not be used, and those that have no end."""
+        """Number of rows and lines so far that could not be used, and of segments that end within one."""
         rows = sum(position.segment.damaged + position.segment.torn for position in self._positions.values())
         return rows + self._events.skipped_lines
 
     def skip(self, *, keep: int) -> None:
-        """Take all rows that are there for read but the last ``keep``. Raises ``OSError``."""
+        """Mark all rows as read but the last ``keep`` of the last segment. Raises ``OSError``."""
         for path in (segments := list_segments(self._folder, "steps")):
             last = path == segments[-1]
             position = self._positions[path.name] = self._begin(path, path.stat().st_ino)
             position.over = not last
-            with suppress(InputError):  # as damaged when it is read
+            with suppress(InputError):  # reported when the segment is read
                 position.segment.skip(keep=keep if last else 0)
 
     def new_events(self, reader: RunReader, segments: Segments | None = None) -> Iterator[list[StepEvent]]:
-        """The events since the last time. Called after ``new``, it has read those of all rows so far, perhaps more."""
+        """Yield the events since the last call. Called after ``new``, they include the events of all rows read so far."""
         return self._events.new(reader, segments)
 
     def _begin(self, path: Path, inode: int) -> _RowPosition:
@@ -195,7 +195,10 @@ class StepFollower(_Follower[_RowPosition, Rows]):
 
 
 def last_rows(folder: Path, count: int) -> Rows:
-    """The intact ones of the last ``count`` rows of a rank; of the segment before where the last has none. Raises ``OSError``."""
+    """Return the intact ones of the last ``count`` rows of a rank's last segment. Raises ``OSError``.
+
+    Where that segment has none, return those of the segment before.
+    """
     rows = np.empty(0, row_dtype())
     for path in reversed(list_segments(folder, "steps")[-2:]):
         segment = Segment(path)

@@ -1,10 +1,10 @@
 """Names of the metrics a rank publishes through its text file in the spool folder.
 
 One table: the recorder renders from it, the exporter relays it, rules and boards may use only what is in it. Every series has the
-labels of ``RANK_LABELS``, and those of its row. What there is no signal for is absent, never zero.
+labels of ``RANK_LABELS``, and those of its row. A metric without a signal is absent, never zero.
 
-``run`` is the name of the run, so that series go on when it is started again; ``slot`` is "0" unless another run of that name has
-the same rank on the same node. The id of the run is on ``rank_info`` alone:
+``run`` is the name of the run, so that series continue when it is restarted; ``slot`` is "0" unless another run of that name has
+the same rank on the same node. The run's id is a label of ``rank_info`` only:
 ``X * on (run, rank, slot) group_left (run_id) rank_info``.
 """
 
@@ -104,10 +104,10 @@ RANK_METRIC_PREFIX: Final = "rank_"
 STEP_BUCKETS_SECONDS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 )  # fmt: skip
-"""Upper bounds of the buckets of ``rank_step_duration_seconds``; one without a bound follows."""
+"""Upper bounds of the buckets of ``rank_step_duration_seconds``, without ``+Inf``."""
 
 STEP_TAGS: Final = ("checkpoint", "eval", "gc", "optimizer_skipped")
 """Tags of steps that ``rank_steps_tagged_total`` counts."""
 
 MAX_SECTIONS: Final = 16
-"""Names of sections a rank publishes; what comes after is summed as ``other``."""
+"""Maximum names of sections that a rank publishes; further ones are summed as ``other``."""

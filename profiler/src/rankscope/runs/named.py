@@ -1,4 +1,4 @@
-"""What a person names when they name a run: its folder, its ``run.json``, or the folder of one of its attempts."""
+"""Resolution of a path that names a run: its folder, its ``run.json``, or the folder of one of its attempts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _SHOWN: Final = 8
 
 
 class NamedRun(NamedTuple):
-    """A run, and the attempt that was named, ``None`` for the last one."""
+    """Run and the attempt that the path names; ``None`` for the last one."""
 
     path: Path
     attempt: int | None
 
     def chosen(self, attempts: Sequence[int]) -> int:
-        """The attempt that is meant, of those there are; 0 before the first."""
+        """Return the named attempt, else the last of ``attempts``, else 0."""
         return self.attempt if self.attempt is not None else attempts[-1] if attempts else 0
 
 
 def named_run(path: Path) -> NamedRun | None:
-    """The run that ``path`` names, ``None`` where it names something else.
+    """Return the run that ``path`` names, or ``None`` where it names something else.
 
-    A folder that was a run once is one, too: reading it says what is wrong with it. Raises ``InputError`` for the folder of all
-    attempts, for an attempt that is not there, and for what may not be looked at.
+    A folder of attempts without a ``run.json`` counts as a run: reading it reports the problem. Raises ``InputError`` for the
+    ``attempts`` folder, for an attempt that does not exist, and for a path without read permission.
     """
     try:
         return _named_run(path)
@@ -40,7 +40,7 @@ def named_run(path: Path) -> NamedRun | None:
 def _named_run(path: Path) -> NamedRun | None:
     if _looks_like_run(path):
         return NamedRun(path, None)
-    # Also from within: `.` in the folder of an attempt.
+    # Made absolute so that `.` in the folder of an attempt works.
     whole = path if len(path.parts) > 2 and os.pardir not in path.parts else Path(os.path.abspath(path))  # noqa: PTH100  # `..` is resolved, links are not
     if whole.name == run_file(whole).name and _is_readable_run(whole.parent):
         return NamedRun(whole.parent, None)
@@ -56,7 +56,7 @@ def _named_run(path: Path) -> NamedRun | None:
 
 
 def refuse_folder_of_runs(path: Path) -> None:
-    """Raises ``InputError`` where the runs lie right inside of what was named; those that may be looked into."""
+    """Raise ``InputError`` if ``path`` is a folder directly above runs; unreadable runs are ignored."""
     if path.is_dir() and (runs := sorted(child for child in path.iterdir() if is_visible_run(child))):
         raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
 
@@ -66,7 +66,7 @@ def _looks_like_run(path: Path) -> bool:
 
 
 def _is_readable_run(folder: Path) -> bool:
-    """A trace may be named ``run.json``, too."""
+    """Return whether ``folder`` holds a run; a trace may be named ``run.json``, too."""
     if not is_run(folder):
         return False
     try:

@@ -1,8 +1,8 @@
 """Reading a run directory, finished, live or damaged.
 
-A torn last line, an unknown field or a missing file is normal and counted, not an error; what cannot be read is named and the
-rest is read; only a folder that is no run, or one of a newer major format, raises ``InputError``. A run directory may be
-anybody's, so nothing in it can hang its reader or make it take more memory than there is on disk.
+A torn last line, an unknown field or a missing file is no error. Unusable lines are counted, unreadable files are recorded, and
+the rest is read. ``InputError`` is raised for a folder that is no run, has an unsupported format or cannot be listed. Run
+directories are untrusted: no file in one can block the reader or make it use more memory than there is on disk.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 ATTEMPTS: Final = "attempts"
 _BEFORE_RELEASE: Final = "rankscope.run/1"
 MAX_INFO_BYTES: Final = 16 * 2**20
-"""Of a ``run.json``, ``attempt.json`` or ``rank.json``, which have a few thousand."""
+"""Maximum size of a ``run.json``, ``attempt.json`` or ``rank.json``; typical ones have a few thousand bytes."""
 MAX_NUMBER: Final = 2**31
-"""Attempts and ranks are fewer: a folder with a larger number is damage."""
+"""Exclusive bound of attempt and rank numbers: a folder with a larger number is damage."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 def is_run(path: Path) -> bool:
-    """Whether ``path`` looks like a run directory (it has a ``run.json``)."""
+    """Return whether ``path`` looks like a run directory (it has a ``run.json``)."""
     return run_file(path).is_file()
 
 
 def is_visible_run(folder: Path) -> bool:
-    """Whether ``folder`` is a run and may be looked into: of many, one that may not be is nobody's business."""
+    """Return whether ``folder`` is a run that this process may read: listings skip the others without an error."""
     try:
         return is_run(folder)
     except OSError:
@@ -60,15 +60,15 @@ def is_visible_run(folder: Path) -> bool:
 
 
 def is_headless_run(path: Path) -> bool:
-    """Whether ``path`` looks like a run directory that has lost its ``run.json``: there are attempts in it."""
+    """Return whether ``path`` looks like a run directory that has lost its ``run.json``: it has attempts."""
     return (path / ATTEMPTS).is_dir() and not is_run(path)
 
 
 class RunReader:
-    """One run directory.
+    """Reader of one run directory.
 
-    ``skipped_lines`` counts lines and rows that could not be used (torn, malformed, too long) since the reader was made;
-    ``unusable`` names, once each, the files and folders of which nothing could be.
+    ``skipped_lines`` counts lines and rows that could not be used (torn, malformed, too long) since the reader was made.
+    ``unusable`` lists, once each, the files and folders that could not be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,27 +105,27 @@ class RunReader:
         return _decode_file(file, data, RunInfo)
 
     def attempts(self) -> list[int]:
-        """Numbers of the attempts that left a folder, ascending."""
+        """Return the numbers of the attempts that left a folder, ascending."""
         return self._numbered(self.path / ATTEMPTS, digits=3)
 
     def attempt(self, attempt: int) -> AttemptInfo | None:
-        """``attempt.json``, or ``None`` where it is missing or unreadable (a rank died while starting)."""
+        """Read ``attempt.json``; ``None`` where it is missing or unreadable (a rank died while starting)."""
         return self._optional(attempt_dir(self.path, attempt) / "attempt.json", AttemptInfo)
 
     def ranks(self, attempt: int) -> list[int]:
-        """Ranks that left a folder in this attempt, ascending."""
+        """Return the ranks that left a folder in this attempt, ascending."""
         return self._numbered(attempt_dir(self.path, attempt) / "ranks", digits=5)
 
     def rank(self, attempt: int, rank: int) -> RankInfo | None:
-        """``rank.json``, or ``None`` where it is missing or unreadable."""
+        """Read ``rank.json``; ``None`` where it is missing or unreadable."""
         return self._optional(rank_dir(self.path, attempt, rank) / "rank.json", RankInfo)
 
     def infos(self, attempt: int) -> dict[int, RankInfo]:
-        """``rank.json`` of every rank that has a readable one, in the order of the ranks."""
+        """Read ``rank.json`` of every rank that has a readable one, in the order of the ranks."""
         return {rank: info for rank in self.ranks(attempt) if (info := self.rank(attempt, rank)) is not None}
 
     def steps(self, attempt: int, rank: int) -> Iterator[StepRecord]:
-        """Step records of one rank in the order they were written, an object for each; ``step_rows`` is many times as fast."""
+        """Yield the step records of one rank in the order of writing, as objects; ``step_rows`` is many times as fast."""
         from rankscope.runs.step_columns import records_of
 
         # The rows first: a step's event is written before its row.
@@ -135,7 +135,7 @@ class RunReader:
             yield from records_of(rows, events)
 
     def step_rows(self, attempt: int, rank: int) -> Iterator[Rows]:
-        """Step records of one rank as arrays of ``step_columns.row_dtype``, many at a time, in the order they were written."""
+        """Yield the step records of one rank in the order of writing, as arrays of ``step_columns.row_dtype``, many at a time."""
         from rankscope.runs.step_segments import Segment
 
         for path in self._list(rank_dir(self.path, attempt, rank), "steps"):
@@ -149,27 +149,27 @@ class RunReader:
             self.skipped_lines += segment.damaged + segment.torn
 
     def events(self, attempt: int, rank: int) -> Iterator[StepEvent]:
-        """What was rare in the steps of one rank: tags and sections."""
+        """Yield the tags and sections of the steps of one rank that have any."""
         return self._rank_rows(attempt, rank, "events", StepEvent)
 
     def windows(self, attempt: int, rank: int) -> Iterator[StepBreakdown]:
-        """Breakdowns of the profiled steps of one rank."""
+        """Yield the breakdowns of the profiled steps of one rank."""
         return self._rank_rows(attempt, rank, "windows", StepBreakdown)
 
     def collectives(self, attempt: int, rank: int) -> Iterator[CollectiveRecord]:
-        """Collectives of the profiled steps of one rank."""
+        """Yield the collectives of the profiled steps of one rank."""
         return self._rank_rows(attempt, rank, "collectives", CollectiveRecord)
 
     def kernels(self, attempt: int, rank: int) -> Iterator[KernelRecord]:
-        """Costliest kernels of the profiled steps of one rank."""
+        """Yield the costliest kernels of the profiled steps of one rank."""
         return self._rank_rows(attempt, rank, "kernels", KernelRecord)
 
     def plan(self, attempt: int) -> Iterator[PlannedWindow]:
-        """Profiled windows that were announced to the ranks of this attempt."""
+        """Yield the windows that were announced to the ranks of this attempt."""
         return self._rows(attempt_dir(self.path, attempt), "plan", PlannedWindow)
 
     def hosts(self) -> list[str]:
-        """Names of the hosts that left hardware samples."""
+        """Return the names of the hosts that left hardware samples."""
         folder = self.path / "hosts"
         try:
             return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
@@ -180,11 +180,11 @@ class RunReader:
             return []
 
     def hardware(self, host: str) -> Iterator[HardwareSample]:
-        """Samples of the GPUs of one host, in the order they were taken."""
+        """Yield the samples of the GPUs of one host, in the order they were taken."""
         return self._rows(host_dir(self.path, host), "gpu", HardwareSample)
 
     def take_over(self, skipped_lines: int, unusable: Sequence[Path]) -> None:
-        """Count what another reader of this run has met."""
+        """Add the skipped lines and unusable files of another reader of this run."""
         self.skipped_lines += skipped_lines
         for path in unusable:
             self._cannot_use(path)
@@ -193,7 +193,7 @@ class RunReader:
         return self._rows(rank_dir(self.path, attempt, rank), stream, kind)
 
     def _rows(self, folder: Path, stream: Stream, kind: type[_T]) -> Iterator[_T]:
-        """Records of one stream of JSON Lines."""
+        """Yield the records of one stream of JSON Lines."""
         return chain.from_iterable(self._blocks(folder, stream, kind))
 
     def _blocks(self, folder: Path, stream: Stream, kind: type[_T]) -> Iterator[list[_T]]:
@@ -232,7 +232,7 @@ class RunReader:
     def _numbered(self, folder: Path, *, digits: int) -> list[int]:
         numbers: list[int] = []
         try:
-            for name in os.listdir(folder):  # noqa: PTH208  # of thousands of runs, paths take longer than the calls
+            for name in os.listdir(folder):  # noqa: PTH208  # for thousands of runs, Path costs more than the call
                 if not name.isdecimal():
                     continue
                 number = int(name)
@@ -260,8 +260,8 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _all_of(file: BinaryIO) -> bytes:
-    """Raises ``OSError`` for more than any such file has: it may be anybody's, and as large as it likes."""
-    # Asked for the most there may be, Python would make room for that first.
+    """Return the whole file. Raises ``OSError`` if it has more than ``MAX_INFO_BYTES``: the file is untrusted."""
+    # Python allocates the requested size at once, so request no more than the file has.
     data = file.read(min(os.fstat(file.fileno()).st_size, MAX_INFO_BYTES) + 1)
     if len(data) > MAX_INFO_BYTES:
         raise OSError(errno.EFBIG, "damaged: far too large for what it is")

@@ -1,4 +1,4 @@
-"""Every record of a run directory, one place.
+"""All record types of a run directory.
 
 Times are unix nanoseconds (``_unix_ns``) or durations in microseconds (``_us``). ``None`` means "not known"; it is never
 written as zero. Readers ignore unknown fields; a newer major schema is an error (see ``reader``).
@@ -21,7 +21,7 @@ EndReason = Literal["exit", "crash", "killed", "disabled"]
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """``run.json``: identity of the run, written once by whichever rank comes first."""
+    """``run.json``: identity of the run, written once by the first rank that starts."""
 
     schema: str = RUN_SCHEMA
     run_id: str
@@ -37,7 +37,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the micro-batches of a pipeline are scheduled."""
+    """Schedule of the micro-batches of a pipeline."""
 
     schedule: str
     """Name of the schedule's class: ``ScheduleGPipe``, ``Schedule1F1B``, ``ScheduleInterleaved1F1B`` …"""
@@ -47,7 +47,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``attempts/NNN/attempt.json``: one per (elastic) start."""
+    """``attempts/NNN/attempt.json``: one (elastic) start of the run."""
 
     attempt: int
     start_unix_ns: int
@@ -57,15 +57,15 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     versions: dict[str, str] = {}
     """Package name to version: python, torch, rankscope, …"""
     start_key: str | None = None
-    """What tells the job of an elastic agent from others in the same folder; ``None``: there is no such agent."""
+    """Key that distinguishes the job of an elastic agent from others in the same folder; ``None``: no such agent."""
     layout: dict[str, int] = {}
-    """Parallel layout when known, name of a dimension to its size, outermost first: ``{"dp": 4, "tp": 2}``."""
+    """Parallel layout if known, dimension to its size, outermost first: ``{"dp": 4, "tp": 2}``."""
     pipeline: Pipeline | None = None
-    """``None``: there is none, or it is not one of torch's own."""
+    """Pipeline schedule; ``None``: no pipeline, or not one of torch's own."""
 
 
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``rank.json``: who this rank is. Rewritten once, when it ends."""
+    """``rank.json``: identity of a rank. Rewritten once, when the rank ends."""
 
     rank: int
     world_size: int
@@ -77,39 +77,39 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_uuid: str | None = None
     gpu_name: str | None = None
     coordinates: dict[str, int] = {}
-    """Place in the parallel layout when known: ``{"dp": 3, "tp": 0}``."""
+    """Position in the parallel layout if known: ``{"dp": 3, "tp": 0}``."""
     start_unix_ns: int
     end_unix_ns: int | None = None
     end_reason: EndReason | None = None
-    """``None`` while running. ``killed``: the process vanished without saying goodbye (SIGKILL, OOM killer, node lost)."""
+    """Reason of the end; ``None`` while running. ``killed``: the process ended abruptly (SIGKILL, OOM killer, node lost)."""
     dropped_records: int = 0
-    """Records that are missing from the files: the ring was full, the folder could not be written for too long, or they could not
-    be read, encoded or written for another reason."""
+    """Number of records missing from the files: the ring was full, the folder could not be written for too long, or the records
+    could not be read, encoded or written for another reason."""
     unconfirmed_records: int = 0
-    """Records that the filesystem took, and then failed when it was to make sure of them: up to so many more may be missing."""
+    """Number of records that were written but whose ``fsync`` failed: up to this many more may be missing."""
     expired_records: dict[str, int] = {}
-    """Stream to the number of its oldest records that retention has removed."""
+    """Stream to the number of its oldest records that retention removed."""
     missed_windows: int = 0
-    """Profiler windows that were due and left out; the helper says why the first was."""
+    """Number of profiler windows that were due and not recorded; the helper reports the reason for the first."""
     recorder_cost_us: float | None = None
-    """What the recorder itself cost the training thread, windows included."""
+    """Time that the recorder cost the training thread, windows included."""
     window_cost_us: float | None = None
-    """The part of it that the profiler windows cost."""
+    """Part of ``recorder_cost_us`` that the profiler windows cost."""
     windows: int = 0
-    """Profiler windows recorded."""
+    """Number of profiler windows recorded."""
     budget: float | None = None
-    """Share of the step time that the recorder may cost, as told; ``None``: nobody said."""
+    """Share of the step time that the recorder may cost, as configured; ``None``: not configured."""
     disabled_reason: str | None = None
-    """Set when the recorder switched itself off: what went wrong."""
+    """Error for which the recorder switched itself off."""
 
 
 class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Microseconds per phase of one step; ``None`` where there is no signal for the phase."""
 
     data: float | None = None
-    """Waiting for the data loader's next batch."""
+    """Wait for the data loader's next batch."""
     h2d: float | None = None
-    """Copying the batch to the device, where it can be told apart."""
+    """Copy of the batch to the device, where it can be distinguished."""
     forward: float | None = None
     backward: float | None = None
     optimizer: float | None = None
@@ -117,7 +117,7 @@ class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The rest of the step: logging, checkpoints, evaluation, anything outside the other phases."""
 
     def get(self, phase: Phase) -> float | None:
-        """The time of ``phase`` in microseconds, or ``None``."""
+        """Return the time of ``phase`` in microseconds, or ``None``."""
         value: float | None = getattr(self, phase)
         return value
 
@@ -125,8 +125,8 @@ class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step of one rank, always on: a row of ``steps-*.npy`` (see ``step_columns``) and its ``StepEvent``, if there is one.
 
-    The phases that are not ``None`` sum to ``wall_us``. Own time = ``wall_us`` - ``blocked_us``: what this rank needed itself,
-    comparable between ranks, while walls are equalised by the collectives.
+    The phases that are not ``None`` sum to ``wall_us``. Own time = ``wall_us`` - ``blocked_us``: the time that this rank needed
+    itself. Own times are comparable between ranks; wall times are not, as collectives equalise them.
     """
 
     step: int
@@ -134,47 +134,47 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     wall_us: float
     phases_us: PhaseTimes = PhaseTimes()
     blocked_us: PhaseTimes | None = None
-    """Time inside each phase spent waiting for other ranks. ``None``: no signal at all, own time is unknown."""
+    """Time inside each phase spent waiting for other ranks. ``None``: no signal, so own time is unknown."""
     cpu_us: float | None = None
-    """CPU time of the training thread. Backward on a device runs on threads of its own, which are not in it."""
+    """CPU time of the training thread. It excludes the separate threads that run the backward pass for a device."""
     run_queue_us: float | None = None
     """Time the training thread was runnable but not running (``/proc/thread-self/schedstat``): CPU contention. This and the
-    context switches are read every 20 ms; shorter steps share a reading by the time that the thread was off its processor."""
+    context switches are read every 20 ms. Shorter steps share a reading in proportion to the thread's off-CPU time in each."""
     voluntary_switches: int | None = None
     involuntary_switches: int | None = None
     gc_us: float | None = None
-    """Python garbage collection inside the step."""
+    """Time of Python garbage collection inside the step."""
     samples: int | None = None
     tokens: int | None = None
     input_elements: int | None = None
-    """Elements of all tensors in the step's batches: the measure of work that needs no knowledge of the model."""
+    """Number of elements of all tensors in the step's batches: a measure of work that needs no knowledge of the model."""
     flops: float | None = None
-    """Floating-point operations of the step on this rank, where the script says."""
+    """Number of floating-point operations of the step on this rank, where the script reports it."""
     device_us: PhaseTimes | None = None
-    """The same phases on the time line of the device's main stream, between events recorded at their bounds. They sum to the
-    step as the device saw it. ``None``: no device, or its events were not read (yet)."""
+    """Phases on the timeline of the device's main stream, between events recorded at their bounds. They sum to the step's time
+    on the device. ``None``: no device, or its events were not read (yet)."""
     device_blocked_us: PhaseTimes | None = None
-    """Time inside each of ``device_us`` that the stream waited for other ranks; ``None``: no signal."""
+    """Time inside each phase of ``device_us`` that the stream waited for other ranks; ``None``: no signal."""
     sections_us: dict[str, float] = {}
-    """The script's own sections; they lie inside the phases and are not part of their sum."""
+    """Time of each section of the script; sections lie inside the phases and are not part of their sum."""
     allocated_bytes: int | None = None
-    """Device memory held by tensors at the step's end; this and the next three every Nth step only."""
+    """Device memory held by tensors at the step's end; this field and the next three are set every Nth step only."""
     reserved_bytes: int | None = None
     """Device memory held by the allocator at the step's end."""
     peak_allocated_bytes: int | None = None
     """Highest ``allocated_bytes`` since the process began, or since the script reset it."""
     allocator_retries: int | None = None
-    """Allocations so far that failed at first and made the allocator give back its cache."""
+    """Number of allocations so far that failed at first and made the allocator release its cache."""
     resident_bytes: int | None = None
     """Resident memory of the process, every Nth step only."""
     profiled: bool = False
-    """The profiler was on during this step: its times include the profiler's cost."""
+    """True if the profiler was on during this step: its times include the profiler's cost."""
     tags: list[str] = []
-    """What happened in the step: ``checkpoint``, ``eval``, ``gc`` …"""
+    """Events of the step: ``checkpoint``, ``eval``, ``gc`` …"""
 
     @property
     def _on_device(self) -> bool:
-        """Whether the device's time line is the one to judge by: the host of a device runs ahead and waits somewhere else."""
+        """True if the device's timeline is used for own and blocked time: its host runs ahead and waits at other places."""
         return self.device_us is not None and self.device_blocked_us is not None
 
     @property
@@ -194,7 +194,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.wall_us - blocked
 
     def own_in_us(self, phase: Phase) -> float | None:
-        """Time of ``phase`` minus blocked time in it, as ``own_us``; ``None`` without a signal or the phase."""
+        """Return the time of ``phase`` minus its blocked time, measured as ``own_us``; ``None`` without a signal or the phase."""
         times, blocked = (self.device_us, self.device_blocked_us) if self._on_device else (self.phases_us, self.blocked_us)
         time = None if times is None else times.get(phase)
         if time is None or blocked is None:
@@ -203,11 +203,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is rare in a step or of variable length (``events-*.jsonl``): one line for a step that has any of it."""
+    """Tags and sections of a step (``events-*.jsonl``); only a step that has any has a line."""
 
     step: int
     end_unix_ns: int
-    """When the step ended."""
+    """End of the step."""
     tags: list[str] = []
     """As in ``StepRecord``."""
     sections_us: dict[str, float] = {}
@@ -215,7 +215,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The partition of one profiled step on one rank (``windows-*.jsonl``).
+    """Partition of the time of one profiled step on one rank (``windows-*.jsonl``).
 
     compute + exposed_communication + exposed_memcpy + idle == window.
     """
@@ -233,27 +233,27 @@ class StepBreakdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     exposed_memcpy_us: float
     idle_us: float
     events: int
-    """Profiler events that were reduced to this row."""
+    """Number of profiler events that were reduced to this row."""
     truncated: bool = False
-    """The trace lacks a part of this step."""
+    """True if the trace lacks a part of this step."""
     class_us: dict[str, float] = {}
     """Class of kernels or CPU operators (``gemm``, ``communication``, ``other`` …) to the time in which any of them ran. Classes
-    may run side by side, so the times need not add up to anything."""
+    may overlap, so the times have no meaningful sum."""
     recompute_us: float | None = None
-    """Time in which anything ran that forward operators inside backward asked for: activation checkpointing. ``None``: cannot be
-    known, as in a trace of device activities alone."""
+    """Time in which work ran that forward operators launched inside backward: activation checkpointing. ``None``: unknown, as in
+    a trace of device activities only."""
     idle_starved_us: float | None = None
-    """Idle as nothing had been launched: the host came too late. This and the next three add up to ``idle_us``; ``None``: no
-    launching call is in the trace, or nothing runs on a device."""
+    """Idle time with no work launched: the host was late. This field and the next three sum to ``idle_us``. ``None``: the trace
+    has no launching call, or no work runs on a device."""
     idle_launching_us: float | None = None
-    """Idle while a call was launching."""
+    """Idle time during a launching call."""
     idle_queued_us: float | None = None
-    """Idle though work had been launched."""
+    """Idle time although work had been launched."""
     idle_unknown_us: float | None = None
-    """Idle before work whose launching call is not in the trace."""
+    """Idle time before work whose launching call is not in the trace."""
     looked_wrong: str | None = None
-    """What looked wrong in this step to its own rank, so that the window's raw trace was to be kept: it took clearly longer than
-    the steps around it, or its profile is not complete. ``None``: nothing did, or it was not looked at."""
+    """Anomaly that the rank saw in this step and for which it was to keep the window's raw trace: the step took clearly longer
+    than its neighbours, or its profile is incomplete. ``None``: no anomaly, or the step was not checked."""
 
 
 class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -261,27 +261,27 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     step: int
     group: str
-    """Process-group name; the same on all its ranks."""
+    """Process-group name; the same on all ranks of the group."""
     group_ranks: list[int] | None = None
     group_size: int | None = None
     index: int
-    """Own count in (step, group), from 0: what matching uses when there is no sequence number."""
+    """Index of the collective in (step, group) on this rank, from 0: used for matching without a sequence number."""
     sequence: int | None = None
-    """The process group's own sequence number where the trace has it."""
+    """Sequence number of the process group, where the trace has it."""
     op: str
     """``all_reduce``, ``all_gather_base``, ``reduce_scatter_base``, ``broadcast``, ``all_to_all``, ``send``, ``recv`` …"""
     dtype: str | None = None
     bytes: int | None = None
     enqueue_unix_ns: int
-    """When the calling thread asked for it: the rank's arrival for gloo."""
+    """Time at which the calling thread enqueued the collective; for gloo the rank's arrival."""
     start_unix_ns: int
     end_unix_ns: int
     stream: int | None = None
     p2p: bool = False
     peer: int | None = None
-    """Rank at the other end of a send or receive, in the world's numbering, where the trace says."""
+    """Global rank at the other end of a send or receive, where the trace has it."""
     root: int | None = None
-    """Rank that has (broadcast, scatter) or gets (reduce, gather) everything, in the world's numbering, where the trace says."""
+    """Global rank that sends (broadcast, scatter) or receives (reduce, gather) all data, where the trace has it."""
     compute_spans_us: list[tuple[float, float]] = []
     """Merged compute intervals inside [enqueue, end], as (start, end) in microseconds after ``enqueue_unix_ns``."""
 
@@ -293,40 +293,40 @@ class KernelRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     name: str
     kind: Literal["compute", "communication", "memcpy"]
     total_us: float
-    """Sum of the durations of its calls; calls may overlap."""
+    """Sum of the durations of the kernel's calls; calls may overlap."""
     calls: int
     kernel_class: str | None = None
-    """Class by its name, for compute; ``other`` where no class knows it."""
+    """Class of a compute kernel by its name; ``other`` where no class matches."""
 
 
 class PlannedWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A profiled window announced to all ranks of an attempt (``attempts/NNN/plan-*.jsonl``)."""
+    """Profiled window announced to all ranks of an attempt (``attempts/NNN/plan-*.jsonl``)."""
 
     first: int
     """First profiled step."""
     steps: int
     reason: Literal["schedule", "capture"]
     request: str | None = None
-    """The request in ``control/`` that asked for it."""
+    """Id of the request in ``control/`` that caused the window."""
     ranks: list[int] | None = None
-    """The ranks that profile; ``None``: all."""
+    """Ranks that profile; ``None``: all."""
     keep_trace: bool = False
-    """Whether the raw traces are kept."""
+    """True if the raw traces are kept."""
     chosen_unix_ns: int
 
 
 class HardwareSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU at one moment (``hosts/NAME/gpu-*.jsonl``), as the node's exporter published it; ``None`` is what it did not."""
+    """Sample of one GPU (``hosts/NAME/gpu-*.jsonl``), as published by the node's exporter; ``None``: not published."""
 
     unix_ns: int
-    """When the exporter answered."""
+    """Time at which the exporter answered."""
     gpu_uuid: str | None = None
-    """``None``: a row about the whole host, which is why something is missing."""
+    """UUID of the GPU. ``None``: the row is about the whole host and ``missing`` has the reason for absent values."""
     gpu_index: int | None = None
     parent_uuid: str | None = None
-    """Of a MIG device: the GPU that it is a part of, whose row has what the two share."""
+    """UUID of the GPU that a MIG device is a part of; values that the two share are in that GPU's row."""
     missing: str | None = None
-    """Why there are no values: the exporter was absent, or did not know this GPU (any more)."""
+    """Reason for absent values: the exporter was absent, or did not know this GPU (any more)."""
     simulated: bool = False
     utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
@@ -339,18 +339,18 @@ class HardwareSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     sm_clock_hertz: float | None = None
     sm_clock_max_hertz: float | None = None
     throttle_reasons: list[str] | None = None
-    """Reasons for a lowered clock that were active; an empty list: none was."""
+    """Active reasons for a lowered clock; an empty list: none is active."""
     xid_errors: int | None = None
-    """Xid errors so far."""
+    """Number of Xid errors so far."""
     xid_errors_of_programs: int | None = None
-    """Of these, those with codes that say that a program went wrong, or that it ended: of the GPU itself they say nothing."""
+    """Number of the Xid errors whose codes mean that a program failed or ended: they are no sign of a fault of the GPU."""
     ecc_uncorrected_errors: int | None = None
     pcie_replays: int | None = None
     nvlink_errors: int | None = None
     pcie_link_width: int | None = None
-    """Lanes in use now."""
+    """Lanes currently in use."""
     pcie_link_generation: int | None = None
-    """Now; idle GPUs fall back to save power."""
+    """Current generation; idle GPUs use a lower one to save power."""
     nvlinks_down: int | None = None
 
 

@@ -1,4 +1,4 @@
-"""Segments as they lie on disk: which there are of a stream, and the lines of JSON Lines, whatever else lies there."""
+"""Segments on disk: listing those of a stream, and reading lines of JSON Lines; other files are ignored."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rankscope.runs.paths import Stream, suffix_of
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_LINE_BYTES: Final = 4 * 1024 * 1024
-"""A longer line is damage: no record comes near this."""
+"""Maximum length of a line: a longer one is damage, as no record comes near this."""
 
 BLOCK_BYTES: Final = 256 * 1024
-"""So much text, and what is made of it, fits into a processor's cache."""
+"""Size of a read: this much text and the records made of it fit into a processor's cache."""
 
 
 class IrregularFileError(OSError):
-    """Something that has a name but is no file with an end: a FIFO, a socket, a device."""
+    """A path names no regular file but a FIFO, a socket or a device."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EINVAL, "not a regular file", os.fspath(path))
@@ -33,8 +33,7 @@ class IrregularFileError(OSError):
 def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
     """Open a regular file, or a link to one unless ``links`` is false, for reading.
 
-    Raises ``OSError``, also for everything else that has a name: a FIFO without a writer would be waited for for ever, and a
-    device need not end.
+    Raises ``OSError``, also for other kinds of files: a FIFO without a writer would block for ever, and a device may have no end.
     """
     try:
         follow = 0 if links else os.O_NOFOLLOW
@@ -51,20 +50,20 @@ def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
 
 
 def list_segments(folder: Path, stream: Stream) -> list[Path]:
-    """Segments of a stream in ``folder``, in the order they were written.
+    """Return the segments of a stream in ``folder``, in the order they were written.
 
-    Raises ``OSError`` where the folder cannot be listed, which ``glob`` would call empty.
+    Raises ``OSError`` where the folder cannot be listed; ``glob`` would return no names.
     """
     return [folder / name for name in list_streams(folder, [stream])[stream]]
 
 
 def list_streams(folder: Path, streams: Collection[Stream]) -> dict[Stream, list[str]]:
-    """Names of the segments of several streams, in the order they were written: the folder is read once.
+    """Return the names of the segments of several streams, in the order they were written; reads the folder once.
 
     Raises ``OSError``.
     """
     found: dict[Stream, list[tuple[int, str]]] = {stream: [] for stream in streams}
-    for name in os.listdir(folder):  # noqa: PTH208  # names are all that is asked for, of thousands of folders
+    for name in os.listdir(folder):  # noqa: PTH208  # thousands of folders, and only names are needed
         match = _SEGMENT.fullmatch(name)
         if match is None:
             continue
@@ -78,27 +77,27 @@ _SEGMENT: Final = re.compile(r"([a-z]+)-(\d{1,9})\.(jsonl|npy)")
 
 
 def number_of(segment: Path) -> int:
-    """Number of a segment that ``list_segments`` found."""
+    """Return the number of a segment that ``list_segments`` found."""
     return int(segment.stem.rpartition("-")[2])
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Every line from where ``file`` stands, with its newline; ``None`` for one that is torn or endless."""
+    """Yield every line from the position of ``file``, with its newline; ``None`` for one that is torn or too long."""
     while line := file.readline(MAX_LINE_BYTES):
         if line.endswith(b"\n"):
             yield line
             continue
-        # Torn: the writer is in the middle of it, or died there. Or endless: then nothing of it is used.
+        # Torn: the writer is still writing it, or died. Or too long: then no part of it is used.
         while line and not line.endswith(b"\n"):
             line = file.readline(MAX_LINE_BYTES)  # the rest of the same line
         yield None
 
 
 def read_blocks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """The lines from where ``file`` stands, many at a time, each with its newline, and how many bytes they take in the file; last
-    of all what has no newline (yet).
+    """Yield blocks of whole lines from the position of ``file``, each with its number of bytes in the file.
 
-    Of an endless line there is only a part, which is no record.
+    A last block holds the rest that has no newline (yet). The beginning of a line that is too long is replaced by a NUL byte, so
+    the line is no record.
     """
     rest, length = b"", 0
     while data := file.read(BLOCK_BYTES):
@@ -113,7 +112,7 @@ def read_blocks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
 
 
 def decode_blocks(blocks: Iterable[bytes], decoder: msgspec.json.Decoder[T]) -> Iterator[tuple[list[T], int]]:
-    """Records of ``read_blocks``, and the number of lines that could not be used."""
+    """Decode the blocks of ``read_blocks``: yield the records of each and the number of its lines that could not be used."""
     for block in blocks:
         try:
             records = decoder.decode_lines(block)
@@ -129,11 +128,11 @@ def decode_blocks(blocks: Iterable[bytes], decoder: msgspec.json.Decoder[T]) -> 
 
 
 def _records_in(block: bytes) -> int | None:
-    """The number of lines, ``None`` unless each begins as a record does and has its end.
+    """Return the number of lines, or ``None`` unless each begins with ``{`` and ends with a newline.
 
-    Two in one line, of which one lost its end, are none, and a line without a record would make up for them.
+    Without this check two records in one line and a line without a record would cancel out in the count.
     """
-    import numpy as np  # who reads records has it; who only writes them, or looks for runs, need not
+    import numpy as np  # only readers of records need numpy; writers and run listings do not
 
     text = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(text == _NEWLINE)

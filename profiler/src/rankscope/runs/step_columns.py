@@ -1,11 +1,10 @@
-"""The layout of a step record: one row of fixed width, from the helper that writes it to the analysis that reads columns of it.
+"""Layout of a step record: one row of fixed width, which the helper writes and the analysis reads by column.
 
-All numbers are little-endian. Where nothing is known a float is NaN and an integer is -1, never zero. The last column is a
-checksum over the rest of the row, read as 64-bit words: each word times an odd weight of its own, added up modulo 2**64 on top
-of a constant. Every change within one word changes it, a row of zeros does not match it, and numpy verifies many rows at once.
+All numbers are little-endian. An unknown float is NaN and an unknown integer is -1, never zero. The last column is a checksum
+over the rest of the row, read as 64-bit words: a constant plus each word times its own odd weight, modulo 2**64. Every change
+within one word changes the checksum, a row of zeros does not match it, and numpy verifies many rows at once.
 
-Layouts may grow: a reader takes columns by their names, ignores those that it does not know, and fills in "unknown" for those
-that are missing.
+Layouts may grow: a reader selects columns by name, ignores unknown ones, and fills missing ones with "unknown".
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class Column(NamedTuple):
     """One column of a step record."""
 
     name: str
-    """With its unit, where it has one."""
+    """Name, with the unit where there is one."""
     format: str
-    """Type as numpy writes it, without the byte order: ``i8``, ``f4`` …"""
+    """Type in numpy's notation, without the byte order: ``i8``, ``f4`` …"""
 
 
 TIMES: Final = ("phases_us", "blocked_us", "device_us", "device_blocked_us")
@@ -45,7 +44,7 @@ METERS: Final = ("cpu_us", "run_queue_us", "gc_us")
 SWITCHES: Final = ("voluntary_switches", "involuntary_switches")
 COUNTS: Final = ("samples", "tokens", "input_elements")
 MEMORY: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "allocator_retries", "resident_bytes")
-"""Known in every Nth record only."""
+"""Memory columns, known in every Nth record only."""
 
 COLUMNS: Final = (
     Column("step", "i8"),
@@ -59,7 +58,7 @@ COLUMNS: Final = (
     *(Column(name, "i8") for name in MEMORY),
     Column("checksum", "u8"),
 )
-"""Every column, in the order of the bytes; each lies at a multiple of its own size."""
+"""All columns, in byte order; the offset of each is a multiple of its size."""
 
 PROFILED: Final = 1
 """Bit of ``flags``: the profiler was on."""
@@ -70,18 +69,18 @@ HAS_DEVICE_BLOCKED: Final = 8
 
 _CODES: Final = {"i8": "q", "f8": "d", "f4": "f", "i4": "i", "u4": "I"}
 _VALUES: Final = struct.Struct("<" + "".join(_CODES[column.format] for column in COLUMNS[:-1]))
-"""A row without its checksum."""
+"""Struct of a row without its checksum."""
 _WORDS: Final = struct.Struct(f"<{_VALUES.size // 8}Q")
 _CHECKSUM: Final = struct.Struct("<Q")
 ROW_BYTES: Final = _VALUES.size + _CHECKSUM.size
 
 _MASK: Final = 2**64 - 1
 _SEED: Final = 0x9E3779B97F4A7C15
-"""The golden ratio in 64 bits: its odd multiples are spread evenly."""
+"""Golden ratio in 64 bits: its odd multiples are spread evenly."""
 
 
 def weights(words: int) -> list[int]:
-    """The weight of each word of a row that has so many before its checksum."""
+    """Return the weight of each word of a row that has ``words`` words before its checksum."""
     return [_SEED * (2 * at + 3) & _MASK for at in range(words)]
 
 
@@ -92,9 +91,9 @@ _LARGEST: Final = 2**31 - 1
 
 
 def pack_row(record: StepRecord) -> bytes:
-    """The row of a record, without its sections and tags, which are an event.
+    """Encode a record as a row, without its sections and tags, which go into an event.
 
-    Raises ``struct.error`` or ``OverflowError`` for numbers beyond its columns.
+    Raises ``struct.error`` or ``OverflowError`` for numbers too large for their columns.
     """
     meters = (record.cpu_us, record.run_queue_us, record.gc_us)
     values = _VALUES.pack(
@@ -133,7 +132,7 @@ def _of_phases(times: PhaseTimes | None) -> Iterable[float]:
 
 
 def event_of(record: StepRecord) -> StepEvent | None:
-    """What a record says beside its row; ``None``: nothing."""
+    """Return the event with a record's tags and sections; ``None`` if it has neither."""
     if not record.tags and not record.sections_us:
         return None
     return StepEvent(
@@ -146,15 +145,15 @@ def event_of(record: StepRecord) -> StepEvent | None:
 
 @cache
 def row_dtype() -> np.dtype[Any]:
-    """The numpy type of a row, a field for each column."""
-    import numpy as np  # the helper writes rows, and has no numpy
+    """Return the numpy type of a row, with a field for each column."""
+    import numpy as np  # the helper writes rows without numpy
 
     return np.dtype([(column.name, f"<{column.format}") for column in COLUMNS])
 
 
 @cache
 def grouped_dtype() -> np.dtype[Any]:
-    """The same bytes with a field for each group of columns: ``times`` [TIMES, phases], ``meters``, ``counts`` and ``memory``."""
+    """Return a type of the same bytes with a field per group: ``times`` [TIMES, phases], ``meters``, ``counts``, ``memory``."""
     import numpy as np
 
     single, types = ("step", "start_unix_ns", "wall_us", "flags", "flops"), row_dtype()
@@ -178,20 +177,20 @@ def grouped_dtype() -> np.dtype[Any]:
 
 
 def intact(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which rows have the right checksum, [rows]; ``words`` [rows, words] are theirs, the checksum last."""
+    """Return a mask [rows] of the rows with the right checksum; ``words`` [rows, words] has the checksum last."""
     found: NDArray[np.bool_] = words[:, :-1] @ _weights(words.shape[1] - 1) + _seed() == words[:, -1]
     return found
 
 
 def seal_rows(rows: NDArray[Any]) -> NDArray[Any]:
-    """Set the checksums of rows of ``row_dtype``; returns them."""
+    """Set the checksums of rows of ``row_dtype`` in place and return the rows."""
     words = rows.view("<u8").reshape(len(rows), -1)
     rows["checksum"] = words[:, :-1] @ _weights(words.shape[1] - 1) + _seed()
     return rows
 
 
 def unknown_rows(count: int) -> NDArray[Any]:
-    """So many rows of which nothing is known, and without a checksum."""
+    """Return ``count`` rows in which every column is unknown, without a checksum."""
     import numpy as np
 
     rows = np.zeros(count, row_dtype())
@@ -216,7 +215,7 @@ def _seed() -> np.uint64:
 
 
 def records_of(rows: NDArray[Any], events: dict[int, StepEvent]) -> Iterator[StepRecord]:
-    """The records of rows of ``row_dtype``, with what ``events`` say of their steps."""
+    """Yield the records of rows of ``row_dtype``, with the tags and sections of ``events`` (step to event)."""
     for row in rows.tolist():
         step, start, wall, *rest = row
         of_phases = [_phase_times(rest[at : at + len(PHASES)]) for at in range(0, len(TIME_COLUMNS), len(PHASES))]
@@ -259,10 +258,10 @@ def _count(value: int) -> int | None:
 
 
 def header(rank: int, attempt: int, *, rows: int = 0) -> bytes:
-    """The beginning of a segment, as ``numpy.save`` writes it: with the number of rows once the segment is closed.
+    """Return the header of a segment, as ``numpy.save`` writes it; it has the number of rows once the segment is closed.
 
-    What a ``.npy`` header has no field for stands in a comment behind it: the schema, the rank, the attempt, and the CRC-32 of
-    the text that describes the layout.
+    A comment behind the ``.npy`` header has the schema, the rank, the attempt, and the CRC-32 of the text that describes the
+    layout.
     """
     text = f"{DESCRIPTION} 'fortran_order': False, 'shape': ({rows},), }}"
     about = f" # {STEPS_SCHEMA} rank={rank} attempt={attempt} layout={zlib.crc32(DESCRIPTION.encode()):08x}"
@@ -271,11 +270,11 @@ def header(rank: int, attempt: int, *, rows: int = 0) -> bytes:
 
 
 DESCRIPTION: Final = "{'descr': [" + ", ".join(f"('{column.name}', '<{column.format}')" for column in COLUMNS) + "],"
-"""How the text of a header begins whose rows are laid out as here."""
+"""Beginning of the header's text for this version's layout."""
 HEADER_BYTES: Final = 2048
-"""Of every header: a multiple of 64, and room for any number of rows."""
+"""Size of every header: a multiple of 64, with room for any number of rows."""
 _NPY_1_0: Final = b"\x93NUMPY\x01\x00"
 _BEFORE_TEXT: Final = _NPY_1_0 + struct.pack("<H", HEADER_BYTES - len(_NPY_1_0) - 2)
 _HEADER_TEXT: Final = HEADER_BYTES - len(_BEFORE_TEXT) - 1
 BEGINNING: Final = _BEFORE_TEXT + DESCRIPTION.encode()
-"""The first bytes of every segment that is laid out as here."""
+"""First bytes of every segment in this version's layout."""

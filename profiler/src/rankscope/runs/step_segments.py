@@ -1,7 +1,7 @@
 """Reading segments of step records: rows of ``step_columns`` behind a header as ``numpy.save`` writes it.
 
-What is torn or damaged is counted and left out, and never changes what is read of the rest. Files are read and not mapped: one
-that another process shortens meanwhile must not end its reader.
+Torn or damaged rows are counted and left out, and never affect the other rows. Files are read and not mapped: if another process
+truncates a mapped file, its reader is killed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rankscope.runs.segments import open_regular
 from rankscope.runs.step_columns import BEGINNING, COLUMNS, HEADER_BYTES, ROW_BYTES, intact, row_dtype, unknown_rows
 
 BLOCK_ROWS: Final = 16_384
-"""Rows read at a time: under four megabytes, and all there are of most ranks."""
+"""Rows read at a time: under four megabytes, and enough for all rows of most ranks."""
 _MAGIC_BYTES: Final = 10
 _MAX_HEADER_BYTES: Final = 10_000
-"""Numpy refuses longer ones, which its parser could take for ever to read."""
+"""Maximum header length: numpy rejects longer ones, as its parser could need very long for them."""
 _MAX_ROW_BYTES: Final = 64 * 1024
 
 Rows = NDArray[Any]
@@ -36,18 +36,18 @@ Rows = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the rows of a segment are laid out."""
+    """Layout of the rows of a segment."""
 
     first: int
     """Bytes before the first row."""
     row_bytes: int
     known: np.dtype[Any] | None = None
-    """The columns that this version knows, where they lie in the row; ``None``: all of them, as this version writes them."""
+    """Columns that this version knows, at their offsets in the row; ``None``: all columns, as this version writes them."""
     damaged: bool = False
-    """Whether the header is damaged, and the layout known by the checksums of the rows."""
+    """True if the header is damaged and the layout was inferred from the checksums of the rows."""
 
     def rows(self, data: bytes | bytearray | memoryview) -> tuple[Rows, int]:
-        """The intact ones among whole rows, and the number of the others."""
+        """Return the intact rows of ``data``, which holds whole rows, and the number of damaged ones."""
         words = np.frombuffer(data, "<u8").reshape(-1, self.row_bytes // 8)
         good = intact(words)
         if self.known is None:
@@ -62,10 +62,10 @@ class Layout:
 
 
 def read_layout(file: BinaryIO, path: Path) -> Layout | None:
-    """The layout of a segment from its beginning; ``None`` while that is not all there. Raises ``InputError`` and ``OSError``.
+    """Return the layout of a segment from its header; ``None`` while the header is incomplete.
 
-    A header that is damaged, as one on a page that a node lost when it failed, costs itself: rows prove their layout by their
-    checksums.
+    A damaged header, such as one on a page lost when a node failed, loses no rows: their checksums prove their layout. Raises
+    ``InputError`` and ``OSError``.
     """
     start = file.read(HEADER_BYTES)
     if start.startswith(BEGINNING):
@@ -90,7 +90,7 @@ def _has_own_rows(file: BinaryIO) -> bool:
 
 
 def _foreign(start: bytes, file: BinaryIO, path: Path) -> Layout | None:
-    """The layout of rows that another version wrote, from the first bytes of its file."""
+    """Return the layout of rows that another version wrote, from the first bytes of the file."""
     if not (npy.MAGIC_PREFIX + b"\x01\x00").startswith(start[:8]):
         raise InputError(path, "not a file of step records: it does not begin as numpy's do")
     length = int.from_bytes(start[8:_MAGIC_BYTES], "little")
@@ -127,7 +127,7 @@ def _foreign(start: bytes, file: BinaryIO, path: Path) -> Layout | None:
 
 
 def _check_description(text: bytes, path: Path) -> None:
-    """Raise ``InputError`` for a header without its end, and where its comment has no checksum of the layout or a wrong one."""
+    """Raise ``InputError`` if the header has no end, or its comment has no checksum of the layout or a wrong one."""
     if not text.endswith(b"\n"):
         raise InputError(path, "damaged: its header has no end")
     _, marker, checksum = text.rpartition(b" layout=")
@@ -139,25 +139,25 @@ def _check_description(text: bytes, path: Path) -> None:
 
 
 def _dtype(text: bytes, path: Path) -> np.dtype[Any]:
-    """The type of a row as a header describes it. Raises ``InputError``."""
+    """Return the type of a row as the header describes it. Raises ``InputError``."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             whole = BytesIO(len(text).to_bytes(2, "little") + text)
             return npy.read_array_header_1_0(whole, max_header_size=_MAX_HEADER_BYTES)[2]
-    except Exception as error:  # numpy's parser raises what the text makes it
+    except Exception as error:  # the exception of numpy's parser depends on the text
         raise InputError(path, "damaged: its header cannot be read") from error
 
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
-    """Rows one after the other: as bytes, for numpy takes as long as for a thousand of them to compare their types."""
+    """Concatenate rows, as bytes: numpy's comparison of the row types takes as long as copying a thousand rows."""
     return np.concatenate([part.view(np.uint8) for part in parts]).view(row_dtype())
 
 
 def read_single_rows(path: Path, steps: NDArray[np.int64]) -> Rows | None:
-    """The rows of some ``steps``, ascending, of a segment that has one row for each step from its first on.
+    """Return the rows of ``steps`` (ascending) of a segment that has one row for each step from its first on.
 
-    ``None`` where that is not so, or a row is damaged. Raises ``InputError`` and ``OSError``.
+    Returns ``None`` where the segment has other rows, or a row is damaged. Raises ``InputError`` and ``OSError``.
     """
     with open_regular(path) as file:
         layout = read_layout(file, path)
@@ -177,24 +177,24 @@ def read_single_rows(path: Path, steps: NDArray[np.int64]) -> Rows | None:
 
 @dataclass(slots=True)
 class Segment:
-    """One file of step records, read from where it was read last."""
+    """One file of step records, read incrementally."""
 
     path: Path
     rows_read: int = 0
-    """Rows before the next one to read."""
+    """Number of rows before the next one to read."""
     damaged: int = 0
-    """Rows that were left out so far, and a header."""
+    """Number of rows left out so far, plus one for a damaged header."""
     torn: bool = False
-    """Whether the file ends within a row or within its header."""
+    """True if the file ends within a row or within its header."""
     layout: Layout | None = None
 
     def skip(self, *, keep: int = 0) -> None:
-        """Take the rows that are there for read but the last ``keep``. Raises ``InputError`` and ``OSError``."""
+        """Mark the rows of the file as read but the last ``keep``. Raises ``InputError`` and ``OSError``."""
         with open_regular(self.path) as file:
             self.rows_read = max(self.rows_read, self._rows_in(file) - keep)
 
     def read(self) -> Iterator[Rows]:
-        """The rows that were added since, in blocks. Raises ``InputError`` and ``OSError``."""
+        """Yield the unread rows, in blocks. Raises ``InputError`` and ``OSError``."""
         with open_regular(self.path) as file:
             there = self._rows_in(file)
             if (layout := self.layout) is None:
@@ -211,7 +211,7 @@ class Segment:
                 yield rows
 
     def _rows_in(self, file: BinaryIO) -> int:
-        """Whole rows of the file; 0 while its header is not all there."""
+        """Return the number of whole rows in the file; 0 while its header is incomplete."""
         size = os.fstat(file.fileno()).st_size
         if self.layout is None:
             self.layout = read_layout(file, self.path)

@@ -1,4 +1,4 @@
-"""How many ranks a job has."""
+"""Number of ranks of a job."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from rankscope.runs.records import AttemptInfo, RankInfo
 
 
 def told_world_size(about: AttemptInfo | None, infos: Iterable[RankInfo]) -> int | None:
-    """As the attempt tells, else its ranks; ``None``: nobody does."""
+    """Return the world size recorded by the attempt, else by its ranks; ``None`` where neither has it."""
     return about.world_size if about is not None else max((info.world_size for info in infos), default=None)

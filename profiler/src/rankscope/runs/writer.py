@@ -1,6 +1,6 @@
 """Writing a run directory: atomic small files, append-only segments of rows or JSON Lines.
 
-Each rank writes only its own files; nobody locks anything. Nothing here is called on a training thread.
+Each rank writes only its own files, without locks. No function of this module is called on a training thread.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, event_of, heade
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _FRESH_SECONDS: Final = 10.0
 _NO_FSYNC: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-"""What a filesystem says that has nothing to confirm."""
+"""Errors of ``fsync`` on filesystems that do not support it."""
 
 _encoder = msgspec.json.Encoder()
 
 
 def make_folder(folder: Path, *, parents: bool = True) -> None:
-    """Make ``folder`` and those it lies in; what is made is open to whom the folder it is made in is open. Raises ``OSError``.
+    """Create ``folder`` and its parents, each with the permissions of the folder that it is created in. Raises ``OSError``.
 
-    Ranks may be different users, with umasks that would lock the others out: whoever may write into a run may add a rank to it,
-    and whoever may read it may read all of it, whoever makes its folders. Without ``parents`` a run that was removed is not made
-    again.
+    Ranks may be different users with restrictive umasks. Every user with write access to a run must be able to add a rank, and
+    every user with read access must be able to read all of it. With ``parents=False`` a removed run is not created again.
     """
     if folder.is_dir():
         return
@@ -48,7 +47,7 @@ def make_folder(folder: Path, *, parents: bool = True) -> None:
         except FileExistsError:
             return
         except PermissionError:
-            # Another rank has just made the parent, and is about to open it.
+            # Another rank has just created the parent and is about to set its permissions.
             if patience is None or time.time() - folder.parent.stat().st_mtime > _FRESH_SECONDS:
                 raise
             time.sleep(patience)
@@ -59,7 +58,7 @@ def make_folder(folder: Path, *, parents: bool = True) -> None:
 
 
 def run_is_gone(run_dir: Path) -> bool:
-    """Whether the run was removed: what is written into its folder now would make one that is no run. Raises ``OSError``."""
+    """Return whether the run was removed: writing now would create a folder that is no run. Raises ``OSError``."""
     try:
         run_file(run_dir).stat()
     except FileNotFoundError:
@@ -68,7 +67,7 @@ def run_is_gone(run_dir: Path) -> bool:
 
 
 def _share(file: BinaryIO, folder: Path) -> None:
-    """Let read ``file`` whoever may read the folder it is in."""
+    """Give ``file`` the read permissions of ``folder``."""
     with suppress(OSError):
         os.fchmod(file.fileno(), 0o600 | (folder.stat().st_mode & 0o044))
 
@@ -77,7 +76,7 @@ def write_atomically(path: Path, data: bytes, *, overwrite: bool = True, share: 
     """Write ``data`` so that a reader sees the old file or the new one, never a part.
 
     With ``overwrite=False`` an existing file wins, also against a concurrent writer on another host. Returns whether this
-    call wrote the file. ``share``: whoever may read the folder it is in may read it. Raises ``OSError``.
+    call wrote the file. ``share``: give the file the read permissions of its folder. Raises ``OSError``.
     """
     if share:
         make_folder(path.parent)
@@ -110,10 +109,10 @@ def write_atomically(path: Path, data: bytes, *, overwrite: bool = True, share: 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that gets the name ``path`` when the block ends without an error; else nothing is left of it.
+    """Open a temporary file that is renamed to ``path`` when the block ends without an error, and else removed.
 
-    Whatever has the name is replaced, links too, and not written through. Whoever may read the folder, which has to be there,
-    may read the file. Raises ``OSError``.
+    An existing file of that name is replaced; a link is replaced, too, and not followed. The file gets the read permissions of
+    its folder, which must exist. Raises ``OSError``.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(6)}")
     try:
@@ -128,13 +127,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append ``data`` to a regular file, all of it or nothing; a new one is open to whom its folder is. Waits for nobody.
+    """Append ``data`` to a regular file, all of it or nothing. Never blocks on a FIFO.
 
-    For a file with one writer in a folder that others may write to, so a link or a FIFO in its place is refused. The folder is
-    not made. Raises ``OSError``.
+    For a file with one writer in a folder that other users may write to, so a link or a FIFO in its place is rejected. A new
+    file gets the read permissions of its folder. The folder is not created. Raises ``OSError``.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    # Closed before this returns: what a filesystem says only then is said, too.
+    # Closed before this returns, so that errors which a filesystem reports only then are raised, too.
     with os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -150,7 +149,7 @@ def append_whole(path: Path, data: bytes) -> None:
 
 
 def _write_all(file: BinaryIO, data: bytes) -> None:
-    """A full disk may take a part; the rest then raises, rather than being lost unseen."""
+    """Write all of ``data``. A full disk may accept a part; the next write then raises."""
     written = 0
     while written < len(data):
         written += file.write(data[written:])
@@ -163,22 +162,21 @@ def write_record(path: Path, record: msgspec.Struct, *, overwrite: bool = True, 
 
 
 def create_run(run: Path, info: RunInfo) -> bool:
-    """Write ``run.json`` unless it is there. Returns whether this call created the run."""
-    # The run's own folder is as its maker's umask has it; all within it is as that folder is.
+    """Write ``run.json`` unless it exists. Returns whether this call created the run."""
+    # The umask decides the run folder's permissions; everything inside inherits them.
     run.mkdir(parents=True, exist_ok=True)
     return write_record(run_file(run), info, overwrite=False)
 
 
 def create_attempt(run: Path, info: AttemptInfo) -> bool:
-    """Write ``attempt.json`` unless it is there."""
+    """Write ``attempt.json`` unless it exists. Returns whether this call wrote it."""
     return write_record(attempt_dir(run, info.attempt) / "attempt.json", info, overwrite=False)
 
 
 class SegmentWriter(ABC):
-    """Appends records to ``STREAM-NNNNNN.*`` in ``folder`` and starts a new segment when one is full.
+    """Writer that appends records to ``STREAM-NNNNNN.*`` in ``folder`` and starts a new segment when one is full.
 
-    ``retain_bytes``: when the segments have become more than that, the oldest are removed, never the open one. ``None``: none
-    ever is.
+    ``retain_bytes``: size of all segments above which the oldest are removed, never the open one. ``None``: none is removed.
     """
 
     def __init__(
@@ -187,14 +185,14 @@ class SegmentWriter(ABC):
         self._folder = folder
         self._stream: Stream = stream
         self._retain_bytes = retain_bytes
-        # Small enough that what is removed at a time is a small part of what is kept.
+        # Small segments, so that each removal is a small part of the retained data.
         self._segment_bytes = segment_bytes if retain_bytes is None else min(segment_bytes, max(1, retain_bytes // 8))
         self.expired = 0
-        """Records that were removed so."""
+        """Number of records that retention removed."""
         self.landed = 0
-        """Records of the last ``append`` that are in the file although it raised: the first so many."""
+        """Number of records of the last ``append``, from the first on, that are in the file although it raised."""
         self.unconfirmed = 0
-        """Records that may not be on the disk: the filesystem took them, and failed when it was to make sure of them."""
+        """Number of records that may not be on the disk: they were written, but ``fsync`` or close failed."""
         self._number = 0
         self._size = 0
         self._records = 0
@@ -202,36 +200,36 @@ class SegmentWriter(ABC):
 
     @abstractmethod
     def encode(self, record: msgspec.Struct) -> bytes:
-        """The bytes of one record, as ``append`` takes them."""
+        """Return the bytes of one record, as ``append`` accepts them."""
 
     @abstractmethod
     def _whole_records(self, written: bytes) -> int:
-        """Records that are in the bytes of a write that was cut short."""
+        """Return the number of whole records in the bytes of an incomplete write."""
 
     @abstractmethod
     def _count(self, file: BinaryIO) -> int:
-        """Records of a closed segment."""
+        """Return the number of records of a closed segment."""
 
     def _header(self) -> bytes:
-        """What a segment begins with."""
+        """Return the header of a segment; empty by default."""
         return b""
 
-    def _seal(self, file: BinaryIO) -> None:  # noqa: B027  # most need not
+    def _seal(self, file: BinaryIO) -> None:  # noqa: B027  # optional
         """Finish a segment before it is closed. Raises ``OSError``."""
 
     def append(self, *records: msgspec.Struct | bytes) -> None:
-        """Append records (structs, or bytes as ``encode`` makes them) in one write.
+        """Append records (structs, or bytes as ``encode`` returns them) in one write.
 
-        Raises ``OSError``, or whatever else goes wrong; then none of them but the first ``landed`` is in the file, so the others
-        may be appended again. There are such only where even taking back what was written fails; the next call then starts a new
-        segment.
+        Raises ``OSError`` or another exception of encoding or writing. Then only the first ``landed`` records are in the file,
+        and the others may be appended again. ``landed`` is not 0 only if truncating the incomplete write failed, too; the next
+        call then starts a new segment.
         """
         self.landed = 0
         if not records:
             return
         data = b"".join(record if isinstance(record, bytes) else self.encode(record) for record in records)
         if self._file is not None and _is_removed(self._file):
-            # What is written into it would be nowhere. Its name is not used again: somebody may remember what it held.
+            # Data written to a removed file would be lost. Its name is not reused: a reader may remember its contents.
             with suppress(OSError):
                 self.close()
             self._number += 1
@@ -245,7 +243,7 @@ class SegmentWriter(ABC):
         written = 0
         try:
             while written < len(data):
-                # A full disk may take a part; the rest then raises, rather than being lost unseen.
+                # A full disk may accept a part; the next write then raises.
                 written += self._file.write(data[written:])
         except Exception:
             self._take_back(self._file, data[:written])
@@ -255,14 +253,14 @@ class SegmentWriter(ABC):
 
     @property
     def opens(self) -> bool:
-        """Whether the next ``append`` begins a segment."""
+        """True if the next ``append`` starts a new segment."""
         return self._file is None or self._size >= self._segment_bytes or _is_removed(self._file)
 
     def _take_back(self, file: BinaryIO, written: bytes) -> None:
         try:
             file.truncate(self._size)
         except (OSError, ValueError):
-            # Whole records must not come twice; and the next must not be glued to a part of one.
+            # Whole records must not be written twice, and the next must not follow a part of one.
             self.landed = self._whole_records(written if self._size else written[len(self._header()) :])
             self._records += self.landed
         else:
@@ -275,18 +273,18 @@ class SegmentWriter(ABC):
     def _open(self) -> None:
         make_folder(self._folder)
         if there := list_segments(self._folder, self._stream):
-            # After the last, not in the first gap: the order of the numbers is that of the records.
+            # After the last segment, not in a gap: the numbers keep the order of the records.
             self._number = max(self._number, number_of(there[-1]) + 1)
         self._file = segment(self._folder, self._stream, self._number).open("xb", buffering=0)
         _share(self._file, self._folder)
         self._size = self._records = 0
         if self._retain_bytes is not None:
-            # What cannot be removed now is so when the next segment begins; it is no reason not to write.
+            # A failed removal is tried again at the next segment; it must not prevent writing.
             with suppress(OSError):
                 self._expire(self._retain_bytes - self._segment_bytes)
 
     def _expire(self, limit: int) -> None:
-        """Remove the oldest segments until the others, without the open one, are at most ``limit`` bytes. Raises ``OSError``."""
+        """Remove the oldest segments until the rest, without the open one, has at most ``limit`` bytes. Raises ``OSError``."""
         closed = [path for path in list_segments(self._folder, self._stream) if path.name != self._open_name]
         sizes = [path.stat().st_size for path in closed]
         total = sum(sizes)
@@ -304,9 +302,9 @@ class SegmentWriter(ABC):
         return segment(self._folder, self._stream, self._number).name
 
     def close(self) -> None:
-        """Close the open segment, if any, and see that the disk has it. Raises ``OSError``; it is closed all the same.
+        """Close the open segment, if any, and flush it to disk (``fsync``). Raises ``OSError``; the segment is closed anyway.
 
-        May take as long as the filesystem does: some notice only now that there was no room (see ``unconfirmed``).
+        May block as long as the filesystem does. Some filesystems report a full disk only here (see ``unconfirmed``).
         """
         if self._file is None:
             return
@@ -321,10 +319,10 @@ class SegmentWriter(ABC):
 
 
 class JsonLinesWriter(SegmentWriter):
-    """Appends records as lines of JSON."""
+    """Writer of records as lines of JSON."""
 
     def encode(self, record: msgspec.Struct) -> bytes:
-        """The record as JSON, and a newline."""
+        """Return the record as JSON with a newline."""
         return _encoder.encode(record) + b"\n"
 
     def _whole_records(self, written: bytes) -> int:
@@ -335,7 +333,7 @@ class JsonLinesWriter(SegmentWriter):
 
 
 class RowWriter(SegmentWriter):
-    """Appends rows of step records in the folder of a rank. Numpy can load a segment once it is closed."""
+    """Writer of step records as rows in the folder of a rank. Numpy can load a segment once it is closed."""
 
     def __init__(
         self, folder: Path, *, rank: int, attempt: int, segment_bytes: int = SEGMENT_BYTES, retain_bytes: int | None = None
@@ -344,7 +342,7 @@ class RowWriter(SegmentWriter):
         self._rank, self._attempt = rank, attempt
 
     def encode(self, record: msgspec.Struct) -> bytes:
-        """The row of a ``StepRecord``. Raises ``struct.error`` for numbers beyond its columns."""
+        """Return the row of a ``StepRecord``. Raises ``struct.error`` for numbers too large for their columns."""
         assert isinstance(record, StepRecord)
         return pack_row(record)
 
@@ -358,12 +356,12 @@ class RowWriter(SegmentWriter):
         return header(self._rank, self._attempt)
 
     def _seal(self, file: BinaryIO) -> None:
-        """Write the number of rows into the header, for ``numpy.load``; rankscope itself goes by the size of the file."""
+        """Write the number of rows into the header, for ``numpy.load``; rankscope itself uses the size of the file."""
         os.pwrite(file.fileno(), header(self._rank, self._attempt, rows=self._count(file)), 0)
 
 
 class StepWriter:
-    """Appends step records of a rank, each as a row and, where it has sections or tags, an event."""
+    """Writer of the step records of a rank, each as a row and, where it has sections or tags, an event."""
 
     def __init__(self, folder: Path, *, rank: int, attempt: int = 0, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._rows = RowWriter(folder, rank=rank, attempt=attempt, segment_bytes=segment_bytes)
@@ -392,4 +390,4 @@ def _is_removed(file: BinaryIO) -> bool:
     try:
         return os.fstat(file.fileno()).st_nlink == 0
     except OSError as error:
-        return error.errno == errno.ESTALE  # as a server says of a file that another client removed
+        return error.errno == errno.ESTALE  # error of an NFS server for a file that another client removed

@@ -1,4 +1,4 @@
-"""The verdict on a track of its own above all ranks, and what one has to know about the file."""
+"""Tracks above all ranks: the verdict, the findings, and notes about the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.analysis.wording import counted
 
 
 def clock_sentence(clock: ExportClock) -> str:
-    """How far the ranks' times can be compared."""
+    """Return a sentence on how precisely the ranks' times can be compared."""
     if clock.method == "none":
         return "Clocks not corrected: no collective could be matched, each host's times are those of its own clock."
     of = counted(clock.matched, "collective") + (f" of {clock.fitted_to}" if clock.fitted_to else "")
@@ -42,7 +42,10 @@ def write_annotations(
     extent: tuple[int, int],
     left_out: Sequence[str],
 ) -> None:
-    """A process above all others. ``step_times``: exported step to its first start and last end; ``extent``: that of all."""
+    """Write the process above all others.
+
+    ``step_times``: exported step to its first start and last end. ``extent``: first start and last end of the file.
+    """
     simulated = analysis is not None and analysis.source.simulated
     pid = writer.process("rankscope" + (" · simulated" if simulated else ""), order=-1)
     if analysis is not None:
@@ -65,7 +68,7 @@ def write_annotations(
 
 
 def _span(steps: tuple[int, int] | None, step_times: Mapping[int, tuple[int, int]], extent: tuple[int, int]) -> tuple[int, int]:
-    """When those steps were, as far as they are exported; all of the time where none is."""
+    """Return the time span of those of ``steps`` that are exported; the whole extent if none is."""
     times = [
         (start, end)
         for step, (start, end) in step_times.items()
@@ -75,7 +78,7 @@ def _span(steps: tuple[int, int] | None, step_times: Mapping[int, tuple[int, int
 
 
 def _known(record: msgspec.Struct) -> dict[str, Any]:
-    """Its fields that are known."""
+    """Return the fields of ``record`` that are neither ``None`` nor empty."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
     return {name: value for name, value in fields.items() if value not in (None, [])}
 

@@ -1,8 +1,8 @@
 """Chrome JSON (the Trace Event Format), written event by event.
 
-What Perfetto's importer asks for and the format's description does not say: thread ids are looked up without their process, so
-that they are unique in the file; times are not negative; names are strings; a flow is attached to whatever slice is open on its
-track at its time, so that it comes after the slices in the file.
+Requirements of Perfetto's importer beyond the format's description: thread ids are unique in the file, as they are looked up
+without their process. Times are not negative. Names are strings. Flows follow the slices in the file, as a flow is attached to
+the slice that is open on its track at its time.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from rankscope.analysis.perfetto.lanes import Lanes
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS, us_text
 
 _FIRST_TID: Final = 1_000_001
-"""Apart from process ids, which would make a thread the main thread of its process."""
+"""First thread id, above all process ids: a thread whose id is that of its process would be its main thread."""
 _BLOCK: Final = 1 << 16
 
 _encode = msgspec.json.Encoder().encode
 
 Thread = tuple[int, int]
-"""Ids of a process and of a thread of it."""
+"""Process id and thread id."""
 
 
 class TraceWriter:
-    """Events as bytes to ``write``. Times are unix nanoseconds; those before ``base_ns``, or 52 days after it, are counted only.
+    """Writer of events as bytes to ``write``. Times are unix nanoseconds.
 
-    ``events`` counts what was written, names of tracks not included.
+    Events before ``base_ns``, or more than 52 days after it, are counted in ``out_of_time`` and not written. ``events`` counts
+    the written events, without the names of tracks.
     """
 
     def __init__(self, write: Callable[[bytes], object], *, base_ns: int) -> None:
@@ -43,15 +44,15 @@ class TraceWriter:
         self._flows = 0
         self.base_ns = base_ns
         self.first_ns: int | None = None
-        """Start of the first slice; with ``last_ns`` what there is to see."""
+        """Start of the first slice; ``last_ns`` is the end of the last one."""
         self.last_ns = base_ns
         self.events = 0
         self.out_of_time = 0
         self.crowded = 0
-        """Slices left out because too many of their track were open at once."""
+        """Number of slices left out because too many were open on their track at once."""
 
     def process(self, name: str, *, order: int) -> int:
-        """A new process, shown in the order of ``order``; its id."""
+        """Write a new process, sorted by ``order``, and return its id."""
         self._processes += 1
         pid = self._processes
         self._describe("process_name", (pid, pid), {"name": inert(name)})
@@ -59,11 +60,11 @@ class TraceWriter:
         return pid
 
     def track(self, pid: int, name: str, *, nest: bool = True) -> Track:
-        """A track of a process; tracks are shown in the order in which they get their first slice."""
+        """Return a new track of a process; tracks are shown in the order in which they get their first slice."""
         return Track(self, pid, name, Lanes(nest=nest), [])
 
     def thread(self, pid: int, name: str) -> Thread:
-        """A new thread of a process."""
+        """Write a new thread of a process and return its ids."""
         tid = _FIRST_TID + self._threads
         self._threads += 1
         self._describe("thread_name", (pid, tid), {"name": inert(name)})
@@ -73,7 +74,7 @@ class TraceWriter:
     def slice(
         self, where: Thread, name: str, start_ns: int, end_ns: int, args: Mapping[str, Any] | None = None, *, kind: str
     ) -> bool:
-        """A slice (``ph: X``). Returns whether it was written."""
+        """Write a slice (``ph: X``). Returns whether it was written."""
         duration = msgspec.Raw(us_text(end_ns - start_ns))
         written = self._event("X", where, name, start_ns, kind=kind, args=args, dur=duration)
         if written:
@@ -82,15 +83,15 @@ class TraceWriter:
         return written
 
     def instant(self, where: Thread, name: str, at_ns: int, args: Mapping[str, Any] | None = None, *, kind: str) -> bool:
-        """A moment on a track (``ph: i``)."""
+        """Write an instant on a thread (``ph: i``). Returns whether it was written."""
         return self._event("i", where, name, at_ns, kind=kind, args=args, s="t")
 
     def counter(self, pid: int, name: str, unit: str, at_ns: int, value: float) -> bool:
-        """A value of a process from now on (``ph: C``); Perfetto calls the track by name and unit."""
+        """Write a counter's value from ``at_ns`` on (``ph: C``); Perfetto names the track by name and unit."""
         return self._event("C", (pid, pid), name, at_ns, kind="counter", args={unit: value})
 
     def flow(self, name: str, kind: str, begin: tuple[Thread, int], end: tuple[Thread, int]) -> bool:
-        """An arrow from a moment inside a slice to a later one."""
+        """Write an arrow from a time inside a slice to a later time inside another (``ph: s`` and ``f``)."""
         if not all(self._has(at_ns) for _, at_ns in (begin, end)):
             return False
         self._flows += 1
@@ -98,7 +99,7 @@ class TraceWriter:
         return self._event("f", end[0], name, end[1], kind=kind, id=self._flows, bp="e")
 
     def close(self, about: Mapping[str, Any]) -> None:
-        """End the file, with ``about`` as its metadata."""
+        """Write the end of the file, with ``about`` as its metadata."""
         self._pending += b'\n],"otherData":' + json_of(about) + b"}\n"
         self._write(bytes(self._pending))
         self._pending.clear()
@@ -133,7 +134,7 @@ class TraceWriter:
 
 @dataclass(slots=True)
 class Track:
-    """One track of a process, with as many lanes (threads) as its slices need."""
+    """Track of a process, with as many lanes (threads) as its slices need."""
 
     writer: TraceWriter
     pid: int
@@ -142,9 +143,9 @@ class Track:
     threads: list[Thread]
 
     def slice(self, name: str, start_ns: int, end_ns: int, args: Mapping[str, Any] | None = None, *, kind: str) -> Thread | None:
-        """A slice; its thread, or ``None`` where it was left out.
+        """Write a slice; returns its thread, or ``None`` where the slice was left out.
 
-        Slices come ordered by start and, where these are the same, with the longest first.
+        Slices must come ordered by start; of those with the same start the longest comes first.
         """
         lane = self.lanes.place(start_ns, end_ns)
         if lane is None:
@@ -154,7 +155,7 @@ class Track:
         return thread if self.writer.slice(thread, name, start_ns, end_ns, args, kind=kind) else None
 
     def instant(self, name: str, at_ns: int, args: Mapping[str, Any] | None = None, *, kind: str) -> None:
-        """A moment on the first lane."""
+        """Write an instant on the first lane."""
         self.writer.instant(self._thread(0), name, at_ns, args, kind=kind)
 
     def _thread(self, lane: int) -> Thread:

@@ -1,7 +1,7 @@
-"""Collectives as slices: who waited in each, for how long and for whom, with arrows from the last to arrive.
+"""Collectives as slices, with each rank's wait in them and arrows from the last rank to arrive.
 
-On a device waiting is what a kernel took longer than the shortest of its collective: that needs no clock. On the CPU it is the
-time between the own enqueue and the last one, on the common clock.
+On a device, the wait is the time by which a kernel took longer than the shortest kernel of its collective; this needs no common
+clock. On the CPU, it is the time between the rank's own enqueue and the last enqueue, on the common clock.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter
 from rankscope.runs.records import CollectiveRecord
 
 MAX_ARROWS: Final = 10_000
-"""More than these slow a browser down, and nobody follows them."""
+"""Maximum number of arrows: more slow a browser down."""
 
 WEIGHT: Final = 2
-"""Events of a collective: itself, and waiting in it."""
+"""Number of events of a collective: the slice itself and the wait in it."""
 
 Key = tuple[int, int, str, tuple[int, ...] | None, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What matching says of one rank's part in a collective."""
+    """Wait and transfer time of one rank in a matched collective."""
 
     transfer_us: float
     wait_us: float
     last: int | None
-    """The rank that arrived last, where it did by more than the clocks' residual."""
+    """Rank that arrived last; ``None`` if it did by no more than the clocks' residual."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the slice of a collective is: on the common clock."""
+    """Position of the slice of a collective: its thread, and its times on the common clock."""
 
     thread: Thread
     start_ns: int
@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """From the last to arrive to a rank that waited."""
+    """Arrow from the last rank to arrive to a rank that waited."""
 
     wait_us: float
     begin: Key
@@ -55,12 +55,12 @@ class Arrow:
 
 
 def key_of(rank: int, record: CollectiveRecord) -> Key:
-    """What tells a collective of a rank from its others."""
+    """Return the key that identifies a collective among those of all ranks."""
     return (rank, record.step, record.group, tuple(record.group_ranks) if record.group_ranks else None, record.index)
 
 
 def waiting_of(match: Match, clocks: Clocks) -> dict[int, Waiting]:
-    """Rank to what it waited in ``match``."""
+    """Return the wait of each rank in ``match``."""
     on_cpu = any(record.stream is None for record in match.records)
     arrivals = [
         clocks.correct(rank, arrival_ns(record)) if on_cpu else arrival_ns(record) - record.end_unix_ns
@@ -77,7 +77,7 @@ def waiting_of(match: Match, clocks: Clocks) -> dict[int, Waiting]:
 
 
 def find_arrows(matches: Iterable[Match], clocks: Clocks, shown: Mapping[Key, Place]) -> list[Arrow]:
-    """Arrows between slices that are shown, the longest wait first."""
+    """Return the arrows between slices that are shown, the longest wait first."""
     found: list[Arrow] = []
     for match in matches:
         keys = {rank: key_of(rank, record) for rank, record in zip(match.ranks, match.records, strict=True)}
@@ -85,7 +85,7 @@ def find_arrows(matches: Iterable[Match], clocks: Clocks, shown: Mapping[Key, Pl
             if waited.last is None or rank == waited.last or waited.wait_us * 1000 <= (clocks.residual_ns or 0.0):
                 continue
             begin, end = shown.get(keys[waited.last]), shown.get(keys[rank])
-            # At the moment of the last arrival both are in it, unless the clocks contradict that: then no arrow is drawn.
+            # At the last arrival both slices must be open; if the clocks contradict that, no arrow is drawn.
             if begin is not None and end is not None and end.start_ns <= begin.start_ns < min(begin.end_ns, end.end_ns):
                 found.append(Arrow(waited.wait_us, keys[waited.last], keys[rank], begin.start_ns))
     return sorted(found, key=lambda arrow: (-arrow.wait_us, arrow.at_ns, arrow.begin[0], arrow.end[0]))
@@ -100,7 +100,7 @@ def write_collectives(
     *,
     clocks: Clocks,
 ) -> dict[Key, Place]:
-    """The tracks of one rank, one per process group; where each collective is."""
+    """Write the tracks of one rank, one per process group; returns the position of each collective's slice."""
     places: dict[Key, Place] = {}
     groups: dict[tuple[str, tuple[int, ...]], list[CollectiveRecord]] = {}
     for record in records:
@@ -119,7 +119,7 @@ def write_collectives(
             places[key] = Place(thread, start, end)
             if waited is not None and waited.last not in (None, rank) and waited.wait_us > residual_us:
                 until = min(end, start + round(waited.wait_us * 1000))
-                # Inside the slice above it: nothing else of this track overlaps that.
+                # Nested in the collective's slice: no other slice of this track overlaps that.
                 writer.slice(thread, f"waiting for rank {waited.last}", start, until, kind="wait")
     return places
 

@@ -1,4 +1,4 @@
-"""The way in: a run directory or traces in, one Chrome JSON file out."""
+"""Export of a run directory or of traces as one Chrome JSON file."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def export_perfetto(
     verdict: bool = True,
     progress: Progress = lambda *_: None,
 ) -> ExportResult:
-    """Write the run, or the traces, that ``paths`` name, part by part; see ``engine.analyze`` for what they may be.
+    """Write the run or the traces that ``paths`` name to ``write``, in parts; see ``engine.analyze`` for valid paths.
 
-    The same input gives the same bytes. Without ``verdict`` no analysis is made, so that memory does not depend on the length of
-    the run. Raises ``InputError`` before anything is written, and what ``write`` raises.
+    The same input gives the same bytes. Without ``verdict`` no analysis is made, so memory does not depend on the length of the
+    run. Raises ``InputError``, after the first write only where input disappeared meanwhile, and the exceptions of ``write``.
     """
     selection = selection or Selection()
     analysis = None
@@ -60,7 +60,7 @@ def export_perfetto(
         source.write_hosts(writer)
         source.finish()
     except OSError as error:
-        if error.filename is None:  # not of something that is read
+        if error.filename is None:  # not from reading an input
             raise
         raise InputError(error.filename, error.strerror or str(error)) from error
     arrows = _write_arrows(plan, writer, places)

@@ -1,4 +1,4 @@
-"""Samples of a host's GPUs as counters, and as moments where something changed."""
+"""Samples of a host's GPUs as counters, and instants where a state or an error count changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[HardwareSample], float | None]]
 )
 
 _COUNTED: Final[tuple[tuple[str, Callable[[HardwareSample], int | None]], ...]] = (
-    # errors counted so far, a moment where there are more of them
+    # name, count so far; an instant marks an increase
     ("Xid errors", lambda sample: sample.xid_errors),
     ("uncorrected ECC errors", lambda sample: sample.ecc_uncorrected_errors),
     ("PCIe replays", lambda sample: sample.pcie_replays),
@@ -27,7 +27,7 @@ _COUNTED: Final[tuple[tuple[str, Callable[[HardwareSample], int | None]], ...]] 
 )
 
 WEIGHT: Final = len(_COUNTERS)
-"""Events of a sample, of which few have moments besides."""
+"""Number of events of a sample; few samples have instants in addition."""
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
@@ -35,14 +35,14 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def gpu_name(sample: HardwareSample) -> str:
-    """What to call the GPU of a sample."""
+    """Return the display name of the GPU of a sample."""
     if sample.gpu_index is not None and sample.parent_uuid is None:
         return f"GPU {sample.gpu_index}"
     return f"GPU {sample.gpu_uuid}" if sample.gpu_uuid else "host"
 
 
 def write_hardware(writer: TraceWriter, pid: int, samples: Iterable[HardwareSample], correct: Callable[[int], int]) -> None:
-    """The counters of one host, whose times ``correct`` takes to the common clock; what was not measured is a gap, never 0."""
+    """Write the counters of one host; ``correct`` converts its times to the common clock. Missing values are gaps, never 0."""
     moments = writer.track(pid, "changes")
     before: dict[str, HardwareSample] = {}
     for sample in sorted(samples, key=lambda sample: (sample.unix_ns, gpu_name(sample))):

@@ -1,4 +1,4 @@
-"""What is safe to show of names and arguments that anybody may have written: short, printable, and not nested deep."""
+"""Sanitising of untrusted names and arguments: short, printable, and not deeply nested."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 from rankscope.base.text import one_line
 
 MAX_NAME: Final = 200
-"""Characters of a name; those of C++ templates are endless."""
+"""Maximum characters of a name; those of C++ templates can be very long."""
 MAX_TEXT: Final = 1000
-"""Characters of an argument."""
+"""Maximum characters of an argument."""
 MAX_ITEMS: Final = 64
-"""Entries of a list or map."""
+"""Maximum entries of a list or map."""
 MAX_DEPTH: Final = 4
 MAX_ARGS_BYTES: Final = 8192
-"""Arguments of one event, encoded."""
+"""Maximum size of the encoded arguments of one event."""
 
 _INT64: Final = 2**63
 
@@ -24,14 +24,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 def inert(text: str, limit: int = MAX_NAME) -> str:
-    """``text`` without control characters and lone surrogates, cut to ``limit`` characters."""
+    """Return ``text`` without control characters and lone surrogates, cut to ``limit`` characters."""
     if len(text) > limit:
         text = text[: limit - 1] + "…"
     return one_line(text)
 
 
 def inert_args(args: dict[str, Any]) -> bytes:
-    """Arguments of an event as JSON; too many of them are replaced by a word about that."""
+    """Encode the arguments of an event as JSON; above ``MAX_ARGS_BYTES`` they are replaced by a note of their size."""
     data = _encode(_inert_value(args, MAX_DEPTH))
     return data if len(data) <= MAX_ARGS_BYTES else _encode({"left out": f"{len(data)} bytes of arguments"})
 

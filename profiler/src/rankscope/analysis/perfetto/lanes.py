@@ -1,24 +1,24 @@
-"""Slices side by side: Perfetto drops a slice that begins inside another one of its track and ends after it."""
+"""Lanes for overlapping slices: Perfetto drops a slice that begins inside another one of its track and ends after it."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MAX_LANES: Final = 64
-"""More things than that at once on one track is damage."""
+"""Maximum slices open at once on one track: more is damage."""
 
 
 class Lanes:
-    """The lanes of one track. ``nest``: a slice may lie inside another one of its lane, else only after it."""
+    """Lanes of one track. With ``nest`` a slice may lie inside another one of its lane, else only after it."""
 
     def __init__(self, *, nest: bool) -> None:
         self._nest = nest
         self._open: list[list[int]] = [[]]
 
     def place(self, start_ns: int, end_ns: int) -> int | None:
-        """The first lane with room; ``None`` where there are too many.
+        """Place a slice and return the first lane with room; ``None`` if there are too many lanes.
 
-        Slices come ordered by start and, where these are the same, with the longest first.
+        Slices must come ordered by start; of those with the same start the longest comes first.
         """
         for lane, ends in enumerate(self._open):
             while ends and ends[-1] <= start_ns:

@@ -1,4 +1,4 @@
-"""Nanoseconds to the microseconds of Chrome JSON and back, without losing one."""
+"""Lossless conversion between nanoseconds and the microseconds of Chrome JSON."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from decimal import Decimal, InvalidOperation
 from typing import Final
 
 HORIZON_NS: Final = 2**52
-"""52 days: below it a microsecond with three decimals, which readers keep as a float64, still tells nanoseconds apart."""
+"""52 days. Below it, a float64 of microseconds with three decimals still distinguishes nanoseconds."""
 
 _LATEST_NS: Final = 2**62
 
 
 def us_text(ns: int) -> bytes:
-    """``ns``, which is not negative, as microseconds with three decimals.
+    """Return ``ns``, which is not negative, as microseconds with three decimals.
 
-    Perfetto multiplies the float64 of the number by 1000 and cuts off the rest, so that six numbers in a thousand become a
-    nanosecond less, which is enough for a slice to stick out of the one around it and to be dropped. These get a fourth
-    decimal: a tenth of a nanosecond more.
+    Perfetto multiplies the float64 of the number by 1000 and truncates, so that six numbers in a thousand lose a nanosecond. A
+    slice could then extend beyond its parent, and Perfetto would drop it. These numbers get a fourth decimal: a tenth of a
+    nanosecond more.
     """
     text = b"%d.%03d" % divmod(ns, 1000)
     return text if int(ns / 1000 * 1000.0) == ns else text + b"1"
 
 
 def ns_of(text: bytes) -> int | None:
-    """Nanoseconds of a JSON number of microseconds, or of one in quotes; ``None`` for what is neither, or absurd.
+    """Return the nanoseconds of a JSON number of microseconds, quoted or not; ``None`` for other text or absurd values.
 
-    Not by way of a float64: absolute microseconds with decimals have more digits than it keeps.
+    Avoids float64: absolute microseconds with decimals have more digits than it keeps.
     """
     text = text.strip(b'"')
     whole, _, fraction = text.partition(b".")

@@ -25,7 +25,7 @@ _STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
 class RawEvent(msgspec.Struct, frozen=True):
-    """One event as it is in the file; numbers of times keep all their digits."""
+    """Event as it is in the file; times keep all their digits."""
 
     ph: str | None = None
     cat: str | None = None
@@ -39,15 +39,15 @@ class RawEvent(msgspec.Struct, frozen=True):
 
 
 Sizes = tuple[NDArray[np.int64], int, int]
-"""Of a trace: the lengths of its slices in nanoseconds, its moments, the ends of its arrows."""
+"""Sizes of a trace: lengths of its slices in nanoseconds, number of its instants, number of its flow ends."""
 
 Place = tuple[object, object]
-"""The (pid, tid) of the file."""
+"""(pid, tid) as in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """An event with a beginning and an end, in unix nanoseconds on the clock of its host."""
+    """Event with a start and an end, in unix nanoseconds on the clock of its host."""
 
     start_ns: int
     end_ns: int
@@ -56,7 +56,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class RawTrace:
-    """One trace; ``moments`` are instants, ``flows`` the ends of arrows, both with their time."""
+    """Events of one trace; ``moments`` are instants, ``flows`` are ends of arrows, both with their time."""
 
     path: Location
     slices: list[Slice] = field(default_factory=list)
@@ -64,10 +64,10 @@ class RawTrace:
     flows: list[tuple[int, RawEvent]] = field(default_factory=list)
     thread_names: dict[Place, str] = field(default_factory=dict)
     other: Counter[str] = field(default_factory=Counter)
-    """Kind of events (``ph``) that are not shown, ``damaged`` among them, and how many there are."""
+    """Kind of events that are not shown (``ph``, or ``damaged``) to their number."""
 
     def within(self, first_ns: int, past_ns: int) -> RawTrace:
-        """What touches that time."""
+        """Return the part of the trace that overlaps the time from ``first_ns`` to before ``past_ns``."""
         return RawTrace(
             path=self.path,
             slices=[one for one in self.slices if one.end_ns >= first_ns and one.start_ns < past_ns],
@@ -78,7 +78,7 @@ class RawTrace:
         )
 
     def steps(self) -> dict[int, tuple[int, int]]:
-        """Annotated step to its first start and last end, as the host saw it or else as the device did."""
+        """Return the first start and last end of each annotated step, on the host or else on the device."""
         found: dict[int, tuple[int, int]] = {}
         for device in (False, True):
             for one in self.slices:
@@ -97,7 +97,10 @@ class RawTrace:
         return lengths, len(self.moments), len(self.flows)
 
     def extent(self) -> tuple[int, int] | None:
-        """From the first start to the last end, leaving out what damage moved to another age; ``None`` without a slice."""
+        """Return the first start and the time after the last end; ``None`` without a slice.
+
+        Slices that damage moved to a far time are left out.
+        """
         if not self.slices:
             return None
         starts = np.fromiter((one.start_ns for one in self.slices), np.int64, len(self.slices))
@@ -107,10 +110,10 @@ class RawTrace:
 
 
 def read_raw_trace(path: Location) -> RawTrace:
-    """Raises ``InputError``, also for a torn trace."""
+    """Read all events of a trace. Raises ``InputError``, also for a truncated trace."""
     text = TraceText(path)
     stream = EventStream[RawEvent](path, text, RawEvent)
-    # Where time begins may stand behind the events.
+    # The metadata with the time base may follow the events.
     events = [event for part in stream for event in part]
     if torn := text.torn or stream.torn:
         raise InputError(path, f"truncated: {torn}, and all of it is needed")
@@ -138,7 +141,7 @@ def _sort_in(trace: RawTrace, event: RawEvent, base: int) -> None:
 
 
 def args_of(event: RawEvent) -> dict[str, object]:
-    """The arguments; empty where there are none that can be read."""
+    """Return the arguments of an event; empty if it has none or they cannot be decoded."""
     try:
         return msgspec.json.decode(event.args, type=dict[str, object])
     except msgspec.DecodeError:
@@ -147,19 +150,19 @@ def args_of(event: RawEvent) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """What is shown of raw traces together, so that not more than a limit is."""
+    """Filter that keeps the events of all raw traces together within a limit."""
 
     longer_than_ns: int = -1
-    """Slices have to take longer."""
+    """Length that a slice must exceed to be shown."""
     flows: bool = True
     moments: bool = True
 
     def shows(self, one: Slice) -> bool:
-        """Whether it is long enough."""
+        """Return whether a slice is long enough to be shown."""
         return one.end_ns - one.start_ns > self.longer_than_ns
 
     def sentences(self, traces: Sequence[Sizes]) -> list[str]:
-        """What of ``traces`` it leaves out."""
+        """Return sentences on the parts of ``traces`` that are left out."""
         said: list[str] = []
         if not self.flows:
             said.append(f"{sum(one[2] for one in traces):,} ends of arrows of the raw traces")
@@ -174,7 +177,7 @@ class Threshold:
 
 
 def threshold(traces: Sequence[Sizes], limit: int) -> Threshold:
-    """First the arrows are left out, then the moments, then short slices."""
+    """Return the filter that shows at most ``limit`` events: arrows are left out first, then instants, then short slices."""
     lengths = np.concatenate([np.empty(0, dtype=np.int64), *(one[0] for one in traces)])
     moments, flows = sum(one[1] for one in traces), sum(one[2] for one in traces)
     if len(lengths) + moments + flows <= limit:

@@ -13,7 +13,7 @@ _ON_DEVICE: Final = frozenset({*GPU_KERNEL, *GPU_COPY})
 
 
 def write_raw(writer: TraceWriter, pid: int, trace: RawTrace, shown: Threshold, correct: Callable[[int], int]) -> None:
-    """Tracks of ``trace`` in process ``pid``, whose times ``correct`` takes to the common clock."""
+    """Write the tracks of ``trace`` in process ``pid``; ``correct`` converts its times to the common clock."""
     tracks: dict[tuple[int, str, Place], list[Slice]] = {}
     for one in trace.slices:
         if shown.shows(one):
@@ -26,7 +26,7 @@ def write_raw(writer: TraceWriter, pid: int, trace: RawTrace, shown: Threshold, 
             event = one.event
             start, end = correct(one.start_ns), correct(one.end_ns)
             thread = track.slice(str(event.name), start, end, args_of(event), kind=event.cat or "")
-            # An arrow ends at the start of what ran, not at that of a note around it; what takes no time cannot hold one.
+            # An arrow ends at the start of the work, not of an annotation around it. A slice of no length cannot hold one.
             if thread is not None and kind != _NOTES and start < end:
                 at[place, one.start_ns] = thread
         lanes.setdefault(place, track)
@@ -41,7 +41,7 @@ def write_raw(writer: TraceWriter, pid: int, trace: RawTrace, shown: Threshold, 
 def _write_flows(
     writer: TraceWriter, trace: RawTrace, at: dict[tuple[Place, int], Thread], correct: Callable[[int], int]
 ) -> None:
-    """The arrows of which both ends are at the start of a slice that is shown."""
+    """Write the arrows of which both ends are at the start of a shown slice."""
     begins: dict[tuple[str, str], tuple[Thread, int]] = {}
     for time, event in trace.flows:
         thread = at.get(((event.pid, event.tid), time))

@@ -1,4 +1,4 @@
-"""A run directory as a source: its last attempt, or the one that was named, as the analysis judges it."""
+"""Run directory as a source of an export: its last attempt, or the one that was named, as in the analysis."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from rankscope.runs.records import CollectiveRecord, HardwareSample, RankInfo
 from rankscope.runs.world_size import told_world_size
 
 _KEPT: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
-"""A raw trace that a rank has kept, by the first step in it."""
+"""File name of a raw trace that a rank has kept, with its first step."""
 
 _MARGIN_NS: Final = 1_000_000_000
-"""Device work goes on for a while after the step that asked for it, and a GPU is sampled but now and then."""
+"""Time added after the last step: device work may continue after the step that launched it, and GPU samples are sparse."""
 
 
 class RunSource:
-    """``raw``: whether raw traces that were kept are merged in; ``None``: if steps were chosen."""
+    """Source that reads a run. ``raw``: merge in the kept raw traces; ``None``: only if the user chose steps."""
 
     def __init__(self, run: NamedRun, selection: Selection, *, raw: bool | None, progress: Progress) -> None:
         path = run.path
@@ -61,7 +61,7 @@ class RunSource:
         self._stride = self._sampling(left_out, selection.max_events)
         self._unusable = list(self._reader.unusable)
         self._written = 0
-        """Step records."""
+        """Number of step records written."""
 
     def _choose(
         self, everybody: list[int], ranks: set[int], selection: Selection, left_out: list[str], progress: Progress
@@ -78,7 +78,7 @@ class RunSource:
             left_out.append(f"{counted(survey.damaged, 'record')}: times that make no sense")
         self._say_unusable(self._reader.unusable, left_out)
         weights = survey.all_weights()
-        # A quarter is for the hardware, where there is any.
+        # A quarter of the events is reserved for hardware samples, if there are any.
         limit = selection.max_events - (selection.max_events // 4 if self._reader.hosts() else 0)
         steps = fitting_steps(weights, survey.profiled, limit)
         if steps is None:
@@ -132,7 +132,10 @@ class RunSource:
         )
 
     def _uncorrected(self, steps: tuple[int, int], collectives: dict[int, list[CollectiveRecord]]) -> tuple[int, int]:
-        """When ``steps`` were, each rank by its own clock. Collectives may be all that retention has left of them."""
+        """Return the first start and last end of ``steps``, each rank by its own clock.
+
+        Retention may have left only their collectives. Raises ``InputError`` if there are no records.
+        """
         times = [(row.enqueue_unix_ns, row.end_unix_ns) for rows in collectives.values() for row in rows]
         extent = self._survey.extent(steps)
         if extent is None:
@@ -146,7 +149,7 @@ class RunSource:
         return process_name(rank, info.host if info else None, _gpu(info) if info else None, simulated=self._simulated)
 
     def write_rank(self, writer: TraceWriter, pid: int, rank: int) -> None:
-        """Steps, phases, blocked time, garbage collection, profiled windows."""
+        """Write a rank's steps, phases, blocked time, garbage collection and profiled windows."""
         correct = self.plan.on_common_clock(rank)
         rows = {row.step: row for row in step_records(self._reader, self._attempt, rank, self._steps)}
         self._written += len(rows)
@@ -181,7 +184,7 @@ class RunSource:
             track.slice(f"profile of step {row.step}", start, start + round(row.window_us * 1000), args, kind="window")
 
     def write_raw(self, writer: TraceWriter, pid: int, rank: int) -> None:
-        """The raw traces that were kept, cut to the exported time."""
+        """Write the rank's kept raw traces, cut to the exported time."""
         if self._raw is None:
             return
         for trace in self._kept(rank):
@@ -213,7 +216,7 @@ class RunSource:
         try:
             files = list(self._kept_files(rank))
         except OSError:
-            files = []  # which has been said
+            files = []  # already reported by _threshold
         for file in files:
             try:
                 trace = read_raw_trace(file).within(*extent)
@@ -249,11 +252,11 @@ class RunSource:
                 yield sample
 
     def _clock_of(self, host: str) -> Callable[[int], int]:
-        """All ranks of a host have its clock."""
+        """Return the correction of a host's clock, which all its ranks share."""
         return self.plan.on_common_clock(next(rank for rank, info in self._infos.items() if info.host == host))
 
     def write_hosts(self, writer: TraceWriter) -> None:
-        """A process with the GPUs' counters per host."""
+        """Write one process per host with the counters of its GPUs."""
         for order, host in enumerate(self._hosts()):
             seen: dict[str, int] = {}
             samples: list[HardwareSample] = []
@@ -268,11 +271,14 @@ class RunSource:
                 write_hardware(writer, pid, samples, self._clock_of(host))
 
     def finish(self) -> None:
-        """Readers take a file that has gone for one that retention removed, and so a whole run."""
+        """Check after the export that the run is still there: readers treat a missing file as removed by retention.
+
+        Adds late problems to the plan. Raises ``InputError`` if a rank's records disappeared or became unreadable.
+        """
         path, known = self._reader.path, set(self._unusable)
         there = RunReader(path).ranks(self._attempt)
         gone = [rank_dir(path, self._attempt, rank) for rank in self.plan.names if rank not in there]
-        # Of a rank's own streams its kernels alone are read while it is written, and not before.
+        # Kernels are the only stream that is read for the first time while writing.
         late = [file for file in self._reader.unusable if file not in known]
         gone += [file for file in late if not file.name.startswith("kernels")]
         if gone:
@@ -284,7 +290,7 @@ class RunSource:
 
 
 def shared_by_hosts(clocks: Clocks, hosts: dict[int, str]) -> Clocks:
-    """With the clock of a host for those of its ranks, too, that had no matched collective."""
+    """Return ``clocks`` extended to ranks without a matched collective: they get the clock of their host."""
     known = {hosts[rank]: rank for rank in clocks.offset_ns if rank in hosts}
     same = {rank: known[host] for rank, host in hosts.items() if host in known}
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""Which steps fit into a file that a browser can open."""
+"""Selection of steps and ranks that fit into a file that a browser can open."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_EVENTS: Final = 1_000_000
-"""A file of some 200 MB, before compression; a browser takes a gigabyte or two of memory for it."""
+"""Maximum events: a file of some 200 MB before compression, for which a browser needs one or two gigabytes of memory."""
 _AFTER: Final = 5
-"""Steps shown after the last profiled one, where not all fit."""
+"""Number of steps shown after the last profiled one, where not all fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What people asked for. Steps from ``first`` to the one before ``past``; ``None``: without that bound."""
+    """Steps and ranks that the user chose. Steps from ``first`` to the one before ``past``; ``None``: no bound."""
 
     first: int | None = None
     past: int | None = None
     ranks: frozenset[int] | None = None
-    """``None``: all."""
+    """Chosen ranks; ``None``: all."""
     max_events: int = MAX_EVENTS
 
     @property
     def chose_steps(self) -> bool:
-        """Whether steps were named."""
+        """True if the user chose steps."""
         return self.first is not None or self.past is not None
 
     def has_step(self, step: int) -> bool:
-        """Whether ``step`` is between the bounds."""
+        """Return whether ``step`` is within the bounds."""
         return (self.first is None or step >= self.first) and (self.past is None or step < self.past)
 
     def has_steps(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """``has_step`` of each."""
+        """Return ``has_step`` for each of ``steps``."""
         found = np.ones(len(steps), np.bool_)
         if self.first is not None:
             found &= steps >= self.first
@@ -45,14 +45,15 @@ class Selection:
         return found
 
     def has_rank(self, rank: int) -> bool:
-        """Whether ``rank`` is one of them."""
+        """Return whether ``rank`` is chosen."""
         return self.ranks is None or rank in self.ranks
 
 
 def fitting_steps(weights: Mapping[int, int], profiled: AbstractSet[int], limit: int) -> tuple[int, int] | None:
-    """First step and step after the last of those that fit, of all steps with their number of events; ``None`` without any.
+    """Return the first step and the step after the last of the steps that fit; ``None`` without any step.
 
-    Where not all fit: the latest, up to a few after the last profiled step, since that shows more than others. At least one.
+    ``weights``: step to its number of events. Where not all fit, the range ends a few steps after the last profiled one, as
+    profiled steps show more, and reaches back as far as fits. It has at least one step.
     """
     steps = sorted(weights)
     if not steps:

@@ -1,4 +1,4 @@
-"""What there is to export, whatever it is read from."""
+"""Interface of the sources of an export, and their plan."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rankscope.analysis.perfetto.result import ExportClock
 from rankscope.runs.records import CollectiveRecord
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many of its parts are done, and of how many."""
+"""Callback with the current activity, the number of parts done, and their total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is exported, known before anything is written."""
+    """Contents of an export, known before the first write."""
 
     kind: Literal["run", "traces"]
     about: dict[str, object]
-    """Identity, for the file's metadata."""
+    """Identity of the run or traces, for the file's metadata."""
     steps: tuple[int, int] | None
     names: dict[int, str]
     """Rank, ascending, to the name of its process."""
@@ -31,38 +31,38 @@ class Plan:
     matching: Matching
     clocks: Clocks
     clock: ExportClock
-    """What to say of them."""
+    """Description of ``clocks`` for the result."""
     base_ns: int
-    """Not later than anything that is exported, on the common clock."""
+    """Time that is 0 in the file, on the common clock; no exported event is earlier."""
     step_times: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Step to its first start and last end on the common clock; may be completed while ranks are written."""
     left_out: list[str] = field(default_factory=list)
 
     def on_common_clock(self, rank: int) -> Callable[[int], int]:
-        """Takes times of ``rank`` to the common clock."""
+        """Return the function that converts times of ``rank`` to the common clock."""
         return partial(self.clocks.correct, rank)
 
 
 class Source(Protocol):
-    """A run or traces."""
+    """Source of an export: a run or traces."""
 
     plan: Plan
 
     def write_rank(self, writer: TraceWriter, pid: int, rank: int) -> None:
-        """The tracks of a rank above its collectives."""
+        """Write the tracks of a rank above its collectives."""
 
     def write_raw(self, writer: TraceWriter, pid: int, rank: int) -> None:
-        """Those below them."""
+        """Write the tracks of a rank below its collectives."""
 
     def write_hosts(self, writer: TraceWriter) -> None:
-        """Processes of hosts."""
+        """Write the processes of the hosts."""
 
     def finish(self) -> None:
-        """After all has been written: say in the plan what has gone meanwhile. Raises ``InputError`` where that is too much."""
+        """Add to the plan the parts that disappeared during the export. Raises ``InputError`` if they are too many."""
 
 
 def clock_of(clocks: Clocks, matches: int, ranks: Collection[int], *, fitted_to: str | None = None) -> ExportClock:
-    """What to say of ``clocks``, fitted to so many matches."""
+    """Return the description of ``clocks`` for ``ranks``; ``matches`` is the number of matches that they were fitted to."""
     return ExportClock(
         method="none" if clocks.residual_ns is None else "collective_ends",
         residual_us=None if clocks.residual_ns is None else clocks.residual_ns / 1000,
@@ -75,17 +75,17 @@ def clock_of(clocks: Clocks, matches: int, ranks: Collection[int], *, fitted_to:
 
 
 def process_name(rank: int, host: str | None, gpu: str | None, *, simulated: bool) -> str:
-    """``rank 5 · host node-3 · GPU-8a…``."""
+    """Return the display name of a rank's process: ``rank 5 · host node-3 · GPU-8a…``."""
     parts = [f"rank {rank}", f"host {host}" if host else None, gpu, "simulated" if simulated else None]
     return " · ".join(part for part in parts if part)
 
 
 def none_of_these(ranks: Collection[int]) -> str:
-    """What to say when nobody is left of the ranks that there are."""
+    """Return the message for a selection that excludes all of ``ranks``."""
     return f"none of these ranks: there are {len(ranks)}, from {min(ranks)} to {max(ranks)}"
 
 
 def step_range(steps: tuple[int, int]) -> str:
-    """``steps 3 to 7``, both of them included."""
+    """Return ``steps 3 to 7``, both included, for (3, 8)."""
     first, past = steps
     return f"step {first}" if past == first + 1 else f"steps {first} to {past - 1}"

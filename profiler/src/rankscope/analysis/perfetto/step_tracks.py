@@ -1,7 +1,7 @@
-"""Step records as slices: the step, its phases, the time in them that waited for other ranks.
+"""Step records as slices: the step, its phases, and the blocked time in each.
 
-A record says how long each phase took, not when: phases are drawn one after the other in their usual order, blocked time at the
-end of its phase.
+A record has the length of each phase, not its start. So phases are drawn one after the other in their usual order, with blocked
+time at the end of its phase.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rankscope.runs.step_columns import TIMES, grouped_dtype
 from rankscope.runs.step_segments import Rows
 
 _CLOCK_SLACK: Final = 0.01
-"""Starts are of a clock that is adjusted, durations of one that is not: a step may seem to reach into the next by this share."""
+"""Share of its length by which a step may seem to overlap the next: starts are of an adjusted clock, durations are not."""
 _READING_SLACK_NS: Final = 200_000
-"""And the two clocks are read one after the other, tens of microseconds apart: by so much, but not by a quarter of a step."""
+"""Overlap allowed because the two clocks are read tens of microseconds apart; at most a quarter of a step."""
 
 _SHOWN: Final = (
     "cpu_us",
@@ -45,14 +45,14 @@ _COUNTED: Final = [TIMES.index("phases_us"), TIMES.index("blocked_us")]
 
 
 def weights(rows: Rows) -> NDArray[np.int64]:
-    """Events that ``write_steps`` makes of each record, or a few more, [rows]."""
+    """Return an upper estimate of the events that ``write_steps`` writes for each record, [rows]."""
     times = rows.view(grouped_dtype())["times"][:, _COUNTED]
     known: NDArray[np.int64] = np.count_nonzero(~np.isnan(times), axis=(1, 2))
     return 2 + known
 
 
 def write_steps(writer: TraceWriter, pid: int, records: Sequence[StepRecord], correct: Callable[[int], int]) -> None:
-    """The tracks of one rank, whose times ``correct`` takes to the common clock."""
+    """Write the tracks of one rank; ``correct`` converts its times to the common clock."""
     ordered = sorted(records, key=lambda record: (record.start_unix_ns, -record.wall_us, record.step))
     starts = [correct(record.start_unix_ns) for record in ordered]
     ends = [start + round(record.wall_us * 1000) for start, record in zip(starts, ordered, strict=True)]
@@ -78,7 +78,7 @@ def write_steps(writer: TraceWriter, pid: int, records: Sequence[StepRecord], co
 
 
 def _write_collections(writer: TraceWriter, pid: int, records: Sequence[StepRecord], starts: Sequence[int]) -> None:
-    """A counter, since a record says how long garbage was collected in its step, not when."""
+    """Write garbage collection as a counter, since a record has its length in the step, not its time."""
     before = 0.0
     for record, start in zip(records, starts, strict=True):
         if record.gc_us is not None and (record.gc_us or before):
@@ -87,7 +87,7 @@ def _write_collections(writer: TraceWriter, pid: int, records: Sequence[StepReco
 
 
 def phases_in_order(record: StepRecord, start: int, end: int) -> list[tuple[Phase, int, int]]:
-    """Name, start and end of each phase, none beyond the step."""
+    """Return name, start and end of each phase, cut to the step."""
     found: list[tuple[Phase, int, int]] = []
     passed = 0.0
     for phase in PHASES:

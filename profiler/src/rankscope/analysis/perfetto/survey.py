@@ -1,4 +1,4 @@
-"""A first look through a run: how much each step would take in the file, and when it was."""
+"""Survey of a run before its export: number of events and time of each step."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from rankscope.runs.step_columns import PROFILED
 from rankscope.runs.step_segments import Rows
 
 _CLOCK_STEPS: Final = 20
-"""Profiled steps, on either side, that are enough to fit the clocks to."""
+"""Number of profiled steps, before and after the exported ones, that suffice to fit the clocks."""
 
 
 _SUMS: Final = np.dtype(
     [("step", "i8"), ("events", "i8"), ("ranks", "i8"), ("start_ns", "i8"), ("end_ns", "i8"), ("profiled", "?")]
 )
-"""A step: its events, the ranks that recorded it, its first start and last end, each on the clock of its rank."""
+"""Entry of a step: its events, the ranks that recorded it, its first start and last end, each on the clock of its rank."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """Of all ranks, step by step; memory grows with the steps, not with the ranks."""
+    """Sums over all ranks per step; memory grows with the steps, not with the ranks."""
 
     selection: Selection
     collectives: dict[int, int] = field(default_factory=dict)
-    """Profiled step to the number of its collectives, of all ranks."""
+    """Profiled step to the number of its collectives on all ranks."""
     damaged: int = 0
-    """Records whose times make no sense."""
+    """Number of records with impossible times."""
     outside: tuple[int, int] | None = None
-    """The first of the steps that were not chosen, and the one after the last; ``None``: all were."""
+    """First of the steps that were not chosen, and the step after the last; ``None``: all were chosen."""
     _sums: NDArray[Any] = field(default_factory=lambda: np.empty(0, _SUMS))
-    """Steps that were chosen, ascending."""
+    """Entries of the chosen steps, ascending."""
 
     def add_steps(self, blocks: Iterable[Rows]) -> None:
-        """Count the step records of a rank that was chosen."""
+        """Add the step records of a chosen rank."""
         of_rank = _summed([self._chosen(rows) for rows in blocks])
         of_rank["ranks"] = 1
         self._sums = _summed([self._sums, of_rank])
@@ -67,22 +67,22 @@ class Survey:
         return found
 
     def add_collectives(self, records: Iterable[CollectiveRecord]) -> None:
-        """Of any rank: to say who waited for whom those of all ranks are needed."""
+        """Add the collectives of a rank, chosen or not: finding the origin of a wait needs those of all ranks."""
         for record in records:
             if 0 <= record.step <= LAST_STEP:
                 self.collectives[record.step] = self.collectives.get(record.step, 0) + 1
 
     @property
     def profiled(self) -> set[int]:
-        """Steps of which there is more than a step record."""
+        """Steps that were profiled on any chosen rank or have collectives."""
         return {*self._sums["step"][self._sums["profiled"]].tolist(), *self.collectives}
 
     def records_of(self, steps: range) -> int:
-        """The number of records of ``steps``; a rank has one of each step."""
+        """Return the number of records of ``steps``: one for each step and rank."""
         return int(self._sums["ranks"][self._between(steps.start, steps.stop)].sum())
 
     def all_weights(self) -> dict[int, int]:
-        """Step to the number of its events, collectives with them."""
+        """Return the number of events of each step, collectives included."""
         weights = dict(zip(self._sums["step"].tolist(), self._sums["events"].tolist(), strict=True))
         for step, count in self.collectives.items():
             if self.selection.has_step(step):
@@ -90,7 +90,10 @@ class Survey:
         return weights
 
     def clock_range(self, steps: tuple[int, int]) -> tuple[int, int] | None:
-        """Steps to fit the clocks to where none of ``steps`` was profiled: the next profiled ones before and after them."""
+        """Return the steps to fit the clocks to: the nearest with collectives before and after ``steps``.
+
+        Returns ``None`` if one of ``steps`` has collectives itself, or no step has.
+        """
         if any(steps[0] <= step < steps[1] for step in self.collectives):
             return None
         before = sorted(step for step in self.collectives if step < steps[0])[-_CLOCK_STEPS:]
@@ -99,9 +102,9 @@ class Survey:
         return (nearest[0], nearest[-1] + 1) if nearest else None
 
     def extent(self, steps: tuple[int, int]) -> tuple[int, int] | None:
-        """First start and last end of the records of ``steps``; ``None`` without any.
+        """Return the first start and last end of the records of ``steps``; ``None`` without any.
 
-        Leaves out what a damaged record moved to another age.
+        Steps that a damaged record moved to a far time are left out.
         """
         sums = self._sums[self._between(*steps)]
         if not len(sums):
@@ -116,7 +119,7 @@ class Survey:
 
 
 def _summed(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """One entry for each step, ascending."""
+    """Merge entries into one for each step, ascending."""
     joined = np.concatenate([np.empty(0, _SUMS), *parts])
     joined = joined[np.argsort(joined["step"], kind="stable")]
     firsts = np.flatnonzero(np.diff(joined["step"], prepend=-1))

@@ -29,30 +29,30 @@ _OTHER = {
     "B": "events without their end",
     "E": "ends of events",
 }
-"""Kinds of events that are not shown, as a person calls them."""
+"""Kind of events that are not shown, to its name in messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is kept of a trace until it is written; times are those of its own clock."""
+    """Data kept of a trace between the two readings; times are those of its own clock."""
 
     file: Location
     host: str | None
     world_size: int | None
     collectives: list[CollectiveRecord]
     extent: tuple[int, int] | None
-    """The time that is exported; ``None``: nothing is."""
+    """Time span that is exported; ``None``: none."""
     annotated: list[int]
-    """Steps that there are."""
+    """All annotated steps, ascending."""
     steps: dict[int, tuple[int, int]]
     """Exported step to its start and end."""
     sizes: Sizes
     other: Counter[str]
-    """What is not shown, see ``RawTrace``."""
+    """Events that are not shown, see ``RawTrace``."""
 
 
 class TracesSource:
-    """Reads every trace twice: what is in it, then to write it. One at a time is in memory."""
+    """Source that reads traces, each twice: first to plan, then to write. Only one at a time is in memory."""
 
     def __init__(self, paths: Sequence[Location], selection: Selection, *, progress: Progress) -> None:
         self._selection = selection
@@ -123,7 +123,7 @@ class TracesSource:
         return (min(start for start, _ in steps.values()), max(end for _, end in steps.values())) if steps else None
 
     def _nothing(self, everything: Mapping[int, _Known]) -> str:
-        """What to say when none of these traces has anything to export."""
+        """Return the message for traces without anything to export."""
         if not any(map(self._selection.has_rank, everything)):
             return none_of_these(everything)
         if not self._selection.chose_steps:
@@ -147,7 +147,7 @@ class TracesSource:
                 row for row in known.collectives if not self._selection.chose_steps or self._selection.has_step(row.step)
             ]
             assert known.extent is not None, "else it is not exported"
-            # Of collectives without what damage moved to another age.
+            # Collectives that damage moved to a far time are left out.
             arrivals = (arrival_ns(row) for row in shown[rank])
             starts += [correct(known.extent[0]), *(correct(at) for at in arrivals if abs(at - known.extent[0]) < HORIZON_NS / 2)]
             for step, (start, end) in known.steps.items():
@@ -168,21 +168,21 @@ class TracesSource:
         )
 
     def write_rank(self, writer: TraceWriter, pid: int, rank: int) -> None:
-        """The annotated steps."""
+        """Write the annotated steps of a rank."""
         correct = self.plan.on_common_clock(rank)
         track = writer.track(pid, "steps", nest=False)
         for step, (start, end) in sorted(self._exported[rank].steps.items(), key=lambda item: (item[1][0], -item[1][1])):
             track.slice(f"step {step}", correct(start), correct(end), {"step": step}, kind="step")
 
     def write_raw(self, writer: TraceWriter, pid: int, rank: int) -> None:
-        """Every event of the trace that is shown."""
+        """Write the events of a rank's trace that are shown."""
         known = self._exported[rank]
         assert known.extent is not None, "else it is not exported"
         raw = read_raw_trace(known.file).within(*known.extent)
         write_raw(writer, pid, raw, self._shown, self.plan.on_common_clock(rank))
 
     def write_hosts(self, writer: TraceWriter) -> None:
-        """Traces know nothing of the hardware."""
+        """Do nothing: traces have no hardware samples."""
 
     def finish(self) -> None:
-        """A trace that has gone is an error when it is read again."""
+        """Do nothing: the second reading already raises for a missing trace."""

@@ -1,4 +1,4 @@
-"""Causes that step records show: how much of each rank's own time they took above what is usual. One row to add one."""
+"""Causes visible in step records: the own time above the typical that each cost each rank. To add a cause, add a row."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rankscope.analysis.whatif.step_graph import Block, StepGraph, over_middle
 from rankscope.runs.records import Phase
 
 Amounts = Callable[[Block], Matrix | None]
-"""What a cause took [stretches, ranks], microseconds; ``None`` where it took nothing."""
+"""Function that returns the time a cause took [stretches, ranks], microseconds; ``None`` where it took none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CauseRow:
-    """One cause, named as the verdict's causes and explanations are."""
+    """One cause, with the same name as in the verdict's causes and explanations."""
 
     cause: str
     is_known: Callable[[StepGraph], bool]
-    """Whether the records have a signal for it."""
+    """Function that returns whether the records have a signal for the cause."""
     amounts: Amounts
 
 
 def causes_of(graph: StepGraph) -> list[CauseRow]:
-    """The causes that the records have a signal for."""
+    """Return the causes that the records have a signal for."""
     return [row for row in CAUSES if row.is_known(graph)]
 
 
@@ -39,7 +39,7 @@ def _metric(cause: str, name: str) -> CauseRow:
         return bool(np.logical_or.reduce(known).all())
 
     def amounts(block: Block) -> Matrix | None:
-        # Of the last steps before a rank was killed, say, a meter may be unknown: they say nothing for or against the cause.
+        # A meter may be unknown, such as in the last steps before a rank was killed: those count as 0.
         over = np.nan_to_num(over_middle(block.graph.values(name, block.steps)))
         return block.place(over) if over.any() else None
 
@@ -81,4 +81,4 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
     _metric("cpu_contention", "run_queue_us"),
 )
 CAUSE_METRICS: Final = ("gc_us", "run_queue_us", "own_us")
-"""Metrics that a table needs for the causes beside those of the graph."""
+"""Metrics that a table needs for the causes, in addition to those of the graph."""

@@ -1,8 +1,8 @@
-"""What-if without several ranks and causes at once.
+"""Answers for several ranks and causes ideal at once.
 
-A step is a chain of stretches, each as long as its longest rank (``step_graph``). Whichever ranks are made ideal, the longest of
-the others decides: so of every stretch the few longest ranks are kept, once for every set of causes that may be made ideal, and
-any combination is answered from these at once, exactly as it would be from all of them.
+A step is a chain of stretches, each as long as its longest rank (``step_graph``). If some ranks are made ideal, the longest of
+the others decides. So the few longest ranks of every stretch are stored for every set of causes that may be made ideal. They
+answer any combination fast, and exactly as all ranks would.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankscope.analysis.whatif.causes import CauseRow
 from rankscope.analysis.whatif.step_graph import Block, StepGraph
 
 MOST_RANKS: Final = 8
-"""Ranks that can be made ideal together."""
+"""Maximum number of ranks that can be made ideal together."""
 
 _META: Final = "combinations.json"
 _ABOVE: Final = "above.npy"
@@ -37,28 +37,28 @@ class _Meta(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Combinations:
-    """The longest ranks of each stretch. ``above`` and ``rows`` are [sets of causes, stretches, ``MOST_RANKS`` + 1]."""
+    """Longest ranks of each stretch. ``above`` and ``rows`` are [sets of causes, stretches, ``MOST_RANKS`` + 1]."""
 
     ranks: Sequence[int]
     causes: Sequence[str]
-    """A set of causes has the number whose bits tell which of them are in it."""
+    """Causes; bit N of the index of a set of causes stands for cause N."""
     steps: int
     ideal_us: float
-    """All steps together, with every rank ideal."""
+    """Sum of all step times with every rank ideal."""
     above: NDArray[np.float32]
-    """How much longer than the typical rank, microseconds, in no order; 0 where nobody is."""
+    """Own time above the typical rank's, microseconds, unordered; 0 where no rank is above."""
     rows: NDArray[np.int32]
-    """Whose it is: position in ``ranks``; -1 for nobody."""
+    """Position in ``ranks`` of the rank that ``above`` belongs to; -1: no rank."""
 
     def without_step_seconds(self, ranks: Collection[int], causes: Collection[str]) -> float:
-        """Mean step time with these ranks and causes ideal, at most ``MOST_RANKS`` of the former."""
+        """Return the mean step time with these ranks (at most ``MOST_RANKS``) and causes ideal."""
         at = sum(1 << number for number, cause in enumerate(self.causes) if cause in causes)
         healed = np.isin(self.rows[at], [row for row, rank in enumerate(self.ranks) if rank in ranks])
         left = np.where(healed, np.float32(0.0), self.above[at]).max(axis=1)
         return (self.ideal_us + float(left.sum(dtype=np.float64))) / self.steps * _SECONDS
 
     def write(self, folder: Path) -> None:
-        """Into files of ``folder``. Raises ``OSError``."""
+        """Write files into ``folder``. Raises ``OSError``."""
         meta = _Meta(ranks=list(self.ranks), causes=list(self.causes), steps=self.steps, ideal_us=self.ideal_us)
         np.save(folder / _ABOVE, self.above)
         np.save(folder / _ROWS, self.rows)
@@ -66,7 +66,7 @@ class Combinations:
 
 
 def read_combinations(folder: Path) -> Combinations | None:
-    """What ``write`` wrote, mapped into memory; ``None`` where nothing was. Raises ``OSError`` and ``ValueError``."""
+    """Map the files of ``write`` into memory; ``None`` where there are none. Raises ``OSError`` and ``ValueError``."""
     if not (folder / _META).is_file():
         return None
     meta = msgspec.json.decode((folder / _META).read_bytes(), type=_Meta)
@@ -75,9 +75,9 @@ def read_combinations(folder: Path) -> Combinations | None:
 
 
 def combinations(graph: StepGraph, ranks: Sequence[int], causes: Sequence[CauseRow]) -> Combinations:
-    """Combinations of the ``ranks`` of a graph, one per row, and of causes.
+    """Compute the combinations of the ``ranks`` of a graph, one per row, and of causes.
 
-    Causes may overlap: together they take no more than a rank's own time in the stretch is above the typical.
+    Causes may overlap: together they take no more than the rank's own time above the typical in the stretch.
     """
     found = graph.of_blocks(lambda block: _longest(block, causes))
     return Combinations(
@@ -91,14 +91,14 @@ def combinations(graph: StepGraph, ranks: Sequence[int], causes: Sequence[CauseR
 
 
 def _longest(block: Block, causes: Sequence[CauseRow]) -> tuple[float, NDArray[np.float32], NDArray[np.int32]]:
-    """The ideal time of a block's stretches, and ``above`` and ``rows`` of ``Combinations`` for them."""
+    """Return the ideal time of a block's stretches, and ``above`` and ``rows`` of ``Combinations`` for them."""
     stretches, ranks = block.shape
     amounts = [row.amounts(block) for row in causes]
     kept = min(MOST_RANKS + 1, ranks)
     above = np.zeros((1 << len(causes), stretches, MOST_RANKS + 1), np.float32)
     rows = np.full(above.shape, -1, np.int32)
     for at in range(len(above)):
-        # A cause that took nothing here changes nothing.
+        # A cause that took no time in this block changes nothing: reuse the set without it.
         same = sum(1 << number for number, taken in enumerate(amounts) if at >> number & 1 and taken is not None)
         if same != at:
             above[at], rows[at] = above[same], rows[same]

@@ -1,4 +1,4 @@
-"""The way in: a run, traces or a file of traced operations in, the answer out."""
+"""Entry point of the what-if analysis for a run, traces or a file of traced operations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rankscope.runs.named import named_run
 def whatif(
     paths: Sequence[Path | str], *, price_per_gpu_hour: float | None = None, currency: str = "USD", per_step: bool = False
 ) -> WhatIf:
-    """How fast the job would be without stragglers, and without each rank, stage, operation and cause.
+    """Return how fast the job would be without stragglers, and with each rank, stage, operation and cause ideal.
 
     ``paths``: one run directory, one file of traced operations (Parquet) or a folder with one, or Kineto traces (files,
-    folders, patterns). A run's price per GPU-hour is the recorded one unless one is given. Raises ``InputError``.
+    folders, patterns). The default price per GPU-hour is the one recorded in the run. Raises ``InputError``.
     """
     terms = Terms(accelerated=True, world_size=1, price_per_gpu_hour=price_per_gpu_hour, currency=currency, per_step=per_step)
     if not paths:
@@ -45,7 +45,7 @@ def _whatif(paths: Sequence[Location], terms: Terms) -> WhatIf:
     if len(files) > 1:
         raise InputError(files[1], f"a second file of operations beside {files[0]}; look at one at a time")
     if files:
-        # Arrow takes as long to load as it takes to answer.
+        # Imported here as loading Arrow takes as long as answering.
         from rankscope.analysis.whatif.operations_answer import whatif_of_operations
 
         return whatif_of_operations(files[0], terms)

@@ -1,7 +1,7 @@
-"""A step as a graph: which operation waits for which, and how long the step takes for given durations.
+"""Dependency graph of a step: which operation waits for which, and the step time for given durations.
 
-Replicas and steps run the same program in all scenarios, so one graph serves them all: the durations of a node are an array whose
-first axis is data-parallel replicas, and each event is played for all of it at once.
+Replicas and steps run the same program in all scenarios, so one graph serves all. The durations of a node are an array whose
+first axis is the data-parallel replicas, and each event is played for the whole array at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Times = NDArray[np.float64]
 
 
 class CycleError(ValueError):
-    """Operations wait for each other in a circle; ``nodes`` are those of the circle, in order."""
+    """Operations wait for each other in a cycle; ``nodes`` are the nodes of the cycle, in order."""
 
     def __init__(self, nodes: list[int]) -> None:
         super().__init__("operations wait for each other in a circle")
@@ -26,32 +26,33 @@ class CycleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Operations that begin together: one alone, or all members of a collective, when everything they wait for has ended."""
+    """Operations that begin together when all that they wait for have ended: a single one, or all members of a collective."""
 
     nodes: tuple[int, ...]
     after: tuple[int, ...]
     """Nodes that must have ended."""
     across_replicas: bool
-    """The members in all replicas of the step begin together."""
+    """True if the members in all replicas of the step begin together."""
     done_with: tuple[int, ...]
-    """Nodes whose end nothing that comes later asks for."""
+    """Nodes whose end no later event needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Events in an order in which each comes after what it waits for."""
+    """Events in topological order."""
 
     events: tuple[Event, ...]
     last: tuple[int, ...]
-    """Nodes nothing waits for: the step ends with the last of them."""
+    """Nodes without successors: the step ends when all of them have ended."""
 
 
 def build_graph(
     count: int, edges: Sequence[tuple[int, int]], groups: Sequence[Sequence[int]], across_replicas: Sequence[bool]
 ) -> Graph:
-    """Graph of the nodes 0 to ``count`` - 1; an edge (a, b) lets b begin when a has ended.
+    """Build the graph of the nodes 0 to ``count`` - 1; an edge (a, b) lets b begin when a has ended.
 
-    ``groups`` are nodes that begin together, and whether in all replicas; what is in none begins alone. Raises ``CycleError``.
+    The nodes of each of ``groups`` begin together, in all replicas where ``across_replicas`` is true. Nodes in no group begin
+    alone. Raises ``CycleError``.
     """
     event_of = np.full(count, -1, dtype=np.int64)
     for number, members in enumerate(groups):
@@ -91,7 +92,7 @@ def build_graph(
 
 
 def _circle(waiting: list[set[int]], done: set[int], members_of: list[tuple[int, ...]]) -> list[int]:
-    """One circle among the events that never became free: walk back from any of them until one is met again."""
+    """Return a cycle among the unfinished events: walk back from any of them until one repeats."""
     at = next(number for number in range(len(waiting)) if number not in done)
     path: dict[int, None] = {}
     while at not in path:
@@ -102,9 +103,9 @@ def _circle(waiting: list[set[int]], done: set[int], members_of: list[tuple[int,
 
 
 def step_times(graph: Graph, took: Callable[[int], Times]) -> Times:
-    """When each step ends that begins at 0: [...], for the durations [replicas, ...] that ``took`` has for each node.
+    """Return the end [...] of each step that begins at 0, for the durations [replicas, ...] that ``took`` returns per node.
 
-    Each node is asked for once. Ends are kept only for as long as something waits for them, so that they stay in the cache.
+    ``took`` is called once per node. Ends are kept only while a later event needs them, so that they stay in the cache.
     """
     ends: dict[int, Times] = {}
     finish: Times = np.zeros(())

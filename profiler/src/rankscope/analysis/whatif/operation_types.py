@@ -1,4 +1,4 @@
-"""The operations of a traced training step, as the sample format names them: one row to add one."""
+"""Types of operations of a traced training step, named as in the sample format. To add a type, add a row."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Meets = Literal["nobody", "neighbour", "replicas", "outer_stages", "everybody"]
-"""Whom an operation waits for: no other rank; the rank of the stage before or after; the same stage of all data-parallel
+"""Ranks that an operation waits for: none; the rank of the stage before or after; the same stage of all data-parallel
 replicas; the first and the last stage of its own replica; every rank.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class OperationType:
-    """One type.
+    """Type of operations.
 
-    ``communicates`` decides the ideal duration: the median of the transfers where it does, else the mean of the durations.
-    ``part`` is the name under which ``by_op`` has it.
+    Its ideal duration is the median of the transfers if it ``communicates``, else the mean of the durations. ``part`` is its name
+    in ``by_op`` if it differs from ``name``.
     """
 
     name: str
@@ -26,7 +26,7 @@ class OperationType:
 
     @property
     def reported_as(self) -> str:
-        """Its name in ``by_op``."""
+        """Name of the type in ``by_op``."""
         return self.part or self.name
 
 
@@ -55,7 +55,7 @@ TYPES: Final[tuple[OperationType, ...]] = (
     OperationType(REDUCE, communicates=True, meets="replicas"),
     OperationType(SEPARATE, communicates=True, meets="replicas"),
     OperationType(COLLECTION),
-    # Among tensor-parallel ranks, of which the format traces one: nobody to wait for is in the trace.
+    # Among tensor-parallel ranks, of which the format traces only one: the trace has no other rank to wait for.
     OperationType(LAYERNORM, communicates=True),
     OperationType(EMBEDDING, communicates=True, meets="outer_stages"),
     OperationType(CLIP, communicates=True, meets="everybody"),
@@ -63,4 +63,4 @@ TYPES: Final[tuple[OperationType, ...]] = (
 )
 
 CODES: Final[dict[str, int]] = {row.name: code for code, row in enumerate(TYPES)}
-"""Name to row of ``TYPES``."""
+"""Name of a type to its row in ``TYPES``."""

@@ -1,4 +1,4 @@
-"""Traced operations of a job, one row each, as dense arrays: every kept step has every operation on every replica."""
+"""Traced operations of a job as dense arrays: every kept step has every operation on every replica."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 from rankscope.analysis.whatif.operation_types import TYPES
 
 LIMITS: Final[dict[str, int]] = {"step": 2**38, "dp_rank": 2**20, "stage": 2**16, "seq_id": 2**31, "rank": 2**31}
-"""What a number of each column is below: beyond it is damage, and keys would not fit into 64 bits."""
+"""Exclusive bound of each column: larger values are damage, and keys would not fit into 64 bits."""
 
 MAX_SECONDS: Final = 366 * 86_400.0
-"""Nothing in training takes a year."""
+"""Maximum duration of an operation: a year."""
 
 MAX_NODES: Final = 100_000
-"""Operations of one replica in one step: hundreds to thousands are usual, and they are played one by one."""
+"""Maximum operations of one replica in one step, which are played one by one; hundreds to thousands are typical."""
 
 LATEST_SECONDS: Final = 2.0**53
-"""A start beyond it is damage."""
+"""Largest absolute time; a start beyond it is damage."""
 
 NO_CHUNK: Final = -1
-"""What ``mc`` and ``gmc`` are where an operation is of no chunk of the model."""
+"""Value of ``mc`` and ``gmc`` for an operation that belongs to no chunk of the model."""
 
 Numbers = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
 
 class ColumnsError(ValueError):
-    """Rows that make no sense; ``row`` is the first such row, counted from 0, or ``None``."""
+    """Rows are invalid; ``row`` is the first such row, counted from 0, or ``None``."""
 
     def __init__(self, reason: str, *, row: int | None = None) -> None:
         super().__init__(reason)
@@ -40,9 +40,9 @@ class ColumnsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """The nodes of one replica's step, and when they ran in each step on each replica.
+    """Nodes of one replica's step, and their times in each step on each replica.
 
-    Per node: ``kind`` (row of ``TYPES``), ``stage``, ``seq`` (own count of its type on its rank), ``chunk`` and
+    Per node: ``kind`` (row of ``TYPES``), ``stage``, ``seq`` (index among operations of its type on its rank), ``chunk`` and
     ``global_chunk`` of the model (-1: none). Ascending by (kind, stage, seq).
     """
 
@@ -54,33 +54,33 @@ class Operations:
     steps: Numbers
     replicas: Numbers
     ranks: Numbers
-    """[nodes, replicas]: the global rank that ran it."""
+    """Global rank that ran the node, [nodes, replicas]."""
     start: Seconds
-    """[nodes, replicas, steps], from the beginning of the step."""
+    """Start since the beginning of the step, [nodes, replicas, steps]."""
     duration: Seconds
-    """[nodes, replicas, steps]"""
+    """Duration, [nodes, replicas, steps]."""
     steps_left_out: int
-    """Steps in which some replica lacks an operation, or has one too many."""
+    """Number of steps in which some replica lacks an operation, or has an extra one."""
 
     @property
     def end(self) -> Seconds:
-        """When they ended, [nodes, replicas, steps]."""
+        """End since the beginning of the step, [nodes, replicas, steps]."""
         return self.start + self.duration
 
     def name(self, node: int) -> str:
-        """A node for people: ``forward-compute 3 of stage 0``."""
+        """Return the display name of a node: ``forward-compute 3 of stage 0``."""
         return f"{TYPES[self.kind[node]].name} {self.seq[node]} of stage {self.stage[node]}"
 
 
 def arrange(columns: Mapping[str, NDArray[np.generic]]) -> Operations:
-    """Rows in any order to dense arrays.
+    """Arrange rows, in any order, as dense arrays.
 
     ``columns``: ``kind`` (rows of ``TYPES``), ``step``, ``dp_rank``, ``stage``, ``rank``, ``seq_id`` and, where known, ``mc`` and
-    ``gmc``, all int64; ``start_ts`` and ``duration`` float64 seconds. The operations that most pairs of step and replica have
-    are the program; steps in which any replica ran something else are left out. Raises ``ColumnsError``.
+    ``gmc``, all int64; ``start_ts`` and ``duration`` float64 seconds. The program is the set of operations that most pairs of
+    step and replica have; steps in which any replica ran other operations are left out. Raises ``ColumnsError``.
     """
     integers = {name: columns[name].astype(np.int64) for name in ("kind", *LIMITS)}
-    with np.errstate(invalid="ignore"):  # NaN of any kind; `_check` refuses it
+    with np.errstate(invalid="ignore"):  # `_check` rejects any NaN
         times = {name: columns[name].astype(np.float64) for name in ("start_ts", "duration")}
     _check(integers, times)
     lane = integers["step"] * LIMITS["dp_rank"] + integers["dp_rank"]
@@ -153,7 +153,10 @@ def _check(integers: Mapping[str, Numbers], times: Mapping[str, Seconds]) -> Non
 
 
 def _complete(lanes: Numbers, size: Numbers, first: Numbers, key: Numbers) -> Numbers:
-    """Where the lanes of complete steps begin, by (step, replica). Raises ``ColumnsError`` when no step is complete."""
+    """Return the first row of each lane of the complete steps, ordered by (step, replica).
+
+    Raises ``ColumnsError`` when no step is complete.
+    """
     counts = np.bincount(size)
     usual = int(counts.argmax())
     same_size = first[size == usual]

@@ -1,4 +1,4 @@
-"""What-if from traced operations."""
+"""Answer of the what-if analysis from traced operations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN: Final = 4
 
 
 def whatif_of_operations(path: Path, terms: Terms) -> WhatIf:
-    """Read a file of traced operations and answer; hours count its metadata's world size. Raises ``InputError``."""
+    """Answer from a file of traced operations; hours count the world size of its metadata. Raises ``InputError``."""
     layout = read_layout(path)
     try:
         operations = arrange(read_columns(path))
@@ -64,7 +64,7 @@ def whatif_of_operations(path: Path, terms: Terms) -> WhatIf:
 
 
 def play_operations(operations: Operations, graph: Graph) -> Outcome:
-    """Every part of the job, alone as it was and alone ideal."""
+    """Play every part of the job twice: as it was with all else ideal, and ideal with all else as it was."""
     real = own_durations(operations, graph)
     durations = Durations(real, ideal_durations(operations, real))
     nodes, replicas = operations.ranks.shape
@@ -107,9 +107,9 @@ def _of_node(operations: Operations, chosen: np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def _worst_ranks(operations: Operations, by_stage: list[Part], by_replica: list[Part]) -> list[dict[str, Any]]:
-    """Ranks by the paper's estimate, worst first: a rank is at most as slow as its stage, and as its replica.
+    """Return the ranks by the paper's estimate, worst first: a rank is at most as slow as its stage, and as its replica.
 
-    Of equal ones the lowest comes first.
+    Of equal ranks the lowest comes first.
     """
     stage = {part.key["stage"]: part.only.mean() for part in by_stage}
     replica = np.array([part.only.mean() for part in by_replica])

@@ -1,4 +1,4 @@
-"""Files of traced operations: Parquet in the sample format (docs/whatif.md), with the job's layout in a small file beside it."""
+"""Files of traced operations: Parquet in the sample format (docs/whatif.md), with the job's layout in a separate small file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMES: Final = ("start_ts", "duration")
 OPTIONAL: Final = ("mc", "gmc")
 
 MAX_OPERATIONS: Final = 20_000_000
-"""Rows that are read: what there is to reckon with them fits into a few gigabytes."""
+"""Maximum rows that are read: the analysis of these fits into a few gigabytes."""
 
 _MAX_COLUMN_BYTES: Final = 2**30
 _MAX_FOOTER_BYTES: Final = 64 * 2**20
@@ -33,14 +33,14 @@ _MAX_META_BYTES: Final = 64 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the metadata say of the job; ``None``: nothing."""
+    """Facts about the job from the metadata; ``None``: not given."""
 
     name: str | None = None
     world_size: int | None = None
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Columns for ``operations.arrange``. Raises ``InputError`` for what is no such file."""
+    """Read the columns for ``operations.arrange``. Raises ``InputError`` for any other file."""
     with _translated(path), open_regular(path) as file:
         _check_ends(path, file)
         table = pq.ParquetFile(
@@ -55,9 +55,9 @@ def read_columns(path: Path) -> dict[str, NDArray[np.generic]]:
 
 
 def read_layout(path: Path) -> Layout | None:
-    """Of ``trace-NAME.parquet``, what ``meta-NAME.yaml`` beside it says; ``None`` without one. Raises ``InputError``.
+    """Read ``meta-NAME.yaml`` next to ``trace-NAME.parquet``; ``None`` without such a file. Raises ``InputError``.
 
-    Its lines are ``name: value``; of the names, ``trial_name`` and ``world_size`` are used.
+    Its lines are ``name: value``; only ``trial_name`` and ``world_size`` are used.
     """
     meta = path.with_name(re.sub(r"^trace-", "meta-", path.stem) + ".yaml")
     if meta == path.with_suffix(".yaml") or not meta.exists():
@@ -117,7 +117,7 @@ def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> NDArray[np.gener
 
 
 def _kinds(path: Path, column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Rows of ``TYPES``."""
+    """Return the row in ``TYPES`` of each operation. Raises ``InputError``."""
     if pa.types.is_dictionary(column.type):
         column = column.unify_dictionaries()
         value_type = column.type.value_type

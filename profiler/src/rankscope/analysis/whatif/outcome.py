@@ -1,4 +1,4 @@
-"""Played step times, whatever graph they are from, and the answer they make."""
+"""Played step times of any kind of graph, and the answer computed from them."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from rankscope.analysis.wording import hours_text
 from rankscope.base.text import duration
 
 SLOWEST_PERCENT: Final = 3
-"""Of the ranks that ``m_worker`` makes ideal, rounded up: the paper's."""
+"""Percentage of the ranks, rounded up, that ``m_worker`` makes ideal; as in the paper."""
 
 MAX_RANKS: Final = 64
-"""Ranks in ``by_rank``."""
+"""Maximum ranks in ``by_rank``."""
 
 TOO_LITTLE: Final = "Not enough data for a what-if: "
-"""How the summary begins where there is too little."""
+"""Beginning of the summary of an answer without enough data."""
 
 _LITTLE: Final = 1e-3
-"""Of the step: less is not worth being shared out."""
+"""Fraction of the ideal step up to which a loss is too small to be divided into shares."""
 
 _HARDLY: Final = 0.05
-"""A share below this is next to nothing."""
+"""Share of the loss below which the summary calls a gain negligible."""
 
 _MOST: Final = 0.75
-"""Of the loss: a rank that explains so much of it stands out among however few."""
+"""Share of the loss from which the slowest ranks, or the last stage, stand out, however few ranks there are."""
 
 _POOR: Final = 0.05
-"""A graph that is off by more than this is warned of; the paper leaves such jobs out."""
+"""Relative error of the graph above which the answer has a warning; the paper excludes such jobs."""
 
 
 _E = TypeVar("_E", bound=Effect)
@@ -53,23 +53,23 @@ _E = TypeVar("_E", bound=Effect)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the job, and the step times [steps] that tell what it does. ``key``: what its ``Effect`` needs besides."""
+    """One part of the job and its step times [steps]. ``key``: the further fields of its ``Effect``."""
 
     key: dict[str, Any]
     only: Times
-    """This part as it was, all else ideal."""
+    """Step times with this part as it was and all else ideal."""
     without: Times
-    """This part ideal, all else as it was."""
+    """Step times with this part ideal and all else as it was."""
 
 
 def parts(keys: Iterable[dict[str, Any]], played: Iterator[Times]) -> list[Part]:
-    """Parts from step times as they were played: of each, only it as it was, and then without it."""
+    """Return the parts of ``keys`` from played step times: for each part first ``only``, then ``without``."""
     return [Part(key, only=next(played), without=next(played)) for key in keys]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Step times of one job in any unit that ``seconds`` (per unit) makes seconds. Arrays are [steps]."""
+    """Step times of one job, in a unit of ``seconds`` seconds. Arrays are [steps]."""
 
     steps: NDArray[np.int64]
     measured: Times
@@ -88,24 +88,24 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What hours and money are counted with."""
+    """Parameters for counting hours and cost."""
 
     accelerated: bool
-    """Ranks run on accelerators, so lost time is GPU time."""
+    """True if ranks run on accelerators, so that lost time is GPU time."""
     world_size: int
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     per_step: bool = False
-    """Whether to give every step's figures, too."""
+    """True if the answer includes the figures of every step."""
 
 
 def slowest_count(ranks: int) -> int:
-    """How many ranks are the slowest 3 %."""
+    """Return the number of ranks that are the slowest 3 %, rounded up."""
     return -(-ranks * SLOWEST_PERCENT // 100)
 
 
 def insufficient(source: WhatIfSource, missing: str) -> WhatIf:
-    """The answer when there is too little to give one; ``missing`` says what."""
+    """Return an answer without results; ``missing`` is the reason for its summary."""
     return WhatIf(
         status="insufficient_data",
         source=msgspec.structs.replace(source, evidence=None),
@@ -114,7 +114,7 @@ def insufficient(source: WhatIfSource, missing: str) -> WhatIf:
 
 
 def answer(outcome: Outcome, source: WhatIfSource, terms: Terms) -> WhatIf:
-    """The answer that played step times make."""
+    """Compute the answer from played step times."""
     telling = _Telling(outcome, terms)
     actual, ideal, measured = telling.actual, telling.ideal, float(outcome.measured.mean()) * outcome.seconds
     if ideal <= 0:
@@ -152,7 +152,7 @@ def answer(outcome: Outcome, source: WhatIfSource, terms: Terms) -> WhatIf:
 
 
 class _Telling:
-    """Effects in seconds, hours and money."""
+    """Converter of played step times to effects in seconds, hours and money."""
 
     def __init__(self, outcome: Outcome, terms: Terms) -> None:
         self._outcome = outcome
@@ -164,22 +164,22 @@ class _Telling:
         return float(times.mean()) * self._outcome.seconds
 
     def share(self, without: Times) -> float | None:
-        """What is gone without something, of all that is lost."""
+        """Return the share of the loss that is gone with step times ``without``; ``None`` if hardly any time is lost."""
         lost = self.actual - self.ideal
         return (self.actual - self._mean(without)) / lost if lost > _LITTLE * self.ideal else None
 
     def loss(self, seconds: float) -> tuple[float | None, Cost | None]:
-        """GPU-hours and money of so many seconds per step."""
+        """Return the GPU-hours and cost of losing ``seconds`` per step; ``None`` where not counted."""
         terms = self._terms
         price = terms.price_per_gpu_hour
-        # Ranks on CPUs lose no GPU time, unless the person asking puts a price on them all the same.
+        # Ranks on CPUs lose no GPU time; a given price counts their hours all the same.
         if not terms.accelerated and price is None:
             return None, None
         hours = seconds * len(self._outcome.steps) * terms.world_size / 3600
         return hours, None if price is None else Cost(amount=hours * price, currency=terms.currency)
 
     def effects(self, parts: Sequence[Part], kind: type[_E]) -> list[_E]:
-        """Most slowing first."""
+        """Return the effects of ``parts``, the largest slowdown first."""
         found = [self._effect(part, kind) for part in parts]
         return sorted(found, key=lambda effect: -effect.slowdown)
 
@@ -232,7 +232,7 @@ def _sentence(result: WhatIf, actual: float, ideal: float) -> str:
     gained = "next to nothing" if result.m_worker < _HARDLY else f"{min(result.m_worker, 1.0):.0%}"
     if (result.m_stage or 0.0) >= max(_MOST, result.m_worker):
         return f"{text}. The last pipeline stage explains {min(result.m_stage or 0.0, 1.0):.0%} of that."
-    # Where each rank is the last in turn, healing one of R gains about 1/R.
+    # If each of R ranks is the last equally often, making one ideal gains about 1/R.
     if result.m_worker >= min(2 * len(slowest) / source.ranks, _MOST):
         return f"{text}. Healing {who} alone would gain {gained} of that."
     who = f"rank {slowest[0]}, the slowest," if len(slowest) == 1 else who

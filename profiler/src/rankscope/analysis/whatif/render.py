@@ -1,4 +1,4 @@
-"""The answer for a terminal."""
+"""Rendering of the answer for a terminal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rankscope.analysis.wording import GREEN, RED, UNKNOWN, YELLOW, counted, hou
 from rankscope.base.text import duration
 
 SHOWN: Final = 8
-"""Rows of a table in a terminal; the JSON has them all."""
+"""Maximum rows of a table in a terminal; the JSON has all rows."""
 
 _DISPENSABLE: Final = ("GPU-hours", "share")
-"""Columns that give way on a narrow terminal, in this order."""
+"""Columns that are dropped on a narrow terminal, in this order."""
 
 _TELLING: Final = 1.03
-"""From this slowdown on, the headline is a warning; the paper looks closer from there."""
+"""Slowdown from which the headline is a warning; the paper examines jobs from this value on."""
 
 _EVIDENCE: Final = {
     "operations": "traced operations",
@@ -29,7 +29,7 @@ _EVIDENCE: Final = {
 
 
 def render_text(result: WhatIf, *, width: int = 100, color: bool = False) -> str:
-    """Headline, where it is from, and a table for each kind of part, in lines of at most ``width`` columns."""
+    """Render the headline, the source and a table for each kind of part, in lines of at most ``width`` columns."""
     tables = [
         _table("rank", [(f"{row.rank}{_place(row.stage, row.dp_rank)}", row) for row in result.by_rank], width),
         _table("data-parallel rank", [(str(row.dp_rank), row) for row in result.by_dp_rank], width),
@@ -54,7 +54,7 @@ def _headline(result: WhatIf, width: int) -> str:
 
 
 def _plain(value: float) -> str:
-    """Two digits, and no minus before a zero."""
+    """Format with two decimals, and zero without a minus sign."""
     return f"{round(value, 2) + 0.0:.2f}"
 
 
@@ -77,7 +77,7 @@ def _place(stage: int | None, replica: int | None) -> str:
 
 
 def _table(title: str, rows: Sequence[tuple[str, Effect]], width: int) -> str:
-    """One line per part; columns that nobody can fill, or that do not fit, are left out."""
+    """Render one line per part, without columns that are unknown for all parts or that do not fit."""
     if not rows:
         return ""
     shown = rows[:SHOWN]

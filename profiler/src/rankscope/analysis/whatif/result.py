@@ -1,6 +1,6 @@
-"""The JSON of ``rankscope whatif --format json`` (schema ``rankscope.whatif/1``).
+"""JSON of ``rankscope whatif --format json`` (schema ``rankscope.whatif/1``).
 
-What is undefined is ``None`` (JSON ``null``), never 0. Fields are only ever added.
+Undefined values are ``None`` (JSON ``null``), never 0. Fields may be added, but are never removed or changed.
 """
 
 from __future__ import annotations
@@ -17,48 +17,49 @@ Status = Literal["ok", "insufficient_data"]
 
 
 class WhatIfSource(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at, and which evidence the graph was built from."""
+    """Analysed input, and the evidence that the graph was built from."""
 
     kind: Literal["run", "traces", "operations"]
-    """``operations``: a file of traced operations (Parquet)."""
+    """Kind of the input; ``operations``: a file of traced operations (Parquet)."""
     path: str
     name: str | None
     evidence: Literal["operations", "steps", "windows", "traces"] | None
-    """What the durations are from; ``None`` with ``insufficient_data``. ``steps``: own and blocked time per phase of every step;
+    """Source of the durations; ``None`` with ``insufficient_data``. ``steps``: own and blocked time per phase of every step;
     ``windows`` and ``traces``: collectives of profiled steps.
     """
     ranks: int
-    """Ranks in the graph."""
+    """Number of ranks in the graph."""
     world_size: int | None
-    """GPUs (or processes) that a step costs: what hours are counted with."""
+    """Number of GPUs (or processes) with which hours are counted."""
     steps: int
-    """Steps in the graph."""
+    """Number of steps in the graph."""
     steps_left_out: int
-    """Steps seen that are not in it: incomplete, profiled, or warm-up."""
+    """Number of steps seen that are not in the graph: incomplete, profiled, or warm-up."""
     simulated: bool = False
     warnings: list[str] = []
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """What one part of the job does to the step time. Seconds are per step."""
+    """Effect of one part of the job on the step time. Seconds are per step."""
 
     slowdown: float
     """Step time with only this part as it was and all else ideal, over the ideal step time."""
     without_step_seconds: float
     """Step time with this part ideal and all else as it was."""
     saved_seconds: float
-    """``step_seconds`` minus that. Parts overlap, so these need not add up; negative: it would take longer."""
+    """``step_seconds`` - ``without_step_seconds``; negative: a step would take longer. Parts overlap, so savings need not add
+    up."""
     share: float | None
-    """``saved_seconds`` over all that is lost; ``None`` when hardly anything is."""
+    """``saved_seconds`` of the part over those of the job (``WhatIf``); ``None`` when hardly any time is lost."""
     gpu_hours_lost: float | None
     """``saved_seconds`` over all steps and ranks; ``None`` for ranks on CPUs unless a price is given."""
     cost: Cost | None
     slowdown_per_step: list[float | None] | None = None
-    """``slowdown`` of each of ``steps``, where asked for."""
+    """``slowdown`` in each of ``steps``, if requested."""
 
 
 class RankEffect(Effect, frozen=True, kw_only=True):
-    """One rank (of tensor-parallel ranks, the one that was traced)."""
+    """Effect of one rank (of tensor-parallel ranks, the traced one)."""
 
     rank: int
     host: str | None = None
@@ -67,31 +68,31 @@ class RankEffect(Effect, frozen=True, kw_only=True):
 
 
 class ReplicaEffect(Effect, frozen=True, kw_only=True):
-    """All ranks with one place in the data-parallel dimension."""
+    """Effect of all ranks of one position in the data-parallel dimension."""
 
     dp_rank: int
 
 
 class StageEffect(Effect, frozen=True, kw_only=True):
-    """All ranks of one pipeline stage."""
+    """Effect of all ranks of one pipeline stage."""
 
     stage: int
 
 
 class OpEffect(Effect, frozen=True, kw_only=True):
-    """One type of operation on all ranks, or one phase of the step."""
+    """Effect of one type of operation, or of one phase of the step, on all ranks."""
 
     op: str
 
 
 class CauseEffect(Effect, frozen=True, kw_only=True):
-    """What the records say made ranks slow, on all ranks."""
+    """Effect of one cause of slowness in the records, on all ranks."""
 
     cause: str
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """One step, in seconds."""
+    """Times of one step, in seconds."""
 
     step: int
     measured_seconds: float
@@ -101,20 +102,20 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast the job would be without stragglers, and who and what is to blame. Step times are means over the steps."""
+    """Speed of the job without stragglers, and the parts to blame. Step times are means over the steps."""
 
     schema: str = WHATIF_SCHEMA
     status: Status
     source: WhatIfSource
     summary: str
-    """One sentence for a person."""
+    """Short summary for people."""
     measured_step_seconds: float | None = None
     step_seconds: float | None = None
-    """The step on the graph, with every duration as it was: without what the graph does not know of."""
+    """Step time played on the graph with every duration as it was; it lacks time that the graph does not model."""
     ideal_step_seconds: float | None = None
-    """The step on the graph without any straggler."""
+    """Step time played on the graph without any straggler."""
     discrepancy: float | None = None
-    """``measured_step_seconds`` / ``step_seconds``: how well the graph explains the measured time; 1 is perfectly."""
+    """``measured_step_seconds`` / ``step_seconds``: agreement of the graph with the measured time; 1 is perfect."""
     slowdown: float | None = None
     """S: ``step_seconds`` / ``ideal_step_seconds``."""
     m_worker: float | None = None
@@ -122,17 +123,17 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     m_stage: float | None = None
     """M_S: share of the loss that is gone when the last pipeline stage is made ideal; ``None`` without a pipeline."""
     slowest_ranks: list[int] = []
-    """The ranks of ``m_worker``."""
+    """Ranks that ``m_worker`` makes ideal."""
     saved_seconds: float | None = None
-    """Per step, without any straggler."""
+    """Seconds per step saved without any straggler."""
     gpu_hours_lost: float | None = None
-    """In the steps of the graph."""
+    """GPU-hours lost in the steps of the graph."""
     cost: Cost | None = None
     by_rank: list[RankEffect] = []
-    """Largest slowdown first, as in the other lists; at most the 64 ranks with the largest."""
+    """Effects of at most 64 ranks; as in the other lists, the largest slowdown comes first."""
     by_dp_rank: list[ReplicaEffect] = []
     by_stage: list[StageEffect] = []
     by_op: list[OpEffect] = []
     by_cause: list[CauseEffect] = []
     steps: list[StepTimes] | None = None
-    """Each step, where asked for."""
+    """Times of each step, if requested."""

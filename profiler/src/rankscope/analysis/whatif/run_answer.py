@@ -1,4 +1,4 @@
-"""What-if from a run directory: the step records of an attempt, or the collectives of its profiled steps."""
+"""Answer of the what-if analysis from a run: from the step records of an attempt, or the collectives of its profiled steps."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _SECONDS: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What an answer from step records was played on."""
+    """Graph that an answer from step records was played on."""
 
     graph: StepGraph
     ranks: list[int]
-    """Rank of each of the graph's rows."""
+    """Rank of each row of the graph."""
     causes: list[CauseRow]
     """Causes that the records have a signal for."""
 
@@ -45,7 +45,10 @@ def whatif_of_run(run: NamedRun, terms: Terms) -> WhatIf:
 
 
 def whatif_with_chain(run: NamedRun, terms: Terms, report: Report = ignore) -> tuple[WhatIf, Chain | None]:
-    """The same, and what it was played on; ``None`` where that is not step records. ``report`` gets the number of ranks read."""
+    """Answer as ``whatif_of_run``, and return its chain; ``None`` if the answer is not from step records.
+
+    ``report`` receives the number of ranks read.
+    """
     reader = RunReader(run.path)
     attempt = run.chosen(reader.attempts())
     table = StepTable.load(reader, attempt, report=report, metrics=(*GRAPH_METRICS, *CAUSE_METRICS))
@@ -90,7 +93,7 @@ def whatif_with_chain(run: NamedRun, terms: Terms, report: Report = ignore) -> t
 
 
 def _profiled(reader: RunReader, attempt: int, rank: int) -> Reduction:
-    """What the profiled steps of a rank left behind, of what can be."""
+    """Return the breakdowns and collectives of a rank's profiled steps, without impossible ones."""
     return Reduction(
         breakdowns=list(filter(is_possible_breakdown, reader.windows(attempt, rank))),
         collectives=list(filter(is_possible_collective, reader.collectives(attempt, rank))),

@@ -1,8 +1,8 @@
-"""Which operation of a traced step waits for which: the schedule of a pipeline-parallel, data-parallel training step.
+"""Dependencies between the operations of a traced step: the schedule of a pipeline-parallel, data-parallel training step.
 
 The order of the operations on one replica in one step, taken from the trace, is the program of all steps and replicas. The
 dependencies are those of the paper (Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025) and of
-its published analyser, whose results this reproduces.
+its published analyser, whose results this module reproduces.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from rankscope.analysis.whatif.operation_types import (
 from rankscope.analysis.whatif.operations import Operations
 
 _TOLERANCE_SECONDS: Final = 5e-5
-"""Times that differ by less are the same moment."""
+"""Difference below which two times count as equal."""
 
 _TRANSFERS: Final = {
-    # what moves: (compute type, direction of the data along the chunks of the model)
+    # direction: (compute type, step of the data along the chunks of the model)
     "forward": (FORWARD, 1),
     "backward": (BACKWARD, -1),
 }
 
 
 class ScheduleError(ValueError):
-    """The operations are no step of such a job; the message says where."""
+    """The operations are no step of such a job; the message names the stage."""
 
 
 class _Program:
-    """The operations of the first replica in the first step, and the edges and groups found among them so far."""
+    """Operations of the first replica in the first step, and the edges and groups found among them so far."""
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
@@ -59,26 +59,26 @@ class _Program:
             self._nodes.setdefault(place, []).append(node)
 
     def of(self, stage: int, *names: str) -> list[int]:
-        """Nodes of these types on a stage, each type in the order of its own count."""
+        """Return the nodes of these types on a stage, each type in the order of ``seq``."""
         return [node for name in names for node in self._nodes.get((CODES[name], stage), ())]
 
     def in_time(self, nodes: Iterable[int]) -> list[int]:
-        """In the order in which they started."""
+        """Return ``nodes`` in the order of their starts."""
         return sorted(nodes, key=lambda node: (self.start[node], self.seq[node], node))
 
     def chain(self, nodes: Sequence[int]) -> None:
-        """Each waits for the one before it."""
+        """Add edges so that each node waits for the one before it."""
         self.edges += pairwise(nodes)
 
     def couple(self, nodes: list[int], *, across_replicas: bool = False) -> None:
-        """They begin together."""
+        """Add a group of nodes that begin together."""
         if nodes:
             self.groups.append(nodes)
             self.across_replicas.append(across_replicas)
 
 
 def build_schedule(operations: Operations) -> Graph:
-    """The graph of one step. Raises ``ScheduleError``, or ``CycleError`` where operations wait for each other."""
+    """Build the graph of one step. Raises ``ScheduleError``, or ``CycleError`` where operations wait for each other."""
     program = _Program(operations)
     missing = set(range(program.stages)) - set(operations.stage.tolist())
     if missing:
@@ -101,9 +101,9 @@ def build_schedule(operations: Operations) -> Graph:
 
 
 def _transfers(program: _Program, stage: int, direction: str) -> dict[str, list[int]]:
-    """Sends and receives of one stage against its compute. What was recorded but moved nothing is coupled with nobody.
+    """Link the sends and receives of one stage to its compute; a recorded transfer that moved no data is a group of its own.
 
-    Returns those that moved something, in the order of time, by ``send`` and ``recv``.
+    Returns the transfers that moved data, in the order of time, by ``send`` and ``recv``.
     """
     kind, delta = _TRANSFERS[direction]
     compute = program.of(stage, kind)
@@ -114,7 +114,7 @@ def _transfers(program: _Program, stage: int, direction: str) -> dict[str, list[
         nodes = program.in_time(program.of(stage, f"{direction}-{way}"))
         program.chain(nodes)
         used = _belonging(program, nodes, compute, way)
-        # The very first receive has nothing to wait for and may be missing.
+        # The very first receive waits for no operation and may be missing.
         skipped = 1 if way == "recv" and len(used) + 1 == len(compute) else 0
         outermost = stage in (0, program.stages - 1)
         if len(used) != len(compute) and not (outermost and (not used or len(used) + 1 == len(compute))):
@@ -138,7 +138,7 @@ def _transfers(program: _Program, stage: int, direction: str) -> dict[str, list[
 
 
 def _belonging(program: _Program, nodes: Sequence[int], compute: Sequence[int], way: str) -> list[int]:
-    """Transfers of some compute: some are recorded before there is any to send, or after all has been received."""
+    """Return the transfers of ``compute``, without sends that end before its first end and receives that start after its last."""
     if not compute:
         return []
     if way == "recv":
@@ -149,7 +149,7 @@ def _belonging(program: _Program, nodes: Sequence[int], compute: Sequence[int], 
 
 
 def _pair(program: _Program, direction: str, stages: list[dict[str, list[int]]]) -> None:
-    """The n-th send of a stage and the n-th receive of the next one are the same transfer."""
+    """Couple the n-th send of each stage with the n-th receive of the next: they are the same transfer."""
     _, delta = _TRANSFERS[direction]
     for stage, real in enumerate(stages):
         peer = (stage + delta) % program.stages
@@ -163,7 +163,7 @@ def _pair(program: _Program, direction: str, stages: list[dict[str, list[int]]])
 
 
 def _first_backward(program: _Program, stage: int, compute: list[int]) -> None:
-    """The first backward transfers are asked for after the forward before the last one ahead of the first backward."""
+    """Let the first backward transfers wait for the second-to-last forward before the first backward."""
     backwards = set(program.of(stage, BACKWARD))
     first = next((place for place, node in enumerate(compute) if node in backwards), 0)
     if first >= 2:
@@ -175,15 +175,16 @@ def _first_backward(program: _Program, stage: int, compute: list[int]) -> None:
 
 
 def _data_parallel(program: _Program, stage: int) -> None:
-    """Gathers of parameters come before the first forward of their chunk; where gradients are reduced beside the backward, the
-    reduction comes after the last backward of its chunk.
+    """Order data-parallel collectives: gathers of parameters come before the first forward of their chunk.
+
+    Where the reduction of gradients overlaps the backward, it comes after the last backward of its chunk.
     """
     gathers, reductions = program.of(stage, GATHER), program.of(stage, REDUCE)
     program.chain(program.in_time([*gathers, *reductions]))
     for node in (*gathers, *reductions, *program.of(stage, SEPARATE)):
         program.couple([node], across_replicas=True)
     chunk = program.operations.chunk.tolist()
-    # Of several entries of one chunk the last one stays.
+    # A dict keeps the last entry per chunk: the earliest forward here.
     forwards = sorted(program.of(stage, FORWARD), key=program.start.__getitem__, reverse=True)
     first_forward = {chunk[node]: node for node in forwards}
     for number, gather in {chunk[node]: node for node in gathers}.items():
@@ -197,7 +198,7 @@ def _data_parallel(program: _Program, stage: int) -> None:
 
 
 def _after_compute(program: _Program, stage: int, compute: list[int]) -> None:
-    """What follows the last backward, one after the other up to the optimizer."""
+    """Chain the operations after the last compute, one after the other up to the optimizer."""
     overlapped = program.of(stage, SEPARATE)[:1]
     reductions = program.of(stage, REDUCE)
     collection = program.of(stage, COLLECTION)[:1]

@@ -1,4 +1,4 @@
-"""Step times on a graph of step records: as they were, ideal, and with single ranks, phases and causes ideal or as they were."""
+"""Step times on a graph of step records: as they were, ideal, and with single ranks, phases or causes ideal or as they were."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.analysis.whatif.outcome import MAX_RANKS, Part, slowest_count
 from rankscope.analysis.whatif.step_graph import Block, StepGraph
 
 OnlyAndWithout = tuple[Times, Times]
-"""For each stretch of a block, or for each step, two times: with only some part as it was, and with only that part ideal."""
+"""Two times per stretch of a block, or per step: with only one part as it was, and with only that part ideal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class StepScenarios:
     actual: Times
     ideal: Times
     ranks: list[Part]
-    """``key``: the ``row`` of the graph. The ranks with the longest time above the typical, longest first."""
+    """Ranks with the longest time above the typical, longest first. ``key``: the ``row`` of the graph."""
     slowest: list[int]
     """Rows of the slowest 3 % of the ranks."""
     without_slowest: Times
@@ -37,18 +37,18 @@ class StepScenarios:
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """What a block shows. Arrays are [stretches], if not otherwise said."""
+    """Results of one block. Arrays are [stretches] unless stated otherwise."""
 
     wall: Times
-    """[steps]: measured, mean over the ranks."""
+    """Measured step time, mean over the ranks, [steps]."""
     typical: Times
     last: NDArray[np.intp]
     """Row of the rank with the longest own time."""
     longest: Times
     second: Times
-    """The longest own time of the other ranks, 0 where there are none."""
+    """Longest own time of the other ranks; 0 without other ranks."""
     above: Times
-    """[ranks]: own time above the typical, all stretches together."""
+    """Sum over all stretches of the own time above the typical, [ranks]."""
     parts: list[OnlyAndWithout]
 
 
@@ -108,7 +108,10 @@ def _play(block: Block, causes: Sequence[CauseRow]) -> _Played:
 
 
 def leaders(own: Matrix) -> tuple[NDArray[np.intp], Times, Times]:
-    """Row of the longest ``own`` time [stretches, ranks] of each stretch, the first of several; that time; the second longest."""
+    """Return per stretch the row of the longest ``own`` time [stretches, ranks], that time, and the second longest.
+
+    Of several longest the first row is returned.
+    """
     at, last = np.arange(len(own)), own.argmax(axis=1)
     others = own.copy()
     others[at, last] = 0.0
@@ -116,7 +119,7 @@ def leaders(own: Matrix) -> tuple[NDArray[np.intp], Times, Times]:
 
 
 def longest_without(block: Block, rows: NDArray[np.intp]) -> Times:
-    """[stretches]: the longest own time of the ranks that are not in ``rows``, 0 where there are none."""
+    """Return the longest own time [stretches] of the ranks that are not in ``rows``; 0 without such ranks."""
     others = block.own.copy()
     others[:, rows] = 0.0
     longest: Times = others.max(axis=1)
@@ -124,10 +127,10 @@ def longest_without(block: Block, rows: NDArray[np.intp]) -> Times:
 
 
 def only_and_without(block: Block, amounts: Matrix | None, stretches: slice | NDArray[np.intp] = slice(None)) -> OnlyAndWithout:
-    """The longest of each stretch with only these ``amounts`` of own time above the typical, and with all but these.
+    """Return the longest time of each stretch with only ``amounts`` of the own time above the typical, and with all but these.
 
-    ``amounts`` are [some stretches, ranks], of all stretches by default; ``None``: nothing. An amount is no more than the rank's
-    own time in the stretch is above the typical.
+    ``amounts`` are [some stretches, ranks], of all stretches by default; ``None``: 0. Each is limited to the rank's own time
+    above the typical in the stretch.
     """
     only, without = block.typical.copy(), block.typical + block.above.max(axis=1)
     if amounts is not None:

@@ -1,12 +1,12 @@
-"""A profiled step as a graph: what each rank did by itself, and the collectives at which it met others.
+"""Graph of a profiled step: the own time of each rank, and the collectives at which ranks meet.
 
-A rank works until it arrives at a collective, and goes on beside it; it waits for it where nothing was computed up to the
-collective's end, from the last thing that it did before. What lies between, waiting apart, is its own time. A collective begins
-when the last rank has arrived and the one before it in the same group has ended, and takes the least time that it took anybody
-since.
+A rank works until it arrives at a collective, and continues while the collective runs. If it computed nothing up to the
+collective's end, it waits from its last known activity until that end. All other time between arrivals is its own time. A
+collective begins when its last rank has arrived and the previous collective of the group has ended. Its transfer time is the
+least time that any rank spent in it from then on.
 
-The rank that comes last waits for nobody, so that its graph does not know where it would have waited. It may run ahead of the
-others when it is made faster; the step ends with the last rank.
+The last rank to arrive waits for no rank, so the graph does not know where it would have waited. If it is made faster, it may
+run ahead of the others; the step ends with the last rank.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from rankscope.analysis.whatif.step_graph import middle
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
 
 OWN = "own time"
-"""What is no collective, in ``kinds``."""
+"""Kind of the nodes that are no collective, in ``kinds``."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowGraph:
-    """One profiled step. Nanoseconds; one entry per node."""
+    """Graph of one profiled step. Times are nanoseconds; arrays have one entry per node."""
 
     step: int
     graph: Graph
     real: Times
     ideal: Times
-    """Own time between two arrivals: that of the rank in the middle of those that do the same; transfers: the median of their
-    operation and size; neither longer than it was."""
+    """Ideal time, never longer than ``real``. Own time between two arrivals: that of the median rank among those with the same
+    collectives. Transfers: the median of their operation."""
     ranks: NDArray[np.int64]
     kinds: list[str]
-    """``own time``, or the collective's operation."""
+    """``own time``, or the operation of a collective."""
     measured: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """Where a rank arrives at a collective (``waits`` false), or must have its result to go on."""
+    """Time at which a rank arrives at a collective (``waits`` false), or begins to wait for its end."""
 
     time: int
     match: int
@@ -68,7 +68,7 @@ class _Builder:
         self.members: dict[int, list[int]] = {}
 
     def add(self, rank: int, kind: str, took: float, after: Sequence[int], interval: int = -1) -> int:
-        """A node that waits for those in ``after``."""
+        """Add a node that waits for those in ``after``, and return it."""
         node = len(self.real)
         self.real.append(took)
         self.ranks.append(rank)
@@ -81,9 +81,9 @@ class _Builder:
 def build_window_graph(
     step: int, matches: Sequence[Match], windows: Mapping[int, StepBreakdown], clocks: Clocks
 ) -> WindowGraph | None:
-    """Graph of one step from its matched collectives and the windows of all its ranks; ``None`` where it takes no time.
+    """Build the graph of one step from its matched collectives and the windows of all its ranks; ``None`` if it takes no time.
 
-    Raises ``CycleError`` for collectives that no order of events allows.
+    Raises ``CycleError`` for collectives in an impossible order.
     """
     begin, finish = common_extent(windows, clocks)
     ends = {rank: row.start_unix_ns + round(row.window_us * 1000) for rank, row in windows.items()}
@@ -114,7 +114,10 @@ def build_window_graph(
 
 
 def _transfers(matches: Sequence[Match]) -> list[float]:
-    """What each collective took since everybody was there, and the one before it in the group was over."""
+    """Return the transfer time of each collective: its least time on any rank, at least 0.
+
+    The time of a rank counts from its arrival, or from the end of the previous collective in the group if that is later.
+    """
     free: dict[tuple[str, int], int] = {}
     found = [0.0] * len(matches)
     for number in sorted(range(len(matches)), key=lambda one: min(record.end_unix_ns for record in matches[one].records)):
@@ -129,7 +132,7 @@ def _transfers(matches: Sequence[Match]) -> list[float]:
 
 
 def _stops(records: Sequence[tuple[int, CollectiveRecord]], end: int) -> tuple[list[_Stop], Spans]:
-    """Where a rank arrives and waits, in the order of time, and the merged times in which it waited."""
+    """Return the stops of a rank (arrivals and waits) in the order of time, and the merged spans in which it waited."""
     arrivals = np.sort(np.array([arrival_ns(record) for _, record in records], dtype=np.int64))
     stops: list[_Stop] = []
     starts: list[int] = []
@@ -137,7 +140,7 @@ def _stops(records: Sequence[tuple[int, CollectiveRecord]], end: int) -> tuple[l
     for number, record in records:
         arrived = arrival_ns(record)
         stops.append(_Stop(arrived, number, waits=False))
-        # The last thing this rank is known to have done before the collective ended.
+        # The last known activity of this rank before the collective ended.
         at = int(np.searchsorted(arrivals, record.end_unix_ns, side="left")) - 1
         idle_since = max(arrived, int(arrivals[at]) if at >= 0 else arrived)
         for first, last in record.compute_spans_us:
@@ -152,7 +155,7 @@ def _stops(records: Sequence[tuple[int, CollectiveRecord]], end: int) -> tuple[l
 
 
 def _walk(builder: _Builder, rank: int, records: Sequence[tuple[int, CollectiveRecord]], window: tuple[int, int]) -> list[float]:
-    """Add one rank's nodes in the order of time; its own time in each interval between two arrivals."""
+    """Add one rank's nodes in the order of time; returns its own time in each interval between two arrivals."""
     stops, waits = _stops(records, window[1])
     edges = np.array([window[0], *(min(max(stop.time, window[0]), window[1]) for stop in stops), window[1]], dtype=np.int64)
     waited = np.array([_before(waits, int(time)) for time in edges])
@@ -180,12 +183,12 @@ def _walk(builder: _Builder, rank: int, records: Sequence[tuple[int, CollectiveR
 
 
 def _before(spans: Spans, time: int) -> int:
-    """How much of the spans lies before a time."""
+    """Return the length of the spans before a time."""
     return int(measure(np.minimum(spans, time))) if len(spans) else 0
 
 
 def _signature(matches: Sequence[Match], records: Sequence[tuple[int, CollectiveRecord]]) -> tuple[tuple[str, int | None], ...]:
-    """The collectives of a rank in its order: ranks that have the same do the same."""
+    """Return operation and size of a rank's collectives in its order: ranks with equal signatures run the same program."""
     ordered = sorted(records, key=lambda one: arrival_ns(one[1]))
     return tuple((matches[number].op, record.bytes) for number, record in ordered)
 
@@ -193,7 +196,7 @@ def _signature(matches: Sequence[Match], records: Sequence[tuple[int, Collective
 def _ideal(
     builder: _Builder, passed: Mapping[int, list[float]], signatures: Mapping[int, tuple[tuple[str, int | None], ...]]
 ) -> Times:
-    """[nodes]: own time shortened to that of the rank in the middle, transfers to the median of their operation."""
+    """Return ideal times [nodes]: own time shortened to the median rank's, transfers to the median of their operation."""
     real = np.array(builder.real)
     shortened: dict[int, NDArray[np.float64]] = {}
     alike: dict[tuple[tuple[str, int | None], ...], list[int]] = {}

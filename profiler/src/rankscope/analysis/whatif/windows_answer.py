@@ -1,4 +1,4 @@
-"""What-if from profiled steps: of a run, or of Kineto traces of its ranks."""
+"""Answer of the what-if analysis from the profiled steps of a run, or from Kineto traces of its ranks."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from rankscope.runs.records import StepBreakdown
 _SECONDS: Final = 1e-9
 
 _MAX_RECORDS: Final = 200_000
-"""Collectives that are played, counted over the ranks: of more steps the last ones."""
+"""Maximum collectives that are played, summed over the ranks; beyond it only the last steps are."""
 
 _FEW: Final = 3
-"""Fewer profiled steps may be anything; those who bring traces ask about just these."""
+"""Minimum profiled steps for an answer about a run: fewer may be atypical. Traces have no minimum: they are all there is."""
 
 _MUCH: Final = 0.1
-"""Of the matched collectives: with more point-to-point transfers the graph lacks too many of its edges."""
+"""Maximum point-to-point transfers per matched collective: with more, the graph lacks too many edges."""
 
 Chosen = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """What profiled steps left behind."""
+    """Records of profiled steps, by rank."""
 
     reductions: Mapping[int, Reduction]
     hosts: Mapping[int, str]
@@ -93,7 +93,7 @@ def whatif_of_traces(paths: Sequence[Location], terms: Terms) -> WhatIf:
 
 
 def _reduced(trace: Trace) -> Reduction:
-    """Its annotated steps, else the whole file as one."""
+    """Reduce the annotated steps of a trace, or without any the whole file as one step."""
     reduction = reduce_trace(trace)
     return reduction if reduction.breakdowns else reduce_file(trace)
 
@@ -112,7 +112,7 @@ def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -
     matching = consistent(matching, clocks)
     if not matching.matches:
         return insufficient(source, "no collective could be matched across the ranks")
-    # Each is there twice: as a send and as a receive.
+    # Each is recorded twice: as a send and as a receive.
     transfers = sum(row.p2p for reduction in profiled.reductions.values() for row in reduction.collectives) // 2
     if transfers > _MUCH * len(matching.matches):
         return insufficient(
@@ -141,7 +141,7 @@ def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -
 def _graphs(
     matches: Sequence[Match], windows: Mapping[int, Mapping[int, StepBreakdown]], clocks: Clocks
 ) -> tuple[list[WindowGraph], int]:
-    """Graphs of the steps, ascending, and how many steps are left out for being impossible."""
+    """Return the graphs of the steps, ascending, and the number of steps left out as impossible."""
     by_step: dict[int, list[Match]] = {}
     for match in matches:
         by_step.setdefault(match.step, []).append(match)
@@ -163,7 +163,7 @@ def _graphs(
 
 
 def _whole_windows(profiled: Profiled) -> dict[int, dict[int, StepBreakdown]]:
-    """Step to the windows of all ranks, of the steps that every rank has in full."""
+    """Return step to the windows of all ranks, for the steps that every rank has in full."""
     found: dict[int, dict[int, StepBreakdown]] = {}
     for rank, reduction in profiled.reductions.items():
         for row in reduction.breakdowns:
@@ -195,7 +195,7 @@ def _outcome(graphs: Sequence[WindowGraph], hosts: Mapping[int, str]) -> Outcome
 
 
 def _played(graph: WindowGraph, slowest: list[int], ranks: list[int], kinds: list[str]) -> Times:
-    """[scenarios, 1], in the order in which ``_outcome`` takes them."""
+    """Return the step times [scenarios, 1] in the order in which ``_outcome`` reads them."""
     everything = np.ones((len(graph.real), 1), dtype=bool)
     rank_of, kind_of = graph.ranks[:, None], np.array(graph.kinds)[:, None]
     masks = chain(
