@@ -99,7 +99,7 @@ def draw(source: RunSource, run_id: str, name: str, state: PageState, colors: Pa
 
 
 def drawn_or_why(make: Callable[[], Drawn], colors: Palette, name: str) -> tuple[Drawn, bool]:
-    """Return the figure, or a note with the error, and whether it is final. A figure that is not final must be requested again."""
+    """Return the figure, or a note with the error, and whether it is final. If not, the client must request it again."""
     try:
         return make(), True
     except NotReadyError as error:
