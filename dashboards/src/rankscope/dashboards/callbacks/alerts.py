@@ -14,7 +14,7 @@ from rankscope.dashboards.pages.alerts import alert_notes, alert_rows, counted, 
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the callbacks."""
+    """Add the callbacks of the page of all alerts."""
     register_choices(app, "alerts", "alerts-address", "/alerts")
 
     @app.callback(

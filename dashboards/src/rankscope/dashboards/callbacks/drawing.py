@@ -24,7 +24,7 @@ OUR_FAULT = "This could not be drawn: an error in rankscope, not in the run. The
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the callbacks that draw."""
+    """Add the callbacks that draw figures and fill texts and tables."""
     each: Any = MATCH
     every: Any = ALL
 

@@ -1,4 +1,4 @@
-"""Figures and choices of the pages about many runs."""
+"""Callbacks of the pages about many runs: their figures and choices."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ FIGURES: Final[Mapping[str, Maker]] = {
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the callbacks."""
+    """Add the callbacks of these pages, and serve the numbers of their figures at ``/PAGE/data/FIGURE.csv``."""
     each: Any = MATCH
 
     @app.callback(

@@ -27,7 +27,7 @@ class Binned:
 def bin_worst(
     matrix: NDArray[np.floating[Any]], *, worst: Worst = "highest", max_rows: int = MAX_ROWS, max_columns: int = MAX_COLUMNS
 ) -> Binned:
-    """Reduce ``matrix`` [ranks, steps] to at most ``max_rows`` x ``max_columns`` blocks of equal size, the last ones cut off.
+    """Reduce ``matrix`` [ranks, steps] to at most ``max_rows`` x ``max_columns`` equal blocks; the last ones may be smaller.
 
     A block has its worst value: an average would hide one slow rank or step among a thousand.
     """
@@ -39,5 +39,5 @@ def bin_worst(
     padded = np.full((-(-rows // high) * high, -(-columns // wide) * wide), np.nan)
     padded[:rows, :columns] = matrix
     blocks = padded.reshape(padded.shape[0] // high, high, padded.shape[1] // wide, wide)
-    reduce = (np.fmin if worst == "lowest" else np.fmax).reduce  # NaN only where all are
+    reduce = (np.fmin if worst == "lowest" else np.fmax).reduce  # NaN only if all are
     return Binned(values=reduce(reduce(blocks, axis=3), axis=1).astype(np.float32), rows_per_bin=high, columns_per_bin=wide)

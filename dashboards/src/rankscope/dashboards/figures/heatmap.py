@@ -98,7 +98,7 @@ def step_heatmap(
     framed(figure, colors, height=min(520, max(220, 90 + 26 * rows)))
     figure.update_layout(plot_bgcolor=colors.missing)
     _rows_axis(figure, positions, cells.rank_of_row, colors, blamed=blamed, picked=picked)
-    # Marks above the map must not make it wider than its cells.
+    # Without this, marks above the map would widen its axis.
     ends = [float(cells.at[0]) - wide / 2, float(cells.at[-1]) + wide / 2]
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=ends)
     if columns * wide <= _EVERY_STEP_UP_TO:

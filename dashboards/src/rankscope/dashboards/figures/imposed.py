@@ -65,6 +65,6 @@ def imposed_bars(
         )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
     rows_axis(figure, [rank_label(row.rank, blamed, picked) for row in top])
-    # Room for the text behind the longest bar.
+    # Leaves room for the text behind the longest bar.
     figure.update_xaxes(title_text=f"{unit} imposed on the other ranks", range=[0, 1.75 * float(total.max())])
     return figure

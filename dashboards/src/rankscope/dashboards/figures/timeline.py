@@ -73,7 +73,7 @@ class Cells:
     """Lanes cut into columns of time."""
 
     edges: Numbers
-    """[columns + 1], nanoseconds."""
+    """[columns + 1], nanoseconds; column ``n`` reaches from edge ``n`` to ``n + 1``."""
     times: NDArray[np.float64]
     """[lanes, columns, kinds], nanoseconds; the sum over columns equals the duration of the parts."""
     prevailing: NDArray[np.uint8]

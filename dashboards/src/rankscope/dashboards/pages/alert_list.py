@@ -25,7 +25,7 @@ _SOURCES: Final[dict[Source, str]] = {"watcher": "the watcher", "prometheus": "P
 
 
 def alert_list(found: AlertsFound) -> list[Component]:
-    """Return the problems of the search for alerts, then the alerts in the given order, ``SHOWN`` at most."""
+    """Return notes on unreadable sources, then the alerts in the given order, ``SHOWN`` at most."""
     parts: list[Component] = [html.P(problem, className="reason", role="note") for problem in found.problems]
     if not found.alerts:
         parts.append(html.P("No alert is known: nothing was found, or nobody watched.", className="help"))

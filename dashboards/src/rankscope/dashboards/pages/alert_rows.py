@@ -61,7 +61,7 @@ def row_id(alert: AlertRecord) -> str:
 
 
 def revision_of_rows(alerts: Sequence[AlertRecord], problems: Sequence[str]) -> str:
-    """Return a hash that changes when an alert is added, removed or changed, or a problem changes."""
+    """Return a hash that changes when an alert is added, removed or changed, or the list of problems changes."""
     content = repr([(row_id(alert), alert.state, alert.ended_unix_ns, alert.summary) for alert in alerts] + list(problems))
     return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 

@@ -46,7 +46,7 @@ def alerts_page(source: RunSource, search: str | None, config: DashboardConfig) 
 
 
 def alert_notes(found: AlertsFound) -> list[Component]:
-    """Return the problems of the search for alerts, and the number of alerts that the table leaves out."""
+    """Return notes on unreadable sources, and on the number of alerts that the table leaves out."""
     notes: list[Component] = [html.P(problem, className="reason", role="note") for problem in found.problems]
     if len(found.alerts) > MOST_ROWS:
         left = f"{len(found.alerts) - MOST_ROWS:,} older alerts are not in the table; the CSV of the figure has all of them."

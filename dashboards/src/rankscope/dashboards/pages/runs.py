@@ -18,7 +18,7 @@ from rankscope.dashboards.pages.pieces import advice
 from rankscope.dashboards.pages.run_rows import COLUMNS, first_row
 
 LOOK_MS: Final = 1000
-"""Interval in ms at which the browser checks for visible rows without a verdict. It sends a request only if there are any."""
+"""Interval in ms at which the browser looks for visible rows with a missing or changing verdict. It requests only these."""
 
 
 def runs_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
