@@ -1,1 +1,1 @@
-"""What happens when the address, the selection or the run changes."""
+"""Dash callbacks that react to changes of the address, the selection and the run."""

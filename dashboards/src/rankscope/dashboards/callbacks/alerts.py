@@ -1,4 +1,4 @@
-"""The page of all alerts: new ones, search, order, the selected one."""
+"""Callbacks of the page of all alerts: refresh, search, sort order, selection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.dashboards.pages.alerts import alert_notes, alert_rows, counted, 
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the callbacks."""
+    """Add the callbacks of the page of all alerts."""
     register_choices(app, "alerts", "alerts-address", "/alerts")
 
     @app.callback(
@@ -37,7 +37,7 @@ def register(app: Dash, source: RunSource) -> None:
                 return (no_update,) * 7
             rows = alert_rows(source, found)
         except RankscopeError:
-            return (no_update,) * 7  # the folder is away for the moment; what is on the page stays
+            return (no_update,) * 7  # the folder cannot be read at the moment: the page keeps its content
         there = bool(found.alerts)
         return rows, counted(found), alert_notes(found), there, not there, revision, {"search": "", "ticks": ticks}
 

@@ -1,4 +1,4 @@
-"""Figures, texts and tables of a run's views, made for the run as it is, the selection in the address and the colour scheme."""
+"""Callbacks that draw figures, texts and tables of a run's views from the run, the selection in the address and the scheme."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUR_FAULT = "This could not be drawn: an error in rankscope, not in the run. The
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the callbacks that draw."""
+    """Add the callbacks that draw figures and fill texts and tables."""
     each: Any = MATCH
     every: Any = ALL
 
@@ -52,20 +52,20 @@ def register(app: Dash, source: RunSource) -> None:
         Input("address", "search"),
         Input({"type": "part-again", "name": each, "of": every}, "n_intervals"),
         State(identity("part", each), "id"),
-        prevent_initial_call=True,  # the page has it already
+        prevent_initial_call=True,  # the page is delivered with it
     )
     def write_part(run: dict[str, str] | None, search: str | None, again: list[int | None], which: dict[str, str]) -> Any:
         if run is None or which["name"] not in PARTS:
             return no_update
         if isinstance(ctx.triggered_id, dict) and not any(again):
-            return no_update  # what will ask again has only just come
+            return no_update  # the polling timer was only just created
         try:
             return PARTS[which["name"]](RunData(source, source.summary(run["run_id"])), PageState.parse(search))
         except NotReadyError as error:
             return not_yet(which["name"], error.progress)
         except RankscopeError as error:
             return html.P(str(error), className="reason")
-        except Exception:  # noqa: BLE001  one text of many: the others are written, and the log has the trace
+        except Exception:  # noqa: BLE001  other texts must still be shown; the log has the traceback
             _LOG.exception("part %s of run %s", which["name"], run["run_id"])
             return html.P(OUR_FAULT, className="reason", role="alert")
 
@@ -88,29 +88,29 @@ def _register_grids(app: Dash, source: RunSource) -> None:
         try:
             return GRIDS[which["name"]](RunData(source, source.summary(run["run_id"])), PageState.parse(search))
         except RankscopeError:
-            return no_update  # the page says elsewhere what is wrong
+            return no_update  # another part of the page shows the error
 
 
 def draw(source: RunSource, run_id: str, name: str, state: PageState, colors: Palette) -> tuple[Drawn, bool]:
-    """A figure of a run; see ``drawn_or_why``."""
+    """Draw figure ``name`` of a run; see ``drawn_or_why``."""
     return drawn_or_why(
         lambda: FIGURES[name](RunData(source, source.summary(run_id)), state, colors), colors, f"{name} of run {run_id}"
     )
 
 
 def drawn_or_why(make: Callable[[], Drawn], colors: Palette, name: str) -> tuple[Drawn, bool]:
-    """A figure, or a note with what is wrong; and whether it is what it will be: if not, ask again."""
+    """Return the figure, or a note with the error, and whether it is final. If not, the client must request it again."""
     try:
         return make(), True
     except NotReadyError as error:
         return instead(f"{error.progress.sentence} …", colors), False
     except RankscopeError as error:
         return instead(str(error), colors), True
-    except Exception:  # noqa: BLE001  one figure of many: the others are drawn, and the log has the trace
+    except Exception:  # noqa: BLE001  other figures must still be drawn; the log has the traceback
         _LOG.exception("figure %s", name)
         return instead(OUR_FAULT, colors), True
 
 
 def instead(text: str, colors: Palette) -> Drawn:
-    """Where a figure would be: why there is none."""
+    """Return a figure without data that shows ``text`` as the reason."""
     return Drawn(note(text, colors), NO_TABLE, text)

@@ -1,4 +1,4 @@
-"""Windows as files for Perfetto: ``/run/RUN_ID/perfetto?window=N``; with ``ask=1`` how far that is, in JSON."""
+"""Windows as files for Perfetto: ``/run/RUN_ID/perfetto?window=N``. With ``ask=1`` the answer is the progress, in JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.dashboards.url_state import PageState
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the address."""
+    """Add the URL rule to the server."""
 
     def perfetto(run_id: str) -> flask.Response:
         state = PageState.parse(flask.request.query_string.decode("utf-8", "replace"))

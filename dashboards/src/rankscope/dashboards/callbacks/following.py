@@ -1,4 +1,4 @@
-"""Following a run that is still being written."""
+"""Callback that follows a run that is still being written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AS_IT_WAS: Final = "The run cannot be read at the moment; what is shown is as it
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the callback that asks whether the run has changed; only then is anything drawn or sent."""
+    """Add the callback that checks for changes of the run. Figures are drawn and sent only after a change."""
 
     @app.callback(
         Output("run", "data"),
@@ -36,7 +36,7 @@ def register(app: Dash, source: RunSource) -> None:
             run = RunData(source, source.summary(before["run_id"]))
             now, note = shown(run, view), stale_note(run)
         except RankscopeError as error:
-            # Being moved or written: the page keeps what it has and asks again.
+            # The run is being moved or written: the page keeps its content and polls again.
             return no_update, no_update, no_update, f"{AS_IT_WAS} {error}"
         said = no_update if note == (away or "") else note
         if now == before:

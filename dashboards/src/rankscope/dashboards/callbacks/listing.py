@@ -1,4 +1,4 @@
-"""The list of runs: new runs, verdicts of those in view, search, order, selection."""
+"""Callbacks of the list of runs: new runs, verdicts of visible rows, search, sort order, selection."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rankscope.dashboards.pages.run_rows import asked_row
 from rankscope.dashboards.pages.runs import compare_link, counted, list_revision, list_rows
 
 MOST_ASKED: Final = 24
-"""Rows that are told of in one answer."""
+"""Maximum number of rows in one answer."""
 MOST_FOLLOWED: Final = 8
-"""Live runs among them whose verdict is kept up to date: each takes a process beside the server."""
+"""Maximum number of live runs per answer whose verdict is kept up to date: each needs a process beside the server."""
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the callbacks of the list."""
+    """Add the callbacks of the list of runs."""
     lately = Lately(source.runs)
 
     @app.callback(
@@ -40,13 +40,13 @@ def register(app: Dash, source: RunSource) -> None:
         try:
             runs = lately.get()
         except RankscopeError:
-            return (no_update,) * 5  # the folder is away for the moment; what is on the page stays
+            return (no_update,) * 5  # the folder cannot be read at the moment: the page keeps its content
         revision = list_revision(runs)
         if revision == seen:
             return (no_update,) * 5
         return list_rows(source, runs), counted(runs), bool(runs), not runs, revision
 
-    # Not the table's rowTransaction: it sets the selection back to what it was some 100 ms ago on a slow machine.
+    # The table's rowTransaction is not used: on a slow machine it resets the selection to its state of about 100 ms ago.
     @app.callback(Output("runs-answer", "data"), Input("runs-asked", "data"), prevent_initial_call=True)
     def answer(asked: Any) -> Any:
         if not isinstance(asked, dict) or not isinstance(asked.get("ids"), list):
@@ -74,7 +74,7 @@ def register(app: Dash, source: RunSource) -> None:
 
 
 def register_choices(app: Dash, table: str, address: str, page: str) -> None:
-    """Search, order and selection of a table follow the address, and it follows them; all rows can be saved."""
+    """Add callbacks that synchronize a table's search, sort order and selection with the address, and save its rows as CSV."""
     search_box, grid, wanted_search, agreed_search = (f"{table}-{name}" for name in ("q", "grid", "search", "agreed"))
 
     @app.callback(
@@ -93,19 +93,18 @@ def register_choices(app: Dash, table: str, address: str, page: str) -> None:
         State(grid, "dashGridOptions"),
         prevent_initial_call=True,
     )
-    def select(  # noqa: PLR0917  # as Dash hands them over
+    def select(  # noqa: PLR0917  # Dash passes one argument per input
         q: Any, columns: Any, rows: Any, search: str | None, path: str | None, agreed: str | None, has: Any
     ) -> tuple[Any, ...]:
         if path not in (None, page):
-            raise PreventUpdate  # somebody is leaving: this is the address of where they go
+            raise PreventUpdate  # the user is leaving: this is the address of the next page
         now = ListState.parse(search)
         picked = picked_ids(rows)
-        # The table tells them in its own order: no other choice, or going back would lead nowhere.
+        # The table reports ids in its own order. A mere reordering is not a new selection: it would add a history entry.
         same = rows is None or set(picked) == set(now.picked)
         shown = replace(sorted_as(columns, now), picked=now.picked if same else picked)
-        # All choices at once: somebody may have made the second while the first was under way.
-        # Somebody went back, or on. What has changed does not tell: what the table says may overtake what the address has it do,
-        # such as after going back twice, and an address that follows one choice may come together with the next.
+        # The agreed address decides between navigation and a choice: the triggered inputs cannot, because the table's events
+        # may overtake the address's. All choices are applied at once: a second may be made while the first is under way.
         moved = ListState.parse(agreed) != now
         wanted = now if moved else replace(shown, q=str(q or ""))
         options = Patch()
@@ -136,14 +135,14 @@ def register_choices(app: Dash, table: str, address: str, page: str) -> None:
 
 
 def picked_ids(rows: object) -> tuple[str, ...]:
-    """Ids of the selected rows, as the table tells them and as it is told them."""
+    """Return the ids of the selected rows, from either form of ``selectedRows``: a list of rows or ``{"ids": [...]}``."""
     if isinstance(rows, dict):
         return tuple(map(str, rows.get("ids") or ()))
     return tuple(str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row) if isinstance(rows, list) else ()
 
 
 def asked_rows(source: RunSource, run_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of runs in view; those that are gone are left out: the list will know."""
+    """Return the rows of visible runs. Runs that cannot be read are left out: the next refresh of the list removes them."""
     rows = []
     followed = 0
     for run_id in run_ids:
@@ -157,7 +156,7 @@ def asked_rows(source: RunSource, run_ids: Sequence[str]) -> list[dict[str, Any]
 
 
 def sorted_as(columns: Any, now: ListState) -> ListState:
-    """The state with the order that the table has; as it is while the table has not said."""
+    """Return ``now`` with the table's sort order, or unchanged while the table has not reported its columns."""
     if not isinstance(columns, list):
         return now
     order = next(((one["colId"], one["sort"]) for one in columns if isinstance(one, dict) and one.get("sort")), None)

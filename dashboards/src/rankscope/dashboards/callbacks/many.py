@@ -1,4 +1,4 @@
-"""Figures and choices of the pages about many runs."""
+"""Callbacks of the pages about many runs: their figures and choices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rankscope.dashboards.pages.ledger import ledger_body, ledger_of
 from rankscope.dashboards.pages.live import identity
 
 ASKED_AT_ONCE: Final = 4
-"""Runs that the ledger asks the analysis of at a time; so many are worked on at most."""
+"""Maximum number of runs that the ledger requests the analysis of at a time."""
 
 Maker = Callable[[RunSource, str | None, Palette], Drawn]
 
@@ -83,11 +83,11 @@ FIGURES: Final[Mapping[str, Maker]] = {
     "scaling-efficiency": _of_scaling(scaling_efficiency),
     "scaling-losses": _of_scaling(scaling_losses),
 }
-"""Makers of figures: (source, query part of the address, colours)."""
+"""Figure name to the function that draws it: (source, query part of the address, palette) → ``Drawn``."""
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the callbacks."""
+    """Add the callbacks of these pages, and serve the numbers of their figures at ``/PAGE/data/FIGURE.csv``."""
     each: Any = MATCH
 
     @app.callback(
@@ -158,7 +158,7 @@ def _register_ledger(app: Dash, source: RunSource) -> None:
             ledger = ledger_of(source, state)
             working = ctx.triggered_id == "ledger-work" and analyse_some(source, [run.run_id for run in ledger.not_analysed])
         except RankscopeError:
-            return (no_update,) * 4  # the folder is away for the moment
+            return (no_update,) * 4  # the folder cannot be read at the moment
         return ledger_body(ledger), {"search": search or "", "ticks": ticks}, not working, no_update if days == chosen else days
 
     @app.callback(
@@ -169,7 +169,7 @@ def _register_ledger(app: Dash, source: RunSource) -> None:
 
 
 def analyse_some(source: RunSource, run_ids: list[str]) -> bool:
-    """Have the first of them analysed that can be; whether any may still be to come."""
+    """Request the analysis of the first ``ASKED_AT_ONCE`` readable runs. Return whether any may still be pending."""
     working, asked = False, 0
     for run_id in run_ids:
         try:
@@ -177,7 +177,7 @@ def analyse_some(source: RunSource, run_ids: list[str]) -> bool:
         except NotReadyError:
             working = True
         except RankscopeError:
-            continue  # its line in the list says why
+            continue  # the run's row in the list shows the error
         asked += 1
         if asked >= ASKED_AT_ONCE:
             return True
@@ -185,5 +185,5 @@ def analyse_some(source: RunSource, run_ids: list[str]) -> bool:
 
 
 def draw(source: RunSource, name: str, search: str | None, colors: Palette) -> tuple[Drawn, bool]:
-    """A figure; see ``drawn_or_why``."""
+    """Draw figure ``name``; see ``drawn_or_why``."""
     return drawn_or_why(lambda: FIGURES[name](source, search, colors), colors, name)

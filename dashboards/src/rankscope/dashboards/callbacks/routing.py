@@ -1,4 +1,4 @@
-"""Address to page."""
+"""Callbacks that map an address to its page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def register(app: Dash, source: RunSource, config: DashboardConfig) -> None:
-    """Add the callbacks that choose and list pages."""
+    """Add the callbacks that show pages, links, title and colour scheme."""
 
     @app.callback(
         Output("page", "children"),
@@ -36,7 +36,7 @@ def register(app: Dash, source: RunSource, config: DashboardConfig) -> None:
     )
     def show_page(pathname: str | None, again: list[int | None], search: str | None) -> tuple[Any, Any]:
         if again and not any(again) and ctx.triggered_id != "url":
-            return no_update, no_update  # the page that will ask again has only just come
+            return no_update, no_update  # the polling timer was only just created
         page, name = page_for(pathname, search, source, config)
         return page, f"{name} · {config.title}"
 
@@ -56,10 +56,10 @@ def register(app: Dash, source: RunSource, config: DashboardConfig) -> None:
 
 
 def page_for(pathname: object, search: str | None, source: RunSource, config: DashboardConfig) -> tuple[Component, str]:
-    """The page of an address and its name; never raises for what a user may type or a run may hold."""
+    """Return the page of an address and its name. Never raises, whatever the address or the run's files contain."""
     try:
         return _page_for(pathname, search, source, config)
-    except Exception:  # noqa: BLE001  without a page nothing would tell that there is none; the log has the trace
+    except Exception:  # noqa: BLE001  the user must see an error page; the log has the traceback
         _LOG.exception("page %s", shown(str(pathname)))
         return problem.problem_page("This page could not be made", OUR_FAULT), "Error"
 
@@ -67,7 +67,7 @@ def page_for(pathname: object, search: str | None, source: RunSource, config: Da
 def _page_for(pathname: object, search: str | None, source: RunSource, config: DashboardConfig) -> tuple[Component, str]:
     if (page := site_page(pathname)) is not None:
         return _site(page, search, source, config), page.title
-    # Whoever posts to the app without a browser may send anything.
+    # Clients other than a browser may post any type.
     run_id, slug = (run_of(pathname) if isinstance(pathname, str) else None) or ("", "")
     view = view_of(slug)
     if not run_id or view is None:

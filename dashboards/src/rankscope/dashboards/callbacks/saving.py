@@ -1,4 +1,4 @@
-"""Taking figures and tables away."""
+"""Download of figures and tables as CSV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankscope.dashboards.views.registry import FIGURES
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the numbers of figures at ``/run/RUN_ID/data/FIGURE.csv``, and the button of tables."""
+    """Serve the numbers of figures at ``/run/RUN_ID/data/FIGURE.csv``, and add the callback of the tables' save button."""
     each: Any = MATCH
 
     def figure_data(run_id: str, name: str) -> flask.Response:
@@ -40,7 +40,10 @@ def register(app: Dash, source: RunSource) -> None:
 
 
 def csv_answer(drawn_and_ready: tuple[Drawn, bool], file: str) -> flask.Response:
-    """What ``drawing.drawn_or_why`` gave as a file to save; in words what is wrong where there is nothing to save."""
+    """Return the result of ``drawing.drawn_or_why`` as a CSV file.
+
+    Without a table, return its sentence as plain text: status 404 if the result is final, 503 if not.
+    """
     drawn, ready = drawn_and_ready
     if not drawn.table.columns:
         return flask.Response(f"{drawn.says}\n", 404 if ready else 503, mimetype="text/plain")
@@ -49,7 +52,7 @@ def csv_answer(drawn_and_ready: tuple[Drawn, bool], file: str) -> flask.Response
 
 
 def csv_of(table: Table) -> str:
-    """A header and the rows; what is not known is empty, and no name is a formula."""
+    """Return header and rows as CSV. Unknown values are empty; cells that a spreadsheet would run as a formula are defused."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerows([safe_cell(cell) for cell in row] for row in (table.columns, *table.rows))

@@ -1,4 +1,4 @@
-"""Selection and address follow each other; the address has the say."""
+"""Callbacks that synchronize the selection with the address. On a conflict the address wins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.dashboards.views.registry import PICKS, ROW_PICKS, ZOOMS
 
 
 def register(app: Dash, source: RunSource) -> None:
-    """Add the callbacks that keep controls, clicks in figures and the address in step."""
+    """Add the callbacks that synchronize controls, clicks in figures and the address."""
     each: Any = MATCH
     every: Any = ALL
 
@@ -62,9 +62,9 @@ def register(app: Dash, source: RunSource) -> None:
 
 
 def _wanted(now: PageState, source: RunSource, run: dict[str, str]) -> PageState:
-    """What is selected after what has just happened."""
+    """Return the selection after the event that triggered the callback."""
     happened = [(ctx.triggered_prop_ids[each["prop_id"]], each["value"]) for each in ctx.triggered if each["prop_id"] != "."]
-    # A double click is told together with the clicks that it is made of: the zoom is what it was for.
+    # A double click arrives together with its single clicks: its zoom takes precedence.
     happened.sort(key=lambda each: isinstance(each[0], dict) and each[0]["type"] != "zoomed")
     triggered: Any
     triggered, value = happened[0] if happened else (None, None)
@@ -82,12 +82,12 @@ def _wanted(now: PageState, source: RunSource, run: dict[str, str]) -> PageState
             case "grid" if name in ROW_PICKS and value:
                 return ROW_PICKS[name](RunData(source, source.summary(run["run_id"])), now, str(value["rowId"]))
     except (KeyError, IndexError, TypeError, ValueError, RankscopeError):
-        pass  # a mark that stands for nothing, or a run that is gone
+        pass  # a mark without an object, or a run that disappeared
     return now
 
 
 def text_of(value: Any) -> str | None:
-    """A control's value as it stands in the address; ``None`` when nothing is chosen."""
+    """Return a control's value as text for the address; ``None`` if nothing is chosen."""
     if value is None or value in ("", []):
         return None
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

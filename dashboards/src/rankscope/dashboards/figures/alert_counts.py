@@ -1,4 +1,4 @@
-"""How many alerts began over time."""
+"""Number of alerts that began, over time."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _WIDTHS_S: Final = (
     (60, "minute"), (600, "10 minutes"), (3_600, "hour"), (6 * 3_600, "6 hours"), (86_400, "day"), (7 * 86_400, "7 days"),
     (30 * 86_400, "30 days"), (360 * 86_400, "360 days"),
 )  # fmt: skip
-"""Seconds that a bar may stand for, and in words."""
+"""Allowed bar widths: seconds, and their name."""
 
 _SEVERITIES: Final = (
     ("critical", "Critical", "exposed_communication", ""),
     ("warning", "Warning", "exposed_memcpy", "/"),
     (None, "Other", "idle", "x"),
 )
-"""Severity, its name, colour's role, hatching."""
+"""Severity, its name, role of its colour, hatching."""
 
 
 def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
-    """Stacked bars of how many alerts began, by severity."""
+    """Draw stacked bars of the number of alerts that began, by severity."""
     if not alerts:
         return Drawn(note(NONE, colors), NO_TABLE, NONE.replace("<br>", " "))
     width_s, words = bar_width_s([alert.started_unix_ns for alert in alerts])
@@ -64,7 +64,7 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
 
 
 def bar_width_s(starts_unix_ns: Sequence[int]) -> tuple[int, str]:
-    """Seconds per bar, and in words, so that there are at most ``MOST_BARS``, or the widest there are."""
+    """Return the narrowest bar width in seconds, and its name, that needs at most ``MOST_BARS`` bars; else the widest."""
     span_s = (max(starts_unix_ns) - min(starts_unix_ns)) / 1e9
     return next(((width, words) for width, words in _WIDTHS_S if span_s < width * (MOST_BARS - 1)), _WIDTHS_S[-1])
 

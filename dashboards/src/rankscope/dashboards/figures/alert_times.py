@@ -1,4 +1,4 @@
-"""When alerts fired."""
+"""Times at which alerts fired."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration, moment
 
 SHOWN: Final = 24
-"""Alerts, of one name about the same thing in one row; the table has all of them."""
+"""Maximum number of rows, one per alert name and subject. The table has all alerts."""
 
 COLUMNS: Final = (
     "alert", "severity", "state", "run id", "rank", "started [unix ns]", "ended [unix ns]", "source", "summary", "labels"
@@ -28,11 +28,11 @@ _STATES: Final[tuple[tuple[State, str, str], ...]] = (
     ("lost", "End unknown", "/"),
     ("resolved", "Past", "x"),
 )
-"""State, its name, and the hatching that says it without colour."""
+"""State, its name, and the hatching that shows it without colour."""
 
 
 def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: int) -> go.Figure:
-    """Bars from the beginning of each alert to its end, or to now, in one row per alert and what it is about."""
+    """Draw a bar from the start of each alert to its end, or to now, in one row per alert name and subject."""
     rows = list(dict.fromkeys(row_label(alert) for alert in alerts))[:SHOWN]
     if not rows:
         return note(NONE, colors)
@@ -66,7 +66,7 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
 
 
 def alert_table(alerts: Sequence[AlertRecord]) -> Table:
-    """All that is known of each alert."""
+    """Return a table with all fields of each alert."""
     return Table(
         COLUMNS,
         [
@@ -88,7 +88,7 @@ def alert_table(alerts: Sequence[AlertRecord]) -> Table:
 
 
 def row_label(alert: AlertRecord) -> str:
-    """An alert and what it is about, short and inert."""
+    """Return name and subject of an alert, shortened and without HTML or control characters."""
     about = next(
         (f"{name} {alert.labels[name]}" for name in ("rank", "uuid", "collector", "instance", "host") if alert.labels.get(name)),
         "",

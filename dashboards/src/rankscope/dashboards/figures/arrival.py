@@ -1,4 +1,4 @@
-"""One collective on all its ranks: who came when, who waited, and how long it took once all were there."""
+"""One collective on all its ranks: arrival, waiting, and the transfer after the last arrival."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rankscope.dashboards.figures.frame import framed, hatched, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 
 SHOWN: Final = 48
-"""Ranks that are drawn: the last to come, and of the others some of the first; the table has all."""
+"""Maximum number of ranks drawn: the ``_FIRST`` earliest and the rest from the latest. The table has all."""
 _FIRST: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A rank in a collective, milliseconds since the first of its ranks came."""
+    """One rank in a collective. Times are in milliseconds since the first rank's arrival."""
 
     rank: int
     arrival_ms: float
     wait_ms: float | None
-    """``None``: not known."""
+    """``None`` if unknown."""
     end_ms: float
 
 
 def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | None, picked: int | None = None) -> go.Figure:
-    """A bar per rank from its arrival to its end, the first to come at the top. ``last`` has a flag."""
+    """Draw a bar per rank from its arrival to its end, the earliest at the top. Rank ``last`` has a flag."""
     shown = list(arrivals) if len(arrivals) <= SHOWN else [*arrivals[:_FIRST], *arrivals[_FIRST - SHOWN :]]
     at = np.arange(len(shown))
     begin = np.array([one.arrival_ms for one in shown])

@@ -1,4 +1,4 @@
-"""Fitting a large matrix of ranks x steps into as many cells as a screen has room for."""
+"""Reduction of a large matrix of ranks x steps to as many cells as fit a screen."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MAX_COLUMNS: Final = 480
 
 @dataclass(frozen=True, slots=True)
 class Binned:
-    """A matrix of blocks."""
+    """Matrix reduced to blocks."""
 
     values: NDArray[np.float32]
-    """[rows, columns], the worst value of each block, NaN where the whole block is missing."""
+    """[rows, columns], the worst value of each block; NaN if the whole block is missing."""
     rows_per_bin: int
     columns_per_bin: int
 
@@ -27,9 +27,9 @@ class Binned:
 def bin_worst(
     matrix: NDArray[np.floating[Any]], *, worst: Worst = "highest", max_rows: int = MAX_ROWS, max_columns: int = MAX_COLUMNS
 ) -> Binned:
-    """Reduce ``matrix`` [ranks, steps] to at most ``max_rows`` x ``max_columns`` blocks of equal size, the last ones cut off.
+    """Reduce ``matrix`` [ranks, steps] to at most ``max_rows`` x ``max_columns`` equal blocks; the last ones may be smaller.
 
-    The worst value stands for a block: one slow rank or step among a thousand must stay visible, an average would hide it.
+    A block has its worst value: an average would hide one slow rank or step among a thousand.
     """
     rows, columns = matrix.shape
     high = max(1, -(-rows // max_rows))
@@ -39,5 +39,5 @@ def bin_worst(
     padded = np.full((-(-rows // high) * high, -(-columns // wide) * wide), np.nan)
     padded[:rows, :columns] = matrix
     blocks = padded.reshape(padded.shape[0] // high, high, padded.shape[1] // wide, wide)
-    reduce = (np.fmin if worst == "lowest" else np.fmax).reduce  # NaN only where all are
+    reduce = (np.fmin if worst == "lowest" else np.fmax).reduce  # NaN only if all are
     return Binned(values=reduce(reduce(blocks, axis=3), axis=1).astype(np.float32), rows_per_bin=high, columns_per_bin=wide)

@@ -1,4 +1,4 @@
-"""Where each rank's profiled time went: stacked bars that sum to the window."""
+"""Breakdown of each rank's profiled time: stacked bars that sum to the window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import time_unit
 
 ALL_UP_TO: Final = 24
-"""With more ranks than this, the mean of all is drawn, and the ranks that differ most from it."""
+"""With more ranks than this, only the mean of all and the ranks that differ most from it are drawn."""
 NOTABLE: Final = 14
 
 NO_WINDOW: Final = (
@@ -27,7 +27,7 @@ NO_WINDOW: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One segment of the bars: its key in the palette, its name, its hatching."""
+    """One segment of the bars: key in the palette, name, hatching."""
 
     key: str
     label: str
@@ -44,9 +44,9 @@ PARTS: Final = (
 
 
 def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
-    """Times of ``PARTS``, [ranks, parts], microseconds; each row sums to the rank's window. Every rank must have a window.
+    """Return times of ``PARTS`` [ranks, parts] in microseconds. Each row sums to the rank's window; every rank must have one.
 
-    Compute as recorded includes the communication that ran at the same time; it is told apart here as overlap.
+    Recorded compute includes compute that ran during communication; that part is split off here as overlap.
     """
     columns = np.array(
         [
@@ -62,9 +62,10 @@ def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
 def breakdown_bars(
     ranks: Sequence[RankResult], colors: Palette, *, blamed: int | None = None, picked: int | None = None
 ) -> go.Figure:
-    """Stacked bars per rank. ``blamed`` and ``picked`` ranks are marked by a sign, bold type and a frame.
+    """Draw stacked bars per rank. The ``blamed`` and ``picked`` ranks are marked by a sign, bold type and a frame.
 
-    A rank without a profiled step has an empty row. Of more than ``ALL_UP_TO`` ranks, the mean and the most different are shown.
+    A rank without a profiled step has an empty row. With more than ``ALL_UP_TO`` ranks, the mean and the ranks that differ most
+    from it are shown.
     """
     profiled = [rank for rank in ranks if rank.window_us is not None]
     if not profiled:
@@ -114,13 +115,13 @@ def _stack(times: NDArray[np.float64], at: NDArray[np.int64], names: list[str], 
 
 
 def rank_label(rank: int, blamed: int | None, picked: int | None = None, *, word: str = "rank ") -> str:
-    """Axis label: the blamed rank has a flag, the picked one a pointer, so that neither depends on colour."""
+    """Return the axis label. The blamed rank has a flag, the picked one a pointer, so that neither depends on colour."""
     sign = "⚑ " if rank == blamed else "▸ " if rank == picked else ""
     return f"<b>{sign}{word}{rank}</b>" if sign else f"{word}{rank}"
 
 
 def _notable(ranks: Sequence[RankResult], times: NDArray[np.float64], marked: tuple[int | None, ...]) -> list[int]:
-    """Indices of the marked ranks, then of those whose parts differ most from the mean."""
+    """Return indices of the marked ranks, then of those whose parts differ most from the mean; ``NOTABLE`` at most."""
     differs = np.abs(times - times.mean(axis=0)).sum(axis=1)
     first = [index for index, rank in enumerate(ranks) if rank.rank in marked]
     others = [int(index) for index in np.argsort(-differs, kind="stable") if index not in first]

@@ -1,4 +1,4 @@
-"""Imposed wait by cause: of each rank, and over the steps of the run."""
+"""Imposed wait by cause: per rank, and over the steps of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration, time_unit
 
 SHOWN: Final = 12
-"""Ranks shown, the costliest ones; the table has all of them."""
+"""Maximum number of ranks shown, the costliest first. The table has all of them."""
 
 NO_STEPS: Final = (
     "What made ranks late is not known:<br>it takes five steps on record or more, of two ranks or more,<br>"
@@ -29,7 +29,7 @@ _LEGEND: Final[dict[str, Any]] = {"font": {"size": 12}, "traceorder": "normal"}
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One cause: its name, its role in the palette and its hatching."""
+    """One cause: name, role in the palette, hatching."""
 
     label: str
     role: str
@@ -47,13 +47,13 @@ CAUSES: Final[dict[str, Cause]] = {
     "between_steps": Cause("Longer between steps", "overlap", "|"),
     "unknown": Cause("Not told apart", "idle", ""),
 }
-"""In the order in which they are stacked."""
+"""Causes, in stacking order."""
 
 
 def cause_bars(
     ranks: Sequence[BlamedRank], colors: Palette, *, blamed: int | None = None, picked: int | None = None
 ) -> go.Figure:
-    """Horizontal stacked bars: what the ranks that imposed most took longer for."""
+    """Draw horizontal stacked bars per cause for the ranks that imposed the most wait."""
     known = [rank for rank in ranks if rank.steps_us is not None]
     if not known:
         return note(NO_STEPS if not ranks or ranks[0].steps_us is None else NOBODY, colors)
@@ -90,7 +90,7 @@ def cause_bars(
 
 
 def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure:
-    """Stacked bars over the steps: imposed wait per step, by cause; hovering says who imposed most of it."""
+    """Draw stacked bars of imposed wait per step, by cause. Hover text names the rank that imposed the most."""
     if timeline is None:
         return note(NO_STEPS, colors)
     if not timeline.causes_us:
@@ -123,5 +123,5 @@ def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure
 
 
 def span_of(first: int, last: int) -> str:
-    """``step 7``, ``steps 10 to 19``."""
+    """Return ``step 7`` or ``steps 10 to 19``."""
     return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"

@@ -1,4 +1,4 @@
-"""The numbers of a heat map, made when somebody asks for them: a map has a hundred thousand cells."""
+"""Table rows computed on access: a heat map has a hundred thousand cells."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rankscope.dashboards.figures.drawn import Cell
 
 @dataclass(frozen=True, slots=True)
 class CellRows(Sequence[tuple[Cell, ...]]):
-    """One row per cell: what its row and its column are called, and its value."""
+    """Table with one row per cell: the names of its row and its column, and its value."""
 
     rows: Sequence[tuple[Cell, ...]]
     columns: Sequence[tuple[Cell, ...]]
     values: NDArray[np.floating[Any]]
-    """[rows, columns], NaN where it is not known."""
+    """[rows, columns]; NaN is unknown."""
 
     def __len__(self) -> int:
         return self.values.size
@@ -38,7 +38,7 @@ class CellRows(Sequence[tuple[Cell, ...]]):
 
 @dataclass(slots=True)
 class Later(Sequence[tuple[Cell, ...]]):
-    """Rows that are made when somebody asks for the first one: most figures are looked at and never saved."""
+    """Table rows that are computed on first access: most figures are viewed and never saved."""
 
     make: Callable[[], Sequence[tuple[Cell, ...]]]
     _made: Sequence[tuple[Cell, ...]] | None = None

@@ -1,4 +1,4 @@
-"""Collectives by operation, process group and size: transfer against waiting, and bandwidth against what the link should give."""
+"""Collectives by operation, process group and size: transfer versus waiting, and measured versus expected bandwidth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration, time_unit
 
 SHOWN: Final = 12
-"""Rows that are drawn, the costliest ones; the table has all of them."""
+"""Maximum number of rows drawn, the costliest first. The table has all of them."""
 
 NO_COLLECTIVE: Final = (
     "No collective was seen: none was profiled, or none could be read.<br>"
@@ -32,23 +32,23 @@ NO_SIZE: Final = (
 
 
 def cost_us(row: CollectiveBandwidth) -> float:
-    """Time that a rank spent in them: instances with a known transfer times its median and the mean wait; 0 where not known."""
+    """Return a rank's time in these collectives: matched instances times (median transfer + mean wait); 0 if unknown."""
     return 0.0 if row.transfer_us is None else row.matched * (row.transfer_us + (row.wait_us or 0.0))
 
 
 def by_cost(rows: Sequence[CollectiveBandwidth], group: str | None) -> list[CollectiveBandwidth]:
-    """Those of the process group, or of all; the costliest first, at the end those of which that is not known."""
+    """Return the rows of process group ``group`` (``None``: all groups), costliest first; rows of unknown cost come last."""
     return sorted((row for row in rows if group in (None, row.group)), key=cost_us, reverse=True)
 
 
 def name_of(row: CollectiveBandwidth) -> str:
-    """``all_reduce · dp (8 ranks) · 4.0 MiB``."""
+    """Return operation, group and size: ``all_reduce · dp (8 ranks) · 4.0 MiB``."""
     ranks = "" if row.group_size is None else f" ({counted(row.group_size, 'rank')})"
     return f"{row.op} · {row.group}{ranks} · {'size not known' if row.bytes is None else bytes_in_words(row.bytes)}"
 
 
 def wait_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure:
-    """Time that a rank spent in each row's collectives, as transfer and as waiting for later ranks. ``rows`` are in order."""
+    """Draw a rank's time in each row's collectives, split into transfer and waiting for later ranks. ``rows`` are in order."""
     if not rows:
         return note(NO_COLLECTIVE, colors)
     shown = [row for row in rows if row.transfer_us is not None][:SHOWN]
@@ -80,7 +80,7 @@ def wait_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure
 
 
 def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure:
-    """Measured bus bandwidth as bars with their deciles, and a mark where the link's own rate is. ``rows`` are in order."""
+    """Draw measured bus bandwidth with its 10th and 90th percentile, and a mark at the expected rate. ``rows`` are in order."""
     if not rows:
         return note(NO_COLLECTIVE, colors)
     shown = [row for row in rows if _measured(row) is not None][:SHOWN]
@@ -122,7 +122,7 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
 
 
 def against(row: CollectiveBandwidth) -> str:
-    """``38 of 50 GB/s · 76%``, and what must be known about it."""
+    """Return measured versus expected bandwidth, with its caveats: ``38 of 50 GB/s · 76%``."""
     measured = "" if row.bus_gb_s is not None else "at least "
     shown = f"{measured}{_measured(row):,.3g}"
     if row.expected_gb_s is None:
@@ -142,7 +142,7 @@ def _share(row: CollectiveBandwidth) -> float:
 
 
 def _rows(figure: go.Figure, rows: Sequence[CollectiveBandwidth], colors: Palette) -> None:
-    """One row for each, its name above its bar: beside it there is no room on a narrow screen."""
+    """Lay out one line per row. The name is above the bar: a narrow screen has no room beside it."""
     framed(figure, colors, height=70 + 48 * max(len(rows), 2))
     for at, row in enumerate(rows):
         figure.add_annotation(

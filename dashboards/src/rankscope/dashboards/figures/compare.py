@@ -1,4 +1,4 @@
-"""What changed from one run to the others: step times, parts of the step, hosts and ranks, with their intervals."""
+"""Figures that compare runs: step times, parts of the step, hosts and ranks, with their confidence intervals."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _ROLES: Final = ("compute", "exposed_communication", "overlap", "exposed_memcpy", "text", "muted")
 _SYMBOLS: Final = {"worse": "triangle-right", "better": "triangle-left"}
 SHOWN: Final = 40
-"""Rows of a figure; all are in its table."""
+"""Maximum number of rows in a figure. Its table has all of them."""
 _MOST_LETTERS: Final = 36
-"""Of a name at an axis or in a legend; all of it is in the hover text or in the table."""
+"""Maximum length of a name at an axis or in a legend. The hover text or the table has all of it."""
 
 
 def side_name(side: Side) -> str:
-    """``A: bert``; names alone need not differ."""
+    """Return label and name of a side, as ``A: bert``: names alone may be equal."""
     return f"{side.label}: {side.name}"
 
 
 def step_distributions(compared: Compared, colors: Palette) -> Drawn:
-    """Share of steps that took at most so long, a line per side; told apart by their dashes as well."""
+    """Draw the cumulative distribution of step times, one line per side. Lines differ in colour and dash."""
     told = [(side, one) for side, one in zip(compared.result.sides, compared.distributions, strict=True) if one.percentiles_us]
     if not told:
         says = "No side has a usable step: there is nothing to compare."
@@ -56,7 +56,7 @@ def step_distributions(compared: Compared, colors: Palette) -> Drawn:
     legend_above(figure)
     lowest, highest = min(one.percentiles_us[0] for _, one in told), max(one.percentiles_us[99] for _, one in told)
     room = 0.05 * (highest - lowest) or 0.05 * highest
-    # One step with a checkpoint in it would press all others together: what is beyond the 99th percentile is in the CSV.
+    # The axis ends at the 99th percentile: one step with a checkpoint would compress all others. The CSV has the rest.
     figure.update_xaxes(title_text=f"step time, {unit}", range=[(lowest - room) / size, (highest + room) / size])
     figure.update_yaxes(title_text="% of steps", range=[0, 101])
     rows = [
@@ -70,7 +70,7 @@ def step_distributions(compared: Compared, colors: Palette) -> Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One difference with its interval, in microseconds; ``None``: not tested."""
+    """One difference with its interval, in microseconds. Bounds are ``None`` if it was not tested."""
 
     name: str
     difference: float
@@ -80,7 +80,7 @@ class _Row:
 
 
 def part_differences(comparison: Comparison, colors: Palette) -> Drawn:
-    """B minus A of each part of the average step, with the interval that noise leaves; they add up to the step's."""
+    """Draw B minus A for each part of the average step, with its confidence interval. Parts add up to the step's difference."""
     chosen = [one for one in comparison.quantities if one.role in ("step", "part") and one.difference is not None]
     if not chosen:
         says = f"{comparison.b} cannot be compared with {comparison.a}: {_why(comparison.quantities)}."
@@ -91,7 +91,10 @@ def part_differences(comparison: Comparison, colors: Palette) -> Drawn:
 
 
 def own_times(comparison: Comparison, colors: Palette) -> Drawn:
-    """What is inside the parts: own, blocked and CPU time, and of the profiled steps compute, communication and idle."""
+    """Draw B minus A of the times inside the parts.
+
+    These are own, blocked and CPU time, and compute, communication and idle time of the profiled steps.
+    """
     chosen = [
         one
         for one in comparison.quantities
@@ -108,9 +111,9 @@ def own_times(comparison: Comparison, colors: Palette) -> Drawn:
 
 
 def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette, *, by: str) -> Drawn:
-    """How much own time above its peers' changed, per rank, or per host as the mean of its ranks.
+    """Draw the change of own time in excess of the peers', per rank, or per host as the mean of its ranks.
 
-    A rank that moved between the runs counts for the host that it is on in B: that is what a node swap looks like.
+    A rank that moved between the runs counts for its host in B: a node swap appears as such a move.
     """
     if not comparison.ranks:
         why = (
@@ -121,7 +124,7 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
         says = f"Ranks cannot be compared: {why}."
         return Drawn(note(says, colors), NO_TABLE, says)
     rows = host_rows(comparison.ranks) if by == "host" else []
-    if len(rows) < 2:  # a single host has nobody beside it: its ranks have
+    if len(rows) < 2:  # a single host has no peers to compare with; its ranks do
         rows = [_rank_row(rank) for rank in comparison.ranks]
     rows.sort(key=lambda row: -abs(row.difference))
     shown = rows[:SHOWN]
@@ -133,7 +136,7 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
 
 
 def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
-    """The mean change of each host's ranks. It is called worse where a rank became so and none better."""
+    """Return the mean change of each host's ranks. A host is worse if a rank became worse and none better, and vice versa."""
     hosts: dict[str, list[RankShift]] = {}
     for rank in ranks:
         name = rank.host_b or "host not known"
@@ -149,7 +152,7 @@ def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
 
 
 def quantities_table(comparison: Comparison) -> Table:
-    """All quantities, with what was tested."""
+    """Return a table of all quantities with their test results."""
     columns = (
         "quantity", "role", "unit", "A", "B", "difference", "average: low", "average: high", "typical: difference",
         "typical: low", "typical: high", "p value", "outcome", "why",
@@ -222,7 +225,7 @@ def _rank_row(one: RankShift) -> _Row:
 
 
 def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
-    """A mark per row at its difference, with a line from low to high; its shape says the outcome, too."""
+    """Draw a mark per row at its difference, with a line from low to high. Colour and shape show the outcome."""
     size, unit = time_unit(max(abs(value) for row in rows for value in (row.difference, row.low, row.high) if value is not None))
     figure = go.Figure()
     looks = {"worse": colors.exposed_communication, "better": colors.compute}
@@ -274,5 +277,5 @@ def _why(quantities: Sequence[Quantity]) -> str:
 
 
 def compared_with(result: CompareResult) -> Comparison | None:
-    """The comparison that is drawn: of the second side; the others are in the text."""
+    """Return the comparison to draw: the second side with the first. The text covers the others."""
     return result.comparisons[0] if result.comparisons else None

@@ -1,4 +1,4 @@
-"""What a figure is made of: the picture, the numbers behind it, and what it says in words."""
+"""Parts of a figure: the picture, the numbers behind it, and its summary in words."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 Cell = str | int | float | None
-"""``None``: not known."""
+"""Value of a table cell; ``None`` is unknown."""
 
 
 def cell(value: float | np.floating[Any]) -> float | None:
-    """A number, or ``None`` where it is not known: NaN."""
+    """Return ``value`` as a float, or ``None`` if it is not finite (NaN is unknown)."""
     return float(value) if np.isfinite(value) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The numbers of a figure, for those who want them elsewhere. Headers have the unit: ``own time [us]``."""
+    """Numbers of a figure, for export. Headers have the unit: ``own time [us]``."""
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
@@ -31,7 +31,7 @@ NO_TABLE: Final = Table((), ())
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A figure; ``says`` is the same in one sentence, for those who do not see it."""
+    """Figure with its numbers. ``says`` is its content in one sentence, for screen readers."""
 
     figure: go.Figure
     table: Table

@@ -1,4 +1,4 @@
-"""What happened to GPUs, marked on the step axis above a map of steps."""
+"""GPU events, marked on the step axis above a heat map of steps."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SORTS: Final = (
     _Sort("link", "diamond", frozenset(kind for kind, _ in COUNTED.values()) - {"xid", "ecc"}),
     _Sort("throttled or slowed", "triangle-down", frozenset({*THROTTLES, "clock_drop"})),
 )
-"""Told apart by their shape."""
+"""Sorts of events, each with its own marker shape."""
 
 
 def within(events: Iterable[HardwareEvent], steps: tuple[int, int]) -> list[HardwareEvent]:
-    """Those of which something was in ``steps`` (the first and the last)."""
+    """Return the events that overlap ``steps`` (first and last, inclusive). Events without a step are left out."""
     return [
         event
         for event in events
@@ -40,10 +40,10 @@ def within(events: Iterable[HardwareEvent], steps: tuple[int, int]) -> list[Hard
 
 
 def mark_events(figure: go.Figure, events: Iterable[HardwareEvent], colors: Palette, *, steps: tuple[int, int]) -> go.Figure:
-    """Put what of ``events`` is ``within`` the ``steps`` that ``figure`` shows into a strip above it, and return it.
+    """Mark the ``events`` that are ``within`` the ``steps`` of ``figure`` in a strip above it, and return ``figure``.
 
-    A mark is at the step in which an event began, its line ends in the step in which it was seen last, both cut off at the ends
-    of ``steps``. A point's ``customdata`` is the rank, or ``None``. Without such events nothing changes.
+    A mark is at the step in which the event began; its line ends at the step in which it was last seen. Both are clipped to
+    ``steps``. A point's ``customdata`` is the rank, or ``None``. Without such events ``figure`` is unchanged.
     """
     shown = within(events, steps)
     if not shown:
@@ -71,7 +71,7 @@ def mark_events(figure: go.Figure, events: Iterable[HardwareEvent], colors: Pale
         },
         showlegend=False,
     )
-    # The background of the map says that there is no record.
+    # Without this the strip has the map's background colour, which means "no record".
     figure.add_shape(
         type="rect",
         layer="below",

@@ -1,4 +1,4 @@
-"""What all figures share: fonts, background, margins, mode bar, and the figure that says why there is nothing to draw."""
+"""Common look of all figures (fonts, background, margins, mode bar), and the note shown instead of a figure without data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.inert import MAX_TEXT, plotly_text
 
 _WIDE, _NARROW = 90, 38
-"""Characters in a line of a note: more are cut off by a figure; so many fit a narrow screen."""
+"""Maximum characters per line of a note before it is wrapped, and the length of wrapped lines, which fits a narrow screen."""
 
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
@@ -25,7 +25,7 @@ GRAPH_CONFIG: Final[dict[str, Any]] = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
     "toImageButtonOptions": {"format": "svg", "filename": "rankscope"},
 }
-"""Configuration of every graph. Plotly's "send to cloud" button would upload the data: it is off everywhere."""
+"""Configuration of every graph. Plotly's "send to cloud" button is off: it would upload the data."""
 
 
 def framed(figure: go.Figure, colors: Palette, *, height: int) -> go.Figure:
@@ -61,7 +61,7 @@ def framed(figure: go.Figure, colors: Palette, *, height: int) -> go.Figure:
 
 
 def rows_axis(figure: go.Figure, labels: Sequence[str], **others: Any) -> None:
-    """A y axis of named rows, the first at the top; what is drawn of row ``n`` is at ``y = n``. ``others``: settings of it."""
+    """Set a y axis of named rows, the first at the top; row ``n`` is at ``y = n``. ``others``: further axis settings."""
     figure.update_yaxes(
         tickmode="array",
         tickvals=list(range(len(labels))),
@@ -72,21 +72,21 @@ def rows_axis(figure: go.Figure, labels: Sequence[str], **others: Any) -> None:
 
 
 def legend_above(figure: go.Figure, **others: Any) -> None:
-    """A legend in lines above the figure, where it takes none of its width. ``others``: settings of it."""
+    """Place a horizontal legend above the figure, where it takes none of its width. ``others``: further legend settings."""
     figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", **others})
 
 
 def hatched(color: str, hatch: str, colors: Palette) -> dict[str, Any]:
-    """Marker of a bar: colour, and the hatching that says the same without it (``""`` for none)."""
+    """Return a bar's marker: colour, and a hatching that identifies it without colour (``""`` for none)."""
     pattern = {"shape": hatch, "size": 6, "solidity": 0.25, "fgcolor": colors.surface, "fillmode": "overlay"}
     return {"color": color, "line": {"width": 0}, "pattern": pattern}
 
 
 def note(text: str, colors: Palette, *, height: int = 160) -> go.Figure:
-    """A figure without data that says in ``text`` what is missing and how to get it.
+    """Return a figure without data whose ``text`` explains what is missing and how to get it.
 
-    ``<br>`` breaks lines, and long ones are broken, for a figure would cut them off; nothing else in it is understood: it may be
-    the message of an error, with a name in it.
+    ``<br>`` breaks lines; long lines are wrapped, since a figure would cut them off. All other markup is escaped: the text may
+    be an error message that contains a name.
     """
     lines = [
         short

@@ -1,4 +1,4 @@
-"""One GPU over time, with the own time of the rank on it below: a clock that drops and a step that gets longer are one line."""
+"""One GPU over time, above the own time of its rank: a clock drop and the longer step it causes line up."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ KIND_NAMES: Final = {
     "clock_drop": "clock dropped",
 }
 _SHADED: Final = 60
-"""Events that are shaded through all lines: the longest."""
+"""Maximum number of events shaded through all plots, the longest first."""
 _ROW_PX: Final = 84
 _STRIP_PX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class OwnTime:
-    """Own time per step of the rank on the GPU."""
+    """Own time per column of steps, for the rank on the GPU."""
 
     rank: int
     steps: NDArray[np.int64]
-    """[columns], the first step of each."""
+    """[columns], the first step of each column."""
     own_us: NDArray[np.float32]
-    """[columns], the worst of each; NaN where it is not known."""
+    """[columns], the worst of each column; NaN is unknown."""
 
 
 def gpu_lines(
@@ -66,9 +66,9 @@ def gpu_lines(
     columns: TimeColumns,
     colors: Palette,
 ) -> go.Figure:
-    """Small multiples with one x axis: what happened to the GPU, its gauges, and the own time of its rank.
+    """Draw small multiples with a shared x axis: events of the GPU, its gauges, and the own time of its rank.
 
-    ``events`` are those of this GPU. What nobody told has no line, and says so.
+    ``events`` are those of this GPU. A gauge without readings has the text "not known" instead of a line.
     """
     kinds = {kind: mine for kind in KINDS if (mine := [event for event in events if event.kind == kind])}
     strip = _STRIP_PX * len(kinds) + 16 if kinds else 0
@@ -108,7 +108,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Picture:
-    """Parts of the figure; added to one by one, a figure of many parts would take long."""
+    """Collected parts of the figure: Plotly is slow when many parts are added one by one."""
 
     columns: TimeColumns
     colors: Palette
@@ -118,7 +118,7 @@ class _Picture:
     shapes: list[dict[str, Any]] = field(default_factory=list)
 
     def line(self, line: _Line, axis: int, domain: tuple[float, float], color: str | None = None) -> None:
-        """One of the multiples. Where points stand for several samples they are their lowest and highest: the line is a band."""
+        """Add one of the multiples. Points that summarize several samples are their lowest and highest, so the line is a band."""
         of = f" (lowest or highest of {line.samples_per_pair})" if line.samples_per_pair > 1 else ""
         self.traces.append(
             go.Scatter(
@@ -137,9 +137,9 @@ class _Picture:
             self._say("not known", domain)
 
     def own(self, own: OwnTime | None, axis: int, domain: tuple[float, float]) -> None:
-        """Own time per step."""
+        """Add the own time per step, or the reason why it is unknown."""
         if own is None:
-            self.traces.append(go.Scatter(x=[None], y=[None], yaxis=f"y{axis}", hoverinfo="skip"))  # or the axis is not drawn
+            self.traces.append(go.Scatter(x=[None], y=[None], yaxis=f"y{axis}", hoverinfo="skip"))  # keeps the axis
             self._axis(axis, domain, "Own time")
             why = "no step has a time" if not self.columns.steps_each else "there are no steps of a rank on this GPU"
             self._say(f"not known: {why}", domain)
@@ -150,7 +150,7 @@ class _Picture:
         self.axes[f"yaxis{axis}"]["rangemode"] = "tozero"
 
     def happened(self, events: Mapping[str, Sequence[HardwareEvent]], bottom: float) -> None:
-        """A line of marks for each kind above ``bottom``; what took a while is shaded through all the multiples below."""
+        """Add a row of marks per kind above ``bottom``. Throttling and clock drops are shaded through all multiples below."""
         for kind, mine in events.items():
             ends = self._ends(mine)
             texts = [f"<b>{KIND_NAMES[kind]}</b>: {escape(event.detail)}{_made_up(event)}" for event in mine]

@@ -1,4 +1,4 @@
-"""A gauge of every GPU over time: a hot GPU is a line, a hot moment a column, a hot host a block."""
+"""Heat map of one gauge for every GPU over time: a hot GPU is a row, a hot moment a column, a hot host a block."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from rankscope.dashboards.figures.time_axis import time_axis
 from rankscope.dashboards.figures.units import shown_unit
 
 _LABELS: Final = 20
-"""Rows that are labelled."""
+"""Approximate maximum number of labelled rows."""
 
 
 def gpu_label(gpu: Gpu) -> str:
-    """Host and number; its uuid where it has no number, or is a MIG device."""
+    """Return host and GPU number, or host and UUID for a GPU without a number and for a MIG device."""
     number = gpu.gpu_uuid if gpu.index is None or gpu.parent_uuid is not None else f"GPU {gpu.index}"
     return f"{gpu.host} · {number}"
 
 
 @dataclass(frozen=True, slots=True)
 class MapRows:
-    """Rows of cells: each a GPU, or of very many some that follow each other."""
+    """Rows of cells: one GPU each, or several consecutive GPUs if there are very many."""
 
     binned: Binned
     labels: list[str]
 
     @classmethod
     def of(cls, values: Values, gpus: Sequence[Gpu], metric: Metric) -> MapRows:
-        """Rows of ``values`` [GPUs, columns]."""
+        """Bin ``values`` [GPUs, columns] into rows, and label them."""
         binned = bin_worst(values, worst=metric.worst)
         each = binned.rows_per_bin
         names = [escape(gpu_label(gpu)) for gpu in gpus]
@@ -53,7 +53,7 @@ def _joined(names: Sequence[str]) -> str:
 def gpu_map(
     rows: MapRows, columns: TimeColumns, colors: Palette, *, metric: Metric, why_unknown: str, picked: int | None = None
 ) -> go.Figure:
-    """Heat map of a gauge, the worst value in each cell. ``picked``: row of the GPU that is picked out."""
+    """Draw a heat map of a gauge, with the worst value in each cell. ``picked``: index of the highlighted GPU before binning."""
     values = rows.binned.values
     finite = values[np.isfinite(values)]
     if not len(finite):

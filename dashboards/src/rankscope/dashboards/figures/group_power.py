@@ -17,9 +17,10 @@ MOST_BARS: Final = 40
 
 
 def group_power_bars(groups: Sequence[GroupPower], colors: Palette, *, picked: str | None = None) -> go.Figure:
-    """Bars of the median, a mark at the highest; a sum over some of the GPUs is hatched and says over how many.
+    """Draw a bar of the median and a mark at the highest power per group.
 
-    The most comes first; of many the first ``MOST_BARS`` are shown.
+    A sum over only some GPUs is hatched and labelled with their number. The first ``MOST_BARS`` groups are shown, in the given
+    order (highest median first).
     """
     known = [group for group in groups if group.median_watts is not None and group.highest_watts is not None][:MOST_BARS]
     if not known:

@@ -1,4 +1,4 @@
-"""What stands above a figure of GPUs: whose it is, and whether it is made up."""
+"""Title of a figure of GPUs: its subject, and the mark SIMULATED for simulated readings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROOM_PX: Final = 24
 def finish(
     figure: go.Figure, colors: Palette, *, title: str = "", steps: tuple[int, int] | None = None, simulated: bool = False
 ) -> None:
-    """Put ``title`` above ``figure``, and that it is SIMULATED where it is; keep its zoom only for the same ``steps``."""
+    """Put ``title`` above ``figure``, with SIMULATED for simulated readings. Its zoom is kept only for the same ``steps``."""
     figure.update_layout(uirevision=str(steps))
     words = [escape(title), *(["<b>SIMULATED</b>"] if simulated else [])]
     text = " · ".join(word for word in words if word)

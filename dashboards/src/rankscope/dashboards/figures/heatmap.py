@@ -1,4 +1,4 @@
-"""One value per rank and step: the view in which a slow rank is a line and a slow moment a column."""
+"""Heat map of one value per rank and step: a slow rank is a row and a slow moment a column."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import shown_unit
 
 CLIP_PERCENTILE: Final = 99.5
-"""The scale ends here: one step with a checkpoint in it must not make all others look alike. Hovering shows the true value."""
+"""Percentile at which the colour scale ends, so that one checkpoint step does not flatten all others. Hover shows true values."""
 
 NO_STEP: Final = "No step has been recorded yet.<br>The map fills as soon as ranks finish their first training steps."
 
 _WIDEST_SPAN: Final = 4096
 _NAMED: Final = 6
-"""Ranks of a row of cells that are named."""
+"""Maximum number of ranks named per row of cells."""
 _EVERY_STEP_UP_TO: Final = 12
-"""With more steps the axis labels whole ones only in any case."""
+"""Up to this many steps the axis needs an explicit tick distance of 1; with more, Plotly labels whole steps anyway."""
 _FRAMED_UP_TO: Final = 64
-"""With more rows a frame would hide the row it marks; the label at the axis marks it then."""
+"""With more rows a frame would hide the row it marks; then only the axis label marks it."""
 
 
 def step_heatmap(
@@ -47,13 +47,14 @@ def step_heatmap(
     blamed: int | None = None,
     picked: int | None = None,
 ) -> go.Figure:
-    """Heat map of ``matrix`` [ranks, steps] in ``unit`` (of ``data.metrics``, shown as it reads best). NaN stays a visible hole.
+    """Draw ``matrix`` [ranks, steps] as a heat map; NaN stays a visible hole.
 
-    ``steps``: of each column the first, where one is of ``steps_per_column`` steps that have been recorded. ``order``: rows of
-    the matrix in the order in which they are to be shown, from above; by rank without one. Ranks without a row come last then.
+    ``unit`` is one of ``data.metrics``, converted to the unit that reads best. ``steps``: the first step of each column; a column
+    covers ``steps_per_column`` recorded steps. ``order``: matrix rows in display order, from the top; by default the map is in
+    order of ranks. With an ``order``, ranks without a row come last.
 
-    Large matrices are binned (``bin_worst``) and sent as float32, so that a page of any run stays under a megabyte and hovering
-    still shows values, not colours.
+    Large matrices are binned (``bin_worst``) and sent as float32. A page of any run stays under a megabyte, and hover text still
+    shows values.
     """
     if matrix.size == 0:
         return note(NO_STEP, colors)
@@ -81,7 +82,7 @@ def step_heatmap(
             y=positions,
             zmin=lowest,
             zmax=highest,
-            reversescale=worst == "lowest",  # what is bad has the same colours in every metric
+            reversescale=worst == "lowest",  # bad values have the same colours in every metric
             **coloring(in_unit, colors),
             hoverongaps=True,
             hovertemplate=_hover(
@@ -97,7 +98,7 @@ def step_heatmap(
     framed(figure, colors, height=min(520, max(220, 90 + 26 * rows)))
     figure.update_layout(plot_bgcolor=colors.missing)
     _rows_axis(figure, positions, cells.rank_of_row, colors, blamed=blamed, picked=picked)
-    # Marks above the map must not make it wider than its cells.
+    # Without this, marks above the map would widen its axis.
     ends = [float(cells.at[0]) - wide / 2, float(cells.at[-1]) + wide / 2]
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=ends)
     if columns * wide <= _EVERY_STEP_UP_TO:
@@ -107,24 +108,24 @@ def step_heatmap(
 
 @dataclass(frozen=True, slots=True)
 class StepCells:
-    """What a map shows: every cell the worst of some ranks and steps."""
+    """Cells of a heat map: each is the worst value of a block of ranks and steps."""
 
     values: NDArray[np.float32]
-    """[rows, columns], NaN where nothing is known."""
+    """[rows, columns]; NaN is unknown."""
     rank_of_row: NDArray[np.int64]
-    """All ranks from 0 in the order in which they are shown; each row of cells has the next ``ranks_per_cell``."""
+    """All ranks from 0 in display order. Each row of cells covers the next ``ranks_per_cell``."""
     ranks_per_cell: int
     at: NDArray[np.integer[Any]]
-    """[columns], the first step of each."""
+    """[columns], the first step of each column."""
     steps_per_cell: int
 
     def ranks(self, row: int) -> list[int]:
-        """Of a row of cells."""
+        """Return the ranks of a row of cells."""
         found: list[int] = self.rank_of_row[row * self.ranks_per_cell : (row + 1) * self.ranks_per_cell].tolist()
         return found
 
     def row(self, position: str | float) -> int:
-        """Row of cells that lies there on the axis, as a click tells it."""
+        """Return the row of cells at an axis position, as a click event reports it. Raises ``ValueError`` if there is none."""
         positions = _positions(self.rank_of_row, self.ranks_per_cell, by_rank=not isinstance(position, str))
         return positions.index(position)  # type: ignore[arg-type]  # a float is one of the ints
 
@@ -138,8 +139,8 @@ def step_cells(
     order: Sequence[int] | None = None,
     steps_per_column: int = 1,
 ) -> StepCells:
-    """Cells of ``matrix``; see ``step_heatmap``."""
-    # Of many steps in a column there is none that nobody recorded.
+    """Return the cells of ``matrix``; see ``step_heatmap``."""
+    # Columns of several steps cover recorded steps only, so they have no gaps to show.
     shown = np.asarray(steps) if steps_per_column == 1 else np.arange(len(steps))
     values, first_step = _with_holes(matrix, np.asarray(ranks), shown)
     rank_of_row = _rank_of_row(len(values), np.asarray(ranks), order)
@@ -155,7 +156,7 @@ def step_cells(
 
 
 def coloring(in_unit: str, colors: Palette) -> dict[str, Any]:
-    """Colours of a map of values and the bar that says what they mean."""
+    """Return the settings of a heat map's colour scale and colour bar."""
     return {
         "colorscale": [[index / (len(colors.sequential) - 1), color] for index, color in enumerate(colors.sequential)],
         "colorbar": {
@@ -178,9 +179,9 @@ def _rows_axis(
     blamed: int | None,
     picked: int | None,
 ) -> None:
-    """Labels about sixteen rows and those of the marked ranks, and frames the latter where there is room.
+    """Label about sixteen rows and the rows of marked ranks; frame the latter if there is room.
 
-    By rank the axis is the rank's number. In another order it has a category for each row of cells, which lie at 0, 1, 2 …
+    In order of ranks the axis is the rank number. In another order it has a category per row of cells, at 0, 1, 2 …
     """
     bins = len(positions)
     per_bin = -(-len(rank_of_row) // bins)
@@ -215,7 +216,7 @@ def _rows_axis(
 
 
 def _rank_of_row(rows: int, ranks: NDArray[np.int64], order: Sequence[int] | None) -> NDArray[np.int64]:
-    """The ranks 0 to ``rows`` - 1 in the order in which they are shown."""
+    """Return the ranks 0 to ``rows`` - 1 in display order."""
     everybody = np.arange(rows)
     if order is None:
         return everybody
@@ -224,7 +225,7 @@ def _rank_of_row(rows: int, ranks: NDArray[np.int64], order: Sequence[int] | Non
 
 
 def _positions(rank_of_row: NDArray[np.int64], per_bin: int, *, by_rank: bool) -> list[int] | list[str]:
-    """Of each row of cells: its first rank; or the ranks in it, in words."""
+    """Return the axis position of each row of cells: its first rank if ``by_rank``, else its ranks in words."""
     if by_rank:
         return [int(rank) for rank in rank_of_row[::per_bin]]
     bins = (rank_of_row[at : at + per_bin].tolist() for at in range(0, len(rank_of_row), per_bin))
@@ -232,7 +233,7 @@ def _positions(rank_of_row: NDArray[np.int64], per_bin: int, *, by_rank: bool) -
 
 
 def color_scale(finite: NDArray[np.float32], worst: Worst) -> tuple[float, float]:
-    """Ends of the colour scale. At least a quarter of the typical value, so that noise does not look like a finding."""
+    """Return the ends of the colour scale. It spans at least a quarter of the median, so that noise does not look significant."""
     least = max(0.25 * abs(float(np.median(finite))), 1e-9)
     if worst == "lowest":
         highest = float(finite.max())
@@ -242,16 +243,16 @@ def color_scale(finite: NDArray[np.float32], worst: Worst) -> tuple[float, float
 
 
 def _too_sparse(numbers: NDArray[np.int64]) -> bool:
-    """Whether drawing the gaps between ``numbers`` (ascending) would take absurdly more room than the numbers themselves."""
+    """Return whether ``numbers`` (ascending) span more than ``_WIDEST_SPAN`` and more than 16 times their count."""
     return int(numbers[-1]) - int(numbers[0]) > _WIDEST_SPAN and int(numbers[-1]) - int(numbers[0]) > 16 * len(numbers)
 
 
 def _with_holes(
     matrix: NDArray[np.floating[Any]], ranks: NDArray[np.int64], steps: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], int]:
-    """``matrix`` over all ranks from 0 and all steps from the first, NaN where there was no row or column; with the first step.
+    """Return ``matrix`` expanded to all ranks from 0 and all steps from the first, with the first step. Gaps are NaN.
 
-    A rank without any record is a hole in the map, not a row that is not there.
+    A rank without any record is therefore an empty row of the map, not a missing one.
     """
     first_step = int(steps[0])
     whole = np.full((int(ranks[-1]) + 1, int(steps[-1]) - first_step + 1), np.nan, np.float32)
@@ -260,7 +261,10 @@ def _with_holes(
 
 
 def _hover(label: str, unit: str, worst: Worst, *, rows: int, columns: int, by_rank: bool) -> str:
-    """For cells of so many rows and columns; by rank the axis names the first rank of a cell, else all of them."""
+    """Return the hover template of cells that cover ``rows`` ranks and ``columns`` steps.
+
+    In order of ranks the axis names the first rank of a cell, else all of them.
+    """
     rank = "rank %{y}"
     if rows > 1:
         rank = f"rank %{{y}} and the {rows - 1} after it" if by_rank else "ranks %{y}"
@@ -270,7 +274,7 @@ def _hover(label: str, unit: str, worst: Worst, *, rows: int, columns: int, by_r
 
 
 def _rank_ticks(first_ranks: NDArray[np.int64], marked: dict[int, int]) -> dict[int, int]:
-    """Row of cells to rank for about sixteen labels; ``marked`` rows are among them, unmarked ones next to them are not."""
+    """Map rows of cells to ranks for about sixteen labels. ``marked`` rows are included; unmarked rows close to them are not."""
     every = max(1, -(-len(first_ranks) // 16))
     regular = {
         number: int(first_ranks[number])

@@ -1,4 +1,4 @@
-"""How long the others waited for each rank."""
+"""Imposed wait per rank: time that the other ranks waited for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration, time_unit
 
 SHOWN: Final = 10
-"""Ranks shown, the costliest ones; the table has all of them."""
+"""Maximum number of ranks shown, the costliest first. The table has all of them."""
 
 ALONE: Final = "There is one rank: nobody waits for anybody."
 NOBODY: Final = "No rank was found waiting for another one."
@@ -30,7 +30,7 @@ def imposed_bars(
     blamed: int | None = None,
     picked: int | None = None,
 ) -> go.Figure:
-    """Horizontal bars of the ranks that imposed most, split into wait that cost time and wait that compute hid."""
+    """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute."""
     if not imposed:
         return note(ALONE if world_size == 1 else NO_EVIDENCE, colors)
     top = [row for row in sorted(imposed, key=lambda row: row.imposed_us, reverse=True) if row.imposed_us > 0][:SHOWN]
@@ -65,6 +65,6 @@ def imposed_bars(
         )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
     rows_axis(figure, [rank_label(row.rank, blamed, picked) for row in top])
-    # Room for the text behind the longest bar.
+    # Leaves room for the text behind the longest bar.
     figure.update_xaxes(title_text=f"{unit} imposed on the other ranks", range=[0, 1.75 * float(total.max())])
     return figure

@@ -14,9 +14,9 @@ from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.inert import plotly_text
 
 SHOWN: Final = 20
-"""Hosts that are drawn; all are in the table."""
+"""Maximum number of hosts drawn. The table has all of them."""
 _MOST_LETTERS: Final = 36
-"""Of a name at the axis; all of it is in the hover text."""
+"""Maximum length of a name at the axis. The hover text has all of it."""
 
 NO_HOST: Final = "no single host"
 
@@ -30,11 +30,11 @@ LOOKS: Final[dict[Cause, tuple[str, str, str]]] = {
     "communication": ("communication", "exposed_communication", "x"),
     "unknown": ("cause unknown", "idle", ""),
 }
-"""Cause: name, colour's role, hatching."""
+"""Cause to its name, role of its colour, hatching."""
 
 
 def ledger_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
-    """Stacked bars of GPU-hours, a host each; repeat offenders carry a flag."""
+    """Draw a stacked bar of lost GPU-hours per host. Hosts blamed in several runs have a flag."""
     hosts = [host for host in ledger.hosts if host.gpu_hours > 0]
     if not hosts:
         says = "No GPU time was lost in the runs that are counted." if ledger.counted else "No run is counted yet."
@@ -63,7 +63,7 @@ def ledger_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
 
 
 def ledger_table(ledger: ClusterLedger) -> Table:
-    """A row per host and cause."""
+    """Return a table with a row per host and cause."""
     rows = [
         (_name(host), cause, hours, len(host.runs), host.trained_gpu_hours, " ".join(host.runs))
         for host in ledger.hosts

@@ -1,4 +1,4 @@
-"""How much of the communication compute hides: all ranks and profiled steps at once."""
+"""Fraction of communication hidden by compute: distribution over all ranks and profiled steps."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def overlap_spread(
     blamed: int | None = None,
     picked: int | None = None,
 ) -> go.Figure:
-    """Histogram of ``ratios`` [ranks, steps], 0 to 1, NaN where not known; the median, and those of ranks that are pointed out.
+    """Draw a histogram of ``ratios`` [ranks, steps], 0 to 1, NaN if unknown. Lines mark its median and those of marked ranks.
 
-    ``profiled``: whether any step was.
+    ``profiled``: True if any step was profiled.
     """
     known = ratios[np.isfinite(ratios)]
     if not len(known):

@@ -1,7 +1,7 @@
 """Colours of the figures. Documented in docs/dashboard.md; the same roles are CSS variables in assets/style.css.
 
-Categories are from Okabe and Ito's palette, which people with the common colour deficiencies can tell apart; hatching or text
-always says the same again. The sequential scales grow evenly in lightness, so they survive grey printing.
+Categories use Okabe and Ito's palette, which people with the common colour deficiencies can distinguish; hatching or text always
+repeats the information. The sequential scales change evenly in lightness, so they survive grey printing.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Palette:
     input: str
     pipeline_bubble: str
     unmatched: str
-    """Communication of which waiting cannot be told apart."""
+    """Communication whose waiting cannot be separated from its transfer."""
     not_told: str
-    """Time that was spent somehow: the records do not say on what."""
+    """Time in a step that the records do not attribute."""
     missing: str
     sequential: tuple[str, ...]
-    """Low to high: low recedes into the surface, high stands out."""
+    """Low to high: low is close to the surface colour, high contrasts with it."""
 
 
 PALETTES: Final[dict[Scheme, Palette]] = {
@@ -81,5 +81,5 @@ PALETTES: Final[dict[Scheme, Palette]] = {
 
 
 def palette(scheme: str | None) -> Palette:
-    """Palette of a scheme; the light one when it is not known (yet)."""
+    """Return the palette of a scheme; the light one if the scheme is unknown, such as before the page reports it."""
     return PALETTES["dark" if scheme == "dark" else "light"]

@@ -1,4 +1,4 @@
-"""When alerts of a replay would have been pending, fired and ended."""
+"""Times at which alerts of a replay would have been pending, fired and ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.dashboards.figures.units import duration, moment
 from rankscope.dashboards.inert import plotly_text
 
 SHOWN: Final = 24
-"""Rows; the table has all."""
+"""Maximum number of rows drawn. The table has all."""
 _TICKS: Final = 4
 
 COLUMNS: Final = (
@@ -26,32 +26,33 @@ COLUMNS: Final = (
 
 
 def spells_of(replay: Replay, rule: str | None) -> list[tuple[Replayed, Spell]]:
-    """Of one alert, or of all, in order of time."""
+    """Return the spells of alert ``rule``, or of all alerts, in order of time."""
     spells = [(one, spell) for one in chosen(replay, rule) for spell in one.spells]
     return sorted(spells, key=lambda told: told[1].pending_unix_ns)
 
 
 def chosen(replay: Replay, rule: str | None) -> list[Replayed]:
-    """The results of one alert, or of all."""
+    """Return the results of alert ``rule``, or of all alerts."""
     return [one for one in replay.rules if rule in (None, one.rule)]
 
 
 def about(spell: Spell) -> str:
-    """What an alert is about: ``rank 3 on node-1``."""
+    """Return the subject of an alert: ``rank 3 on node-1``."""
     labels = spell.labels
     rank, host = labels.get("rank"), labels.get("host")
     return " ".join(part for part in (f"rank {rank}" if rank else "", f"on {host}" if host else "") if part) or "the run"
 
 
 def nothing_fired(replay: Replay, rule: str | None) -> str:
-    """In words, with what limits it."""
+    """Return the sentence for a replay without alerts, followed by the replay's notes on its limits."""
     says = "No alert would have fired." if rule is None else f"{rule} would not have fired."
     return " ".join([says, *replay.notes])
 
 
 def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepClock | None = None) -> Drawn:
-    """Bars of the times at which an alert would have been pending, and would have fired, in a row per alert and what it is
-    about; ``rule``: one of them, ``None``: all. ``clock``: when steps began, to be said below the times.
+    """Draw bars of the times at which alerts would have been pending and firing, in one row per alert and subject.
+
+    ``rule``: one alert, or all if ``None``. ``clock``: begin times of steps, shown below the times of the axis.
     """
     spells = spells_of(replay, rule)
     table = Table(COLUMNS, [_row(one, spell, replay) for one, spell in spells])
@@ -81,7 +82,7 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
             ],
             hovertemplate=f"<b>{name}</b> from %{{customdata[0]}} after the run began, for %{{customdata[1]}}<extra></extra>",
         )
-    # What ended at once, as in a run shorter than an evaluation, has no bar that could be seen.
+    # An alert that ended at once has no visible bar, such as in a run shorter than an evaluation interval.
     figure.add_scatter(
         x=[moment(first) for _, first, _ in firing],
         y=[row for row, *_ in firing],
@@ -116,7 +117,7 @@ def _step_ticks(clock: StepClock) -> dict[str, Any]:
 
 
 def _label(one: Replayed, spell: Spell) -> tuple[str, str]:
-    """In two lines."""
+    """Return the two lines of a row's label."""
     return one.rule, about(spell)
 
 

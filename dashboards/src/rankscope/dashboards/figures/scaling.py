@@ -1,4 +1,4 @@
-"""Work per second against world size, and where the rest of the efficiency went."""
+"""Scaling efficiency by world size, and the parts of the step that its losses are due to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROLES: Final = ("compute", "overlap", "exposed_communication", "exposed_memcpy"
 
 
 def scaling_efficiency(scaling: Scaling, colors: Palette) -> Drawn:
-    """Efficiency per world size with its interval; the ideal is the line at 100 %."""
+    """Draw efficiency per world size with its interval; the ideal is the line at 100 %."""
     rows = [row for row in scaling.rows if row.efficiency is not None]
     if not rows:
         return Drawn(note(scaling.summary, colors), NO_TABLE, scaling.summary)
@@ -81,7 +81,7 @@ def scaling_efficiency(scaling: Scaling, colors: Palette) -> Drawn:
 
 
 def scaling_losses(scaling: Scaling, colors: Palette) -> Drawn:
-    """What a unit of work takes more rank-time for than in the reference, part by part; negative: gained."""
+    """Draw the additional rank-time per unit of work versus the reference, by part. Negative values are gains."""
     rows = [row for row in scaling.rows if row.losses]
     if not rows:
         says = "Where the efficiency went is not known of any of these runs."

@@ -1,4 +1,4 @@
-"""The axis of readings: steps, and below them the time; or the time alone, where no step has one."""
+"""X axis of hardware readings: steps above the time of day, or the time of day alone if no step has a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TICKS: Final = 7
 
 
 def time_axis(columns: TimeColumns, *, cells: bool = False) -> dict[str, Any]:
-    """Settings of an x axis on which column ``n`` begins at ``columns.at[n]``, or, of ``cells``, has its middle there."""
+    """Return settings of an x axis on which column ``n`` begins at ``columns.at[n]``, or is centred there for ``cells``."""
     count = len(columns.at)
     marks = np.unique(np.linspace(0, count - 1, min(_TICKS, count)).astype(int))
     first, last = columns.span_unix_ns

@@ -1,4 +1,4 @@
-"""What all ranks did when: a lane each on one clock, as bars where there are few parts, else as one heat map of what prevails."""
+"""Timeline of all ranks: a lane per rank on a common clock. Few parts are drawn as bars, many as a heat map of the main kind."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rankscope.runs.records import PHASES
 
 COLUMNS: Final = 400
 MOST_LANES: Final = 128
-"""Of more ranks some are drawn."""
+"""Maximum number of lanes. With more ranks only some are drawn."""
 MOST_BARS: Final = 1500
-"""More parts than that are drawn as a heat map: each bar is an element of the page."""
+"""With more parts than this a heat map is drawn, because each bar is an element of the page."""
 _MOST_TEXT: Final = 600_000
-"""Characters of hover texts; beyond them cells have a word and the number of the collective alone."""
+"""Maximum total length of hover texts. Beyond it a cell's text is one word and the number of the collective."""
 _NS_PER_MS: Final = 1e6
 
 FIRST_PHASE: Final = len(Kind)
-"""Kinds from here on are phases of a step, in the order of ``PHASES``."""
+"""Kinds from this value on are phases of a step, in the order of ``PHASES``."""
 NOTHING: Final = FIRST_PHASE + len(PHASES)
 
 
 @dataclass(frozen=True, slots=True)
 class KindLook:
-    """How a kind of time is drawn and called; ``color`` is a role of the palette."""
+    """Name and look of a kind of time. ``color`` is a role of the palette."""
 
     label: str
     word: str
@@ -49,41 +49,41 @@ LOOKS: Final[tuple[KindLook, ...]] = (
     KindLook("Idle", "Idle", "idle"),
     KindLook("In a step, not told apart", "Not told", "not_told", "-"),
 )
-"""In the order of ``Kind``."""
+"""Looks, in the order of ``Kind``."""
 _PHASE_LABELS: Final = {"data": "Data", "h2d": "Copy to the device", "between_steps": "Between steps"}
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """What is drawn: labels from above, and the parts of each."""
+    """Lanes to draw: labels from the top, and the parts of each lane."""
 
     labels: list[str]
     parts: Parts
-    """``kind``: of ``Kind``, or a phase; ``about``: index into ``texts``, or ``NOBODY``."""
+    """``kind``: a ``Kind``, or a phase from ``FIRST_PHASE`` on. ``about``: index into ``texts``, or ``NOBODY`` for none."""
     texts: Sequence[str]
-    """What parts are called."""
+    """Names of parts."""
     ranks: list[int]
-    """Of each lane."""
+    """Rank of each lane."""
     detailed: int = 0
-    """Lanes at the top that are all labelled: those of ranks in detail."""
+    """Number of lanes at the top that show ranks in detail; all of them are labelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Lanes cut into columns."""
+    """Lanes cut into columns of time."""
 
     edges: Numbers
-    """[columns + 1], nanoseconds."""
+    """[columns + 1], nanoseconds; column ``n`` reaches from edge ``n`` to ``n + 1``."""
     times: NDArray[np.float64]
-    """[lanes, columns, kinds], nanoseconds: over the columns they add up to those of the parts."""
+    """[lanes, columns, kinds], nanoseconds; the sum over columns equals the duration of the parts."""
     prevailing: NDArray[np.uint8]
-    """[lanes, columns] the kind with most of the time; ``NOTHING`` where there is none."""
+    """[lanes, columns], the kind with the most time; ``NOTHING`` if the cell is empty."""
     about: Numbers
-    """[lanes, columns] what a part of that kind is about."""
+    """[lanes, columns], ``about`` of a part of that kind."""
 
 
 def kind_label(kind: int) -> str:
-    """What people call it."""
+    """Return the display name of a kind or phase."""
     if kind < FIRST_PHASE:
         return LOOKS[kind].label
     if kind == NOTHING:
@@ -93,10 +93,10 @@ def kind_label(kind: int) -> str:
 
 
 def cut(parts: Parts, lanes: int, first: int, past: int, columns: int = COLUMNS) -> Cells:
-    """``parts``, which lie in ``[first, past)`` nanoseconds, cut into at most ``columns`` columns of about equal width."""
+    """Cut ``parts``, which lie in ``[first, past)`` nanoseconds, into at most ``columns`` columns of about equal width."""
     columns = min(columns, past - first)
     edges = first + np.linspace(0, past - first, columns + 1).round().astype(np.int64)
-    edges[-1] = past  # which floating point may miss where a clock jumped by years
+    edges[-1] = past  # rounding may miss it after a clock jump of years
     begin = np.searchsorted(edges, parts.start, side="right") - 1
     until = np.searchsorted(edges, parts.end, side="left")
     counts = np.maximum(until - begin, 0)
@@ -123,14 +123,14 @@ def timeline(
     bounds: Sequence[tuple[str, int]] = (),
     chosen: NDArray[np.int64] | None = None,
 ) -> go.Figure:
-    """The lanes from ``first`` to ``past`` (nanoseconds since the window began; ``lanes.parts`` lie in there).
+    """Draw the lanes from ``first`` to ``past`` (nanoseconds since the window began), which contain all of ``lanes.parts``.
 
-    ``bounds``: names and begins of steps. ``chosen``: [n, 3] lane, begin and end of what is framed.
+    ``bounds``: names and begin times of steps. ``chosen``: [n, 3] lane, begin and end of each framed part.
     """
     if not len(lanes.parts.lane):
         return note("Nothing was recorded in this part of the window.<br>Double-click to see all of it.", colors)
     figure = go.Figure()
-    # Keeps the axis as wide as what is shown, also where nothing is at its ends.
+    # Keeps the axis at full width, even if no part reaches its ends.
     figure.add_scatter(
         x=[first / _NS_PER_MS, past / _NS_PER_MS], y=[0, 0], mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False
     )
@@ -150,7 +150,7 @@ def timeline(
         plot_bgcolor=colors.surface,
     )
     every = max(1, -(-count // 32))
-    # Without those right below the ones that are all labelled, which would stand on each other.
+    # Lanes right below the detailed ones have no label: it would overlap theirs.
     ticks = [*range(lanes.detailed), *range(lanes.detailed + (every if lanes.detailed and every > 1 else 0), count, every)]
     figure.update_yaxes(
         tickmode="array",
@@ -213,7 +213,7 @@ def _marker(kind: int, colors: Palette) -> dict[str, Any]:
 
 
 def phase_color(kind: int, colors: Palette) -> str:
-    """Phases are named in their bars; next to each other they differ."""
+    """Return the colour of a phase. Neighbouring phases alternate between two colours; bars have the phase's name."""
     return colors.grid if (kind - FIRST_PHASE) % 2 else colors.missing
 
 
@@ -238,7 +238,7 @@ def _add_cells(figure: go.Figure, lanes: Lanes, first: int, past: int, colors: P
 
 
 def _hover_texts(cells: Cells, lanes: Lanes) -> list[list[str]]:
-    """What prevails in each cell and what that belongs to; with many lanes as briefly as can be, the lane's name left out."""
+    """Return kind and name for each cell, without the lane's name; shortened if the total would exceed ``_MOST_TEXT``."""
     kinds = [kind_label(kind) for kind in range(NOTHING + 1)]
     names = {at: f"<br>{name}" for at, name in enumerate(lanes.texts)}
     lengths = np.array([len(name) for name in names.values()] or [0])
@@ -253,7 +253,7 @@ def _hover_texts(cells: Cells, lanes: Lanes) -> list[list[str]]:
 
 
 def _add_frames(figure: go.Figure, chosen: NDArray[np.int64], first: int, past: int, colors: Palette) -> None:
-    """One line around all of them: a shape each would be thousands."""
+    """Draw all frames as one trace: one shape per frame could be thousands."""
     x: list[float | None] = []
     y: list[float | None] = []
     for lane, start, end in chosen.tolist():

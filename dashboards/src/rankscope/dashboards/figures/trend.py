@@ -1,4 +1,4 @@
-"""A run over its steps: the typical rank, how far the ranks are apart, the slowest one, and how much is done."""
+"""Trend of a run over its steps: median rank, spread of the ranks, slowest rank, and throughput."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ NO_RATE: Final = "How much is done in a step is not known:<br>the script does no
 
 _EVERY_STEP_UP_TO: Final = 12
 _BANDS: Final = ((5, 95, 0.16), (25, 75, 0.3))
-"""Percentiles, and how dense the band is."""
+"""Lower percentile, upper percentile and opacity of each band."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A trend of at most ``MOST_POINTS`` points; arrays are like those of ``Trend``."""
+    """Trend reduced to at most ``MOST_POINTS`` points. Arrays have the layout of those of ``Trend``."""
 
     steps: NDArray[np.int64]
-    """The first of each point."""
+    """First step of each point."""
     steps_per_point: int
     wall_us: NDArray[np.float32]
-    """Medians over the steps of a point."""
+    """[``PERCENTILES`` over the ranks, points]; the median over the steps of each point."""
     highest_own_us: NDArray[np.float32]
-    """The longest own time of any rank at any step of a point: no slow step must be lost."""
+    """Longest own time of any rank at any step of a point, so that no slow step is lost."""
     slowest: NDArray[np.int64]
-    """That rank; -1: not known."""
+    """Rank with that own time; -1 if unknown."""
     profiled: NDArray[np.bool_]
-    """Any of its steps was."""
+    """True if any step of the point was profiled."""
 
 
 def course_of(trend: Trend, first: int, last: int) -> Course:
-    """Entries ``first`` to ``last`` (exclusive) of ``trend``, several steps to a point where they are too many."""
+    """Return entries ``first`` to ``last`` (exclusive) of ``trend``, with several steps per point beyond ``MOST_POINTS``."""
     wide = max(1, -(-(last - first) // MOST_POINTS))
     highest = _padded(trend.own_us[HIGHEST, first:last], wide)
     known: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(highest), axis=-1)
@@ -61,15 +61,15 @@ def course_of(trend: Trend, first: int, last: int) -> Course:
 
 
 def binned(values: NDArray[Any], wide: int) -> NDArray[np.float32]:
-    """Medians over so many steps each, [..., steps] to [..., points]; NaN where none of them is known."""
-    ordered = np.sort(_padded(values, wide), axis=-1)  # what is not known comes last
+    """Return medians over ``wide`` steps each, [..., steps] to [..., points]; NaN if no step of a point is known."""
+    ordered = np.sort(_padded(values, wide), axis=-1)  # NaN sorts last
     known = np.isfinite(ordered).sum(axis=-1, keepdims=True)
     low, high = (np.take_along_axis(ordered, place, axis=-1) for place in (np.maximum(known - 1, 0) // 2, known // 2))
     return ((low + high) / 2)[..., 0].astype(np.float32)
 
 
 def _padded(values: NDArray[Any], wide: int) -> NDArray[np.float64]:
-    """[..., steps] to [..., points, steps of a point], NaN behind the last."""
+    """Reshape [..., steps] to [..., points, steps of a point], padded with NaN."""
     count = -(-values.shape[-1] // wide)
     whole = np.full((*values.shape[:-1], count * wide), np.nan)
     whole[..., : values.shape[-1]] = values
@@ -77,9 +77,9 @@ def _padded(values: NDArray[Any], wide: int) -> NDArray[np.float64]:
 
 
 def trend_lines(trend: Trend, first: int, last: int, colors: Palette, *, attempt: str | None = None) -> go.Figure:
-    """Step time: median and bands over the ranks; own time of the slowest rank; profiled steps and lasting changes marked.
+    """Draw step time (median and bands over the ranks) and own time of the slowest rank; mark profiled steps and lasting changes.
 
-    ``first`` and ``last`` (exclusive) are places in ``trend``. ``attempt`` is written where the steps begin.
+    ``first`` and ``last`` (exclusive) are indices into ``trend``. ``attempt`` is the text at the first step of the trend.
     """
     course = course_of(trend, first, last)
     if not np.isfinite(course.wall_us).any():
@@ -123,9 +123,9 @@ def trend_lines(trend: Trend, first: int, last: int, colors: Palette, *, attempt
 def rate_line(
     trend: Trend, first: int, last: int, colors: Palette, *, replicas: int | None
 ) -> tuple[go.Figure, NDArray[np.float32], Course]:
-    """Tokens per second where they are known, else samples, over the steps; also as numbers, of the points of the course.
+    """Draw tokens per second over the steps, or samples if tokens are unknown. Return the figure, rate per point, and course.
 
-    ``replicas``: ranks with a batch of their own; ``None``: not known, and the rate is that of one.
+    ``replicas``: number of ranks with their own batch; if ``None`` (unknown), the rate is that of one rank.
     """
     course = course_of(trend, first, last)
     name = rate_name(trend)
@@ -154,7 +154,7 @@ def rate_line(
 
 
 def rate_name(trend: Trend) -> str:
-    """What is counted: tokens where they are told."""
+    """Return the counted unit: ``tokens`` if the run reports them, else ``samples``."""
     return "tokens" if np.isfinite(trend.tokens).any() else "samples"
 
 
@@ -200,7 +200,7 @@ def _mark(figure: go.Figure, step: int, text: str, colors: Palette) -> None:
 
 
 def _mark_profiled(figure: go.Figure, course: Course, colors: Palette) -> None:
-    """Strips at the lower edge, and a line of the legend that says what they are."""
+    """Mark profiled steps by strips at the lower edge, with an entry in the legend."""
     half = course.steps_per_point / 2
     color = colors.exposed_memcpy
     for begin, end in stretches(course.profiled):

@@ -1,4 +1,4 @@
-"""The unit in which a value reads best."""
+"""Units in which values read best."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ _UNITS: Final = ((3_600e6, "h"), (60e6, "min"), (1e6, "s"), (1e3, "ms"), (1.0, "
 
 
 def time_unit(longest_us: float) -> tuple[float, str]:
-    """(microseconds per unit, unit) for an axis that reaches to ``longest_us``: milliseconds up to ten seconds, and so on."""
+    """Return (microseconds per unit, unit) for an axis up to ``longest_us``.
+
+    Below 1 ms: µs; below 10 s: ms; below 10 min: s; below 10 h: min; else h.
+    """
     if longest_us >= 10 * 3_600e6:
         return _UNITS[0]
     if longest_us >= 600e6:
@@ -27,11 +30,11 @@ _SHOWN: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
     "ratio": ((0.0, 0.01, "%"),),
     "celsius": ((0.0, 1.0, "°C"),),
 }
-"""Unit of a metric to: from which value on, what one is in that unit, and what it is called; the largest first."""
+"""Unit of a metric to (smallest value, size in the metric's unit, name) of its display units, the largest first."""
 
 
 def shown_unit(unit: str, largest: float) -> tuple[float, str]:
-    """(what one is in ``unit``, unit to show) for an axis that reaches to ``largest``; an unknown unit is shown as it is."""
+    """Return (size in ``unit``, display unit) for an axis up to ``largest``. An unknown unit is returned unchanged."""
     if unit == "us":
         return time_unit(largest)
     for least, size, name in _SHOWN.get(unit, ()):
@@ -41,7 +44,7 @@ def shown_unit(unit: str, largest: float) -> tuple[float, str]:
 
 
 def moment(unix_ns: int) -> str | None:
-    """A date and time as axes take it, UTC; ``None``: a number that is no time of this calendar."""
+    """Return date and time in UTC, formatted for axes; ``None`` if the number is outside the calendar."""
     try:
         return f"{datetime.fromtimestamp(unix_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
     except (OverflowError, ValueError, OSError):
@@ -49,7 +52,7 @@ def moment(unix_ns: int) -> str | None:
 
 
 def duration(us: float) -> str:
-    """Three significant digits: ``360 ms``, ``2.5 h``."""
+    """Return a duration with three significant digits: ``360 ms``, ``2.5 h``."""
     for size, unit in _UNITS:
         if us >= size:
             value = us / size

@@ -1,4 +1,4 @@
-"""Who waited for whom: one process group as a matrix, its victims as rows and those they waited for as columns."""
+"""Waits within one process group as a matrix: victims as rows, origins as columns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rankscope.dashboards.figures.units import time_unit
 NOBODY: Final = "Nobody waited for anybody in this group, as far as its evidence tells."
 _TICKS: Final = 24
 _NAME: Final = 28
-"""Letters of a host's name that an axis has room for; hovering shows all."""
+"""Maximum length of a host's name at the axis. The hover text has all of it."""
 
 
 def wait_cells(group: WaitGroup) -> NDArray[np.float32]:
-    """[victims, origins] in microseconds; NaN on the diagonal of ranks, which do not wait for themselves."""
+    """Return waits [victims, origins] in microseconds. For ranks the diagonal is NaN: a rank does not wait for itself."""
     cells = np.zeros((len(group.names), len(group.names)), np.float32)
     cells[group.victims, group.origins] = group.waited_us
     if not group.by_host:
@@ -31,7 +31,7 @@ def wait_cells(group: WaitGroup) -> NDArray[np.float32]:
 
 
 def wait_matrix(group: WaitGroup, colors: Palette, *, blamed: int | None = None, picked: int | None = None) -> go.Figure:
-    """Heat map of ``wait_cells``; columns of the blamed and the picked rank are framed."""
+    """Draw a heat map of ``wait_cells``. Columns of the blamed and the picked rank are framed."""
     cells = wait_cells(group)
     if not np.nansum(cells):
         return note(NOBODY, colors)
@@ -47,7 +47,7 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, blamed: int | None = None,
             hoverongaps=False,
             xgap=1 if count <= 64 else 0,
             ygap=1 if count <= 64 else 0,
-            # By column and row: names are sent once, not once per cell.
+            # The template refers to axis names, which are sent once, not once per cell.
             hovertemplate=f"<b>%{{y}}</b> waited %{{z:,.2f}} {unit}<br>for <b>%{{x}}</b><extra></extra>",
             x=[f"{what} {name}{told}" for name, told in zip(names, worst, strict=True)],
             y=[f"{what} {name}" for name in names],

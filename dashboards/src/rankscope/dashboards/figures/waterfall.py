@@ -1,4 +1,4 @@
-"""From the ideal step to the actual one: what each part of the time adds."""
+"""Waterfall from the ideal step time to the actual one, part by part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_WATERFALL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a part is drawn: its name, its colour in the palette, its hatching."""
+    """Look of a part: name, key in the palette, hatching."""
 
     label: str
     key: str
@@ -42,10 +42,10 @@ ACTUAL: Final = "actual"
 
 
 def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
-    """Each part a bar that begins where the one before it ends; the last row is the whole step.
+    """Draw each part as a bar that begins at the end of the previous one. The last row is the whole step.
 
-    Below each name is how long it takes: beside the bars there is no room for it on a narrow screen. A part that is not known has
-    no bar but the word, also where others are zero.
+    The duration is below each name: a narrow screen has no room beside the bars. An unknown part has the text "not known" and no
+    bar, which distinguishes it from zero.
     """
     if waterfall is None or waterfall.step_us <= 0:
         return note(NO_WATERFALL, colors)

@@ -1,4 +1,4 @@
-"""Step time as it is, and without one part of the job after the other."""
+"""Actual step time, and counterfactual step times without one part of the job each."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ NOTHING: Final = "There is nothing to think away: the evidence tells no parts of
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """The step with something thought away. ``item``: as in the address; ``""`` for the step as it is."""
+    """Counterfactual step time without one part. ``item`` is its key in the address; ``""`` for the actual step."""
 
     item: str
     label: str
     step_seconds: float
     worth: str = ""
-    """What it would save, in words."""
+    """The saving, in words."""
 
 
 def without_bars(
     actual: Without, ideal: Without, rows: Sequence[Without], colors: Palette, *, chosen: Sequence[str] = ()
 ) -> go.Figure:
-    """Horizontal bars: the step as it is, without each of ``rows``, and without any straggler; what is ``chosen`` is marked."""
+    """Draw bars of the actual step, the step without each of ``rows``, and without any straggler. ``chosen`` items are marked."""
     if not rows:
         return note(NOTHING, colors)
     shown = [actual, *rows, ideal]

@@ -1,1 +1,1 @@
-"""Pages: what is where, and in which words."""
+"""Layout and wording of the pages."""

@@ -1,4 +1,4 @@
-"""What to try, most to gain first, with what speaks for it and how to see whether it helped."""
+"""List of advice, largest gain first, with its evidence and a check of its effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING: Final = "Nothing is advised: no figure that is known is beyond its limi
 
 
 def advice_list(advice: list[Advice]) -> list[Component]:
-    """The list, or a line that says that it is empty."""
+    """Return the list of advice, or a line for an empty list."""
     if not advice:
         return [html.P(NOTHING, className="help")]
     commands = dict.fromkeys(command for item in advice if (command := _check(item)[0]))
@@ -35,7 +35,7 @@ def _one(item: Advice) -> list[Component]:
 
 
 def _check(item: Advice) -> tuple[str, str]:
-    """The command that shows whether it helped (the same for most), and what it must show."""
+    """Return the command that checks the effect (the same for most advice), and its expected result."""
     command, _, must = item.check.rpartition(": ")
     return (command, must) if command.startswith("rankscope ") else ("", item.check)
 

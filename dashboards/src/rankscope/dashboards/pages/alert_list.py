@@ -1,4 +1,4 @@
-"""Alerts in words: what each says, since when, what to do about it, and which program reported it."""
+"""Alerts in words: message, time, next steps, and the program that reported each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SOURCES: Final[dict[Source, str]] = {"watcher": "the watcher", "prometheus": "P
 
 
 def alert_list(found: AlertsFound) -> list[Component]:
-    """Everything that could not be learnt, then the alerts in their order."""
+    """Return notes on unreadable sources, then the alerts in the given order, ``SHOWN`` at most."""
     parts: list[Component] = [html.P(problem, className="reason", role="note") for problem in found.problems]
     if not found.alerts:
         parts.append(html.P("No alert is known: nothing was found, or nobody watched.", className="help"))
@@ -36,7 +36,7 @@ def alert_list(found: AlertsFound) -> list[Component]:
 
 
 def alert_article(alert: AlertRecord) -> Component:
-    """All that one alert says."""
+    """Return an article with all details of one alert."""
     label, tone = STATES[alert.state]
     badges = [badge(label, tone=tone), badge(alert.name, title="Name of the alert")]
     if alert.severity:
@@ -60,7 +60,7 @@ def alert_article(alert: AlertRecord) -> Component:
 
 
 def _labels(alert: AlertRecord) -> str:
-    """Of an alert without words."""
+    """Return the labels as text, for an alert without a summary; its name if it has no labels."""
     hidden = ("alertname", "severity")
     return ", ".join(f"{name} {value}" for name, value in alert.labels.items() if name not in hidden) or alert.name
 

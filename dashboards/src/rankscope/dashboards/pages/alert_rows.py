@@ -29,7 +29,7 @@ COLUMNS: Final[list[dict[str, Any]]] = [
 
 
 def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int) -> dict[str, Any]:
-    """What is not known is left out. ``names``: run id to name."""
+    """Return the row of an alert, without unknown fields. ``names``: run id to name."""
     label, tone = STATES[alert.state]
     goes_on = alert.state in ("firing", "pending")
     end = alert.ended_unix_ns if alert.ended_unix_ns is not None or not goes_on else now_unix_ns
@@ -55,13 +55,13 @@ def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int)
 
 
 def row_id(alert: AlertRecord) -> str:
-    """Id of an alert's row, which never changes."""
+    """Return the stable id of an alert's row."""
     key = repr((alert.identity, alert.started_unix_ns))
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=9).hexdigest()
 
 
 def revision_of_rows(alerts: Sequence[AlertRecord], problems: Sequence[str]) -> str:
-    """Changes when an alert comes, goes or says something else."""
+    """Return a hash that changes when an alert is added, removed or changed, or the list of problems changes."""
     content = repr([(row_id(alert), alert.state, alert.ended_unix_ns, alert.summary) for alert in alerts] + list(problems))
     return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 

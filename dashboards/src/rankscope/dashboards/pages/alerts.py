@@ -1,4 +1,4 @@
-"""Alerts of all runs: those that fire first, then those that are past."""
+"""Page with the alerts of all runs: firing ones first, then past ones."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rankscope.dashboards.pages.live import figure
 from rankscope.dashboards.pages.pieces import advice, section
 
 MOST_ROWS: Final = 2_000
-"""More alerts than that nobody goes through; the figure's CSV has all of them."""
+"""Maximum number of rows in the table. The figure's CSV has all alerts."""
 POLL_MS: Final = 10_000
 
 
 def alerts_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
-    """The page; it looks for new alerts by itself. Raises ``RankscopeError``."""
+    """Return the page, which polls for new alerts. Raises ``RankscopeError``."""
     del config
     found = source.all_alerts()
     return html.Div(
@@ -46,7 +46,7 @@ def alerts_page(source: RunSource, search: str | None, config: DashboardConfig) 
 
 
 def alert_notes(found: AlertsFound) -> list[Component]:
-    """What could not be learnt, and what is not in the table."""
+    """Return notes on unreadable sources, and on the number of alerts that the table leaves out."""
     notes: list[Component] = [html.P(problem, className="reason", role="note") for problem in found.problems]
     if len(found.alerts) > MOST_ROWS:
         left = f"{len(found.alerts) - MOST_ROWS:,} older alerts are not in the table; the CSV of the figure has all of them."
@@ -55,20 +55,20 @@ def alert_notes(found: AlertsFound) -> list[Component]:
 
 
 def alert_rows(source: RunSource, found: AlertsFound) -> list[dict[str, Any]]:
-    """One row per alert, those that fire first. Raises ``RankscopeError``."""
+    """Return a row per alert, firing ones first, ``MOST_ROWS`` at most. Raises ``RankscopeError``."""
     names = {run.run_id: run.name for run in source.runs()}
     now = time.time_ns()
     return [alert_row(alert, names, now_unix_ns=now) for alert in found.alerts[:MOST_ROWS]]
 
 
 def counted(found: AlertsFound) -> str:
-    """How many there are."""
+    """Return the number of alerts, and of firing ones, in words."""
     firing = sum(alert.state == "firing" for alert in found.alerts)
     return f"{wording.count(len(found.alerts), 'alert')}, {firing:,} firing"
 
 
 def picked(found: AlertsFound, identifiers: tuple[str, ...]) -> list[Component]:
-    """All that the alert of a selected row says, with its runbook."""
+    """Return the details of the alert in the selected row, with its runbook; a hint if no row is selected."""
     alert = next((alert for alert in found.alerts[:MOST_ROWS] if row_id(alert) in identifiers), None)
     if alert is None:
         return [html.P("Select a row to read what it rests on and its runbook.", className="help")]

@@ -6,5 +6,5 @@ from typing import Any
 
 
 def aria(**values: str) -> dict[str, Any]:
-    """``aria(label="Ranks")`` -> ``{"aria-label": "Ranks"}``, to be passed on with ``**``."""
+    """Return ARIA attributes to pass on with ``**``: ``aria(label="Ranks")`` -> ``{"aria-label": "Ranks"}``."""
     return {f"aria-{name}": value for name, value in values.items()}

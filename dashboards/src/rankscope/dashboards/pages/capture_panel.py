@@ -1,4 +1,4 @@
-"""Taking a window elsewhere, and asking for a new one."""
+"""Panels to export a window and to request a new one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS: Final = 3
 
 
 def export_panel(run: RunSummary, window: Window | None) -> Component:
-    """The shown window as a file for Perfetto. What the button does is in assets/capture.js."""
+    """Return the panel that saves the shown window as a file for Perfetto. assets/capture.js handles its button."""
     path = shlex.quote(run.path)
     steps = "" if window is None else f" --steps {window.first}:{window.past}"
     return section(
@@ -42,7 +42,7 @@ def export_panel(run: RunSummary, window: Window | None) -> Component:
 
 
 def capture_panel(run: RunSummary) -> Component:
-    """Asking a run that goes on for a profile of its next steps."""
+    """Return the panel that requests a capture of the next steps; for a run that ended, only the command."""
     goes_on = run.status in GOING_ON
     asking = [
         html.Label(

@@ -1,4 +1,4 @@
-"""What changed when: one line for each, in order of steps, each a link to its steps."""
+"""List of changes and events of a run in order of steps. Each line links to its steps."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from rankscope.dashboards.url_state import PageState, run_path
 
 MOST_LINES: Final = 16
 _LOOKED_AT: Final = 64
-"""Steps on either side of a change from which it is told whose own time changed."""
+"""Number of steps on either side of a change that are compared to find the ranks whose own time changed."""
 _AROUND: Final = 40
-"""Steps on either side that the link of a moment shows."""
+"""Number of steps on either side that the link of a moment shows."""
 _NAMED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened."""
+    """A change or event, and its steps."""
 
     first: int
-    """Step number."""
+    """Number of the first step."""
     last: int
     when: str
     what: str
 
 
 def changes(run: RunData, state: PageState) -> list[Component]:
-    """The list, or a line that says that nothing did."""
+    """Return the list of changes, or a line for an empty list."""
     trend = run.trend
     if not len(trend.steps):
         return [html.P("No step has been recorded yet.", className="help")]
@@ -96,10 +96,10 @@ def _whose(moved: list[int], own: np.ndarray[tuple[int, ...], np.dtype[np.float3
 
 
 def _of_findings(run: RunData, trend: Trend) -> Iterator[Moment]:
-    """Those that are of a part of the run."""
+    """Yield the findings that cover only a part of the run."""
     begin, end = int(trend.steps[0]), int(trend.steps[-1])
     for finding in run.analysis.findings:
-        # Of the first steps hardly any finding speaks: they are warm-up.
+        # Almost all findings leave out the first steps, which are warm-up.
         if finding.steps is not None and (finding.steps[0] > begin + _AROUND or finding.steps[1] - 1 < end):
             first, last = finding.steps[0], max(finding.steps[0], finding.steps[1] - 1)
             yield Moment(first, last, f"Steps {first:,} to {last:,}", _said(finding))
@@ -123,7 +123,7 @@ def _of_attempts(run: RunData, trend: Trend) -> Iterator[Moment]:
 
 
 def _of_gpus(run: RunData) -> Iterator[Moment]:
-    """The first event of each kind on each GPU: one that comes and goes must not push everything else out."""
+    """Yield the first event of each kind on each GPU, so that an intermittent event does not crowd out all others."""
     seen: set[tuple[str, str]] = set()
     for event in run.source.events(run.summary.run_id).events:
         if event.step is not None and (event.gpu_uuid, event.kind) not in seen:

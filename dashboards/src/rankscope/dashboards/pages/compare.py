@@ -1,4 +1,4 @@
-"""Comparing runs: what got better or worse, whether it is real, where in the step, on which host."""
+"""Page that compares runs: improvements and regressions, their significance, and their place by part of the step and host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LABELS = {
 
 
 def compare_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
-    """The page of a comparison. Raises ``NotReadyError`` while it is being made, else ``RankscopeError``."""
+    """Return the page of a comparison. Raises ``NotReadyError`` while it is being computed, else ``RankscopeError``."""
     del config
     state = CompareState.parse(search)
     if (wrong := not_comparable(state)) is not None:
@@ -57,7 +57,7 @@ def compare_page(source: RunSource, search: str | None, config: DashboardConfig)
                 [figure("compare-steps", "Curves of the distribution of step times, one per run", height=340, many=True)],
             ),
             *(_scaling() if result.scaling is not None else _differences(result, state)),
-            # Of scaling there is nothing to choose that would have to go into the address.
+            # The scaling page has no choices to keep in the address.
             *(
                 []
                 if result.scaling is not None
@@ -70,7 +70,7 @@ def compare_page(source: RunSource, search: str | None, config: DashboardConfig)
 
 
 def not_comparable(state: CompareState) -> str | None:
-    """Why what the address names cannot be compared, in words; ``None`` when it can be tried."""
+    """Return why the runs in the address cannot be compared; ``None`` if a comparison can be attempted."""
     if not state.runs:
         return "The address names no run."
     if len(state.runs) == 1 and state.at is None:
@@ -85,14 +85,14 @@ def not_comparable(state: CompareState) -> str | None:
 
 
 def compared_of(source: RunSource, state: CompareState) -> Compared:
-    """What the address asks for. Raises as ``compare_page`` does."""
+    """Return the comparison requested by the address. Raises as ``compare_page`` does."""
     if (wrong := not_comparable(state)) is not None:
         raise RankscopeError(wrong)
     return source.compared(state.runs, state.at)
 
 
 def _verdicts(result: CompareResult) -> list[Component]:
-    """One block per comparison, or the scaling's sentence."""
+    """Return a block per comparison, or the summary of the scaling."""
     parts: list[Component] = [simulated_band()] if any(side.simulated for side in result.sides) else []
     if result.scaling is not None:
         parts += [html.Div(badge("Scaling"), className="badges"), html.H2(result.scaling.summary, className="sentence small")]

@@ -1,4 +1,4 @@
-"""Numbers with their names, and what to know about them."""
+"""Named numbers with their explanation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.dashboards.pages.aria import aria
 
 
 def fact(name: str, value: str, *, why: str | None = None, meter: float | None = None, detail: str | None = None) -> Component:
-    """One number; ``meter``: a share that is also shown as a bar, in a list that has a tone."""
+    """Return one named number. ``meter``: fraction that is also shown as a bar, in a list that has a tone."""
     shown: list[str | Component] = [value]
     if detail is not None:
         shown.append(html.Small(detail))
@@ -28,7 +28,7 @@ def fact(name: str, value: str, *, why: str | None = None, meter: float | None =
 
 
 def work_and_memory(analysis: Analysis) -> list[Component]:
-    """What the run gets done, how well it uses its GPUs, how full they are."""
+    """Return the run's throughput, its model FLOP/s utilisation, and its memory use."""
     return [html.Dl([*_work(analysis.throughput), *_memory(analysis.memory)], className="facts tone-plain")]
 
 

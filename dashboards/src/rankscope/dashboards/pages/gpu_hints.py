@@ -1,4 +1,4 @@
-"""Where the readings of GPUs come from, and what is missing in them."""
+"""Notes on the source of GPU readings and their gaps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rankscope.dashboards.pages.pieces import badge
 from rankscope.dashboards.pages.wording import count, moment
 
 STALE_NS: Final = 60 * 10**9
-"""A GPU without a sample for so long, while there are newer records, is said to be stale."""
+"""Age in ns from which a GPU's last sample is reported as stale, relative to newer records."""
 
 _NAMED: Final = 8
 
 
 def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None) -> list[Component]:
-    """What is shown and what is not, the source first; without any samples how to get them."""
+    """Return notes on source and gaps of the readings, the source first. Without samples, explain how to get them."""
     gpus, index = hardware.gpus, hardware.index
     if not gpus:
         return [

@@ -1,4 +1,4 @@
-"""Everything about every GPU of a run, to sort, filter and take away."""
+"""Table of all GPUs of a run, which can be sorted, filtered and saved."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ COLUMNS: Final[list[dict[str, Any]]] = [
 
 
 def gpu_rows(gpus: Sequence[Gpu], figures: Sequence[GpuFigures], shared: Mapping[str, GpuFigures]) -> list[dict[str, Any]]:
-    """One row per GPU; ``None`` where it did not tell. ``shared``: uuid of a MIG device to the figures of its GPU."""
+    """Return a row per GPU, ``None`` for values it does not report. ``shared``: UUID of a MIG device to its GPU's figures."""
     return [_row(gpu, own, shared.get(gpu.gpu_uuid)) for gpu, own in zip(gpus, figures, strict=True)]
 
 
 def _row(gpu: Gpu, own: GpuFigures, whole: GpuFigures | None) -> dict[str, Any]:
     def told(kind: str, gauge: str, size: float = 1.0) -> float | None:
-        """Of the device itself, or else of the GPU that it is a part of."""
+        """Return a value of the device itself, or else of the GPU that contains it, divided by ``size``."""
         values = [getattr(one, kind)[gauge] for one in (own, whole) if one is not None]
         return next((float(value) / size for value in values if math.isfinite(value)), None)
 
@@ -110,7 +110,7 @@ def _link_errors(gpu: Gpu) -> int | None:
 
 
 def _links(gpu: Gpu) -> str | None:
-    """As they were last, and where that is worse than the best or the worst was, that."""
+    """Return the last state of the links, with the worst or best state of the run if it differs from the last."""
     told = []
     for link, says in _LINKS.items():
         if (state := gpu.links.get(link)) is not None:
@@ -122,5 +122,5 @@ def _links(gpu: Gpu) -> str | None:
 
 
 def gpu_grid(rows: list[dict[str, Any]], *, file_name: str) -> Component:
-    """The table of GPUs."""
+    """Return the table of GPUs."""
     return sheet("gpu-table", COLUMNS, rows, file_name=file_name)

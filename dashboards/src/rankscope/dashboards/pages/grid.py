@@ -1,4 +1,4 @@
-"""What all tables have in common: their colours, and columns of numbers and texts."""
+"""Common settings of all tables: colours, and columns of numbers and texts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ THEME: Final = (
     " borderColor: 'var(--line)', headerBackgroundColor: 'var(--raised)', headerTextColor: 'var(--muted)', fontFamily: 'inherit',"
     " fontSize: 13, spacing: 6, wrapperBorderRadius: 8, browserColorScheme: 'inherit', oddRowBackgroundColor: 'var(--surface)'})"
 )
-"""The grid takes its colours from the page's variables, and so follows its scheme."""
+"""Theme of all grids. It uses the page's CSS variables, so that grids follow the colour scheme."""
 
 OPTIONS: Final[dict[str, Any]] = {
     "theme": {"function": THEME},
     "animateRows": False,
     "tooltipShowDelay": 300,
-    # The tabulator key leaves the table, the arrow keys move in it: else one would have to go through every cell of it.
+    # Tab leaves the table and the arrow keys move in it; otherwise Tab would stop at every cell.
     "tabToNextCell": {"function": "false"},
     "tabToNextHeader": {"function": "false"},
-    # What a spreadsheet would take for a formula is marked as text.
+    # Cells that a spreadsheet would run as a formula are marked as text.
     "defaultCsvExportParams": {"processCellCallback": {"function": "safeCell(params.value)"}},
 }
 """``dashGridOptions`` of all tables."""
@@ -34,7 +34,7 @@ DEFAULT_COLUMN: Final[dict[str, Any]] = {
 
 
 def number_column(field: str, name: str, tooltip: str, *, digits: int = 2, width: int = 116) -> dict[str, Any]:
-    """Numbers, with a dash where they are not known. As CSV they have all their digits."""
+    """Return a column of numbers. Unknown ones are shown as a dash; the CSV has all digits."""
     return {
         "field": field,
         "headerName": name,
@@ -48,7 +48,7 @@ def number_column(field: str, name: str, tooltip: str, *, digits: int = 2, width
 
 
 def text_column(field: str, name: str, *, width: int = 130) -> dict[str, Any]:
-    """Texts, with a dash where they are not known."""
+    """Return a column of texts. Unknown ones are shown as a dash."""
     return {
         "field": field,
         "headerName": name,
@@ -59,11 +59,11 @@ def text_column(field: str, name: str, *, width: int = 130) -> dict[str, Any]:
 
 
 def csv_params(file_name: str) -> dict[str, Any]:
-    """How a table is saved."""
+    """Return the settings of a table's CSV export."""
     return {"fileName": f"{file_name}.csv"}
 
 
 def grid_style(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Size of a table: as high as its rows, up to about fourteen."""
-    lines = len(rows) or 2  # without any, room for a line that says so
+    """Return the size of a table: as high as its rows, up to about fourteen rows."""
+    lines = len(rows) or 2  # an empty table shows a line of text
     return {"height": f"{min(110 + 38 * lines, 640)}px", "width": "100%"}

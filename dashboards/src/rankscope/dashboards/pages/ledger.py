@@ -1,4 +1,4 @@
-"""The cluster's ledger: GPU time lost per host and cause over weeks of runs, and GPUs that are held and not used."""
+"""Page of the cluster's ledger: GPU time lost per host and cause over all runs, and GPUs that are allocated but unused."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from rankscope.dashboards.pages.live import figure
 from rankscope.dashboards.pages.pieces import advice, badge, first_of, run_link, section, table
 
 SHOWN: Final = 200
-"""Hosts in the table; all are in the CSV."""
+"""Maximum number of hosts in the table. The CSV has all of them."""
 _NAMED: Final = 6
 
 WINDOWS: Final = (("", "All runs"), ("1", "Last day"), ("7", "Last 7 days"), ("30", "Last 30 days"), ("90", "Last 90 days"))
 
 
 def ledger_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
-    """The page. Raises ``RankscopeError``."""
+    """Return the page. Raises ``RankscopeError``."""
     state = LedgerState.parse(search)
     ledger = ledger_of(source, state)
     days = "" if state.days is None else str(state.days)
@@ -76,13 +76,13 @@ def ledger_page(source: RunSource, search: str | None, config: DashboardConfig) 
 
 
 def ledger_of(source: RunSource, state: LedgerState) -> ClusterLedger:
-    """The ledger of the window of time in the address, up to now. Raises ``RankscopeError``."""
+    """Return the ledger of the time range in the address, up to now. Raises ``RankscopeError``."""
     since = None if state.days is None else time.time_ns() - state.days * DAY_NS
     return cluster_ledger(told(source), since_unix_ns=since)
 
 
 def ledger_body(ledger: ClusterLedger) -> list[Component]:
-    """Sum, coverage, and a row per host."""
+    """Return the sum, its coverage, and a row per host."""
     parts: list[Component] = [html.Dl(_facts(ledger), className="facts"), _coverage(ledger)]
     if ledger.hosts:
         parts.append(_table(ledger.hosts))
@@ -118,7 +118,7 @@ def _left_out(ledger: ClusterLedger) -> list[tuple[str, list[RunSummary]]]:
 
 
 def _coverage(ledger: ClusterLedger) -> Component:
-    """What is not in the sum, by name."""
+    """Return the list of runs that are not in the sum, by reason."""
     lines: list[Component] = [html.Li(_missing(why, runs)) for why, runs in _left_out(ledger) if runs]
     if not lines:
         return html.Div(
@@ -133,7 +133,7 @@ def _coverage(ledger: ClusterLedger) -> Component:
 
 
 def _missing(why: str, runs: Sequence[RunSummary]) -> list[Component | str]:
-    """``3 runs not analysed yet: a, b and c``, each a link unless it cannot be read."""
+    """Return ``3 runs not analysed: a, b, c``. Each name is a link unless the run cannot be read."""
     names = [html.Span(run.name, title=run.problem) if run.problem else run_link(run.run_id, run.name) for run in runs]
     return [f"{wording.count(len(runs), 'run')} {why}: ", *first_of(names, _NAMED)]
 

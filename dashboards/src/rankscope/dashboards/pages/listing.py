@@ -1,4 +1,4 @@
-"""A table that is a page: its search box, how many rows there are, its order from the address, the button that saves it."""
+"""Table that fills a page, with its search box, row count, sort order from the address, and save button."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope.dashboards.pages.grid import DEFAULT_COLUMN, OPTIONS, csv_params
 
 
 def listing_tools(table: str, counted: str, state: ListState, others: list[Component]) -> Component:
-    """What stands above the list ``table``: search, ``counted``, and at the right ``others`` and saving it."""
+    """Return the tools above the list ``table``: search box, ``counted``, and at the right ``others`` and the save button."""
     return html.Div(
         [
             dmc.TextInput(
@@ -41,7 +41,10 @@ def listing_tools(table: str, counted: str, state: ListState, others: list[Compo
 def listing_grid(
     table: str, columns: list[dict[str, Any]], rows: list[dict[str, Any]], state: ListState, *, height: str, **options: Any
 ) -> Component:
-    """The list ``table``; rows have an ``id``. ``callbacks/listing.py`` keeps its search and order. ``options``: of its grid."""
+    """Return the grid of the list ``table``. Every row has an ``id``.
+
+    ``callbacks/listing.py`` maintains its search and sort order. ``options``: further grid options.
+    """
     order = "desc" if state.descending else "asc"
     grid: Component = dag.AgGrid(
         id=f"{table}-grid",
@@ -53,7 +56,7 @@ def listing_grid(
         csvExportParams=csv_params(f"rankscope-{table}"),
         dashGridOptions={
             **OPTIONS,
-            "ensureDomOrder": True,  # as screen readers go through it
+            "ensureDomOrder": True,  # the order in which screen readers read
             "rowHeight": 40,
             "quickFilterText": state.q,
             "localeText": {"noRowsToShow": f"No {table.removesuffix('s')} matches"},

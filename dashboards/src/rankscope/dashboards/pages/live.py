@@ -1,4 +1,4 @@
-"""Pieces of a page that are drawn anew by callbacks whenever the run, the address or the colour scheme changes."""
+"""Components that callbacks redraw whenever the run, the address or the colour scheme changes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _BLANK: Final[dict[str, Any]] = {"layout": {"xaxis": {"visible": False}, "yaxis"
 
 
 def identity(kind: str, name: str) -> dict[str, str]:
-    """Identifier of a piece, by which callbacks find it."""
+    """Return the id of a component, for pattern-matching callbacks."""
     return {"type": kind, "name": name}
 
 
 def figure(name: str, label: str, *, height: int = 240, many: bool = False, long: bool = False) -> Component:
-    """The place of a view's figure: its picture, what it says in words, and how to take it away.
+    """Return the placeholder of a view's figure: picture, summary in words, and save buttons.
 
-    ``label`` says what it is a picture of; ``height`` in pixels is kept free until it is drawn. ``many``: it is of many runs, and
-    drawn by the callback for these (``callbacks/many.py``). ``long``: its texts are; on a narrow screen it scrolls in its place.
+    ``label``: description of the picture. ``height``: pixels reserved until it is drawn. ``many``: a figure of many runs, drawn
+    by ``callbacks/many.py``. ``long``: a figure with long texts, which scrolls in its place on a narrow screen.
     """
     kind = "many-" if many else ""
     blank = {"layout": {**_BLANK["layout"], "height": height}}
@@ -38,7 +38,7 @@ def figure(name: str, label: str, *, height: int = 240, many: bool = False, long
             html.Div(
                 dcc.Graph(id=cast("Any", identity(f"{kind}figure", name)), config=cast("Any", GRAPH_CONFIG), figure=blank),
                 className="graph long" if long else "graph",
-                # Who has no mouse scrolls with the arrow keys.
+                # Makes it focusable, so that the arrow keys scroll it.
                 **cast("Any", {"tabIndex": 0, "role": "group", **aria(label=label)} if long else {}),
             ),
             html.Figcaption(id=cast("Any", identity(f"{kind}says", name)), className="says"),
@@ -53,18 +53,18 @@ def figure(name: str, label: str, *, height: int = 240, many: bool = False, long
 
 
 def _save(name: str, label: str, kind: str) -> Component:
-    """What it does when it is clicked is in assets/save.js."""
+    """Return a save button. assets/save.js handles its clicks."""
     data = {"data-save": kind.lower(), "data-figure": name}
     return html.Button(kind, className="save", type="button", **aria(label=f"Save as {kind}: {label}"), **cast("Any", data))
 
 
 def part(name: str, children: list[Component], *, class_name: str | None = None, **attributes: str) -> Component:
-    """The place of a view's text; ``children`` as its maker makes them now."""
+    """Return the container of a view's text, with its current ``children``."""
     return html.Div(children, id=cast("Any", identity("part", name)), className=class_name, **cast("Any", attributes))
 
 
 def not_yet(name: str, progress: Progress) -> list[Component]:
-    """Instead of a part that is being worked out; it asks again by itself."""
+    """Return the content of a part that is still being computed: its progress, and a polling timer."""
     again = {"type": "part-again", "name": name, "of": name}
     return [
         html.P(f"{progress.sentence} …", className="help", **aria(live="polite")),
@@ -73,7 +73,7 @@ def not_yet(name: str, progress: Progress) -> list[Component]:
 
 
 def when_there(name: str, make: Callable[[], list[Component]]) -> list[Component]:
-    """What a page begins the part ``name`` with: what ``make`` makes, or how far that is, or why there is none."""
+    """Return the first content of part ``name``: the result of ``make``, or its progress, or its error."""
     try:
         return make()
     except NotReadyError as error:
@@ -85,8 +85,9 @@ def when_there(name: str, make: Callable[[], list[Component]]) -> list[Component
 def select(
     field: str, label: str, options: list[dict[str, Any]], state: PageState, *, width: int = 190, nothing: str | None = None
 ) -> Component:
-    """A choice among ``options`` (value, label) of a field of the page's state; ``nothing`` is shown where nothing is
-    chosen, which can then be gone back to.
+    """Return a choice among ``options`` (value, label) for a field of the page's state.
+
+    ``nothing``: text shown if nothing is chosen; with it the choice can be cleared.
     """
     known = {option["value"] for option in options}
     chosen = state.text(field)
@@ -107,7 +108,7 @@ def select(
 
 
 def rank_choice(state: PageState) -> Component:
-    """The rank picked out in every view."""
+    """Return the input for the picked rank, which every view highlights."""
     component: Component = dmc.NumberInput(
         id=identity("control", "rank"),
         label="Picked rank",

@@ -1,4 +1,4 @@
-"""Small parts that several pages are made of: badges, copyable commands, sections with a line of help."""
+"""Small components shared by several pages: badges, copyable commands, sections with a line of help."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rankscope.dashboards.pages.wording import STATUS_LABELS
 from rankscope.dashboards.url_state import run_path
 
 COMMAND = re.compile(r"(?:(?P<before>[^`]*): )?(?P<command>(?:rankscope|torchrun|nvidia-smi|dcgmi) .+)")
-"""Advice that is a command, or ends with one after a colon."""
+"""Pattern of advice that is a command, or ends with one after a colon."""
 MAX_BADGE = 80
-"""Characters of a label; all of a longer text is in its title."""
+"""Maximum characters of a label. A longer text is in its title."""
 
 
 def badge(text: str, *, tone: str = "plain", title: str | None = None) -> Component:
-    """A label. Tones: plain, good, fair, bad, unknown, live, simulated; each has a sign besides its colour."""
+    """Return a label. Tones: plain, good, fair, bad, unknown, live, simulated; each has a sign besides its colour."""
     short = shown(text, MAX_BADGE)
     return html.Span(short, className=f"badge badge-{tone}", title=title or (None if short == text else shown(text, MAX_TEXT)))
 
@@ -34,7 +34,7 @@ STATUS_TONES: Final[dict[Status, str]] = {
 
 
 def status_badges(run: RunSummary) -> list[Component]:
-    """How the run is doing, and whether it is simulated."""
+    """Return badges for the run's status, losses, recorder state, and simulated GPUs."""
     label = STATUS_LABELS[run.status]
     badges = [badge(f"{label}: {run.losses}" if run.status == "failed" else label, tone=STATUS_TONES[run.status])]
     if run.losses is not None and run.status != "failed":
@@ -47,7 +47,7 @@ def status_badges(run: RunSummary) -> list[Component]:
 
 
 def simulated_band() -> Component:
-    """Said above everything that is shown of a run whose GPUs are simulated."""
+    """Return the banner above all content of a run with simulated GPUs."""
     return html.Div(
         [html.Strong("SIMULATED GPUS"), " The GPU readings of this run are made up. The times of its ranks were measured."],
         className="simulated-band",
@@ -56,7 +56,7 @@ def simulated_band() -> Component:
 
 
 def advice(text: str) -> Component:
-    """A next step: a command in typewriter face with a copy button, anything else as text."""
+    """Return a next step: a command in monospace with a copy button, any other advice as text."""
     match = COMMAND.fullmatch(text)
     if match is None:
         return html.Div(text, className="advice")
@@ -74,20 +74,20 @@ def advice(text: str) -> Component:
 
 
 def unbroken(text: str) -> list[Component | str]:
-    """``text`` with each option of a command in one piece: no line ends behind its dashes."""
+    """Return ``text`` with each command-line option in one piece, so that no line breaks after its dashes."""
     parts = re.split(r"(?<=\s)(--?[a-z][a-z-]*)", text)
     return [html.Span(part, className="option") if at % 2 else part for at, part in enumerate(parts)]
 
 
 def run_link(run_id: str, name: str) -> Component:
-    """The way to a run. A long name is cut off, as it would take a table's other columns their room."""
+    """Return a link to a run. A long name is cut off, to leave room for a table's other columns."""
     short = shown(name, MAX_BADGE)
     link: Component = dcc.Link(short, href=run_path(run_id), title=None if short == name else shown(name, MAX_TEXT))
     return link
 
 
 def first_of(items: Sequence[Component | str], most: int) -> list[Component | str]:
-    """``a, b and 3 more``."""
+    """Return the first ``most`` items as ``a, b and 3 more``."""
     parts: list[Component | str] = []
     for index, item in enumerate(items[:most]):
         parts += [", " if index else "", item]
@@ -95,14 +95,14 @@ def first_of(items: Sequence[Component | str], most: int) -> list[Component | st
 
 
 def table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> Component:
-    """A table of few rows. Of each column its head and its class: ``number``, ``names`` (anybody's words) or ``""``."""
+    """Return a small table. ``columns``: head and CSS class, which is ``number``, ``names`` (arbitrary text) or ``""``."""
     head = html.Tr([html.Th(name, scope="col", className=kind) for name, kind in columns])
     body = [html.Tr([html.Td(cell, className=kind) for cell, (_, kind) in zip(row, columns, strict=True)]) for row in rows]
     return html.Div(html.Table([html.Thead(head), html.Tbody(body)], className="ledger"), className="scrolls")
 
 
 def legend(entries: list[tuple[str, str]]) -> Component:
-    """(key, label) of what bars are made of; the swatches are in assets/style.css."""
+    """Return a legend of (key, label) entries. assets/style.css has the swatches by key."""
     return html.Ul(
         [html.Li([html.Span(className=f"swatch swatch-{key}", **aria(hidden="true")), label]) for key, label in entries],
         className="legend",
@@ -112,7 +112,7 @@ def legend(entries: list[tuple[str, str]]) -> Component:
 def section(
     identifier: str, title: str, help_text: str, children: list[Component], *, tools: list[Component] | None = None
 ) -> Component:
-    """A titled view with one line that says what it shows and what to do with it, and tools at its right."""
+    """Return a titled section with a line of help (content and use), and tools at its right."""
     return html.Section(
         [
             html.Div(

@@ -1,4 +1,4 @@
-"""Pages for what is not there or cannot be read."""
+"""Pages for objects that are missing, not ready or unreadable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.dashboards.pages.aria import aria
 
 
 def problem_page(title: str, reason: str, *, hint: str | None = None) -> Component:
-    """A page that says what is wrong, in the words of the error, and leads back to the list."""
+    """Return a page with the error's reason and a link to the list of runs."""
     return html.Div(
         html.Section(
             [
@@ -31,7 +31,7 @@ def problem_page(title: str, reason: str, *, hint: str | None = None) -> Compone
 
 
 def not_ready(name: str, progress: Progress) -> Component:
-    """What is asked for is being worked out. The page asks again by itself (``AGAIN``)."""
+    """Return the page of an analysis in progress. It polls for the result by a timer of type ``AGAIN``."""
     known = progress.of > 0
     return html.Div(
         html.Section(
@@ -60,7 +60,7 @@ AGAIN_MS: Final = 700
 
 
 def unknown_run(run_id: str) -> Component:
-    """There is no run of that id here."""
+    """Return the page for a run id that does not exist here."""
     return problem_page(
         "There is no such run",
         f"Nothing here has the run id {shown(run_id)!r}.",
@@ -69,10 +69,10 @@ def unknown_run(run_id: str) -> Component:
 
 
 def unknown_page(pathname: str) -> Component:
-    """The address belongs to no page."""
+    """Return the page for an address without a page."""
     return problem_page("There is no such page", f"Nothing lives at {shown(pathname)}.")
 
 
 def unreadable_run(name: str, reason: str) -> Component:
-    """The run is there, but cannot be read."""
+    """Return the page for a run that exists but cannot be read."""
     return problem_page(f"{name} cannot be read", reason)

@@ -1,4 +1,4 @@
-"""Everything about every rank, to sort, filter and take away."""
+"""Table of all ranks, which can be sorted, filtered and saved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS: Final[list[dict[str, Any]]] = [
 
 
 def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
-    """One row per rank; times in milliseconds, ``None`` where not known."""
+    """Return a row per rank; times in milliseconds, ``None`` if unknown."""
     imposed = {row.rank: row.imposed_us for row in analysis.imposed_wait}
     return [
         {
@@ -57,5 +57,5 @@ def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
 
 
 def rank_grid(rows: list[dict[str, Any]], *, file_name: str) -> Component:
-    """The table of ranks."""
+    """Return the table of ranks."""
     return sheet("rank-table", COLUMNS, rows, file_name=file_name)

@@ -1,4 +1,4 @@
-"""A replay in words: what would have fired, when, for whom."""
+"""Replay in words: alerts that would have fired, with times and subjects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLUMNS: Final = (
 
 
 def replay_list(replay: Replay, rule: str | None) -> list[Component]:
-    """What limits it, how it was judged, and a row per time that something was seen."""
+    """Return the replay's limits, a row per spell, and the policies of the rules."""
     asked = chosen(replay, rule)
     whole = duration((replay.end_unix_ns - replay.start_unix_ns) / 1e3)
     policies = dict.fromkeys(f"{one.rule}: {one.policy}." for one in asked if one.policy)

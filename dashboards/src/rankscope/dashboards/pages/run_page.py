@@ -1,4 +1,4 @@
-"""What all pages of a run have in common: its head, the way to its views, what it is drawn from."""
+"""Common layout of all pages of a run: head, links to views, content of the view, help."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rankscope.dashboards.views.registry import VIEWS
 from rankscope.dashboards.views.view import View
 
 LIVE = wording.GOING_ON | {"failed"}
-"""Statuses of runs that may still change; an elastic job that lost ranks may start its next attempt."""
+"""Statuses of runs that may still change. A failed elastic job may start its next attempt."""
 
 
 def run_page(run: RunData, view: View, search: str | None, config: DashboardConfig) -> Component:
-    """A page of a run. It has a ``Location`` of its own: its callbacks come and go with it."""
+    """Return a page of a run. It has its own ``Location``, so that its callbacks exist only while the page is shown."""
     state = PageState.parse(search)
     summary = run.summary
-    version = shown(run, view)  # before what it is the version of: if that is newer, the next poll shows it once more
+    version = shown(run, view)  # read before the content: if the content is newer, the next poll redraws it
     return html.Div(
         [
             html.Header(run_head(run), id="run-head", className="run-page-head"),
@@ -44,7 +44,7 @@ def run_page(run: RunData, view: View, search: str | None, config: DashboardConf
 
 
 def _content(run: RunData, view: View, state: PageState) -> list[Component]:
-    """Of one view; where it cannot be shown the others still can. Raises ``NotReadyError``."""
+    """Return the view's content, or its error: other views may still work. Raises ``NotReadyError``."""
     try:
         return view.layout(run, state)
     except NotReadyError:
@@ -54,7 +54,7 @@ def _content(run: RunData, view: View, state: PageState) -> list[Component]:
 
 
 def shown(run: RunData, view: View) -> dict[str, str]:
-    """What the page shows: figures are drawn anew when it changes."""
+    """Return the identity of the shown content. Figures are redrawn when it changes."""
     summary = run.summary
     return {
         "run_id": summary.run_id,
@@ -65,12 +65,12 @@ def shown(run: RunData, view: View) -> dict[str, str]:
 
 
 def stale_note(run: RunData) -> str:
-    """Why what is shown is older than it should be; ``""`` where it is not."""
+    """Return why the shown content is outdated; ``""`` if it is not."""
     return "" if run.stale is None else wording.not_renewed(run.stale)
 
 
 def run_head(run: RunData) -> list[Component]:
-    """Name, status and identity of the run; whether its GPUs are simulated."""
+    """Return name, status and identity of the run, with a banner if its GPUs are simulated."""
     summary = run.summary
     facts = [
         f"started {wording.moment(summary.start_unix_ns)}",
@@ -94,7 +94,7 @@ def run_head(run: RunData) -> list[Component]:
 
 
 def view_links(run_id: str, current: str, state: PageState) -> list[Component]:
-    """Ways to the views; what is selected goes along."""
+    """Return links to the views, which keep the selection."""
     return [
         html.Span(
             dcc.Link(view.label, href=run_path(run_id, view.slug) + state.search, className="view-link"),
@@ -106,7 +106,7 @@ def view_links(run_id: str, current: str, state: PageState) -> list[Component]:
 
 
 def about(view: View) -> Component:
-    """Help: what it shows, how the numbers come about, what to do."""
+    """Return the view's help: content, formula, next steps."""
     text = view.help
     return html.Details(
         [

@@ -45,16 +45,16 @@ COLUMNS: Final[list[dict[str, Any]]] = [
 
 
 def first_row(source: RunSource, run: RunSummary) -> dict[str, Any]:
-    """A run in the list; nothing is worked out for it."""
+    """Return the row of a run from cached results only; no analysis is started."""
     try:
         brief = source.known_brief(run)
     except RankscopeError:
-        brief = None  # damaged in the cache: as if it were not there
+        brief = None  # a damaged cache entry counts as missing
     return run_row(run, brief)
 
 
 def asked_row(source: RunSource, run: RunSummary, *, follow: bool = True) -> dict[str, Any]:
-    """A run in view: its verdict, or how far that is, or why there is none. Unless ``follow``, a live one is left alone."""
+    """Return the row of a visible run with its verdict, progress or error. Without ``follow``, a live run is not analysed."""
     if run.problem is not None:
         return run_row(run, None)
     if run.status == "starting":
@@ -70,7 +70,7 @@ def asked_row(source: RunSource, run: RunSummary, *, follow: bool = True) -> dic
 
 
 def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) -> dict[str, Any]:
-    """What is not known is left out, which keeps long lists small; ``ask``: its verdict has to be asked for."""
+    """Return the row of a run. Unknown fields are left out to keep long lists small; ``ask``: its verdict must be requested."""
     row: dict[str, Any] = {
         "id": run.run_id,
         "name": run.name,
@@ -120,7 +120,7 @@ def _hours(run: RunSummary) -> float | None:
 
 
 def _health(run: RunSummary, brief: Brief | None, stale: Stale | None) -> str | None:
-    """What is wrong with it, the worst first; ``None`` while that is not known."""
+    """Return the run's problems, the worst first; ``None`` while they are unknown."""
     wrong = [run.losses] if run.losses else []
     if run.unrecorded:
         wrong.append(f"recorder off: {run.unrecorded}")

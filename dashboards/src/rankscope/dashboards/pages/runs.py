@@ -1,4 +1,4 @@
-"""The list of runs."""
+"""Page with the list of runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rankscope.dashboards.pages.pieces import advice
 from rankscope.dashboards.pages.run_rows import COLUMNS, first_row
 
 LOOK_MS: Final = 1000
-"""How often the browser looks which of the rows in view have no verdict yet; only then is anything sent."""
+"""Interval in ms at which the browser looks for visible rows with a missing or changing verdict. It requests only these."""
 
 
 def runs_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
-    """The list; it looks for new runs by itself. Raises ``RankscopeError``."""
+    """Return the list of runs, which polls for new ones. Raises ``RankscopeError``."""
     runs = source.runs()
     return html.Div(
         [
@@ -41,18 +41,21 @@ def runs_page(source: RunSource, search: str | None, config: DashboardConfig) ->
 
 
 def list_revision(runs: Sequence[RunSummary]) -> str:
-    """Changes when rows come, go or would look different, but for those of runs that go on: these are asked for again."""
+    """Return a hash that changes when rows are added, removed or changed.
+
+    Runs that go on count by id and status only, because their rows are requested separately.
+    """
     told = [(run.run_id, run.status, None if run.status in wording.GOING_ON else run.revision) for run in runs]
     return hashlib.blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
 def list_rows(source: RunSource, runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """One row per run, in the order given."""
+    """Return a row per run, in the given order."""
     return [first_row(source, run) for run in runs]
 
 
 def counted(runs: Sequence[RunSummary]) -> str:
-    """How many there are."""
+    """Return the number of runs, and of live ones, in words."""
     live = sum(run.status == "live" for run in runs)
     return wording.count(len(runs), "run") + (f", {live:,} live" if live else "")
 
@@ -77,7 +80,7 @@ def _list(source: RunSource, runs: Sequence[RunSummary], state: ListState) -> li
 
 
 def compare_link(run_ids: Sequence[str]) -> Component:
-    """The way to the comparison of the selected runs, or how to get one."""
+    """Return the link to the comparison of the selected runs, or a hint if their number does not allow one."""
     if 2 <= len(run_ids) <= MOST_COMPARED:
         return dcc.Link(f"Compare {len(run_ids)} runs", href=compare_path(run_ids), className="button compact")
     too_many = len(run_ids) > MOST_COMPARED

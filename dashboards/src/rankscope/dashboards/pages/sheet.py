@@ -1,4 +1,4 @@
-"""A table of a view, to sort, filter and take away."""
+"""Table of a view, which can be sorted, filtered and saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.dashboards.pages.live import identity
 
 
 def sheet(name: str, columns: list[dict[str, Any]], rows: list[dict[str, Any]], *, file_name: str) -> Component:
-    """The table ``name`` of ``View.grids``; rows have an ``id``."""
+    """Return the table ``name`` of ``View.grids``. Every row has an ``id``."""
     grid: Component = dag.AgGrid(
         id=identity("grid", name),
         rowData=rows,
@@ -28,6 +28,6 @@ def sheet(name: str, columns: list[dict[str, Any]], rows: list[dict[str, Any]], 
 
 
 def save_sheet(name: str) -> Component:
-    """The button that saves it."""
+    """Return the button that saves the table ``name`` as CSV."""
     button: Component = dmc.Button("Save as CSV", id=identity("save-grid", name), size="compact-sm", variant="default")
     return button

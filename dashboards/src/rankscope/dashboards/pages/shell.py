@@ -1,4 +1,4 @@
-"""What surrounds every page: the head with the way home and the colour scheme, the address, the place for the page."""
+"""Frame of every page: head with navigation and colour scheme, address, and the page's container."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INDEX = """<!DOCTYPE html>
         {%renderer%}
     </body>
 </html>"""
-"""The page around the app. early.js sets the colour scheme before anything is painted; Dash's own scripts come last."""
+"""HTML document of the app. early.js sets the colour scheme before the first paint; Dash's own scripts come last."""
 
 DARK_SHADES = [
     "#e8ecf2", "#c3cad5", "#9aa5b4", "#6b7788", "#3a4555", "#2b3442", "#1e2632", "#171d27", "#10151d", "#0b0f15",
@@ -37,7 +37,7 @@ DARK_SHADES = [
 
 
 def shell(*, with_login: bool = False) -> Component:
-    """The app's layout; ``with_login``: there is a page for logging in and out."""
+    """Return the app's layout. ``with_login``: link the page for logging in and out."""
     layout: Component = dmc.MantineProvider(
         id="provider",
         theme={

@@ -1,4 +1,4 @@
-"""Pages that are not of one run, by their path."""
+"""Pages that do not belong to one run, by their path."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rankscope.dashboards.pages.runs import runs_page
 
 @dataclass(frozen=True, slots=True)
 class SitePage:
-    """One page. ``make`` gets the query part of the address; it may raise ``RankscopeError``."""
+    """Page of the site. ``make`` gets the query part of the address; it may raise ``RankscopeError``."""
 
     path: str
     title: str
     make: Callable[[RunSource, str | None, DashboardConfig], Component]
     subject: str = ""
-    """What is being worked out while it is not ready; only some pages take long."""
+    """Name of the result that is being computed while the page is not ready, for pages that take long."""
     in_navigation: bool = True
 
 
@@ -39,13 +39,13 @@ SITE: Final = (
 
 
 def site_page(pathname: object) -> SitePage | None:
-    """The page at a path."""
+    """Return the page at a path; ``None`` if there is none."""
     path = "/" if pathname in (None, "") else pathname
     return next((page for page in SITE if page.path == path), None)
 
 
 def site_links(pathname: object) -> list[Component]:
-    """The navigation in the head of every page."""
+    """Return the navigation in the head of every page."""
     here = site_page(pathname)
     return [
         html.Span(

@@ -1,4 +1,4 @@
-"""One rank in one step, number by number, beside the other ranks."""
+"""Card with all numbers of one rank in one step, compared with the other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.dashboards.pages.wording import count
 
 
 def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> list[Component]:
-    """A table of the rank's numbers and the median of the ranks; ``timeline``: address of the window's timeline."""
+    """Return a table of the rank's numbers and the median of the ranks. ``timeline``: address of the window's timeline."""
     if known is None:
         body: list[Component] = [html.P(f"The run has no record of rank {rank} in step {step:,}.")]
     elif not known.values:

@@ -1,4 +1,4 @@
-"""The verdict: the sentence, what it rests on, what it costs, what to do next."""
+"""Verdict card: summary, evidence, cost, next steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_FINDINGS = 6
 
 
 def verdict_card(run: RunSummary, analysis: Analysis) -> list[Component]:
-    """Content of the verdict's section, most important first."""
+    """Return the content of the verdict's section, most important first."""
     verdict = analysis.verdict
     tone = wording.verdict_tone(verdict.kind, may_be_well=run.may_be_well)
     parts: list[Component] = []
@@ -26,7 +26,7 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Component]:
         html.H2(verdict.summary, className="sentence", id="verdict-sentence"),
         html.Dl(_facts(analysis), className="facts"),
     ]
-    # Whoever reads this has the dashboard open.
+    # The reader has the dashboard open already.
     steps = [text for text in verdict.next if not text.startswith("rankscope dashboard")]
     if steps:
         parts.append(html.Div([html.H3("Do next"), html.Div([advice(text) for text in steps])], className="next"))
@@ -56,7 +56,7 @@ def _badges(analysis: Analysis, tone: str) -> list[Component]:
 
 
 def _place(analysis: Analysis) -> list[Component]:
-    """Rank, host and GPU of the blamed rank, or the ranks when there are several."""
+    """Return badges with rank, host and GPU of the blamed rank, or with the ranks if there are several."""
     verdict = analysis.verdict
     if verdict.rank is None:
         if not verdict.ranks:
@@ -76,8 +76,7 @@ def _place(analysis: Analysis) -> list[Component]:
 def _facts(analysis: Analysis) -> list[Component]:
     verdict, source = analysis.verdict, analysis.source
     facts: list[Component] = []
-    # Where nobody is to blame there is no loss to speak of, and often nothing that could be doubted; where somebody is, what is
-    # not known is said to be unknown.
+    # Without a blamed rank these numbers often do not exist and are left out. With one, a missing number is shown as unknown.
     if verdict.confidence is not None or verdict.rank is not None:
         facts.append(fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence))
     if verdict.slowdown is not None or verdict.rank is not None:
@@ -127,7 +126,7 @@ def _steps(verdict: Verdict, source: Source) -> str:
 
 
 def _where_to_see(run_id: str, rank: int) -> Component:
-    """Ways to what the verdict rests on, the blamed rank picked out."""
+    """Return links to the views of the verdict's evidence, with the blamed rank picked."""
     picked = PageState(rank=rank).search
     ways = (
         ("ranks", f"every step of rank {rank}", picked),

@@ -1,4 +1,4 @@
-"""What-if in words and numbers: the step without what is thought away, and how the loss is spread over the ranks."""
+"""What-if result in words and numbers: the counterfactual step, and the distribution of the loss over the ranks."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _HOW_TO_GET: Final = (
 
 
 def seconds_text(seconds: float) -> str:
-    """``36.5 ms``."""
+    """Return a duration such as ``36.5 ms``."""
     return duration(1e6 * seconds)
 
 
 def why_not(result: WhatIf) -> list[Component]:
-    """Why there is no answer, and what one takes."""
+    """Return the reason for a missing answer, and the records that one needs."""
     return [html.P(result.summary, className="reason"), html.P(unbroken(_HOW_TO_GET), className="help")]
 
 
 def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given: bool) -> list[Component]:
-    """The step without what is thought away, and what that is worth; ``result`` is ``ok``.
+    """Return the counterfactual step without the chosen parts, and the value of the saving. ``result`` must be ``ok``.
 
-    ``price_given``: on the page; else it is the one that was recorded.
+    ``price_given``: True if the price was entered on the page, False if it was recorded with the run.
     """
     if thought is None:
         choose = "Choose what to think away to see what it gains."
@@ -81,7 +81,7 @@ def _price_source(pace: Pace, *, price_given: bool) -> str:
 
 
 def fleet(answer: Answer, *, goes_on: bool) -> list[Component]:
-    """S, M_W, M_S, and what they are played on; nothing for an answer that is not ``ok``. ``goes_on``: the run does."""
+    """Return S, M_W and M_S with their evidence; nothing if the answer is not ``ok``. ``goes_on``: the run is still going on."""
     result = answer.result
     if result.status != "ok":
         return []

@@ -1,4 +1,4 @@
-"""Numbers, times and verdicts in words; ``None`` is always said, never shown as zero."""
+"""Numbers, times and verdicts in words. ``None`` is shown as "not known", never as zero."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.dashboards.figures import units
 UNKNOWN: Final = "not known"
 
 count: Final = counted
-"""``1 rank``, ``1,024 ranks``."""
+"""Function that formats a count: ``1 rank``, ``1,024 ranks``."""
 
 KIND_LABELS: Final[dict[Kind, str]] = {
     "balanced": "Balanced",
@@ -37,11 +37,11 @@ KIND_TONES: Final[dict[Kind, str]] = {
     "hang": "bad",
     "insufficient_data": "unknown",
 }
-"""Tone of a verdict; each has a colour and a sign of its own in assets/style.css."""
+"""Tone of each kind of verdict. assets/style.css has a colour and a sign per tone."""
 
 
 def verdict_tone(kind: Kind, *, may_be_well: bool) -> str:
-    """Tone of a verdict on a run. That no rank stands out is no good news of one that was killed."""
+    """Return the tone of a verdict on a run. "good" becomes "plain" unless ``may_be_well``: a killed run is not healthy."""
     tone = KIND_TONES[kind]
     return "plain" if tone == "good" and not may_be_well else tone
 
@@ -67,16 +67,16 @@ STATUS_LABELS: Final[dict[Status, str]] = {
 }
 
 GOING_ON: Final[frozenset[Status]] = frozenset({"starting", "live", "silent"})
-"""Statuses of runs that may have ranks at work."""
+"""Statuses of runs that may have running ranks."""
 
 
 def percent(share: float | None, *, digits: int = 0) -> str:
-    """``0.38`` -> ``38%``."""
+    """Format a fraction: ``0.38`` -> ``38%``."""
     return UNKNOWN if share is None else f"{100 * share:.{digits}f}%"
 
 
 def slowdown(factor: float | None) -> str:
-    """``1.31`` -> ``31% longer``."""
+    """Format a slowdown factor: ``1.31`` -> ``31% longer``."""
     if factor is None:
         return UNKNOWN
     longer = 100 * (factor - 1)
@@ -84,7 +84,7 @@ def slowdown(factor: float | None) -> str:
 
 
 def gpu_hours(hours: float | None) -> str:
-    """Three significant digits; what is small is said in GPU-seconds or GPU-minutes."""
+    """Format GPU time. Below 1 GPU-h it is in GPU-minutes or GPU-seconds, with three significant digits."""
     if hours is None:
         return UNKNOWN
     if hours == 0:
@@ -97,26 +97,26 @@ def gpu_hours(hours: float | None) -> str:
 
 
 def money(amount: float, currency: str) -> str:
-    """``31.0, USD`` -> ``31.00 USD``."""
+    """Format an amount: ``31.0, USD`` -> ``31.00 USD``."""
     return f"{amount:,.2f} {currency}" if amount >= 0.01 or amount == 0 else f"{amount:.2g} {currency}"
 
 
 def rate(per_second: float) -> str:
-    """``1.25/s``, ``123,100/s``."""
+    """Format a rate: ``1.25/s``, ``123,100/s``."""
     return f"{per_second:,.0f}/s" if per_second >= 1000 else f"{per_second:.4g}/s"
 
 
 def milliseconds(us: float | None) -> float | None:
-    """Microseconds to milliseconds; not known stays not known."""
+    """Convert microseconds to milliseconds; ``None`` stays ``None``."""
     return None if us is None else us / 1e3
 
 
 def moment(unix_ns: int | None) -> str:
-    """Date and time in UTC: the same for everyone who opens the link."""
+    """Format date and time in UTC, so that all viewers of a link see the same."""
     text = None if unix_ns is None else units.moment(unix_ns)
     return UNKNOWN if text is None else f"{text} UTC"
 
 
 def not_renewed(stale: Stale) -> str:
-    """That something older is shown, as of when, and why."""
+    """Return the note that older content is shown, with its time and the reason."""
     return f"As of {moment(stale.as_of_unix_ns)}; nothing newer could be read, and it is tried again: {stale.why}"

@@ -1,1 +1,1 @@
-"""A run's views as one file that needs no server: ``rankscope report``."""
+"""Report of a run's views as one file that needs no server: ``rankscope report``."""

@@ -1,4 +1,4 @@
-"""What ``rankscope report`` does: from a run directory to a file."""
+"""Implementation of ``rankscope report``: from a run directory to a file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from rankscope.runs.writer import replacing
 
 STANDARD_OUTPUT: Final = "-"
 SOURCE_DATE_EPOCH: Final = "SOURCE_DATE_EPOCH"
-"""https://reproducible-builds.org/specs/source-date-epoch/"""
+"""Environment variable with the report's time, in seconds: https://reproducible-builds.org/specs/source-date-epoch/"""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be selected; ``None``: as the page has it by default."""
+    """Requested selection. ``None``: the page's default."""
 
     rank: int | None = None
     steps: tuple[int, int] | None = None
@@ -41,7 +41,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of it, and what could not be drawn."""
+    """Result of a report: a sentence for the user, and the errors in drawing."""
 
     sentence: str
     faults: list[str]
@@ -50,7 +50,7 @@ class Done:
 def write_report(path: Path, target: str, wish: Wish) -> Done:
     """Write the report of the run at ``path`` to the file ``target``, which is replaced as a whole.
 
-    Raises ``InputError`` for what is no run or cannot be read or written, ``click.UsageError`` for a wish that cannot be met.
+    Raises ``InputError`` if ``path`` is not a run, or on a read or write error; ``click.UsageError`` if ``wish`` cannot be met.
     """
     folder = _run_at(path)
     _check_target(target, folder)
@@ -84,7 +84,7 @@ def _run_at(path: Path) -> Path:
 
 
 def _check_target(target: str, run: Path) -> None:
-    """Before anything is read: what may have taken minutes is not to fail at its end."""
+    """Check the target before the run is read, so that an analysis of minutes does not fail at its end."""
     if target == STANDARD_OUTPUT:
         if sys.stdout.isatty():
             raise click.BadParameter("standard output is a terminal; give a file", param_hint="--output")
@@ -96,7 +96,7 @@ def _check_target(target: str, run: Path) -> None:
         raise click.BadParameter(f"{target!r} is no regular file; give - for standard output", param_hint="--output")
     if not file.parent.is_dir():
         raise InputError(file.parent, "no such folder")
-    # Beside the run's own files it would be taken for a change of the run.
+    # A file inside the run's directory would count as a change of the run.
     if Path(os.path.realpath(run)) in Path(os.path.realpath(file)).parents:
         raise click.BadParameter(f"{target!r} lies in the run itself; give a place outside of it", param_hint="--output")
 
@@ -111,7 +111,7 @@ def _made_unix_ns() -> int:
 
 
 def _state(run: RunData, wish: Wish) -> PageState:
-    """What is selected. That it is there is looked up first: a page goes on without, a report would be of something else."""
+    """Return the selection. A missing rank, step or metric is an error: a report would silently show something else."""
     state = PageState()
     if wish.rank is not None:
         there = [rank.rank for rank in run.analysis.ranks]
@@ -140,7 +140,7 @@ def _write(made: Report, target: str) -> None:
         sys.stdout.buffer.write(made.file)
         return
     try:
-        # A link is followed: it is not what should be replaced.
+        # Follow a symbolic link, to replace its target and not the link.
         with replacing(Path(os.path.realpath(target))) as file:
             file.write(made.file)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The views of a run one after the other, as the page shows them, in HTML and figures for one file."""
+"""Content of a report: all views of a run in order, as HTML and figures for one file."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from rankscope.dashboards.views.registry import VIEWS, view_of
 from rankscope.dashboards.views.view import View
 
 MOST_CSV_ROWS: Final = 5_000
-"""Rows of the numbers behind a figure in the file; the page has all of them."""
+"""Maximum rows of a figure's CSV in the file. The page has all of them."""
 
 OUR_FAULT: Final = "This could not be drawn: an error in rankscope, not in the run."
 
 
 @dataclass(slots=True)
 class Contents:
-    """What a report is made of: figures by name as page.js wants them, and what went wrong that should not."""
+    """Content of a report: figures by name in the format of page.js, and faults, which are unexpected errors."""
 
     run: RunData
     state: PageState
     tell: Callable[[str], None]
-    """What is being drawn."""
+    """Progress callback; gets the name of the item being drawn."""
     figures: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     _drawn: dict[str, Drawn] = field(default_factory=dict)
     _identifiers: set[str] = field(default_factory=set)
 
     def html(self) -> str:
-        """All views of the registry."""
+        """Return the HTML of all views of the registry."""
         return "".join(map(self._view, VIEWS))
 
     def _view(self, view: View) -> str:
@@ -55,7 +55,7 @@ class Contents:
         before, here = frozenset(self._identifiers), anchor_of(view)
 
         def identifier(name: str) -> str:
-            """Identifiers are unique within a view; those that another view has as well get this one's name in front."""
+            """Return an id that is unique in the report: one used by an earlier view is prefixed with this view's name."""
             self._identifiers.add(name)
             return f"{here}-{name}" if name in before else name
 
@@ -76,12 +76,12 @@ class Contents:
             return view.layout(self.run, self.state)
         except RankscopeError as error:
             return [html.P(str(error), className="report-note")]
-        except Exception as error:  # noqa: BLE001  one view of many: the others are in the report, and the command says which is not
+        except Exception as error:  # noqa: BLE001  other views must still be in the report; the command reports the fault
             self._fault(view.label, error)
             return [html.P(OUR_FAULT, className="report-note")]
 
     def _draw(self, view: View, name: str) -> Drawn:
-        """Once for the light scheme, from which the dark one differs in colours."""
+        """Draw a figure once per scheme. The dark one is stored as its differences from the light one."""
         if name not in self._drawn:
             self._drawn[name] = drawn = self._in(view, name, PALETTES["light"])
             dark = self._in(view, name, PALETTES["dark"])
@@ -99,7 +99,7 @@ class Contents:
             return view.figures[name](self.run, self.state, colors)
         except RankscopeError as error:
             return instead(str(error), colors)
-        except Exception as error:  # noqa: BLE001  as above
+        except Exception as error:  # noqa: BLE001  same reason as above
             self._fault(f"{view.label}, figure {name}", error)
             return instead(OUR_FAULT, colors)
 
@@ -112,7 +112,7 @@ class Contents:
             return ""
         drawn = self._draw(view, name)
         self.figures[name]["config"] = props.get("config") or GRAPH_CONFIG
-        height = drawn.figure.layout.height or 450  # Plotly's own
+        height = drawn.figure.layout.height or 450  # Plotly's default
         return f'<div class="plot" data-figure="{escape(name)}" style="min-height:{int(height)}px"></div>'
 
     def _buttons(self, view: View, name: str) -> str:
@@ -128,7 +128,7 @@ class Contents:
         )
 
     def _table(self, name: str, props: Props) -> str:
-        """A table of at most ``MOST_ROWS`` rows. What is cut off is said."""
+        """Return a table of at most ``MOST_ROWS`` rows, with a note if rows are cut off."""
         columns, rows = columns_of(props.get("columnDefs") or []), props.get("rowData") or []
         if not rows:
             return '<p class="help">No rows.</p>'
@@ -146,7 +146,7 @@ class Contents:
         )
 
     def _anchor(self, href: str) -> str | None:
-        """Of a page of this run its view; what a link would have selected there is not."""
+        """Return the anchor of the view that ``href`` leads to, without the link's selection; ``None`` outside of this run."""
         if href.startswith("#"):
             return href[1:] or None
         found = run_of(href.partition("?")[0].partition("#")[0])
@@ -156,12 +156,12 @@ class Contents:
 
 
 def anchor_of(view: View) -> str:
-    """Where a view begins."""
+    """Return the anchor at which a view begins."""
     return f"view-{view.slug or 'overview'}"
 
 
 def _plain(drawn: Drawn) -> dict[str, Any]:
-    """The figure as Plotly.js takes it, arrays as base64."""
+    """Return the figure as JSON for Plotly.js, with arrays as base64."""
     plain: dict[str, Any] = json.loads(plotly.io.json.to_json_plotly(drawn.figure))
     return plain
 

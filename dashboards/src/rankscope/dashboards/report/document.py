@@ -1,4 +1,4 @@
-"""A report of a run: its head, and the views of its pages, in one file."""
+"""Report of a run: its head and the views of its pages, in one file."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from rankscope.dashboards.views.registry import VIEWS
 
 _SCHEMES: Final = (("light", "Light"), ("auto", "System"), ("dark", "Dark"))
 _WORDS: Final = {"rank": "rank", "metric": "metric", "steps": "steps"}
-"""Of what can be selected that which the command has an option for."""
+"""Selectable fields for which the command has an option, to their name in the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The file, and what could not be drawn though it should have been: one line each."""
+    """Report as a file, and its faults (unexpected drawing errors), one line each."""
 
     file: bytes
     faults: list[str]
 
 
 def report(run: RunData, state: PageState, *, made_unix_ns: int, tell: Callable[[str], None]) -> Report:
-    """Everything there is to see of ``run`` with ``state`` selected. The same run and time make the same bytes.
+    """Return a report of all views of ``run`` with ``state`` selected. The same run and time produce the same bytes.
 
-    ``tell`` hears what is being done. Raises ``RankscopeError`` when the run cannot be analysed.
+    ``tell``: progress callback. Raises ``RankscopeError`` if the run cannot be analysed.
     """
     analysis = run.analysis
     contents = Contents(run, state, tell)
@@ -78,7 +78,7 @@ _BODY: Final = """<a class="skip" href="#page">Skip to the report</a>
 
 
 def _chosen(state: PageState, field: str) -> str | None:
-    """As it stands in the address; ``None`` where it is as it is by default."""
+    """Return a field as in the address; ``None`` if it has its default."""
     return None if getattr(state, field) == getattr(PageState(), field) else state.text(field)
 
 
@@ -90,7 +90,7 @@ def _as_of(run: RunData) -> str:
 
 
 def metrics_offered(run: RunData) -> list[str]:
-    """What the pages let people choose as metric; empty where they do not."""
+    """Return the metrics that the pages offer; empty if there is no such choice."""
     for view in VIEWS:
         for props in _all_props(view.layout(run, PageState())):
             if props.get("id") == {"type": "control", "name": "metric"}:

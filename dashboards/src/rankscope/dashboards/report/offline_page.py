@@ -1,4 +1,4 @@
-"""One HTML file with everything in it: it opens from a disk, asks nobody for anything, and could not if it wanted to."""
+"""Self-contained HTML file. It opens from a disk and makes no requests; its content security policy forbids them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PAGE: Final = """<!DOCTYPE html>
 
 
 def offline_page(*, title: str, file: str, generator: str, body: str, figures: dict[str, Any]) -> bytes:
-    """The file. ``body`` is HTML; ``figures`` by name is what page.js draws; ``file`` begins the names of what is saved."""
+    """Return the file. ``body``: HTML. ``figures``: name to the figure that page.js draws. ``file``: prefix of saved files."""
     script = _text("report/page.js")
     plotly = get_plotlyjs()
     return _PAGE.format(
@@ -57,9 +57,9 @@ def offline_page(*, title: str, file: str, generator: str, body: str, figures: d
 
 
 def content_security_policy(*scripts: str) -> str:
-    """These scripts and no other may run, and nothing may be loaded from anywhere.
+    """Return a policy that allows only these scripts to run and nothing to be loaded.
 
-    Styles may be inline because Plotly sets them; pictures are what it draws to save a figure.
+    Inline styles are allowed because Plotly sets them, and ``data:`` and ``blob:`` images because it saves figures by them.
     """
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)
     return "; ".join(
@@ -75,7 +75,7 @@ def content_security_policy(*scripts: str) -> str:
 
 
 def packed(data: bytes) -> str:
-    """Compressed, without a time in it, as text that can stand in HTML."""
+    """Return ``data`` as gzip in base64, for embedding in HTML. It has no timestamp, so the output is reproducible."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 

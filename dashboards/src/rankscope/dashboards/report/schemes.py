@@ -1,4 +1,4 @@
-"""A figure in two colour schemes: the light one, and what is different in the dark one. What is large is in neither twice."""
+"""A figure in two colour schemes: the light one, and the differences of the dark one, so that large arrays are stored once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Change = tuple[Path, Any]
 
 
 def differences(one: Any, other: Any, at: Path = ()) -> list[Change]:
-    """Where ``one`` (JSON) has to be changed, and into what, to become ``other``. What is at the empty path is all of it."""
+    """Return the paths at which ``one`` (JSON) differs from ``other``, with ``other``'s values. The empty path is the root."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [change for key in one for change in differences(one[key], other[key], (*at, key))]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):

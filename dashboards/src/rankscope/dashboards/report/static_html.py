@@ -1,6 +1,6 @@
-"""Components of the page as HTML that nobody has to draw: the report has the layout of the page, and no second one.
+"""Conversion of the page's components to static HTML, so that the report needs no layout of its own.
 
-What the page lets people choose or ask for is left out, and so is whatever has the class ``LIVE_ONLY``.
+Controls are left out, and so are components with the class ``LIVE_ONLY``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from dash.development.base_component import Component
 
 LIVE_ONLY: Final = "live-only"
-"""Class of what makes sense only while a server answers."""
+"""CSS class of components that need a running server."""
 
 TAGS: Final = frozenset(
     {
@@ -25,7 +25,7 @@ TAGS: Final = frozenset(
         "ul", "var", "wbr",
     }
 )  # fmt: skip
-"""Components of ``dash.html`` that become the tag of their name."""
+"""Components of ``dash.html`` that become the tag of the same name."""
 
 _VOID: Final = frozenset({"br", "col", "hr", "wbr"})
 
@@ -52,7 +52,7 @@ DROPPED: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
 }  # fmt: skip
-"""Controls, and what loads something. Of components that are neither here nor in ``TAGS`` the content is kept."""
+"""Dropped components: controls, and components that load something. Of one neither here nor in ``TAGS`` the content is kept."""
 
 _LINKS: Final = frozenset(
     {("dash_html_components", "A"), ("dash_core_components", "Link"), ("dash_mantine_components", "Anchor")}
@@ -65,7 +65,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
     "lang": "lang", "low": "low", "max": "max", "min": "min", "open": "open", "optimum": "optimum", "role": "role",
     "rowSpan": "rowspan", "scope": "scope", "start": "start", "tabIndex": "tabindex", "title": "title", "value": "value",
 }  # fmt: skip
-"""Property of a component to attribute of a tag; ``id``, ``style`` and ``aria-*`` are looked after in code."""
+"""Property of a component to attribute of a tag. ``id``, ``style`` and ``aria-*`` are handled in code."""
 
 _ARIA: Final = re.compile(r"aria-[a-z]+", re.ASCII)
 _REFERENCES: Final = frozenset({"aria-labelledby", "aria-describedby", "aria-controls", "aria-owns", "aria-details"})
@@ -74,11 +74,11 @@ _STYLE_VALUE: Final = re.compile(r"[\w .,%#()+*/-]*", re.ASCII)
 
 Props = Mapping[str, Any]
 Place = Callable[[str, Props], str]
-"""HTML for what lies at the place of that name."""
+"""Function that returns the HTML of the figure or table with that name."""
 
 
 def parts_of(component: Component) -> tuple[str, str, Props]:
-    """Library, kind and properties."""
+    """Return library, kind and properties of a component."""
     plain: dict[str, Any] = component.to_plotly_json()  # type: ignore[no-untyped-call]
     return plain["namespace"], plain["type"], plain["props"]
 
@@ -97,23 +97,23 @@ def _no_anchor(_address: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticHtml:
-    """Writes components. Texts are escaped; attributes that are not known to be harmless are left out."""
+    """Writer of components as HTML. Texts are escaped; attributes that are not known to be harmless are left out."""
 
     figure: Place = _nowhere
-    """For ``dcc.Graph``."""
+    """HTML of a ``dcc.Graph``."""
     says: Callable[[str], str] = _nothing
-    """What a figure says in words."""
+    """Summary of a figure in words."""
     buttons: Callable[[str], str] = _nothing
-    """HTML of the ways to take a figure away."""
+    """HTML of a figure's save buttons."""
     table: Place = _nowhere
-    """For ``dag.AgGrid``."""
+    """HTML of a ``dag.AgGrid``."""
     anchor: Callable[[str], str | None] = _no_anchor
-    """Where in the file an address of the page is; ``None``: nowhere, then a link is text."""
+    """Anchor in the file for an address of the page. If ``None``, the link becomes text."""
     identifier: Callable[[str], str] = str
-    """What an identifier of the page is called in the file, where many pages are one."""
+    """Identifier in the file for one of the page: a report joins many pages, so identifiers may clash."""
 
     def html(self, node: Any) -> str:
-        """``node``: a component, a text or number, ``None``, or a list of such."""
+        """Return the HTML of ``node``: a component, a text or number, ``None``, or a list of these."""
         if isinstance(node, Component):
             return self._component(node)
         if isinstance(node, (list, tuple)):
@@ -158,7 +158,7 @@ class StaticHtml:
         return "".join(attribute(name, value) for name, value in sorted(found.items()))
 
     def _link(self, props: Props) -> str:
-        """Only within the file: where a link leads out of it, or to another server, there is its text."""
+        """Return a link within the file. A link that leads out of it becomes its text."""
         to = self.anchor(str(props.get("href") or ""))
         kept = {name: value for name, value in props.items() if name in ("children", "className", "id", "title")}
         if to is None:
@@ -167,7 +167,7 @@ class StaticHtml:
 
 
 def _identity(props: Props) -> tuple[str, str]:
-    """Kind and name of a piece that callbacks find (``pages.live.identity``)."""
+    """Return kind and name from a component's id (``pages.live.identity``). A plain id has the kind ``""``."""
     identifier = props.get("id")
     if isinstance(identifier, Mapping):
         return str(identifier.get("type", "")), str(identifier.get("name", ""))
@@ -175,7 +175,7 @@ def _identity(props: Props) -> tuple[str, str]:
 
 
 def _saved(props: Props) -> str:
-    """The figure that the buttons are for."""
+    """Return the name of the figure that the save buttons belong to."""
     children = props.get("children")
     buttons = children if isinstance(children, list) else [children]
     names = [parts_of(button)[2].get("data-figure") for button in buttons if isinstance(button, Component)]
@@ -183,14 +183,14 @@ def _saved(props: Props) -> str:
 
 
 def attribute(name: str, value: object) -> str:
-    """With a space in front; nothing for ``None`` and ``False``."""
+    """Return an HTML attribute with a leading space; ``""`` for ``None`` and ``False``."""
     if value is None or value is False:
         return ""
     return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
 
 
 def _style(style: object) -> str:
-    """Sizes and colours; nothing that could load or hide something from the reader's view of the code."""
+    """Return the declarations of ``style`` whose names and values match a safe pattern; none may load a resource."""
     if not isinstance(style, Mapping):
         return ""
     return ";".join(

@@ -1,4 +1,4 @@
-"""Tables of the page as HTML tables, and as CSV."""
+"""Conversion of the page's tables to HTML tables and to CSV."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rankscope.dashboards.figures.drawn import Table
 from rankscope.dashboards.report.static_html import attribute
 
 MOST_ROWS: Final = 2_000
-"""Rows of a table in the file; the page has all of them."""
+"""Maximum rows of a table in the file. The page has all of them."""
 
 _FORMAT: Final = re.compile(r"d3\.format\('(,?(?:\.\d{1,2})?[fd%])'\)", re.ASCII)
-"""Of d3's formats those that mean the same in Python."""
+"""Pattern of the d3 formats that mean the same in Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that is shown; ``format``: of its numbers, ``""`` for as they are."""
+    """Visible column. ``format``: format of its numbers; ``""`` for none."""
 
     field: str
     label: str
@@ -29,7 +29,7 @@ class Column:
 
 
 def columns_of(definitions: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Columns of an AG grid (``columnDefs``), those in groups one after the other."""
+    """Return the visible columns of an AG grid (``columnDefs``), with groups flattened."""
     return list(_columns(definitions, ""))
 
 
@@ -46,12 +46,12 @@ def _columns(definitions: Sequence[Mapping[str, Any]], group: str) -> Iterator[C
 
 
 def data_of(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows as they are, with all digits."""
+    """Return the rows unformatted, with all digits."""
     return Table(tuple(column.label for column in columns), [tuple(row.get(column.field) for column in columns) for row in rows])
 
 
 def table_html(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table whose heads are buttons that sort it; it needs no script to be read."""
+    """Return a table whose heads are buttons that sort it. It is readable without scripts."""
     numeric = [all(_is_number(value) for row in rows if (value := row.get(column.field)) is not None) for column in columns]
     heads = "".join(
         f'<th scope="col"{attribute("class", "n" if number else None)}{attribute("title", column.tooltip)}>'
@@ -71,7 +71,7 @@ def table_html(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def cell_text(value: object, number_format: str) -> str:
-    """What is not known is a dash."""
+    """Return a cell's text; an unknown value is a dash."""
     if value is None:
         return "-"
     return format(value, number_format) if number_format and _is_number(value) else str(value)

@@ -1,1 +1,1 @@
-"""What can be seen of a run: each view a module, all of them in ``registry``."""
+"""Views of a run: one module each, all listed in ``registry``."""

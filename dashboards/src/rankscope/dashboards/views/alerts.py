@@ -1,4 +1,4 @@
-"""Alerts that fire and that are past."""
+"""View of firing and past alerts, with a replay of the watcher."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.view import Help, View
 
 ALL: Final = "all"
-"""In the address: all alerts."""
+"""Value in the address for all alerts."""
 _CHOICES: Final = [
     {"value": ALL, "label": "All alerts"},
     *({"value": rule, "label": rule} for rule in WATCHER_ALERTS),
@@ -46,7 +46,7 @@ def _list(run: RunData, _state: PageState) -> list[Component]:
 
 
 def _rule(state: PageState) -> str | None:
-    """The alert that is chosen; ``None``: all. Raises ``RankscopeError`` when there is nothing to replay."""
+    """Return the chosen alert; ``None`` for all. Raises ``RankscopeError`` if none is chosen or the name is unknown."""
     if state.replay is None:
         raise RankscopeError("Nothing is replayed: choose an alert, or all.")
     if state.replay == ALL:
@@ -61,7 +61,7 @@ def _replay_times(run: RunData, state: PageState, colors: Palette) -> Drawn:
     try:
         clock = run.hardware.clock
     except RankscopeError:
-        clock = None  # the times are there all the same
+        clock = None  # steps are optional: the figure has times without them
     return replay_times(run.replay, rule, colors, clock)
 
 

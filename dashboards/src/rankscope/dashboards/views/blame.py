@@ -1,4 +1,4 @@
-"""Who delayed whom."""
+"""View of imposed waits: origins, victims, causes, and their course over the steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _IMPOSED_IN: Final = {
 
 
 def _group_of(book: BlameBook, state: PageState) -> WaitGroup | None:
-    """The one that is selected, else the one with most waiting."""
+    """Return the selected process group, else the one with the most waiting; ``None`` if there is none."""
     return next((group for group in book.groups if group.key == state.group), next(iter(book.groups), None))
 
 
@@ -75,7 +75,7 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
 
 
 def _origin_of_cell(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
-    """The rank in whose column the cell is; of a host the one that imposed most. Its name ends with the rank's number."""
+    """Select the rank of the cell's column, or for a host its rank that imposed most. The column's name ends with its number."""
     return replace(state, rank=int(str(point["x"]).rsplit(" ", 1)[-1]))
 
 
@@ -88,7 +88,7 @@ _SOURCES: Final = {
 
 
 def _about_matrix(run: RunData, state: PageState) -> list[Component]:
-    """What it is read from, and what is not in it."""
+    """Return the matrix's evidence source, and the groups that it leaves out."""
     book = run.blame
     group = _group_of(book, state)
     if group is None:

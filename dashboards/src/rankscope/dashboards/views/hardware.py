@@ -1,4 +1,4 @@
-"""The GPUs of a run's hosts: heat, power, clocks and what happened to them, over the steps of the run."""
+"""View of the GPUs of a run's hosts: temperature, power, clocks and events over the steps of the run."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ _FOUND_NONE: Final = "no samples of its GPUs"
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What all pieces of the view start from."""
+    """Common input of all figures and tables of the view."""
 
     hardware: Hardware
     columns: TimeColumns
 
     @property
     def simulated(self) -> str:
-        """To be put behind a sentence."""
+        """Suffix of a sentence: `` (SIMULATED)`` for simulated GPUs, else ``""``."""
         return " (SIMULATED)" if self.is_simulated else ""
 
     @property
     def is_simulated(self) -> bool:
-        """Whether any of what is shown is made up."""
+        """True if readings of any shown GPU are simulated."""
         return any(gpu.simulated for gpu in self.hardware.gpus)
 
 
@@ -70,7 +70,7 @@ def _gauge(state: PageState) -> tuple[str, Metric]:
 
 
 def _chosen(state: PageState, hardware: Hardware) -> Gpu | None:
-    """The GPU of the address, or that of its rank, which was picked later where it is on another one."""
+    """Return the GPU in the address; ``None`` if there is none. A rank on another GPU was picked later, so its GPU wins."""
     found = next((gpu for gpu in hardware.gpus if state.gpu is not None and bare(gpu.gpu_uuid) == bare(state.gpu)), None)
     if state.rank is None or (found is not None and state.rank in found.ranks):
         return found
@@ -78,7 +78,10 @@ def _chosen(state: PageState, hardware: Hardware) -> Gpu | None:
 
 
 def _picked(run: RunData, state: PageState, hardware: Hardware) -> Gpu:
-    """The chosen GPU, or that of the rank that is blamed, or the first that something happened to, or the first."""
+    """Return the chosen GPU, else the blamed rank's, else the first with an event, else the first.
+
+    Raises ``RankscopeError`` if the chosen GPU has no samples.
+    """
     if (chosen := _chosen(state, hardware)) is not None:
         return chosen
     if state.gpu is not None or state.rank is not None:
@@ -162,7 +165,7 @@ def _overlaps(event: HardwareEvent, first: int, last: int) -> bool:
 
 
 def _own_time(run: RunData, gpu: Gpu, columns: TimeColumns) -> OwnTime | None:
-    """Of the first rank on the GPU; the worst of each few steps."""
+    """Return the own time of the first rank on the GPU, the worst of each bin of steps; ``None`` if it is unknown."""
     table = run.steps
     numbers, ranks = np.asarray(table.steps), np.asarray(table.ranks)
     if not gpu.ranks or gpu.ranks[0] not in ranks or not columns.steps_each:
@@ -190,7 +193,7 @@ def _rack_power(run: RunData, state: PageState, colors: Palette) -> Drawn:
 
 
 def _power(shown: _Shown, colors: Palette, groups: list[GroupPower], what: str, *, picked: str | None = None) -> Drawn:
-    """``what``: hosts or racks they are."""
+    """Draw the power of groups. ``what``: kind of the groups, ``host`` or ``rack``."""
     table = Table(
         (what, "GPUs known", "GPUs", "power, median [W]", "power, highest [W]", "least thermal headroom [celsius]"),
         [(one.name, one.known, one.gpus, one.median_watts, one.highest_watts, one.headroom_celsius) for one in groups],
@@ -215,7 +218,7 @@ def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
     try:
         shown = _shown(run, state)
     except RankscopeError:
-        return []  # said above the table
+        return []  # a note above the table shows the error
     gpus, figures = shown.hardware.gpus, figures_of(shown.hardware, shown.columns)
     of = {(gpu.host, bare(gpu.gpu_uuid)): one for gpu, one in zip(gpus, figures, strict=True)}
     parents = ((gpu, of.get((gpu.host, bare(gpu.parent_uuid)))) for gpu in gpus if gpu.parent_uuid is not None)
@@ -247,7 +250,7 @@ def _pick_row(run: RunData, state: PageState, row: str) -> PageState:
 
 
 def _pick_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
-    """Of several GPUs in a row of cells the one whose value is shown."""
+    """Select the GPU of a cell; if its row covers several GPUs, the one whose value is shown."""
     shown, (name, metric) = _shown(run, state), _gauge(state)
     values = worst_in(shown.hardware, name, shown.columns)
     rows = MapRows.of(values, shown.hardware.gpus, metric)

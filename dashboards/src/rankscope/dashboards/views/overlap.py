@@ -1,4 +1,4 @@
-"""Where the profiled time went: compute, communication and what hides what."""
+"""View of profiled time: compute, communication, their overlap, and the cost of collectives."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
 
 def _spread(run: RunData, state: PageState, colors: Palette) -> Drawn:
     steps = run.steps
-    # Few steps are profiled, and those between them would take a thousand ranks' room.
+    # Only profiled stretches are read: with a thousand ranks, the steps between them would need much memory.
     parts = [steps.part("overlap_ratio", *stretch).values for stretch in stretches(run.trend.profiled)]
     ratios = np.hstack([np.empty((len(steps.ranks), 0), np.float32), *parts])
     rows = [_of_rank(int(rank), own[np.isfinite(own)]) for rank, own in zip(steps.ranks, ratios, strict=True)]
@@ -82,7 +82,7 @@ def _of_rank(rank: int, ratios: NDArray[np.float32]) -> tuple[int, int, float | 
 
 def _rows(run: RunData, state: PageState) -> list[CollectiveBandwidth]:
     rows = run.analysis.collectives.by_op
-    # A group that this run does not have, from the link of another one, selects nothing.
+    # A link from another run may name a group that this run does not have: it is ignored.
     return by_cost(rows, state.group if state.group in {row.group for row in rows} else None)
 
 
@@ -130,7 +130,7 @@ def _bandwidth(run: RunData, state: PageState, colors: Palette) -> Drawn:
 
 
 def _about_collectives(run: RunData, state: PageState) -> list[Component]:
-    """What is not drawn, and why."""
+    """Return the reasons for missing rows, transfers and bandwidths."""
     found = run.analysis.collectives
     rows = _rows(run, state)
     lines = []

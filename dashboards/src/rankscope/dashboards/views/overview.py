@@ -1,4 +1,4 @@
-"""The first view of a run: the verdict, where a step's time goes, how it went over the steps, what to try."""
+"""First view of a run: verdict, waterfall of a step's time, trend over the steps, advice."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _largest_part(fall: Waterfall) -> str:
 
 
 def _parts(run: RunData, _state: PageState) -> list[Component]:
-    """What each part of the waterfall is, or why it is not known."""
+    """Return the meaning of each part of the waterfall, or the reason why it is unknown."""
     fall = run.analysis.waterfall
     if fall is None:
         return []
@@ -86,7 +86,7 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
     first, last = _shown(trend, state)
     attempts = run.summary.attempts
     picture = trend_lines(trend, first, last, colors, attempt=f"attempt {attempts}" if attempts > 1 else None)
-    # Zoomed in by the address alone: what the browser remembers of the axis is of another part.
+    # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
     picture.update_layout(uirevision=str(state.steps))
     if first == last:
         return Drawn(picture, NO_TABLE, "No step is recorded here")
@@ -127,7 +127,7 @@ def _rate(run: RunData, state: PageState, colors: Palette) -> Drawn:
 
 
 def _shown(trend: Trend, state: PageState) -> tuple[int, int]:
-    """Places of the chosen steps: the first, and the one after the last."""
+    """Return the indices of the chosen steps in ``trend``: the first, and the one after the last."""
     if state.steps is None:
         return 0, len(trend.steps)
     first, last = np.searchsorted(trend.steps, (state.steps[0], state.steps[1] + 1)).tolist()

@@ -1,4 +1,4 @@
-"""Selecting by a click on a figure, or by dragging over it."""
+"""Selection by a click on a figure or table, or by dragging over a figure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rankscope.dashboards.url_state import PageState
 
 
 def rank_of_bar(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
-    """The rank that a bar's hover text names; none for the bar of a mean."""
+    """Select the rank in a bar's hover text; for the bar of a mean, clear the rank."""
     text = str(point["hovertext"])
     return replace(state, rank=int(text) if text.isdecimal() else None)
 
 
 def rank_of_row(_run: RunData, state: PageState, row: str) -> PageState:
-    """The rank whose row of a table was clicked."""
+    """Select the rank of the clicked row of a table."""
     return replace(state, rank=int(row))
 
 
 def steps_of_drag(state: PageState, across: tuple[float, float] | None) -> PageState:
-    """The steps that were dragged over; all of them after a double click."""
+    """Select the steps that were dragged over, or all of them after a double click."""
     if across is None:
         return replace(state, steps=None)
     first, last = max(0, math.ceil(across[0])), max(0, math.floor(across[1]))

@@ -1,4 +1,4 @@
-"""Every rank, every step: the view in which stragglers are hunted."""
+"""View of one value per rank and step, for finding stragglers."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from rankscope.dashboards.views.view import Help, View
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What of the chosen metric is shown."""
+    """Shown part of the chosen metric."""
 
     name: str
     metric: Metric
     part: Part
     ranks: NDArray[np.int64]
     steps: NDArray[np.int64]
-    """[columns of the part], the first of each."""
+    """[columns of the part], the first step of each."""
     order: list[int] | None
 
     def cells(self) -> StepCells:
@@ -89,14 +89,14 @@ def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
         across = (int(shown.steps[0]), min(int(shown.steps[-1]) + per_column - 1, int(run.steps.steps[-1])))
         mark_events(picture, run.events.events, colors, steps=across)
         says += _happened(run.events, across)
-    # Zoomed in by the address alone: what the browser remembers of the axis is of another part.
+    # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
     picture.update_layout(uirevision=str(state.steps))
     table = _table(shown) if picture.data else NO_TABLE
     return Drawn(picture, table, says)
 
 
 def _table(shown: _Shown) -> Table:
-    """The cells as they are shown, in the metric's own unit."""
+    """Return the shown cells as a table, in the metric's own unit."""
 
     def rows() -> CellRows:
         cells = shown.cells()
@@ -109,7 +109,7 @@ def _table(shown: _Shown) -> Table:
 
 
 def _happened(events: Events, steps: tuple[int, int]) -> str:
-    """How often what happened to GPUs in these steps, and how much of the run is not told."""
+    """Return the number of GPU events in these steps by kind, and the number of events that the run leaves out."""
     counts = Counter(event.kind for event in within(events.events, steps))
     told = ", ".join(f"{count:,} x {kind}" for kind, count in counts.most_common())
     more = f" ({events.left_out:,} more in this run are left out)" if events.left_out else ""
@@ -117,9 +117,9 @@ def _happened(events: Events, steps: tuple[int, int]) -> str:
 
 
 def _order(run: RunData, sort: str) -> list[int] | None:
-    """Rows of the step matrices from above; ``None``: by rank."""
+    """Return the rows of the step matrices in display order; ``None`` for the order of ranks."""
     topology = run.topology
-    # A run that goes on may have got ranks since one of the two was read.
+    # A live run may have got new ranks between the reads of topology and steps.
     same = [place.rank for place in topology.places] == list(run.steps.ranks)
     known = sort != "rank" and sort in topology.sorts
     return row_order(topology, run.analysis.imposed_wait, sort) if known and same else None
@@ -130,9 +130,9 @@ def _rows(run: RunData, _state: PageState) -> list[dict[str, Any]]:
 
 
 def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
-    """The rank and step of a cell, of several those whose value it shows; an event's mark tells its own."""
+    """Select rank and step of a cell; if it covers several, those whose value it shows. An event's mark has its own."""
     if "customdata" in point:
-        rank = point["customdata"]  # not of every GPU a rank is known
+        rank = point["customdata"]  # a GPU may have no known rank
         return replace(state, rank=None if rank is None else int(rank), step=int(point["x"]))
     shown = _shown(run, state)
     cells = shown.cells()
@@ -141,7 +141,7 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
     table = run.steps
     rows, steps = np.flatnonzero(np.isin(shown.ranks, ranks)), np.asarray(table.steps)
     first, last = np.searchsorted(steps, (begin, begin + cells.steps_per_cell))
-    if not len(rows) or first == last:  # a hole: ranks or steps that nobody recorded
+    if not len(rows) or first == last:  # a hole: ranks or steps without a record
         return replace(state, rank=ranks[0], step=begin)
     values = table.part(shown.name, int(first), int(last)).values[rows]
     if not np.isfinite(values).any():
@@ -163,7 +163,7 @@ _SORTS: Final = {"rank": "Rank", "host": "Host", "imposed": "Wait imposed on oth
 
 
 def _sorts(run: RunData) -> list[dict[str, Any]]:
-    """Dimensions of the parallel layout go by their own names."""
+    """Return the choices of row order. Dimensions of the parallel layout keep their own names."""
     return [{"value": sort, "label": _SORTS.get(sort, sort)} for sort in run.topology.sorts]
 
 

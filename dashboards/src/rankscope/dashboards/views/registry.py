@@ -35,5 +35,5 @@ ROW_PICKS: Final = _all(lambda view: view.row_picks)
 
 
 def view_of(slug: str) -> View | None:
-    """The view whose address ends with ``slug``."""
+    """Return the view whose address ends with ``slug``; ``None`` if there is none."""
     return next((view for view in VIEWS if view.slug == slug), None)

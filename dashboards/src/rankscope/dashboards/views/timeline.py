@@ -1,4 +1,4 @@
-"""A captured window: what all ranks did when, on one clock, and which collectives held them up."""
+"""View of a captured window: timeline of all ranks on a common clock, and the collectives that delayed them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NONE: Final = (
 )
 _NAMED_STEPS: Final = 12
 _LISTED: Final = 400
-"""Collectives that can be chosen, those that cost most; any other by a click."""
+"""Maximum number of collectives in the choice, the costliest first. Any other can be chosen by a click."""
 
 
 def _window(run: RunData, state: PageState) -> tuple[Window, WindowData] | None:
@@ -42,7 +42,7 @@ def _window(run: RunData, state: PageState) -> tuple[Window, WindowData] | None:
 
 
 def _span(state: PageState, data: WindowData) -> tuple[int, int]:
-    """What is shown, nanoseconds; all of it where the address names nothing that is in the window."""
+    """Return the shown span in nanoseconds; the whole window if the address has no span within it."""
     extent = data.about.extent_ns
     if state.span is None:
         return 0, extent
@@ -51,7 +51,7 @@ def _span(state: PageState, data: WindowData) -> tuple[int, int]:
 
 
 def _chosen(state: PageState, data: WindowData) -> int | None:
-    """The collective in the address, else the one with the longest wait."""
+    """Return the index of the collective in the address, else of the one with the longest wait; ``None`` if unknown."""
     found = data.collective(state.collective)
     if found is not None:
         return found
@@ -76,7 +76,7 @@ def _picture(run: RunData, state: PageState, colors: Palette) -> Drawn:
 
 
 def _times(lanes: Lanes, first: int, past: int) -> Table:
-    """Time per lane and kind."""
+    """Return a table of the time per lane and kind, in microseconds."""
     times = cut(lanes.parts, len(lanes.labels), first, past, 1).times[:, 0] / 1000
     kinds = np.flatnonzero(times.any(axis=0)).tolist()
     columns = ("rank", "lane", *(f"{kind_label(kind).lower()} [us]" for kind in kinds))
@@ -88,7 +88,7 @@ def _times(lanes: Lanes, first: int, past: int) -> Table:
 
 
 def _bounds(data: WindowData, window: Window) -> list[tuple[str, int]]:
-    """Where steps begin, as long as there is room to say so."""
+    """Return names and begin times of steps; none if the window has more than ``_NAMED_STEPS``."""
     return [(f"step {step}", begin) for step, begin, _ in data.about.steps] if window.past - window.first <= _NAMED_STEPS else []
 
 
@@ -149,7 +149,7 @@ def _sentence(one: Collective) -> str:
 
 
 def _facts(run: RunData, state: PageState) -> list[Component]:
-    """Which window, what could be matched, how good the clock is, what is left out, and a choice of collectives and steps."""
+    """Return facts on the window (matched collectives, clock quality, omissions), and choices of collective and step."""
     found = _window(run, state)
     if found is None:
         return []
@@ -202,7 +202,7 @@ def _costliest(data: WindowData) -> list[Collective]:
 
 
 def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
-    """The collective at that place; where there is none, the rank of the lane."""
+    """Select the collective at the clicked point; if there is none, the rank of the lane."""
     found = _window(run, state)
     if found is None:
         return state
@@ -218,7 +218,7 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
 
 
 def _zoom(state: PageState, across: tuple[float, float] | None) -> PageState:
-    """The axis is in milliseconds."""
+    """Select the dragged span in microseconds, or all of it for ``None``. ``across`` is in milliseconds, as the axis is."""
     if across is None:
         return replace(state, span=None)
     first = max(0, int(across[0] * 1000))

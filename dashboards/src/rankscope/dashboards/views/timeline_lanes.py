@@ -1,4 +1,4 @@
-"""Which lanes the timeline has: those of the picked rank or of few ranks in detail, and one for each of the others."""
+"""Lanes of the timeline: detailed lanes for the picked rank or for all of a few ranks, and one lane per other rank."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rankscope.dashboards.figures.timeline import FIRST_PHASE, MOST_LANES, Lanes
 from rankscope.runs.records import PHASES
 
 DETAIL_UP_TO: Final = 4
-"""Of so many ranks all are shown in detail."""
+"""Up to this many ranks, all are shown in detail."""
 
 
 def lanes_of(run: RunData, window: Window, data: WindowData, *, picked: int | None, span: tuple[int, int]) -> tuple[Lanes, int]:
-    """The lanes in ``span`` (nanoseconds), and of how many ranks each one of the overview stands for."""
+    """Return the lanes in ``span`` (nanoseconds), and the number of ranks that each lane of the overview represents."""
     first, past = span
     ranks = data.about.ranks
     detailed = ranks if len(ranks) <= DETAIL_UP_TO else [picked] if picked in ranks else []
@@ -47,12 +47,12 @@ def lanes_of(run: RunData, window: Window, data: WindowData, *, picked: int | No
 
 
 def _inert(name: str) -> str:
-    """Figures take some HTML: what a trace or a run calls things is text."""
+    """Escape a name from a trace or run, because Plotly interprets some HTML."""
     return html.escape(inert(name), quote=False)
 
 
 def representatives(parts: Parts, count: int) -> tuple[Numbers, int]:
-    """Of ``count`` lanes those to draw, ascending: of so many neighbours each the one that waited least."""
+    """Return the lanes to draw, ascending, and the group size. Of each group of neighbours the one that waited least is drawn."""
     each = max(1, -(-count // MOST_LANES))
     waits = parts.kind == Kind.WAITING
     waited = np.bincount(parts.lane[waits], weights=(parts.end - parts.start)[waits], minlength=count)
@@ -61,7 +61,7 @@ def representatives(parts: Parts, count: int) -> tuple[Numbers, int]:
 
 
 def described(one: Collective) -> str:
-    """A collective in a line: ``all_reduce · default_pg · 17, 25 MiB, last: rank 7 (3.2 ms)``."""
+    """Return a collective in one line: ``all_reduce · default_pg · 17, 25 MiB, last: rank 7, 3.20 ms after the first``."""
     words = [one.label]
     if one.bytes is not None:
         words.append(size(one.bytes))
@@ -71,7 +71,7 @@ def described(one: Collective) -> str:
 
 
 def _detail(run: RunData, window: Window, data: WindowData, rank: int) -> list[tuple[str, Parts]]:
-    """Name and parts of the lanes of one rank: all of it, the host's phases, each process group, each stream."""
+    """Return name and parts of the lanes of one rank: the whole rank, host phases, each process group, each stream."""
     row = data.about.ranks.index(rank)
     found = [("", _alone(data.parts, row)), ("host: phases", _phases(run, window, data, rank))]
     calls = data.calls
@@ -94,7 +94,7 @@ def _detail(run: RunData, window: Window, data: WindowData, rank: int) -> list[t
 
 
 def _phases(run: RunData, window: Window, data: WindowData, rank: int) -> Parts:
-    """A record says how long each phase took: they are drawn one after the other, in their usual order."""
+    """Return the phases of a rank's steps, placed one after the other in their usual order: records have only durations."""
     offset = int(data.offset_ns[data.about.ranks.index(rank)])
     rows = [
         (0, begin - offset, end - offset, FIRST_PHASE + PHASES.index(phase), NOBODY)

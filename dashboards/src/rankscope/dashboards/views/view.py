@@ -1,4 +1,4 @@
-"""What a view is made of. Its makers are called whenever the run, the address or the colour scheme has changed."""
+"""Parts of a view. Its functions are called whenever the run, the address or the colour scheme changes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rankscope.dashboards.url_state import PageState
 
 Layout = Callable[[RunData, PageState], list[Component]]
 FigureMaker = Callable[[RunData, PageState, Palette], Drawn]
-"""``RankscopeError`` becomes a note in the figure's place; after ``NotReadyError`` it is asked for again by itself."""
+"""Function that draws a figure. ``RankscopeError`` becomes a note in its place; after ``NotReadyError`` it is called again."""
 PartMaker = Callable[[RunData, PageState], list[Component]]
 GridMaker = Callable[[RunData, PageState], list[dict[str, Any]]]
-"""Rows of a table."""
+"""Function that returns the rows of a table."""
 Pick = Callable[[RunData, PageState, Mapping[str, Any]], PageState]
-"""What is selected after a click on a point (as Plotly tells it)."""
+"""Function that returns the selection after a click on a point (in Plotly's format)."""
 Zoom = Callable[[PageState, tuple[float, float] | None], PageState]
-"""What is selected after dragging over a part of the x axis; ``None``: all of it again."""
+"""Function that returns the selection after dragging over a range of the x axis; ``None`` resets it to all."""
 
 RowPick = Callable[[RunData, PageState, str], PageState]
-"""What is selected after a click on the row of a table with that ``id``."""
+"""Function that returns the selection after a click on the table row with that ``id``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Help:
-    """What a view shows, how its numbers come about, and what to do with it: one or two sentences each."""
+    """Help of a view: its content, its formula, and its use, in one or two sentences each."""
 
     shows: str
     formula: str
@@ -42,7 +42,7 @@ class View:
     """One page of a run. Names of figures, parts and grids are unique among all views."""
 
     slug: str
-    """Last part of the address; ``""`` for the first page."""
+    """Last part of the address; ``""`` for the first view."""
     label: str
     help: Help
     layout: Layout
@@ -50,7 +50,7 @@ class View:
     parts: Mapping[str, PartMaker] = field(default_factory=dict)
     grids: Mapping[str, GridMaker] = field(default_factory=dict)
     picks: Mapping[str, Pick] = field(default_factory=dict)
-    """By the name of the figure."""
+    """Name of the figure to its function."""
     zooms: Mapping[str, Zoom] = field(default_factory=dict)
     row_picks: Mapping[str, RowPick] = field(default_factory=dict)
-    """By the name of the grid."""
+    """Name of the grid to its function."""

@@ -1,4 +1,4 @@
-"""What if somebody or something were not slow."""
+"""What-if view: counterfactual step times without slow ranks, stages, causes or phases."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.view import Help, View
 
 RANKS_SHOWN: Final = 20
-"""Bars of ranks; the table has all that the answer has."""
+"""Maximum number of bars. The table has all parts of the answer."""
 
 
 def _pace(run: RunData, state: PageState) -> Pace:
-    """Of an answer that is ``ok``."""
+    """Return the pace of the run's answer, which must be ``ok``."""
     return pace_of(run.scenarios.answer, price=state.price, currency=state.currency)
 
 
@@ -116,7 +116,7 @@ def _part_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
 
 
 def _toggled(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
-    """What was clicked is thought away, or not any more."""
+    """Toggle the clicked item in the list of removed items; the bar of the actual step clears the list."""
     item = str(point["hovertext"])
     if not item:
         return replace(state, without=())
