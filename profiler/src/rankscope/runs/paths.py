@@ -17,9 +17,18 @@ Stream = RankStream | Literal["plan", "gpu"]
 """Rank streams, the announced windows of an attempt (``plan``) and the GPU samples of a host (``gpu``)."""
 
 
+RUN_FILE: Final = "run.json"
+"""Identity of a run: a folder that has it is a run directory."""
+
+
 def run_file(run: Path) -> Path:
     """Return the path of ``run.json``."""
-    return run / "run.json"
+    return run / RUN_FILE
+
+
+def attempt_file(run: Path, attempt: int) -> Path:
+    """Return the path of ``attempt.json``."""
+    return run / f"attempts/{attempt:03d}/attempt.json"
 
 
 def attempt_dir(run: Path, attempt: int) -> Path:
@@ -30,6 +39,11 @@ def attempt_dir(run: Path, attempt: int) -> Path:
 def rank_dir(run: Path, attempt: int, rank: int) -> Path:
     """Return the path ``attempts/NNN/ranks/RRRRR``."""
     return run / f"attempts/{attempt:03d}/ranks/{rank:05d}"
+
+
+def rank_file(run: Path, attempt: int, rank: int) -> Path:
+    """Return the path of ``rank.json``."""
+    return run / f"attempts/{attempt:03d}/ranks/{rank:05d}/rank.json"
 
 
 def segment(folder: Path, stream: Stream, number: int) -> Path:

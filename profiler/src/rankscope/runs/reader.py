@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 import msgspec
 
 from rankscope.base.errors import InputError
-from rankscope.runs.paths import Stream, attempt_dir, host_dir, rank_dir, run_file
+from rankscope.runs.paths import Stream, attempt_dir, attempt_file, host_dir, rank_dir, rank_file, run_file
 from rankscope.runs.records import (
     RUN_SCHEMA,
     AttemptInfo,
@@ -79,9 +79,9 @@ class RunReader:
 
     def _read_info(self) -> RunInfo:
         file = run_file(self.path)
-        if not self.path.exists():
-            raise InputError(self.path, "no such file or folder")
         if not file.is_file():
+            if not self.path.exists():
+                raise InputError(self.path, "no such file or folder")
             if file.exists():
                 raise InputError(file, "not a regular file")
             if is_headless_run(self.path):
@@ -110,15 +110,15 @@ class RunReader:
 
     def attempt(self, attempt: int) -> AttemptInfo | None:
         """Read ``attempt.json``; ``None`` where it is missing or unreadable (a rank died while starting)."""
-        return self._optional(attempt_dir(self.path, attempt) / "attempt.json", AttemptInfo)
+        return self._optional(attempt_file(self.path, attempt), AttemptInfo)
 
     def ranks(self, attempt: int) -> list[int]:
         """Return the ranks that left a folder in this attempt, ascending."""
-        return self._numbered(attempt_dir(self.path, attempt) / "ranks", digits=5)
+        return self._numbered(self.path / f"{ATTEMPTS}/{attempt:03d}/ranks", digits=5)
 
     def rank(self, attempt: int, rank: int) -> RankInfo | None:
         """Read ``rank.json``; ``None`` where it is missing or unreadable."""
-        return self._optional(rank_dir(self.path, attempt, rank) / "rank.json", RankInfo)
+        return self._optional(rank_file(self.path, attempt, rank), RankInfo)
 
     def infos(self, attempt: int) -> dict[int, RankInfo]:
         """Read ``rank.json`` of every rank that has a readable one, in the order of the ranks."""

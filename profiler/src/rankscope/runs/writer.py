@@ -18,7 +18,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from rankscope.runs.paths import Stream, attempt_dir, run_file, segment
+from rankscope.runs.paths import Stream, attempt_file, run_file, segment
 from rankscope.runs.records import AttemptInfo, RunInfo, StepRecord
 from rankscope.runs.segments import IrregularFileError, list_segments, number_of, open_regular
 from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, event_of, header, pack_row
@@ -170,7 +170,7 @@ def create_run(run: Path, info: RunInfo) -> bool:
 
 def create_attempt(run: Path, info: AttemptInfo) -> bool:
     """Write ``attempt.json`` unless it exists. Returns whether this call wrote it."""
-    return write_record(attempt_dir(run, info.attempt) / "attempt.json", info, overwrite=False)
+    return write_record(attempt_file(run, info.attempt), info, overwrite=False)
 
 
 class SegmentWriter(ABC):

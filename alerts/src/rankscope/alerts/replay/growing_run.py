@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError
-from rankscope.runs.paths import RankStream, Stream, attempt_dir, host_dir, rank_dir, segment
+from rankscope.runs.paths import RankStream, Stream, attempt_file, host_dir, rank_dir, segment
 from rankscope.runs.reader import RunReader
 from rankscope.runs.segments import MAX_LINE_BYTES, list_segments, open_regular
 from rankscope.runs.step_columns import header, row_dtype
@@ -240,7 +240,7 @@ class GrowingRun:
         about = reader.attempt(attempt)
         began = self.info.start_unix_ns if about is None else about.start_unix_ns
         if about is not None:
-            self._files.append((began, attempt_dir(self.path, attempt) / "attempt.json", about))
+            self._files.append((began, attempt_file(self.path, attempt), about))
         for rank in reader.ranks(attempt):
             folder = rank_dir(self.path, attempt, rank)
             info = reader.rank(attempt, rank)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.paths import attempt_dir, rank_dir
-from rankscope.runs.reader import RunReader, is_run, is_visible_run
+from rankscope.runs.paths import RUN_FILE, attempt_dir, rank_dir
+from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import RankInfo, RunInfo
 from rankscope.runs.segments import list_streams, open_regular
 
@@ -188,7 +188,9 @@ def discover(path: Path) -> list[Path]:
     """
     if is_run(path):
         return [path]
-    return [path / name for name in sorted(os.listdir(path)) if is_visible_run(path / name)]  # noqa: PTH208
+    # Paths of thousands of runs take longer to make than to look at.
+    names = [name for name in os.listdir(path) if os.path.isfile(f"{path}/{name}/{RUN_FILE}")]  # noqa: PTH113, PTH208
+    return [path / name for name in sorted(names)]
 
 
 def why_unreadable(path: Path) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.starts import is_alive, is_earlier, is_same_job
-from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_dir, rank_dir, run_file
+from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_file, rank_dir, rank_file, run_file
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
 from rankscope.runs.step_columns import event_of, pack_row
 from rankscope.runs.writer import (
@@ -243,7 +243,7 @@ class RunStore:
         """Take the rank's place in this attempt, or be refused. Return False if the next attempt must be tried instead."""
         mine = msgspec.structs.replace(self._hello.attempt, attempt=self.attempt)
         if not create_attempt(self._run_dir, mine):
-            theirs = _read(attempt_dir(self._run_dir, self.attempt) / "attempt.json", AttemptInfo)
+            theirs = _read(attempt_file(self._run_dir, self.attempt), AttemptInfo)
             if theirs is not None and self._passes(mine, theirs):
                 return False
             if theirs is not None and theirs.world_size != mine.world_size:
@@ -278,7 +278,7 @@ class RunStore:
             return False
         # The two most telling ranks: the job's first, and the first on this host. Thousands of ranks may do this check.
         numbers = {0, rank.rank - (rank.local_rank or 0)} - {rank.rank}
-        found = [_read(rank_dir(self._run_dir, self.attempt, number) / "rank.json", RankInfo) for number in numbers]
+        found = [_read(rank_file(self._run_dir, self.attempt, number), RankInfo) for number in numbers]
         others = [one for one in found if one is not None]
         return is_earlier(theirs, others, host=rank.host, began_unix_ns=self._hello.process_unix_ns)
 
