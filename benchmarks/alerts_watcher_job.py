@@ -36,7 +36,7 @@ from process_memory import peak_rss_bytes, tree
 
 from rankscope.alerts.replay.growing_run import GrowingRun
 
-CORE_SHARE = 0.05
+CORE_SHARE = 0.015
 PAST_STEPS = 500
 """Number of steps before the watcher starts."""
 SETTLE_S = 30.0
