@@ -22,8 +22,7 @@ BUDGET: Final = 0.01
 """Share of the step time that the recorder may cost, windows included."""
 EXPORTER_URL: Final = "http://127.0.0.1:9838/metrics"
 RETAIN_BYTES: Final = 4 * 1024**3
-"""Default limit of a rank's records. Steps get three quarters of it (see ``store``): at 1.2 kB each, that is three months of
-steps of 3 s, or a month of steps of 1 s."""
+"""Default limit of a rank's records. Steps get five eighths of it (see ``store``), 224 bytes each: 12 million steps."""
 PLAN_AHEAD_SECONDS: Final = 10.0
 PLAN_AHEAD_STEPS: Final = 50
 _WITHOUT_OPTION: Final = ("coordinates", "plan_ahead_seconds", "plan_ahead_steps")
