@@ -6,7 +6,7 @@ Collectives equalise the wall times of ranks, but not their own times: the other
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -95,7 +95,7 @@ def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
     if found is None:
         return None
     rows, keep = found
-    usable = table.columns(keep)
+    usable = replace(table, start_unix_ns=None).columns(keep)  # starts are not compared: no copy of them
     own = usable.stored("own_us")
     # Mean over ranks, as in the waterfall: where ranks end a step at different times, the longest wall overlaps the next step.
     sums = of_blocks(own.shape, lambda steps: float(usable.some("wall_us", steps)[rows].sum(dtype=np.float64)))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.filling import Filling
-from rankscope.analysis.rank_columns import LOADED_METRICS, RankColumns, no_memory, tags_of
+from rankscope.analysis.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, no_memory, tags_of
 from rankscope.analysis.rank_files import Meters, Report, ignore, load_ranks
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
@@ -191,7 +191,8 @@ class StepTable:
             attempt = attempts[-1] if attempts else 0
         elif attempt not in attempts:
             raise InputError(reader.path, f"no attempt {attempt} in it")
-        filling = Filling(start=None)
+        # Starts are read with the meters, now or later.
+        filling = Filling() if set(METER_METRICS) <= set(metrics) else Filling(start=None)
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
         for rank, columns in load_ranks(reader, attempt, ranks, report, metrics={"wall_us", *metrics}):

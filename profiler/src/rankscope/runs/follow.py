@@ -177,10 +177,11 @@ class StepFollower(_Follower[_RowPosition, Rows]):
         """Mark all rows as read but the last ``keep`` of the last segment. Raises ``OSError``."""
         for path in (segments := list_segments(self._folder, "steps")):
             last = path == segments[-1]
-            position = self._positions[path.name] = self._begin(path, path.stat().st_ino)
-            position.over = not last
+            position = self._begin(path, path.stat().st_ino)
             with suppress(InputError):  # reported when the segment is read
                 position.segment.skip(keep=keep if last else 0)
+            position.over = not last
+            self._positions[path.name] = position
 
     def new_events(self, reader: RunReader, segments: Segments | None = None) -> Iterator[list[StepEvent]]:
         """Yield the events since the last call. Called after ``new``, they include the events of all rows read so far."""
