@@ -1,4 +1,4 @@
-"""What-if without several ranks and causes at once."""
+"""Counterfactual steps (what-if) without combinations of ranks and causes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def table_from(seed: int) -> StepTable:
     random = np.random.default_rng(seed)
     shape = (RANKS, STEPS)
     own = {name: random.gamma(2, mean, shape) for name, mean in (("data", 300), ("forward", 1000), ("backward", 2000))}
-    # For the first block of steps there is nothing of one of the causes.
+    # One of the causes has no time in the first block of steps.
     collections = random.gamma(1, 500, shape) * (np.arange(STEPS) > 280)
     return table_of(own, {"backward": random.gamma(2, 100, shape)}, others={"gc_us": collections})  # type: ignore[arg-type]
 
