@@ -1,4 +1,4 @@
-"""What Perfetto's trace processor makes of a Chrome JSON file, as far as it matters here.
+"""Model of how Perfetto's trace processor reads a Chrome JSON file, as far as the tests need it.
 
 Written after the rules of its JSON importer: events are taken in the order of their times, those of the same time in that of the
 file; a slice that begins inside another one of its thread and ends after it is dropped; microseconds become nanoseconds by way of
@@ -41,7 +41,7 @@ class Model:
     arrows: list[tuple[Slice, Slice]] = field(default_factory=list)
     lost_arrows: int = 0
     processes: list[str] = field(default_factory=list)
-    """In the order in which they are shown."""
+    """Names of the processes, in display order."""
 
     def of(self, kind: str, process: str = "") -> list[Slice]:
         return [one for one in self.slices if one.kind == kind and one.process.startswith(process)]

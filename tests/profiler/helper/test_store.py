@@ -258,7 +258,7 @@ def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Pat
     said = hello(tmp_path / "run")
 
     def ends(failures: int, *, moving: bool) -> bool:
-        """Return whether the end is written on a disk on which only one attempt in ``failures + 1`` succeeds."""
+        """Return whether the end is written on a disk on which the first ``failures`` attempts fail."""
         store = RunStore(msgspec.structs.replace(said, rank=msgspec.structs.replace(said.rank, rank=failures)))
         write, attempts = store.write_rank, 0
 
