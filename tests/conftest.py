@@ -86,14 +86,14 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def require_torch() -> None:
-    """Skip (fail in CI) without torch."""
+    """Torch; without it the test is skipped (fails in CI)."""
     if importlib.util.find_spec("torch") is None:
         skip_or_fail("torch is not installed: make install")
 
 
 @pytest.fixture(scope="session")
 def require_ray() -> None:
-    """Skip (fail in CI) without Ray."""
+    """Ray; without it the test is skipped (fails in CI)."""
     if importlib.util.find_spec("ray") is None:
         skip_or_fail("ray is not installed: pip install 'rankscope[ray]'")
 
@@ -102,8 +102,8 @@ def require_ray() -> None:
 def free_port() -> Iterator[Callable[[], int]]:
     """Function ``free_port()``, which returns an unused port on 127.0.0.1, reserved until the test ends.
 
-    A socket that is bound and does not listen keeps it. Servers that are told the number bind beside it with SO_REUSEADDR, which
-    those of Go and Python set.
+    A socket that is bound and does not listen reserves it. The server under test binds beside it with SO_REUSEADDR, which
+    servers of Go and Python set.
     """
     with contextlib.ExitStack() as stack:
 

@@ -66,7 +66,7 @@ def breakdown(step: int, **changed: float) -> StepBreakdown:
 
 
 def profile(run: Path, rank: int, steps: int) -> None:
-    """Write a profile in which rank 1 is 40 ms late to each of ten collectives a step, and rank 0 waits."""
+    """Write a profile: rank 1 is 40 ms late to each of ten collectives a step, rank 0 waits, and both leave together."""
     collectives = []
     for step in range(FIRST, FIRST + steps):
         for index in range(10):

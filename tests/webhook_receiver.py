@@ -15,7 +15,7 @@ from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.deliver.message import Message, messages_about
 
 Behaviour = Callable[[BaseHTTPRequestHandler, Callable[[], None]], None]
-"""Answers a request. To accept, it first calls its second argument: so a client killed while reading the answer was received."""
+"""Answers a request. To accept it, it calls its second argument first, so that it counts even if the client is killed then."""
 
 START_NS = 1_700_000_000_000_000_000
 
@@ -48,12 +48,12 @@ class WebhookReceiver:
 
     @property
     def ids(self) -> list[str]:
-        """Return the ``webhook-id`` of every accepted request, in order."""
+        """``webhook-id`` of every accepted request, in order."""
         return [message_id for message_id, _ in self.accepted]
 
     @property
     def states(self) -> list[tuple[str, str]]:
-        """Return rank and status of every accepted alert, in order."""
+        """Rank and status of every accepted alert, in order."""
         return [(alert["labels"]["rank"], alert["status"]) for _, payload in self.accepted for alert in payload["alerts"]]
 
 

@@ -25,7 +25,7 @@ class Cluster:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Environment of its drivers: else Ray replaces 127.0.0.1 by the machine's outer address."""
+        """Environment of its drivers: else Ray connects to the machine's outer address, at which these nodes do not listen."""
         return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
     def processes(self) -> list[int]:

@@ -124,7 +124,7 @@ def test_between_windows_the_offset_goes_from_one_to_the_next() -> None:
     ends, steps = windows(19, 24, apart=600 * SECOND, within=0.3 * SECOND)
     planted = [Planted(), Planted(5 * MS, wander=slewed), Planted(9 * MS)]
     clocks = fit_clocks(Job(planted, ends, steps).matches())
-    # when asked for times at which nothing was profiled, away from where it began and stopped
+    # when corrected at times without profiled steps, away from where the slewing began and stopped
     for at in (1_000.0, 5_300.0, 9_999.0):
         ahead = planted[1].ahead(np.array([at * SECOND]))[0]
         found = clocks.correct(1, round(START + at * SECOND + ahead)) - clocks.correct(0, round(START + at * SECOND))
@@ -187,7 +187,7 @@ def test_ranks_of_one_host_have_one_clock() -> None:
     assert clocks.offset_ns[0] == clocks.offset_ns[1]
     assert clocks.courses[2] == clocks.courses[3]
     assert drift(clocks, 2) - drift(clocks, 0) == pytest.approx(50, abs=0.1)
-    # With one clock there is nothing to correct, whatever the ends say.
+    # With one clock there is nothing to correct.
     alone = fit_clocks(one.matches(), dict.fromkeys(range(4), "a"))
     assert (set(alone.offset_ns.values()), alone.courses) == ({0}, {})
     assert {found.drift_ppm for found in alone.found.values()} == {None}

@@ -79,9 +79,9 @@ def test_of_a_torn_trace_every_complete_event_is_used_and_coverage_is_lower(tmp_
     for rank in range(2):
         whole = PACKED[kind](text(20_000, distributedInfo={"rank": rank, "world_size": 2}))
         (tmp_path / f"{rank}.json").write_bytes(whole if rank == 0 else whole[: len(whole) * 2 // 3])
-    # then it reports the damage, and uses the rest
+    # when they are analysed
     analysis = analyze([tmp_path])
-    # then it says so, and uses what is there
+    # then it reports the damage, and uses the rest
     assert any("1.json: truncated" in warning for warning in analysis.source.warnings)
     assert analysis.source.coverage == 0.75
     trace = read_trace(tmp_path / "1.json")
@@ -161,7 +161,7 @@ def test_what_would_fill_memory_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
-    # given a text of 60 MB of which little matters
+    # given a text of 60 MB, little of which is used
     path = tmp_path / "rank-0.json.gz"
     filler = json.dumps({"ph": "i", "name": "x" * 1000}).encode() + b","
     with gzip.open(path, "wb", compresslevel=1) as file:

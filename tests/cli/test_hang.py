@@ -100,7 +100,7 @@ def test_of_a_real_job_that_hangs_the_rank_that_did_not_come_is_named(cli: Cli, 
             assert job.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        # when dumps are requested, once every rank has reached its wait
+        # when dumps are requested, late enough that no rank can still be on its way
         report: dict[str, Any] = {"kind": "no_hang"}
         while report["kind"] != "hang" and time.monotonic() < deadline:
             time.sleep(10)

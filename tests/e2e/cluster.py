@@ -6,10 +6,10 @@
      `- node2   198.18.0.12   the same
 
 A host is one process that holds a network, UTS, mount and PID namespace, so that it has its own interfaces, host name, /etc/hosts
-and processes. Interfaces are made inside these namespaces only; when the holding process ends, by whatever cause, the kernel
+and processes. Interfaces are made inside these namespaces only; when the holding process ends for any cause, the kernel
 kills every process of the host and removes its interfaces. No name is shared with the machine or with another test.
-The hosts share the file system, as nodes share that of a file server on a network of its own: a host that is cut off can
-still write into the run directory.
+The hosts share the file system, like nodes with a file server on a separate network: a host that is cut off can still
+write into the run directory.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Host(Services):
         child.wait()
 
     def power_off(self) -> None:
-        """Kill every process of the host at once, which resets its connections; its interfaces are gone with them."""
+        """Kill every process of the host at once, which resets its connections and removes its interfaces."""
         if self._holder.poll() is None:
             os.killpg(self._holder.pid, signal.SIGKILL)
             self._holder.wait()

@@ -16,7 +16,7 @@ SERVERS = ("receiver", "alertmanager", "prometheus")
 class Monitoring:
     """The three servers on 127.0.0.1 of the host on which ``services`` starts processes.
 
-    ``ports``: of each of ``SERVERS``. ``programs``: paths of prometheus and prometheus-alertmanager.
+    ``ports``: port of each of ``SERVERS``. ``programs``: paths of prometheus and prometheus-alertmanager.
     """
 
     def __init__(self, folder: Path, ports: Mapping[str, int], programs: Mapping[str, str]) -> None:

@@ -103,7 +103,7 @@ BREAK = {
 
 @pytest.fixture(scope="module")
 def alone(torch_ranks: PreloadedTorch) -> str:
-    """Return the output of the script without a recorder."""
+    """Output of the script without a recorder."""
     return subprocess.run(torch_ranks.command(0, JOB, "plain"), capture_output=True, text=True, check=True).stdout
 
 

@@ -26,7 +26,7 @@ Record = Callable[..., int]
 
 @pytest.fixture
 def record(torch_ranks: PreloadedTorch, tmp_path: Path) -> Record:
-    """Record one kind of loop into ``tmp_path / "run"``; returns the exit status."""
+    """Function ``record(kind)``, which records this kind of loop into ``tmp_path / "run"`` and returns the exit status."""
 
     def record(kind: str, *, windows: int = 0) -> int:
         options = LaunchOptions(

@@ -44,7 +44,7 @@ def recorded(
     require_program: Callable[[str], str],
     start_exporter: Callable[..., RunningExporter],
 ) -> Recorded:
-    """Record two ranks, one of which waits for its data so that the job takes a while."""
+    """Recorded job of two ranks, one of which waits for its data so that the job takes a while."""
     require_program("gcc")
     driver = FakeDriver(tmp_path / "driver", build_library(), [h100_state(0), h100_state(1)])
     node = start_exporter(env=driver.env)

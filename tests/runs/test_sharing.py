@@ -42,7 +42,7 @@ def shared() -> Iterator[Path]:
 def become(user: int, groups: list[int] | None = None, umask: int = 0o022) -> str:
     """Return code that switches its process to this user.
 
-    Only when all is imported: the interpreter may lie where none but root may look.
+    It switches after all imports: the interpreter may be in a folder that only root may read.
     """
     return (
         "import encodings.idna, json, os, sys; from pathlib import Path; "

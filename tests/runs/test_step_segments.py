@@ -89,7 +89,7 @@ class Found:
 
     @property
     def steps(self) -> list[int]:
-        """Return the steps of the rows, after checking that each row is as written."""
+        """Steps of the rows, after checking that each row is as written."""
         steps = [int(np.frombuffer(row, row_dtype())["step"][0]) for row in self.rows]
         assert [truth()[step] for step in steps] == self.rows
         return steps

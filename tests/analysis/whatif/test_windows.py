@@ -144,6 +144,6 @@ def test_what_compute_hides_holds_nobody_up() -> None:
     beside, exposed = graph
     assert beside is not None
     assert exposed is not None
-    # then rank 1's lateness costs nothing where nobody waited, and rank 0's work went on meanwhile
+    # then rank 1's lateness is free where no rank waited, and rank 0's work continued meanwhile
     assert finish(beside, real=beside.ranks != 1) == finish(beside, real=True) == 100_000
     assert finish(exposed, real=exposed.ranks != 1) == 60_000

@@ -149,7 +149,7 @@ def test_a_capture_reaches_the_ranks_it_is_for_and_they_hear_of_it_once(tmp_path
     assert given.first_step is not None
     assert (given.accepted, given.ranks) == (True, [1])
     heard = [heard_by(ranks[1], ranks)]
-    # When training goes on past it
+    # When training passes it
     while ranks[0].at < given.first_step + 20:
         for rank in ranks:
             rank.go()

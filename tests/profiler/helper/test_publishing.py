@@ -178,7 +178,7 @@ def test_sections_are_few_and_none_is_lost() -> None:
 
 @pytest.fixture
 def around(tmp_path: Path) -> Callable[..., Surroundings]:
-    """Function ``around(name="job")``: makes a rank with a launcher and a spool; ``tmp_path / "job"`` is the launcher's folder."""
+    """Factory of ``Surroundings``: a rank with a launcher and a spool; ``tmp_path / "job"`` is the launcher's folder."""
     spool, job = tmp_path / "spool", tmp_path / "job"
     spool.mkdir()
     job.mkdir()

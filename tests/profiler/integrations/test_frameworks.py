@@ -125,7 +125,7 @@ def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> 
     records = recorded(tmp_path / "runs" / "first")
     assert [row.samples for row in records] == [4, 4, 4, 4, 2]
     assert all(row.phases_us.forward and row.phases_us.backward for row in records)
-    # Two batches to a step and what is left at the end; a validation after every two batches.
+    # Two batches to a step and the rest at the end; a validation after every two batches.
     records = recorded(tmp_path / "runs" / "first-2")
     assert [(row.samples, row.tokens, row.flops) for row in records] == [(8, 80, 2000), (8, 80, 2000), (2, 20, 1000)]
     assert tagged(records, "eval") == [1, 2]
