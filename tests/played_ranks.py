@@ -74,7 +74,7 @@ def profile(run: Path, rank: int, steps: int) -> None:
             here = begins + (40_000_000 if rank == 1 else 0)
             times = {"enqueue_unix_ns": here, "start_unix_ns": here, "end_unix_ns": begins + 50_000_000}
             collectives.append(CollectiveRecord(step=step, group="0", index=index, op="all_reduce", **times))  # type: ignore[arg-type]
-    # The breakdowns last: readers do not wait for files that come after them.
+    # The breakdowns last: with these short waits the command does not wait for later records.
     append(run, rank, "collectives", *collectives)
     append(run, rank, "windows", *(breakdown(step) for step in range(FIRST, FIRST + steps)))
 

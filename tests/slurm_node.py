@@ -61,7 +61,7 @@ def started(
 ) -> Iterator[Slurm]:
     """Run Slurm with these additional ``settings``, and those of its ``node``; all jobs end with it.
 
-    ``program`` finds a program or skips the test. It has to be started by root, as slurmd runs as root.
+    ``program`` finds a program or skips the test. Slurm has to be started by root, as slurmd runs as root.
     """
     munged, controller, slurmd = (program(name) for name in PROGRAMS[:3])
     for name in PROGRAMS[3:]:

@@ -193,7 +193,7 @@ def test_a_rank_that_is_late_by_turns_is_not() -> None:
 
 
 def both_late(steps: int, ranks: int, late: set[int], *, hidden: bool = False) -> Blame:
-    """Return a run of one collective per step, to which some ranks come 40 us late, one of them in turn 1 us later than the rest."""
+    """Return a run of one collective per step, to which some ranks come 40 us late, one of them, in turn, 1 us later."""
     return blame(
         {
             rank: [

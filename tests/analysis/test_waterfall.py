@@ -367,7 +367,7 @@ def test_in_traces_without_a_data_loader_the_idle_device_is_unexplained(shared_d
 def test_dlrm_waits_for_ranks_longer_than_it_communicates(shared_data: Path) -> None:
     analysis = analyze([shared_data / "traces" / "dlrm_8ranks_v100"])
     parts = means_of_its_breakdowns(analysis)
-    # The exposed wait that the wait attribution imposes, over the eight ranks
+    # The exposed wait in the wait attribution, over the eight ranks
     assert parts["straggler_wait"] == pytest.approx((35_240 + 5_060 + 4_990) / 8, abs=5)
     # Its hosts annotate the data loader, so the reason for device idle time is known
     assert parts["input"] > 0

@@ -197,7 +197,7 @@ def test_a_request_that_equals_the_last_one_is_answered_without_its_handler() ->
             await exchange(GET, b"repeat!\n")
             await exchange(GET.replace(b"/a", b"/b"), b"handled\n")
             await exchange(GET, b"handled\n")
-            # two concurrent requests are not merged, also when they are repeated
+            # two pipelined requests are not taken for one, also when they are repeated
             for _ in range(3):
                 writer.write(GET + GET)
                 for _ in range(2):
@@ -233,7 +233,7 @@ def test_a_client_that_repeats_its_request_and_reads_nothing_is_cut_off(monkeypa
             loop = asyncio.get_running_loop()
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.setblocking(False)
-                for _ in range(2):  # a read response, so that the next request is a repetition
+                for _ in range(2):  # responses are read, so that the next request is a repetition
                     await loop.sock_sendall(client, GET)
                     left = len(page)
                     while left > 0:

@@ -118,6 +118,6 @@ def test_no_working_python_at_all_is_one_hint(folder: Path) -> None:
 def test_the_constraints_pin_neither_torch_nor_cuda() -> None:
     names = [line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     assert len(names) > 50
-    # nor the dependencies of some versions of torch: pip would replace them
+    # nor packages whose versions some versions of torch restrict: pip would replace them
     assert [name for name in names if name in {"torch", "triton", "sympy", "setuptools"} or name.startswith("nvidia-")] == []
     assert "://" not in (ROOT / "constraints.txt").read_text()

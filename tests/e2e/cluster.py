@@ -316,7 +316,7 @@ class Cluster:
         return [node.wait("training", timeout=START_S) for node in self.nodes]
 
     def power_off(self, node: Node) -> None:
-        """Cut a node's power: it leaves the network first, so that nothing of it resets the connections of the others."""
+        """Simulate a power failure of a node: it leaves the network first, so that it resets no connection of the others."""
         self.cut(node)
         node.power_off()
 

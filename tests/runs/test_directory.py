@@ -369,7 +369,7 @@ def test_records_that_the_filesystem_took_and_then_did_not_keep_are_counted(
         with pytest.raises(OSError, match="No space"):
             writer.append(kernel(2))
     writer.append(kernel(2))
-    # then the records of the first are counted, and the rest is written; a file without fsync counts as written
+    # then the records of the first are counted, and the rest is written; without support of fsync a file counts as written
     monkeypatch.setattr(os, "fsync", unable)
     writer.close()
     assert writer.unconfirmed == 2

@@ -44,7 +44,7 @@ def planted(folder: Path) -> list[int]:
     ],
 )
 def test_real_dumps_name_exactly_the_planted_ranks(shared_data: Path, case: str, cause: str, group: str) -> None:
-    # Given 16 ranks of a Megatron job (tensor, pipeline, data, expert parallel), two of which were stopped
+    # Given 16 ranks of a Megatron job (tensor, pipeline, data, expert parallel), two of which have a planted fault
     folder = shared_data / "flight_recorder" / case
     report = analyze_hang([folder])
     # then only these two are named, with the collective that the others wait in

@@ -1,4 +1,4 @@
-"""Counterfactual steps (what-if) without combinations of ranks and causes."""
+"""Combinations in what-if: the step without several ranks and causes at once."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def test_what_is_written_into_the_file_by_others_is_not_believed(tmp_path: Path,
         return msgspec.json.encode(PlannedWindow(first=first, steps=steps, reason="schedule", chosen_unix_ns=1)) + b"\n"
 
     asking = Asking(other.duty._around, other.duty._hear, since=40)
-    # Windows with huge steps or numbers, more of them than any planner announces, and endless nesting
+    # Windows of impossible size or position, more of them than any planner announces, and endless nesting
     many = b"".join(line(first, 2) for first in range(1000, 3000, 10))
     path.write_bytes(many + line(100, 10**9) + line(110, 0) + line(2**60, 3) + b"[" * 5000 + b"\n" + line(500, 3))
     asking._read_file()
