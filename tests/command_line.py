@@ -56,12 +56,12 @@ def run_process(*args: str | Path, timeout: float = 120, env: Mapping[str, str] 
 
 
 def _status() -> int:
-    """Exit status that the interpreter would end with."""
+    """Return the exit status with which the interpreter would end."""
     try:
         main()
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except Exception:  # noqa: BLE001  # what the interpreter does with it
+    except Exception:  # noqa: BLE001  # as the interpreter does with it
         traceback.print_exc()
         return 1
 

@@ -1,4 +1,4 @@
-"""What every test may ask for: programs, reference data, ports, the command line."""
+"""Fixtures for all tests: programs, reference data, ports, the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ settings.register_profile("quick", deadline=None, max_examples=20)  # `make chec
 settings.register_profile("long", deadline=None, max_examples=200)  # `make test-full`
 settings.load_profile("quick")
 
-# Shells start what runs in the background with SIGINT ignored, and so would be all that tests send Ctrl-C to.
+# Shells start background processes with SIGINT ignored, and all processes that tests send Ctrl-C to would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -45,13 +45,13 @@ BROWSER_ARGUMENTS = [
 
 @pytest.fixture(scope="session")
 def require_program() -> Callable[[str], str]:
-    """``require_program("promtool")`` returns its path, or skips (fails in CI) with the install hint."""
+    """Function ``require_program("promtool")``, which returns its path, or skips (fails in CI) with the install hint."""
     return program
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Tests without a page may run an event loop of their own, though that of Playwright counts as running in this thread."""
+    """Let tests without a page run their own event loop, although Playwright's counts as running in this thread."""
     if "browser" in getattr(item, "fixturenames", ()):
         return (yield)
     of_playwright = asyncio._get_running_loop()
@@ -68,7 +68,7 @@ def browser(require_program: Callable[[str], str]) -> Iterator[Browser]:
     path = require_program("chromium")
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=60_000)  # a busy machine takes its time; the default of 5 s is no matter of what is tested
+    expect.set_options(timeout=60_000)  # a busy machine is slow, and the default of 5 s is not under test
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)
         yield browser
@@ -86,24 +86,24 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def require_torch() -> None:
-    """Skip (fail in CI) without torch."""
+    """Torch; without it the test is skipped (fails in CI)."""
     if importlib.util.find_spec("torch") is None:
         skip_or_fail("torch is not installed: make install")
 
 
 @pytest.fixture(scope="session")
 def require_ray() -> None:
-    """Skip (fail in CI) without Ray."""
+    """Ray; without it the test is skipped (fails in CI)."""
     if importlib.util.find_spec("ray") is None:
         skip_or_fail("ray is not installed: pip install 'rankscope[ray]'")
 
 
 @pytest.fixture
 def free_port() -> Iterator[Callable[[], int]]:
-    """``free_port()`` returns a port on 127.0.0.1 at which nothing listens; no other program is given it until the test ends.
+    """Function ``free_port()``, which returns an unused port on 127.0.0.1, reserved until the test ends.
 
-    A socket that is bound and does not listen keeps it. Servers that are told the number bind beside it with SO_REUSEADDR, which
-    those of Go and Python set.
+    A socket that is bound and does not listen reserves it. The server under test binds beside it with SO_REUSEADDR, which
+    servers of Go and Python set.
     """
     with contextlib.ExitStack() as stack:
 
@@ -128,17 +128,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``cli("analyze", path)`` runs the command in the process of the test, and returns its status and what it printed."""
+    """Function ``cli("analyze", path)``, which runs the command in the process of the test; returns its status and output."""
     return run_in_process
 
 
 @pytest.fixture(scope="session")
 def cli_process() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``cli_process("analyze", path)`` runs the real command in a process of its own: for servers, signals, memory, imports."""
+    """Function ``cli_process("analyze", path)``, which runs the real command: for servers, signals, memory, imports."""
     return run_process
 
 
 @pytest.fixture
 def without_privilege() -> list[str]:
-    """What to put before a command so that permissions hold for it, also where root runs the tests."""
+    """Command prefix with which permissions apply, also where root runs the tests."""
     return ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getuid() == 0 else []

@@ -1,4 +1,4 @@
-"""Flight Recorder dumps of jobs that never were: programs of collectives, run until nobody can go on."""
+"""Flight Recorder dumps of simulated jobs: programs of collectives, run until no rank can continue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_MS = 600_000
 
 @dataclass(frozen=True)
 class Call:
-    """A collective that a rank enqueues."""
+    """Collective that a rank enqueues."""
 
     group: str
     op: str = "all_reduce"
@@ -32,21 +32,21 @@ class Job:
     groups: Mapping[str, Sequence[int]]
     calls: dict[int, list[Call]]
     ahead: int = 1
-    """How many calls a rank enqueues before it waits for the first of them to end."""
+    """Number of calls that a rank enqueues before it waits for the first of them to end."""
     stops: dict[int, int] = field(default_factory=dict)
-    """Ranks that make only so many calls."""
+    """Rank to the number of calls after which it stops."""
     backend: str = "nccl"
     descriptions: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_events(cls, groups: Mapping[str, Sequence[int]], events: Sequence[str], **options: Any) -> Job:
-        """All ranks make their calls in the same order, so nobody hangs by that."""
+        """Return a job in which all ranks make their calls in the same order, so the order causes no hang."""
         ranks = sorted({rank for members in groups.values() for rank in members})
         calls = {rank: [Call(group) for group in events if rank in groups[group]] for rank in ranks}
         return cls(groups, calls, **options)
 
     def run(self) -> dict[int, tuple[int, int]]:
-        """How many calls each rank has enqueued, and seen end, when nobody can go on."""
+        """Run until no rank can continue; return per rank the numbers of enqueued and of ended calls."""
         enqueued = dict.fromkeys(self.calls, 0)
         ended = dict.fromkeys(self.calls, 0)
         moved = True
@@ -64,7 +64,7 @@ class Job:
         return {rank: (enqueued[rank], ended[rank]) for rank in self.calls}
 
     def _all_began(self, rank: int, ended: dict[int, int], enqueued: dict[int, int]) -> bool:
-        """Whether all members of the rank's next call are at it on their devices, or beyond."""
+        """Return whether all members have started the rank's next call on their devices, or passed it."""
         call = self.calls[rank][ended[rank]]
         number = self.number(rank, ended[rank])
         for member in self.groups[call.group]:
@@ -74,12 +74,12 @@ class Job:
         return True
 
     def number(self, rank: int, place: int) -> int:
-        """Sequence number of a call in its group."""
+        """Return the sequence number of a call in its group."""
         group = self.calls[rank][place].group
         return sum(call.group == group for call in self.calls[rank][: place + 1])
 
     def dumps(self, *, ring: int = 2000, only_active: bool = False) -> dict[int, dict[str, Any]]:
-        """What each rank's recorder holds then."""
+        """Return the dump of each rank's recorder at the hang."""
         return {rank: self._dump(rank, *progress, ring, only_active=only_active) for rank, progress in self.run().items()}
 
     def _dump(self, rank: int, enqueued: int, ended: int, ring: int, *, only_active: bool) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def p2p(dump: dict[str, Any], op: str, group: str, number: int, **fields: Any) -
 
 
 def write(folder: Path, dumps: Mapping[int, dict[str, Any]], *, form: str = "pickle", waited_s: float | None = None) -> Path:
-    """Write the dumps as torch names them. ``waited_s``: they were taken so long after the job began."""
+    """Write the dumps under torch's file names. ``waited_s``: seconds between the start of the job and the dumps."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, dump in dumps.items():
         path = folder / f"dump_{rank}"
@@ -185,7 +185,7 @@ def write(folder: Path, dumps: Mapping[int, dict[str, Any]], *, form: str = "pic
 
 
 def as_json(dump: dict[str, Any]) -> dict[str, Any]:
-    """Torch's JSON form: no stacks, zeros for missing times, counts as text, no entries where there are none."""
+    """Return torch's JSON form: no stacks, zeros for missing times, counts as text, and no list of entries if it is empty."""
     entries = [
         {key: (value or 0) if key.startswith("time_discovered") else value for key, value in entry.items() if key != "frames"}
         for entry in dump["entries"]

@@ -1,4 +1,4 @@
-"""A disk that is full, for one process."""
+"""Simulation of a full disk, for one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def disk_with_room_for(file_bytes: int) -> Iterator[None]:
-    """No file of this process may grow beyond that; a write takes what still fits, as on a full disk."""
+    """Limit every file of this process to this size; a write stores what still fits, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
     try:

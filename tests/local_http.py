@@ -1,4 +1,4 @@
-"""An HTTP server of this machine that answers as a test says."""
+"""Local HTTP server whose answers a test defines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def answering(answer: Callable[[BaseHTTPRequestHandler, bytes], None]) -> Iterator[str]:
-    """Its address. ``answer`` gets each request, GET or POST, and its body; a client that has gone away is its own affair."""
+    """Yield its address. ``answer`` gets each request, GET or POST, and its body; disconnected clients are ignored."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -35,7 +35,7 @@ def answering(answer: Callable[[BaseHTTPRequestHandler, bytes], None]) -> Iterat
 
 
 def respond(request: BaseHTTPRequestHandler, status: int, body: bytes = b"", **headers: str) -> None:
-    """A whole answer; ``Content_Type`` is the header ``Content-Type``."""
+    """Send a complete response; ``Content_Type`` is the header ``Content-Type``."""
     request.send_response(status)
     for name, value in ({"Content_Length": str(len(body))} | headers).items():
         request.send_header(name.replace("_", "-"), value)

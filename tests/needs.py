@@ -1,4 +1,4 @@
-"""What a test needs from the machine: without it a test skips; in CI, where everything is to be installed, it fails."""
+"""Requirements of tests: without them a test skips; in CI, where everything should be installed, it fails."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ INSTALL_HINTS = {
 
 
 def skip_or_fail(reason: str) -> NoReturn:
-    """End the test that asks."""
+    """End the calling test."""
     if os.environ.get("CI", "").lower() == "true":
         pytest.fail(reason)
     pytest.skip(reason)
 
 
 def program(name: str) -> str:
-    """Path of a program; without it the test skips with the install hint."""
+    """Return the path of a program; without it the test skips with the install hint."""
     path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
     if path is None:
         skip_or_fail(f"{name} is not installed: {INSTALL_HINTS[name]}")

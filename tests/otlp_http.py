@@ -1,4 +1,4 @@
-"""A server that takes OTLP/HTTP as a collector does, and decodes what comes with the official messages."""
+"""OTLP/HTTP server like a collector, which decodes requests with the official messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ M = TypeVar("M", bound=Message)
 
 @contextmanager
 def receiving(request: type[M], answer: Message, receive: Callable[[dict[str, str], M], None], port: int = 0) -> Iterator[int]:
-    """Tell ``receive`` the headers (the ``path``, too) and the message of what is posted; yields the port on 127.0.0.1."""
+    """Pass the headers (and ``path``) and the message of each request to ``receive``; yield the port on 127.0.0.1."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

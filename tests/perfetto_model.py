@@ -1,9 +1,12 @@
-"""What Perfetto's trace processor makes of a Chrome JSON file, as far as it matters here.
+"""Model of how Perfetto's trace processor reads a Chrome JSON file, as far as the tests need it.
 
-Written after the rules of its JSON importer: events are taken in the order of their times, those of the same time in that of the
-file; a slice that begins inside another one of its thread and ends after it is dropped; microseconds become nanoseconds by way of
-a float64 whose fraction is cut off; threads are found by their id alone; an arrow is attached to the innermost slice that is open
-on its thread.
+It follows the rules of the JSON importer:
+
+- Events are read in order of time; those of the same time in the order of the file.
+- A slice that begins inside another slice of its thread and ends after it is dropped.
+- Microseconds become nanoseconds via a float64 whose fraction is cut off.
+- Threads are identified by their id alone.
+- An arrow is attached to the innermost open slice of its thread.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ class Model:
     arrows: list[tuple[Slice, Slice]] = field(default_factory=list)
     lost_arrows: int = 0
     processes: list[str] = field(default_factory=list)
-    """In the order in which they are shown."""
+    """Names of the processes, in display order."""
 
     def of(self, kind: str, process: str = "") -> list[Slice]:
         return [one for one in self.slices if one.kind == kind and one.process.startswith(process)]

@@ -1,4 +1,4 @@
-"""Ranks that are played: they write into a run what real ones and their helpers write, as a test says."""
+"""Simulated ranks: a test writes into a run what real ranks and their helpers write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def append(run: Path, rank: int, stream: Stream, *records: msgspec.Struct, attem
 
 
 def two_ranks(path: Path, *, run_id: str = "r1", simulated: bool = False) -> Path:
-    """A run of two ranks that train."""
+    """Write a run of two ranks that train."""
     create_run(path, RunInfo(run_id=run_id, name="test", start_unix_ns=1, simulated=simulated))
     create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=1, world_size=2))
     for rank in (0, 1):
@@ -58,7 +58,7 @@ def accept(run: Path, request: ControlRequest, *, attempt: int | None = None) ->
 
 
 def breakdown(step: int, **changed: float) -> StepBreakdown:
-    """A second, of which a half goes into communication, a fifth of that hidden."""
+    """Return a window of a second: half of it communication, a fifth of that hidden."""
     parts = {"window_us": 1e6, "compute_us": 4e5, "communication_us": 5e5, "overlap_us": 1e5, "exposed_communication_us": 4e5}
     parts |= {"memcpy_us": 0.0, "exposed_memcpy_us": 0.0, "idle_us": 2e5}
     start = step * 10 * STEP_NS
@@ -66,7 +66,7 @@ def breakdown(step: int, **changed: float) -> StepBreakdown:
 
 
 def profile(run: Path, rank: int, steps: int) -> None:
-    """Rank 1 comes 40 ms late to each of ten collectives a step, so rank 0 waits, and both leave together."""
+    """Write a profile: rank 1 is 40 ms late to each of ten collectives a step, rank 0 waits, and both leave together."""
     collectives = []
     for step in range(FIRST, FIRST + steps):
         for index in range(10):
@@ -74,14 +74,14 @@ def profile(run: Path, rank: int, steps: int) -> None:
             here = begins + (40_000_000 if rank == 1 else 0)
             times = {"enqueue_unix_ns": here, "start_unix_ns": here, "end_unix_ns": begins + 50_000_000}
             collectives.append(CollectiveRecord(step=step, group="0", index=index, op="all_reduce", **times))  # type: ignore[arg-type]
-    # The breakdowns last: here nobody waits a moment for what comes after them.
+    # The breakdowns last: with these short waits the command does not wait for later records.
     append(run, rank, "collectives", *collectives)
     append(run, rank, "windows", *(breakdown(step) for step in range(FIRST, FIRST + steps)))
 
 
 @contextmanager
 def job(run: Path, serve: Serve, *, rank: int | None = None) -> Iterator[list[ControlRequest]]:
-    """A thread that does what the ranks' helpers do with requests; yields those it has seen."""
+    """Run a thread that serves requests like the ranks' helpers; yields the requests it has seen."""
     seen: list[ControlRequest] = []
     over = threading.Event()
     inboxes = [Inbox(run, kind, since_unix_ns=0, report=lambda _: None, rank=rank) for kind in KINDS]

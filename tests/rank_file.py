@@ -1,4 +1,4 @@
-"""The text file of a rank about which everything is known, by the recorder's own hand."""
+"""Text file of a rank with every metric, written by the recorder's own code."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ WINDOW = StepBreakdown(
 
 
 def totals_of(steps: int) -> Totals:
-    """After so many steps of one second, the first of them profiled."""
+    """Return the totals after this many steps of one second, the first of them profiled."""
     totals = Totals()
     for step in range(steps):
         totals.add_step(replace(STEP, step=step, start_unix_ns=STEP.start_unix_ns + step * 10**9, profiled=step == 0))
@@ -74,6 +74,6 @@ def totals_of(steps: int) -> Totals:
 
 
 def rank_text(steps: int = 40, *, run: str = "llama", run_id: str = RUN.run_id, rank: int = 3, slot: int = 0) -> str:
-    """The file after so many steps."""
+    """Return the file after this many steps."""
     values = samples(replace(RUN, name=run, run_id=run_id), replace(RANK, rank=rank), totals_of(steps))
     return render({"run": run, "rank": str(rank), "slot": str(slot)}, values)

@@ -1,4 +1,4 @@
-"""A real Prometheus over samples of the past that a test has written."""
+"""Real Prometheus over past samples that a test has written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 
 @contextmanager
 def remembering(folder: Path, openmetrics: str, *, program: Callable[[str], str], rules: str | None = None) -> Iterator[str]:
-    """Yields its address. ``openmetrics``: samples with times in seconds, of 2001 or later; ``rules``: a rule file."""
+    """Run it and yield its address. ``openmetrics``: samples with times in seconds, of 2001 or later; ``rules``: a rule file."""
     if openmetrics:
         samples = folder / "samples.txt"
         samples.write_text(f"{openmetrics}# EOF\n")

@@ -1,4 +1,4 @@
-"""A step as the ring carries it, for tests of those who take it from there."""
+"""Step in the format of the ring, for tests of its readers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankscope.runs.records import PHASES
 
 
 def packed(number: int, *, wall_ns: int = 1_000_000, profiled: bool = False) -> bytes:
-    """A step of one long forward phase, of which nothing else is known."""
+    """Return a step of one long forward phase, with no other known values."""
     return pack(
         StepEntry(
             step=number,

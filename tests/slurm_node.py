@@ -14,7 +14,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "sque
 
 
 class Slurm:
-    """A controller and one node. ``environ`` leads its commands to it."""
+    """Controller and one node of Slurm. ``environ`` is the environment for its commands."""
 
     def __init__(self, environ: dict[str, str]) -> None:
         self.environ = environ
@@ -59,9 +59,9 @@ PartitionName=night Nodes={host} Default=YES OverSubscribe=FORCE:8 State=UP
 def started(
     folder: Path, program: Callable[[str], str], free_port: Callable[[], int], *, settings: str = "", node: str = ""
 ) -> Iterator[Slurm]:
-    """Slurm with these further ``settings``, and those of its ``node``, from its start to its end; all jobs end with it.
+    """Run Slurm with these additional ``settings``, and those of its ``node``; all jobs end with it.
 
-    ``program`` finds a program or skips the test. Whoever starts it has to be root, as slurmd is.
+    ``program`` finds a program or skips the test. Slurm has to be started by root, as slurmd runs as root.
     """
     munged, controller, slurmd = (program(name) for name in PROGRAMS[:3])
     for name in PROGRAMS[3:]:

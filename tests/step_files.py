@@ -37,47 +37,47 @@ def append(folder: Path, stream: Stream, *records: msgspec.Struct) -> None:
 
 
 def steps_file(run: Path, rank: int, attempt: int = 0) -> Path:
-    """The first segment of a rank's step records."""
+    """Return the first segment of a rank's step records."""
     return min(rank_dir(run, attempt, rank).glob("steps-*.npy"))
 
 
 def rows_of(*records: StepRecord) -> Rows:
-    """The rows of records, to be changed."""
+    """Return the rows of records, writable."""
     return np.frombuffer(b"".join(map(pack_row, records)), row_dtype()).copy()
 
 
 def load(file: Path) -> Rows:
-    """All whole rows of a segment, to be changed; whatever their checksums are."""
+    """Load all complete rows of a segment, writable; checksums are not checked."""
     data = file.read_bytes()[HEADER_BYTES:]
     return np.frombuffer(data[: len(data) // ROW_BYTES * ROW_BYTES], row_dtype()).copy()
 
 
 def with_checksums(rows: NDArray[Any]) -> NDArray[Any]:
-    """The same rows of any layout that ends with a checksum, with the right ones."""
+    """Return the rows, of any layout that ends with a checksum, with correct checksums."""
     return seal_rows(rows.copy())
 
 
 def save(file: Path, rows: Rows) -> None:
-    """Replace the rows of a segment, with right checksums: the file keeps its inode and its rank's header."""
+    """Replace the rows of a segment, with correct checksums: the file keeps its inode and its rank's header."""
     rank, attempt = int(file.parent.name), int(file.parent.parent.parent.name)
     file.write_bytes(header(rank, attempt, rows=len(rows)) + with_checksums(rows).tobytes())
 
 
 def change(file: Path, edit: Callable[[Rows], Rows | None]) -> None:
-    """Replace the rows of a segment by what ``edit`` returns, or has made of them in place."""
+    """Replace the rows of a segment by the return value of ``edit``, or by the rows it has changed in place."""
     rows = load(file)
     changed = edit(rows)
     save(file, rows if changed is None else changed)
 
 
 def add_rows(file: Path, rows: Rows) -> None:
-    """Append rows with right checksums."""
+    """Append rows with correct checksums."""
     with file.open("ab") as end:
         end.write(with_checksums(rows).tobytes())
 
 
 def damage(file: Path, *rows: int, at: int = 20) -> None:
-    """Flip a bit of these rows, at a byte of each."""
+    """Flip one bit in each of these rows, at the given byte."""
     data = bytearray(file.read_bytes())
     for row in rows:
         data[HEADER_BYTES + row * ROW_BYTES + at] ^= 0x10
@@ -110,7 +110,7 @@ def save_foreign(file: Path, rows: Rows, *, without: tuple[str, ...] = (), **add
 
 
 def foreign_segment(rows: NDArray[Any]) -> bytes:
-    """A segment of rows of any layout, as another version would write it; their checksums are as they are."""
+    """Return a segment of rows of any layout, as another version would write it; checksums stay unchanged."""
     description = f"{{'descr': {rows.dtype.descr!r},"
     about = f" # rankscope.steps/1 rank=0 attempt=0 layout={zlib.crc32(description.encode()):08x}\n"
     text = f"{description} 'fortran_order': False, 'shape': ({len(rows)},), }}{about}".encode()
@@ -118,7 +118,7 @@ def foreign_segment(rows: NDArray[Any]) -> bytes:
 
 
 class CountedReads:
-    """The bytes that readers of runs have read of streams so far."""
+    """Number of bytes that readers of runs have read from streams so far."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes = 0

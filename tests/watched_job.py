@@ -1,4 +1,4 @@
-"""A real job that goes on until it is told to stop, and `rankscope alerts watch` beside it."""
+"""Real job that runs until it is stopped, and `rankscope alerts watch` beside it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ QUICK = (
     "--interval", "500ms", "--fire-after", "2", "--resolve-after", "2",
     "--silent-after", "5s", "--silent-steps", "5", "--least-firing", "1s", "--budget", "host=100%",
 )  # fmt: skip
-"""With little patience; that the job sleeps in every step is no news."""
+"""Short intervals and a raised budget, as the job sleeps in every step."""
 
 
 class Watch:
-    """The command, and what it has said so far."""
+    """Running command, and its events so far."""
 
     def __init__(self, path: Path, *options: str | Path) -> None:
         command = [sys.executable, "-m", "rankscope", "alerts", "watch", path, "--format", "json", *options]
@@ -36,11 +36,11 @@ class Watch:
             self.events.extend(msgspec.json.decode(line) for line in lines)
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        """What it has said about one alert."""
+        """Return the events of one alert."""
         return [event for event in self.events if event.get("labels", {}).get("alertname") == name]
 
     def fired(self) -> set[str]:
-        """Names of all alerts that have fired."""
+        """Return the names of all alerts that have fired."""
         return {event["labels"]["alertname"] for event in self.events if event["event"] == "firing"}
 
     def __enter__(self) -> Self:
@@ -54,7 +54,7 @@ class Watch:
 
 @contextmanager
 def training(run: Path, stop: Path, ranks: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A job of so many ranks that goes on until it is told to stop."""
+    """Run a job of ``ranks`` ranks until it is stopped."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(JOB)]
     told = ["run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--", *torchrun, str(stop), "--pause", "0.02"]
     job = subprocess.Popen([sys.executable, "-m", "rankscope", *told], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

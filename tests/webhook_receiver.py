@@ -1,4 +1,4 @@
-"""A webhook receiver that behaves as told and remembers what it accepted, and alerts to send it."""
+"""Webhook receiver whose answers a test defines and which stores accepted requests, and alerts to send it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rankscope.alerts.alert import Alert, Notice, fingerprint
 from rankscope.alerts.deliver.message import Message, messages_about
 
 Behaviour = Callable[[BaseHTTPRequestHandler, Callable[[], None]], None]
-"""Answers a request; one that accepts it first calls its second argument: who is killed while it reads the answer was heard."""
+"""Answers a request. To accept it, it calls its second argument first, so that it counts even if the client is killed then."""
 
 START_NS = 1_700_000_000_000_000_000
 
 
 class WebhookReceiver:
-    """``behaviour`` decides how it answers; a number is a status."""
+    """Webhook receiver; ``behaviour`` defines its answers; a number is a status."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -48,17 +48,17 @@ class WebhookReceiver:
 
     @property
     def ids(self) -> list[str]:
-        """``webhook-id`` of everything that was accepted, in order."""
+        """``webhook-id`` of every accepted request, in order."""
         return [message_id for message_id, _ in self.accepted]
 
     @property
     def states(self) -> list[tuple[str, str]]:
-        """Rank and status of every alert that was accepted, in order."""
+        """Rank and status of every accepted alert, in order."""
         return [(alert["labels"]["rank"], alert["status"]) for _, payload in self.accepted for alert in payload["alerts"]]
 
 
 def answer_with(status: int, body: bytes = b"", **headers: str) -> Behaviour:
-    """Always answer with a status."""
+    """Answer always with this status."""
 
     def answer(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
         if 200 <= status < 300:
@@ -70,14 +70,14 @@ def answer_with(status: int, body: bytes = b"", **headers: str) -> Behaviour:
 
 @contextmanager
 def receiving() -> Iterator[WebhookReceiver]:
-    """A receiver on a free port of this machine."""
+    """Run a receiver on a free port of this machine."""
     receiver = WebhookReceiver()
     with answering(receiver.answer) as receiver.url:
         yield receiver
 
 
 class SimulatedClock:
-    """Steady nanoseconds that pass when the test says so."""
+    """Monotonic nanoseconds that the test advances."""
 
     def __init__(self) -> None:
         self.now_ns = START_NS
@@ -99,7 +99,7 @@ def notice(
     start_ns: int = START_NS,
     more: dict[str, str] | None = None,
 ) -> Notice:
-    """A straggler of a run, which is a group; ``name`` is the run's."""
+    """Return a notice of a straggler of a run, which is a group; ``name`` is the run's."""
     labels = {"alertname": alertname, "severity": "warning", "run_id": run, "rank": "" if rank is None else str(rank)}
     labels = {name: value for name, value in {**labels, "run": name}.items() if value}
     return Notice(
@@ -111,5 +111,5 @@ def notice(
 
 
 def about(*notices: Notice, target: str = "hook", most_alerts: int = 16) -> list[Message]:
-    """Messages about alerts for a target."""
+    """Return the messages about alerts for a target."""
     return messages_about(target, notices, most_alerts=most_alerts)

@@ -1,4 +1,4 @@
-"""Collectives made by hand: times in microseconds, on one clock unless a shift is given."""
+"""Hand-written collectives: times in microseconds, on one clock unless a shift is given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ByRank = dict[int, list[CollectiveRecord]]
 
 
 def record(arrive: float, end: float, **fields: Any) -> CollectiveRecord:
-    """One rank's record of a kernel from ``arrive`` to ``end``; ``stream=None`` for a CPU thread's."""
+    """Return one rank's record of a kernel from ``arrive`` to ``end``; ``stream=None`` for a record of a CPU thread."""
     given = {"step": 0, "group": "0", "index": 0, "op": "all_reduce", "stream": 7, "p2p": fields.get("op") in {"send", "recv"}}
     times = {
         "enqueue_unix_ns": round(arrive * 1000),
@@ -26,12 +26,12 @@ def record(arrive: float, end: float, **fields: Any) -> CollectiveRecord:
 
 
 def numbered(rows: list[CollectiveRecord]) -> list[CollectiveRecord]:
-    """The records of one rank with their own counts, in the order given."""
+    """Number the records of one rank in the order given."""
     return [msgspec.structs.replace(row, index=index) for index, row in enumerate(rows)]
 
 
 def judged(by_rank: ByRank, *, world_size: int | None = None, hosts: dict[int, str] | None = None) -> tuple[Matching, Waits]:
-    """Matched, on fitted clocks, with the waits of what has a direction. Ranks are on one host unless told."""
+    """Match the collectives, fit clocks and find the waits of directed operations. All ranks are on one host by default."""
     hosts = dict.fromkeys(by_rank, "n0") if hosts is None else hosts
     matching = match_collectives(by_rank, world_size=world_size)
     clocks = fit_clocks(matching.matches, hosts)

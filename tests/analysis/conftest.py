@@ -1,4 +1,4 @@
-"""Synthetic runs, written with the real writer, whose truth is known."""
+"""Synthetic runs with known ground truth, written with the real writer."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from rankscope.runs.records import (
 from rankscope.runs.writer import create_attempt, create_run, write_record
 
 USUAL_US: dict[Phase, float] = {"data": 5_000, "forward": 30_000, "backward": 50_000, "optimizer": 10_000, "between_steps": 5_000}
-"""A step of 100 ms."""
+"""Phase durations of a step of 100 ms."""
 
 
 @dataclass
 class Extra:
-    """What one rank has on top in one step: time in a phase, and how it shows."""
+    """Extra time of one rank in one phase of one step, and its symptoms in the record."""
 
     phase: Phase = "forward"
     us: float = 0.0
@@ -47,12 +47,12 @@ class Extra:
 
 
 Plan = Callable[[int, int], dict[str, Any] | None]
-"""(rank, step) to the fields of the ``Extra`` that is planted there."""
+"""(rank, step) to the fields of the ``Extra`` planted in that step."""
 
 
 @dataclass
 class SyntheticRun:
-    """A run whose ranks synchronise in backward: whoever has the shortest own time is blocked the longest."""
+    """Run whose ranks synchronise in backward: the rank with the shortest own time is blocked the longest."""
 
     path: Path
     ranks: int = 4
@@ -61,24 +61,24 @@ class SyntheticRun:
     seed: int = 0
     plan: Plan = lambda _rank, _step: None
     signals: bool = True
-    """False: no blocked time, so own time is unknown."""
+    """False: no blocked time is recorded, so own time is unknown."""
     device_kind: DeviceKind = "cuda"
     simulated: bool = False
     price: float | None = None
     phases: dict[Phase, float] = field(default_factory=lambda: dict(USUAL_US))
     transfer_us: float = 4_000
     lost_after: dict[int, int] = field(default_factory=dict)
-    """Rank to the number of steps it lived to record."""
+    """Rank to the number of steps that it recorded before it was lost."""
     end_reasons: dict[int, EndReason] = field(default_factory=dict)
     coordinates: dict[int, dict[str, int]] = field(default_factory=dict)
-    """Rank to its place in the parallel layout."""
+    """Rank to its coordinates in the parallel layout."""
     pipeline: Pipeline | None = None
     gpus: bool = False
-    """Each rank trains on the GPU ``GPU-RANK``."""
+    """True if each rank trains on the GPU ``GPU-RANK``."""
     fields: Callable[[int, int], dict[str, Any]] = lambda _rank, _step: {}
-    """(rank, step) to more fields of the step record, or others than the usual ones."""
+    """(rank, step) to additional or overriding fields of the step record."""
     rank_fields: dict[str, Any] = field(default_factory=dict)
-    """More fields of every ``rank.json``."""
+    """Additional fields of every ``rank.json``."""
 
     def write(self) -> Path:
         rng = np.random.default_rng(self.seed)
@@ -154,7 +154,7 @@ class SyntheticRun:
 
 @pytest.fixture
 def add_windows() -> Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]:
-    """``add_windows(run, rank, breakdowns, collectives)`` adds profiled steps to a rank of a run."""
+    """Function ``add_windows(run, rank, breakdowns, collectives)``, which adds profiled steps to a rank of a run."""
 
     def add(run: Path, rank: int, breakdowns: list[StepBreakdown], collectives: list[CollectiveRecord]) -> None:
         append(rank_dir(run, 0, rank), "windows", *breakdowns)
@@ -165,13 +165,13 @@ def add_windows() -> Callable[[Path, int, list[StepBreakdown], list[CollectiveRe
 
 @pytest.fixture
 def add_hardware() -> Callable[[Path, str, list[HardwareSample]], None]:
-    """``add_hardware(run, host, samples)`` adds hardware samples of a host to a run."""
+    """Function ``add_hardware(run, host, samples)``, which adds hardware samples of a host to a run."""
     return lambda run, host, samples: append(host_dir(run, host), "gpu", *samples)
 
 
 @pytest.fixture
 def synthetic(tmp_path: Path) -> Callable[..., SyntheticRun]:
-    """``synthetic(plan=…, ranks=…).write()`` returns the folder of a run; several need a ``folder`` each."""
+    """Factory of ``SyntheticRun``: ``synthetic(plan=…).write()`` returns the run folder; several runs need a ``folder`` each."""
 
     def make(folder: str = "run", **options: Any) -> SyntheticRun:
         return SyntheticRun(path=tmp_path / folder, **options)

@@ -1,4 +1,4 @@
-"""Collectives on clocks that are off, drift, or are set: what the clocks do is known."""
+"""Collectives on clocks with a known offset, drift, wander or settings."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SECOND = 10**9
 
 @dataclass(frozen=True)
 class Planted:
-    """A clock: what it is ahead at a time, in nanoseconds since ``START`` and of offset."""
+    """Simulated clock: its lead in nanoseconds, as a function of the nanoseconds since ``START``."""
 
     offset: float = 0.0
     ppm: float = 0.0
     steps: Sequence[tuple[float, float]] = ()
-    """When it was set, and by how much."""
+    """(time, change) of each setting of the clock."""
     wander: Callable[[Floats], Floats] | None = None
 
     def ahead(self, time: Floats) -> Floats:
@@ -37,19 +37,19 @@ class Planted:
 
 @dataclass(frozen=True)
 class Job:
-    """Ranks that meet in collectives, each with a clock of its own unless ``hosts`` says otherwise."""
+    """Ranks that meet in collectives, each with a clock of its own unless ``hosts`` assigns them."""
 
     clocks: Sequence[Planted]
     ends: Floats
-    """When collectives end, ascending."""
+    """End times of the collectives, ascending."""
     steps: NDArray[np.int64]
-    """The step of each."""
+    """Step of each collective."""
     jitter: float = 3_000.0
-    """Of ends, on each rank: Laplace noise."""
+    """Scale of the Laplace noise of the ends on each rank."""
     lag: Floats | None = None
-    """[collectives, ranks]: by how much each rank comes later than the first."""
+    """[collectives, ranks]: delay of each rank after the first."""
     groups: Sequence[Sequence[int]] = ()
-    """Who meets, by turns; everybody where there is none."""
+    """Groups that meet, in rotation; without groups all ranks meet."""
     on_cpu: bool = True
     seed: int = 0
     transfer: float = 500_000.0
@@ -88,7 +88,7 @@ class Job:
 
 
 def windows(count: int, collectives: int, *, apart: float, within: float, steps: int = 3) -> tuple[Floats, NDArray[np.int64]]:
-    """Ends and steps of ``count`` profiled windows of ``steps`` steps: so long ``apart``, each so long. Nanoseconds."""
+    """Return ends and steps of ``count`` windows of ``steps`` steps: a window every ``apart`` ns, each ``within`` ns long."""
     inside = np.linspace(0, within, collectives)
     ends = (np.arange(count)[:, None] * apart + inside).ravel() + SECOND
     step = (np.arange(count)[:, None] * 1000 + np.arange(collectives) * steps // collectives).ravel()
@@ -96,7 +96,7 @@ def windows(count: int, collectives: int, *, apart: float, within: float, steps:
 
 
 def apart(job: Job, clocks: Clocks) -> Floats:
-    """[collectives, ranks]: how far the corrected times of the same moments are from their median."""
+    """Return [collectives, ranks]: deviation of each corrected time from the median of its collective."""
     corrected = np.empty((len(job.ends), len(job.clocks)))
     for rank, clock in enumerate(job.clocks):
         seen = START + np.rint(job.ends + clock.ahead(job.ends)).astype(np.int64)

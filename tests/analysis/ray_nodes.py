@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on loopback, for tests: a process of its own, which ends when its stdin does."""
+"""Ray cluster of several nodes on loopback, for tests: a separate process that ends when its stdin is closed."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ NODES = 2
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """``address`` is HOST:PORT of its head; ``folder`` is in the environment of all its processes."""
+    """Running Ray cluster: ``address`` is HOST:PORT of its head; ``folder`` is in the environment of all its processes."""
 
     address: str
     folder: str
 
     @property
     def environ(self) -> dict[str, str]:
-        """For its drivers: else Ray takes 127.0.0.1 for the machine's outer address, where these nodes do not listen."""
+        """Environment of its drivers: else Ray connects to the machine's outer address, at which these nodes do not listen."""
         return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
     def processes(self) -> list[int]:
-        """All that belong to it, those of its drivers not among them."""
+        """Return the ids of all processes of the cluster, without those of its drivers."""
         mark = f"RAY_TMPDIR={self.folder}".encode()
         found = []
         for entry in Path("/proc").iterdir():
-            # A process may end, or be another user's, while we look.
+            # A process may exit meanwhile, or belong to another user.
             with suppress(OSError):
                 if entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
@@ -42,14 +42,14 @@ class Cluster:
 
 @contextmanager
 def started() -> Iterator[Cluster]:
-    """Two nodes of one CPU each, from their start to their end: nothing of them is left, whatever happens."""
+    """Run two nodes of one CPU each; no process or file of them is left afterwards, even on failure."""
     # Not pytest's own folder: the names of Ray's sockets have to stay short.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     environ = {
         **os.environ,
         "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
-        # A busy machine takes its time.
+        # A busy machine is slow.
         "RAY_gcs_server_request_timeout_seconds": "240",
         "RAY_raylet_start_wait_time_s": "240",
     }

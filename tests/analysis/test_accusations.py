@@ -1,4 +1,4 @@
-"""Whom own times name: patterns, several at once, and nobody when there is only noise."""
+"""Stragglers found from own times: patterns, several at once, and none when there is only noise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Matrix = NDArray[np.float64]
 
 
 def noisy(seed: int, ranks: int, steps: int, *, lasts: int = 1, scatter: float = 0.1, bias: float = 0.01) -> Matrix:
-    """Own times around 100 ms; the noise of a rank lasts for some steps, and each rank differs a little."""
+    """Return own times around 100 ms; noise is autocorrelated over steps, and each rank differs a little."""
     rng = np.random.default_rng((seed, ranks, steps, lasts))
     keep = (lasts - 1) / (lasts + 1)
     noise = rng.normal(size=(ranks, steps))
@@ -34,7 +34,7 @@ def noisy(seed: int, ranks: int, steps: int, *, lasts: int = 1, scatter: float =
 
 
 def spikes(seed: int, ranks: int, steps: int, share: float = 0.03) -> Matrix:
-    """What any rank has on top now and then, of twice the step on average."""
+    """Return random delays of any rank at any step, of twice the step on average."""
     rng = np.random.default_rng((seed, ranks, steps))
     hit: Matrix = (rng.random((ranks, steps)) < share) * rng.exponential(200_000, (ranks, steps))
     return hit
@@ -119,11 +119,11 @@ def test_one_step_in_ten_of_a_hundred_is_enough_among_few_ranks(ranks: int) -> N
 
 
 def test_slow_steps_too_few_to_exclude_chance_are_counted() -> None:
-    # given two ranks, one of which is far out in five steps of 47, and the other never
+    # given two ranks, one of which is an outlier in five steps of 47, and the other never
     own = noisy(2, 2, 47, scatter=0.05)
     own[1, 3::10] += 500_000
     assert found(own) is None
-    # then neither is named, and it is not said that nobody is slow
+    # then neither is named, and the analysis does not claim that no rank is slow
     suspect = too_short(judged(own))
     assert suspect is not None
     assert (suspect.ranks, suspect.far, suspect.needed) == ([1], 5, 8)

@@ -1,4 +1,4 @@
-"""What to try: rows of a table, each given only where its evidence is there, each bounded by what the step has."""
+"""Advice: rows of a table, each given only with its evidence, each bounded by a part of the step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BASIC = {
     }.items()
     for name in members
 }
-"""Figures that an analysis can have."""
+"""Figures that an analysis may contain."""
 
 some_figures = st.dictionaries(st.sampled_from(sorted(BASIC)), st.floats(0, 1).map(Figure))
 
@@ -78,7 +78,7 @@ def test_what_is_not_known_is_never_the_reason_for_advice(known: dict[str, Figur
     before = {one.name for one in recommend(known, step_us=1.0, run=None, who="")}
     gone = less.draw(st.sampled_from(sorted(known))) if known else None
     after = {one.name for one in recommend({k: v for k, v in known.items() if k != gone}, step_us=1.0, run=None, who="")}
-    # Without the host's share it is no more than a question why the device idles
+    # Without the host's share, advice only asks why the device idles
     assert after - before <= {"see_why_idle"}
 
 
@@ -151,7 +151,7 @@ def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str
     assert found.gain_share_at_most == (None if gain is None else pytest.approx(gain))
     assert found.gain_us_at_most == (None if gain is None else pytest.approx(1000 * gain))
     assert found.check.startswith("rankscope compare runs/now NEW_RUN: ")
-    # And each condition counts: without any one of its figures there is no such advice
+    # And every condition counts: without any one of its figures there is no such advice
     for missing in known:
         assert name not in names({other: value for other, value in known.items() if other != missing})
 

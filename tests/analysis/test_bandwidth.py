@@ -1,4 +1,4 @@
-"""Planted bandwidths come back, and are compared with what the links should give."""
+"""Planted bandwidths are recovered and compared with the rates of the links."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_metadata_tells_sizes_and_a_lone_trace_lower_bounds(traces: Path) -> Non
         (2_049_000 * 4, 3, 0),
         (2_431_040 * 4, 3, 0),
     }
-    # Of two ranks the factor is 1: the largest buckets move at least 10 GB/s, and NVLink would give 300.
+    # With two ranks the factor is 1: the largest buckets move at least 10 GB/s, and NVLink would give 300.
     assert all(row.bus_at_least_gb_s is not None and 1 < row.bus_at_least_gb_s < 300 for row in rows)
     assert {(row.link, row.expected_gb_s, row.share, row.expected_unknown) for row in rows} == {
         (None, None, None, "the hosts of its ranks are not known")

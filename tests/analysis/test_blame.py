@@ -1,4 +1,4 @@
-"""Matching, clocks and blame on collectives made by hand."""
+"""Matching, clocks and blame on hand-written collectives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankscope.runs.records import CollectiveRecord
 def collective(
     arrive: int, end: int, *, index: int = 0, step: int = 0, stream: int | None = 9, **fields: Any
 ) -> CollectiveRecord:
-    """Times in microseconds; a worker on the CPU starts 5 us after the enqueue."""
+    """Return a record with times in microseconds; a worker on the CPU starts 5 us after the enqueue."""
     return CollectiveRecord(
         step=step,
         group=fields.pop("group", "0"),
@@ -113,7 +113,7 @@ def test_ranks_of_one_host_share_a_clock() -> None:
 
 
 def test_nobody_leaves_a_collective_before_the_last_has_arrived() -> None:
-    # Two groups of two over gloo, whose traces do not tell the group: ranks 2 and 3 begin when 0 and 1 are done.
+    # Two groups of two over gloo, whose traces do not name the group: ranks 2 and 3 begin when 0 and 1 are done.
     by_rank = {rank: [collective(0 if rank < 2 else 9_000, 5_000 if rank < 2 else 20_000, stream=None)] for rank in range(4)}
     matching = match_collectives(by_rank)
     clocks = fit_clocks(matching.matches, dict.fromkeys(range(4), "n0"))
@@ -170,7 +170,7 @@ def test_a_lag_below_the_clock_residual_is_nobodys() -> None:
 
 
 def late_run(lates: list[int], ranks: int = 4) -> Blame:
-    """One collective per step; ``lates[step]`` is the rank that comes 40 us late."""
+    """Return a run of one collective per step; ``lates[step]`` is the rank that arrives 40 us late."""
     return blame(
         {
             rank: [
@@ -193,7 +193,7 @@ def test_a_rank_that_is_late_by_turns_is_not() -> None:
 
 
 def both_late(steps: int, ranks: int, late: set[int], *, hidden: bool = False) -> Blame:
-    """One collective per step, to which some ranks come 40 us late, one or the other of them 1 us later than the rest."""
+    """Return a run of one collective per step, to which some ranks come 40 us late, one of them, in turn, 1 us later."""
     return blame(
         {
             rank: [

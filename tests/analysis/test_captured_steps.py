@@ -1,4 +1,4 @@
-"""Step records of a few steps of a rank, out of many."""
+"""Step records of a few captured steps of a rank with many steps."""
 
 from __future__ import annotations
 

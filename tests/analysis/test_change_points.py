@@ -1,4 +1,4 @@
-"""Lasting changes of a series are found where they are; noise shows none."""
+"""Change points of a series are found; noise has none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.analysis.change_points import LEAST_SHARE, ChangePoint, change_po
 
 
 def noisy(levels: list[tuple[float, int]], *, seed: int = 0, scatter: float = 0.03) -> np.ndarray:
-    """Steps at each level in turn; scatter relative to the level, with heavy tails."""
+    """Return a series of steps at each level in turn; scatter is relative to the level, with heavy tails."""
     rng = np.random.default_rng(seed)
     series = np.concatenate([np.full(count, level) for level, count in levels])
     return series * (1 + scatter * rng.standard_t(4, size=len(series)))
@@ -57,7 +57,7 @@ def test_noise_that_lasts_for_several_steps_is_hardly_ever_a_change() -> None:
         for step in range(1, len(noise)):
             noise[step] = 0.6 * noise[step - 1] + rng.normal()
         false += bool(change_points(100 + 8 * noise))
-    # Then hardly one of them changes
+    # Then at most a few of them have a change point
     assert false <= 2
 
 
@@ -91,7 +91,7 @@ def test_changes_ascend_are_worth_a_word_hang_together_and_do_not_depend_on_the_
 
 
 def test_a_change_belongs_to_the_ranks_whose_own_time_moved_with_it() -> None:
-    # Given own times of four ranks: the second rises by 10, the third falls, of the fourth nothing is known afterwards
+    # Given own times of four ranks: the second rises by 10, the third falls, the fourth is unknown after the change
     before = np.full((4, 20), 30.0)
     after = np.full((4, 20), 30.0)
     after[1], after[2], after[3] = 40.0, 20.0, np.nan

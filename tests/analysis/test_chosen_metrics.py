@@ -1,4 +1,4 @@
-"""Only the metrics that were asked for, out of rows."""
+"""Selection of metrics when rows are read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ blocks_of_records = st.lists(st.lists(records, max_size=4), max_size=3)
 
 
 def value(columns: RankColumns, name: str) -> NDArray[np.float32]:
-    """One metric of the entries; NaN where nothing of it is known."""
+    """Return one metric of the entries; NaN where it is unknown."""
     found = columns.values.get(name.removeprefix("own_") if name in columns.same else name)
     return np.full(len(columns.step), np.nan, np.float32) if found is None else found
 

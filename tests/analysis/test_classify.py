@@ -1,4 +1,4 @@
-"""Kernels by name."""
+"""Classification of kernels by name."""
 
 from __future__ import annotations
 

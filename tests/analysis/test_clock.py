@@ -1,4 +1,4 @@
-"""Clocks that are off, drift, wander or are set, found again from the ends of collectives alone."""
+"""Clocks with an offset, drift, wander or settings, recovered from the ends of collectives alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rankscope.analysis.clock_series import at_times, fit_series
 from rankscope.analysis.late import find_late, too_few
 
 HOURS = windows(10, 24, apart=600 * SECOND, within=0.3 * SECOND)
-"""Ten windows, one every ten minutes."""
+"""Ends and steps of ten windows, one every ten minutes."""
 MINUTE = windows(1, 120, apart=0, within=60 * SECOND)
-"""One long trace."""
+"""Ends and steps of one long trace."""
 
 US = 1_000
 MS = 1_000_000
@@ -49,17 +49,17 @@ def drift(clocks: Clocks, rank: int) -> float:
     seeds,
 )
 def test_offsets_and_drifts_are_found_whoever_comes_late(planted: list[Planted], times: str, jitter: float, seed: int) -> None:
-    # given ranks of which any may come late to any collective, for that changes when it ends, and not who sees the end
+    # given ranks that may arrive late at any collective: that changes when it ends, but all ranks still see the same end
     rng = np.random.default_rng(seed)
     lag = rng.exponential(5 * MS, ((HOURS if times == "hours" else MINUTE)[0].shape[0], len(planted)))
     one = job(planted, times, jitter=jitter, seed=seed, lag=lag)
     # when
     clocks = fit_clocks(one.matches())
-    # then the corrected times of a moment are closer together than what is said to be uncertain
+    # then the corrected times of a moment are closer together than the reported uncertainty
     assert clocks.residual_ns is not None
     assert clocks.residual_ns <= 12 * jitter + US
     assert np.abs(apart(one, clocks)).max() <= clocks.residual_ns + US
-    # A drift is by the common clock, which drifts itself by that of the others: 200 ppm of 200 ppm.
+    # Drift is relative to the common clock, which drifts with the others: 200 ppm of 200 ppm.
     unsure = 4e-3 * (clocks.residual_ns + US) / span_s(one) + 0.1
     for rank, clock in enumerate(planted):
         assert drift(clocks, rank) - drift(clocks, 0) == pytest.approx(clock.ppm - planted[0].ppm, abs=unsure)
@@ -78,7 +78,7 @@ def test_offsets_and_drifts_are_found_whoever_comes_late(planted: list[Planted],
 def test_a_clock_that_was_set_does_not_seem_to_drift(
     *, rank: int, by: float, back: bool, where: tuple[str, int], jitter: float, seed: int
 ) -> None:
-    # given five clocks, one of which is set before one of the collectives, by NTP say
+    # given five clocks, one of which is set before one of the collectives, for example by NTP
     times, at = where
     ends = (HOURS if times == "hours" else MINUTE)[0]
     moment = (ends[at - 1] + ends[at]) / 2
@@ -86,19 +86,19 @@ def test_a_clock_that_was_set_does_not_seem_to_drift(
     one = job(planted, times, jitter=jitter, seed=seed)
     # when
     clocks = fit_clocks(one.matches())
-    # then none has more drift than chance finds in the jitter now and then: once in some hundred clocks
+    # then none has more drift than chance finds in the jitter, which happens for one clock in some hundreds
     for other, found in clocks.found.items():
         if other != rank or where != ("hours", 120):
             assert abs(found.drift_ppm or 0.0) * span_s(one) * US <= 6 * jitter
     if where == ("hours", 120) and by < 1e-3 * 600 * SECOND:
-        # Between two windows that are far apart nobody knows whether it was set or slewed; nor does it matter.
+        # Between two windows that are far apart, a setting cannot be distinguished from slewing, and it does not matter.
         assert {found.settings for found in clocks.found.values()} == {1}
     else:
         assert [found.settings for found in clocks.found.values()] == [1 + (other == rank) for other in range(5)]
-    # Of what a clock that was set back says twice, the times before it cannot be told from those after.
+    # A clock that was set back shows some times twice: whether these are before or after the setting is unknown.
     twice = (ends < moment) & (ends >= moment - by - MS) if back else np.zeros(len(ends), dtype=bool)
     assert clocks.residual_ns is not None
-    # What was not recognised is spread over the ten minutes between the windows, and so a little of it over the windows.
+    # An unrecognised setting is spread over the ten minutes between the windows, so a small part falls into the windows.
     spread = by * 0.3 / 600 if where == ("hours", 120) else 0.0
     assert np.abs(apart(one, clocks)[~twice]).max() <= clocks.residual_ns + spread + US
 
@@ -124,7 +124,7 @@ def test_between_windows_the_offset_goes_from_one_to_the_next() -> None:
     ends, steps = windows(19, 24, apart=600 * SECOND, within=0.3 * SECOND)
     planted = [Planted(), Planted(5 * MS, wander=slewed), Planted(9 * MS)]
     clocks = fit_clocks(Job(planted, ends, steps).matches())
-    # when asked for times at which nothing was profiled, away from where it began and stopped
+    # when corrected at times without profiled steps, away from where the slewing began and stopped
     for at in (1_000.0, 5_300.0, 9_999.0):
         ahead = planted[1].ahead(np.array([at * SECOND]))[0]
         found = clocks.correct(1, round(START + at * SECOND + ahead)) - clocks.correct(0, round(START + at * SECOND))
@@ -159,7 +159,7 @@ def test_noise_alone_is_no_drift_and_sets_no_clock(seed: int, kind: str, count: 
 
 @given(seeds, st.floats(10, 200))
 def test_ends_that_some_ranks_see_late_hide_no_drift(seed: int, ppm: float) -> None:
-    # given one end in thirty that a rank which was not running saw 0.1 s later
+    # given one end in thirty that a descheduled rank saw 0.1 s later
     rng = np.random.default_rng(seed)
     at: Floats = np.array([5e8 * number for number in range(120)])
     late = 1e8 * (np.arange(120) % 30 == seed % 30)
@@ -187,7 +187,7 @@ def test_ranks_of_one_host_have_one_clock() -> None:
     assert clocks.offset_ns[0] == clocks.offset_ns[1]
     assert clocks.courses[2] == clocks.courses[3]
     assert drift(clocks, 2) - drift(clocks, 0) == pytest.approx(50, abs=0.1)
-    # With one clock there is nothing to correct, whatever the ends say.
+    # With one clock there is nothing to correct.
     alone = fit_clocks(one.matches(), dict.fromkeys(range(4), "a"))
     assert (set(alone.offset_ns.values()), alone.courses) == ({0}, {})
     assert {found.drift_ppm for found in alone.found.values()} == {None}
@@ -252,7 +252,7 @@ def lags(late: int | None, by: float, noise: float, *, seed: int = 0, ranks: int
 
 
 WINDOW_US = 240 * 2_000.0
-"""Collectives, and time for each."""
+"""Duration of all collectives, in microseconds."""
 
 
 @settings(max_examples=5)
@@ -275,7 +275,7 @@ def test_what_the_clocks_do_changes_no_verdict(
     right = blame_of(job([Planted()] * 4, jitter=5 * US, lag=lag, on_cpu=on_cpu, seed=seed), hosts)
     clocks = [off if rank == whose else Planted() for rank in range(4)]
     wrong = blame_of(job(clocks, jitter=5 * US, lag=lag, on_cpu=on_cpu, seed=seed), hosts)
-    # then the same is said of it
+    # then the result is the same
     expected, found = find_late(right, WINDOW_US), find_late(wrong, WINDOW_US)
     assert (expected is None) == (late is None)
     assert too_few(wrong, WINDOW_US) == too_few(right, WINDOW_US)
@@ -289,12 +289,12 @@ def test_what_the_clocks_do_changes_no_verdict(
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_nobody_is_blamed_for_waits_below_the_residual(on_cpu: bool) -> None:
-    # given a rank that always comes last by 0.2 ms, and ends that differ by more
+    # given a rank that is always last by 0.2 ms, and ends that differ by more
     one = job([Planted()] * 4, jitter=400 * US, lag=lags(2, 200 * US, 0), transfer=8 * MS)
     clocks = fit_clocks(one.matches())
     assert clocks.residual_ns is not None
     assert clocks.residual_ns > 400 * US
-    # then nothing is charged to it, though chance would be excluded and the price be high enough
+    # then nothing is charged to it, though chance would be excluded and the cost be high enough
     found = blame_of(one)
     assert set(found.imposed_us.values()) == {0.0}
     assert (set(found.saved_us.values()), found.rows) == ({0.0}, {})
@@ -302,7 +302,7 @@ def test_nobody_is_blamed_for_waits_below_the_residual(on_cpu: bool) -> None:
     assert not found.waited_us.any()
     assert find_late(found, 240 * 500.0) is None
     assert too_few(found, 240 * 500.0) is None
-    # and it is, once the same lag is more than that
+    # and it is charged once the same lag exceeds the residual
     sharp = job([Planted()] * 4, jitter=5 * US, lag=lags(2, 200 * US, 0), on_cpu=on_cpu)
     named = find_late(blame_of(sharp), 240 * 500.0)
     assert named is not None

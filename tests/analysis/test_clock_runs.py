@@ -1,4 +1,4 @@
-"""Runs over hours whose hosts' clocks drift apart, from the files to the verdict."""
+"""Runs over hours whose hosts' clocks drift apart, analysed from the files to the verdict."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rankscope.runs.writer import create_attempt, create_run, write_record
 
 SECOND = 1e9
 LATE = 2
-"""Comes 30 ms late to every collective."""
+"""Rank that is 30 ms late to every collective."""
 
 
 def make_run(path: Path, clocks: list[Planted]) -> Path:
-    """Four ranks on as many hosts: eight windows of three steps, ten minutes apart, of collectives on CPU threads."""
+    """Write a run of four ranks on four hosts: eight windows of three steps, ten minutes apart, of collectives on CPU threads."""
     ends, steps = windows(8, 24, apart=600 * SECOND, within=4 * SECOND)
     lag = np.random.default_rng(1).exponential(1e6, (len(ends), 4))
     lag[:, LATE] += 30e6

@@ -1,4 +1,4 @@
-"""Where the time of a trace goes: made-up traces, whose truth is counted nanosecond by nanosecond, and real ones."""
+"""Breakdown of a trace: simulated traces checked nanosecond by nanosecond, and real ones."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Row = tuple[str, int, int, int, int, tuple[int, int] | None]
 
 
 class Reference:
-    """One set of microseconds per thing."""
+    """Reference result from sets of whole microseconds."""
 
     def __init__(self, rows: list[Row]) -> None:
         self.window = set(
@@ -183,7 +183,7 @@ def test_what_an_idle_device_waited_for_agrees_with_asking_at_every_microsecond(
 
 
 def test_queue_delay_counts_each_call_once_and_a_graph_by_its_launch(tmp_path: Path) -> None:
-    # given two plain launches, one of which seems to start early, a graph of three kernels, and a kernel without its call
+    # given two plain launches, one of which appears to start early, a graph of three kernels, and a kernel without its call
     found = detail(
         tmp_path,
         [
@@ -232,7 +232,7 @@ def test_copies_by_direction_with_bytes_and_speed_where_events_or_calls_tell(tmp
             kernel(COPY, 5, 10, stream=8, bytes=1_000_000),
             kernel(COPY, 5, 10, stream=9, bytes=3_000_000),
             kernel("Memcpy HtoD (Pageable -> Device)", 20, 4, bytes=100),
-            # ROCm: the call says what the event does not.
+            # ROCm: the call has the attributes that the event lacks.
             kernel("Memcpy DtoH (Device -> Host)", 30, 2, correlation=4),
             {**launch(4, 25, name="hipMemcpyAsync"), "args": {"correlation": 4, "bytes": "2048"}},
             kernel("Memcpy DtoD (Device -> Device)", 40, 2, bytes=64),
@@ -356,7 +356,7 @@ def test_unknown_long_kernels_beside_the_main_stream_are_named(tmp_path: Path) -
 
 
 def _contended(slow: int, *, beside: int = 3, alone: int = 3) -> list[dict[str, Any]]:
-    """The same five kernels again and again; the middle one takes ``slow`` instead of 20 where communication runs."""
+    """Return the same five kernels several times; the middle one takes ``slow`` instead of 20 us where communication runs."""
     events = []
     for turn in range(beside + alone):
         at, took = turn * 1000, slow if turn < beside else 20
@@ -379,9 +379,9 @@ def test_compute_beside_communication_is_compared_with_the_same_kernels_alone(tm
     [
         _contended(30, alone=2),
         _contended(30, beside=2),
-        # Another grid is other work.
+        # Another grid means other work.
         [{**one, "args": {**one["args"], "grid": [at, 1, 1]}} for at, one in enumerate(_contended(30))],
-        # Other neighbours: another place in the model.
+        # Other neighbours mean another place in the model.
         [{**one, "name": f"{one['name']}{at}" if one["name"] == RELU else one["name"]} for at, one in enumerate(_contended(30))],
         # Too short for clocks that count whole microseconds.
         [{**one, "dur": one["dur"] / 10} for one in _contended(30)],

@@ -81,7 +81,7 @@ def test_enclosing_and_within_agree_with_looking_at_every_frame(
     everything = np.arange(len(events))
     expected = [any(events[at][0] == one and events[at][1] <= now < events[at][2] for at in frames) for one, now, _ in events]
     assert within(trace, everything, frames).tolist() == expected
-    # and enclosed by the outermost of those, of which there is never more than one
+    # and enclosed by the outermost of those, of which there is at most one
     mask = np.zeros(len(events), dtype=bool)
     mask[frames] = True
     outer = outermost(trace, mask)
@@ -151,7 +151,7 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
 
 
 def test_the_last_to_come_does_not_wait_and_arrival_on_a_cpu_is_the_call() -> None:
-    # given a collective on CPU threads: rank 0 asked early, its worker began later; rank 1 asked late
+    # given a collective on CPU threads: rank 0 enqueued early, its worker began later; rank 1 enqueued late
     def record(enqueue: int, start: int) -> CollectiveRecord:
         return CollectiveRecord(
             step=0,

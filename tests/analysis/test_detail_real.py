@@ -28,7 +28,7 @@ def test_a_moe_layer_computes_under_expert_parallel_communication(real: Callable
     assert classes["communication"].overlapped_us / 113_030 == pytest.approx(0.9632, abs=1e-4)
     assert found.streams[1].stream == 27
     assert found.streams[1].kind == "communication"
-    # Products in pieces on two streams: their durations add up to more than the time.
+    # Matrix products in pieces on two streams: their durations add up to more than the time.
     assert classes["gemm"].summed_us > classes["gemm"].busy_us
     assert classes["other"].busy_us < 0.01 * found.window_us
 

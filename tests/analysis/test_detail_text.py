@@ -1,4 +1,4 @@
-"""Details and communication patterns from the command line to the terminal."""
+"""Trace details and communication patterns of the command line, as shown in the terminal."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_pattern_that_cannot_be_meant_is_a_usage_error(cli: Cli, shared_data: 
 def test_classes_recompute_and_reasons_of_idle_time_of_recorded_windows_are_summed(
     synthetic: Callable[..., Any], add_windows: Callable[..., None]
 ) -> None:
-    # given two profiled steps of rank 0, one of rank 1 from a recorder that did not know classes yet
+    # given two profiled steps of rank 0, one of rank 1 from an older recorder without kernel classes
     path = synthetic(ranks=2).write()
     window = StepBreakdown(
         step=3,
@@ -141,7 +141,7 @@ def test_classes_recompute_and_reasons_of_idle_time_of_recorded_windows_are_summ
     assert first.class_us == {"gemm": 80, "communication": 40}
     assert (first.idle_starved_us, first.idle_queued_us, first.recompute_us) == (40, 10, None)
     assert (second.class_us, second.idle_starved_us) == (None, None)
-    # and the text has them of the rank that has them, when asked
+    # and the text shows them for the rank that has them, on request
     assert "in detail" not in render_text(analysis)
     text = render_text(analysis, detail=True)
     assert re.findall(r"^rank (\d) in detail", text, re.MULTILINE) == ["0"]

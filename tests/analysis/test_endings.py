@@ -1,4 +1,4 @@
-"""Who ended first."""
+"""First rank that ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MS = 1_000_000
 
 
 def ended(*how: tuple[EndReason | None, int | None], hosts: str = "aaaa") -> dict[int, RankInfo]:
-    """Reason and end in milliseconds of ranks 0, 1, …"""
+    """Return the infos of ranks 0, 1, … with the given (reason, end in milliseconds)."""
     return {
         rank: RankInfo(
             rank=rank,
@@ -31,11 +31,11 @@ def ended(*how: tuple[EndReason | None, int | None], hosts: str = "aaaa") -> dic
     [
         (ended(("exit", 1), ("exit", 2)), None),
         (ended((None, None), ("killed", 5)), 1),
-        (ended(("killed", 9085), ("killed", 9000)), 1),  # the launcher ends the others when one is gone
+        (ended(("killed", 9085), ("killed", 9000)), 1),  # the launcher ends the others when one has ended
         (ended(("killed", 9008), ("killed", 9000)), None),  # all at once, from outside
         (ended(("killed", 9008), ("crash", 9000)), 1),
         (ended(("crash", 9008), ("crash", 9000)), None),
-        (ended(("crash", 9008), ("killed", 9000)), None),  # the survivor's error is no cause
+        (ended(("crash", 9008), ("killed", 9000)), None),  # the survivor's error is not the cause
         (ended(("crash", 9800), ("crash", 9000)), 1),
         (ended(("killed", 9085), ("killed", 9000), hosts="ab"), None),  # two clocks
         (ended(("killed", 19_000), ("killed", 9000), hosts="ab"), 1),

@@ -1,4 +1,4 @@
-"""What may be given to ``analyze``, and what it says to the rest."""
+"""Arguments accepted by ``analyze``, and its errors for all others."""
 
 from __future__ import annotations
 

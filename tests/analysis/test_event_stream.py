@@ -1,4 +1,4 @@
-"""The events of a trace out of its text: however it is cut into blocks, and wherever it is damaged."""
+"""Events parsed out of a trace's text, however it is cut into blocks, and wherever it is damaged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def event(name: Any, **args: Any) -> dict[str, Any]:
     return {"ph": "X", "cat": "kernel", "name": name, "ts": 1.5, "dur": 2, "pid": 0, "tid": 7, "args": args}
 
 
-# What cutting could trip over: brackets, separators and quotes in strings, nested objects that follow each other, escapes.
+# Text that may break a cut: brackets, separators and quotes in strings, nested objects that follow each other, escapes.
 ODD = st.sampled_from(["a", "}, {", '"}, {"', "]", '], "x": {', "\\", '\\"', "é", "\u2028", "}\n  },\n  {\n", "[[{", ""])
 ARGS = st.recursive(
     st.none() | st.integers(-5, 5) | ODD, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ODD, inner, max_size=3)
@@ -68,7 +68,7 @@ def test_a_torn_text_gives_every_event_that_is_complete(events: list[Any], cut: 
     torn = text[: first + int((len(text) - first) * cut)]
     # when it is read
     names, stream = read(torn, size)
-    # then those are used whose last bracket is there, and nothing counts as damaged
+    # then events with their closing bracket are used, and nothing counts as damaged
     complete = 0
     at = first
     decoder = json.JSONDecoder()
@@ -90,7 +90,7 @@ def test_damage_in_the_middle_costs_the_events_it_is_in_and_no_other() -> None:
     # when it is read in small parts
     for size in (1000, 20_000, 1 << 20):
         names, stream = read(bytes(text), size)
-        # then everything else is there, and what the file says behind its events, too
+        # then everything else is there, and also the fields behind the events
         assert set(names) == {f"kernel {at}" for at in range(3000)} - {"kernel 50", "kernel 1500", "kernel 2900"}
         assert stream.damaged == 3
         assert stream.complete
@@ -149,7 +149,7 @@ def test_absurd_nesting_is_refused_wherever_it_is(text: bytes, size: int) -> Non
 
 
 def endless(text: bytes) -> Iterator[bytes]:
-    """Text that goes on for ever: reading it must stop by itself."""
+    """Yield text without end: its reader must stop by itself."""
     while True:
         yield text * (1 + (1 << 16) // len(text))
 
@@ -169,7 +169,7 @@ def endless(text: bytes) -> Iterator[bytes]:
 def test_endless_text_without_events_is_refused(
     monkeypatch: pytest.MonkeyPatch, begin: bytes, forever: bytes, reason: str
 ) -> None:
-    # given text that never comes to an event, with limits that are reached soon
+    # given text that never reaches an event, with limits that are reached soon
     monkeypatch.setattr(event_stream, "MAX_HEAD_BYTES", 1 << 20)
     monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 1 << 20)
     monkeypatch.setattr(event_stream, "MAX_DAMAGED", 5000)
@@ -196,7 +196,7 @@ def test_what_stands_behind_the_events_is_read_up_to_a_limit(monkeypatch: pytest
 
 
 def test_parts_are_decoded_once_each() -> None:
-    # given a long trace in which every event ends in what looks like the place between two events
+    # given a long trace in which every event ends in text that looks like the gap between two events
     rng = random.Random(1)
     events = [event(at, odd=[{"a": 1}, {"b": rng.random()}]) for at in range(20_000)]
     calls = 0
@@ -210,6 +210,6 @@ def test_parts_are_decoded_once_each() -> None:
     # when it is read
     stream = EventStream[Event | Mark](Path("rank-0.json"), counted(), ANY_EVENT)
     parts = [len(part) for part in stream]
-    # then each block gives its events at once: nothing piles up
+    # then each block returns its events at once: nothing piles up
     assert sum(parts) == len(events)
     assert max(parts) < 2 * len(events) / calls * 1.5

@@ -1,4 +1,4 @@
-"""A real job over gloo, profiled by the real profiler."""
+"""Real job over gloo, recorded by the real profiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope.analysis.traces import read_trace
 
 SCRIPT = Path(__file__).with_name("gloo_training.py")
 PAUSE_US = 100_000
-# Of two ranks chance names one as easily as the other: several steps in each block outweigh a busy machine.
+# With two ranks chance names one as easily as the other: several steps in each block outweigh a busy machine.
 STEPS = 32
 
 

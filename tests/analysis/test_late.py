@@ -1,4 +1,4 @@
-"""Between "this rank" and "nobody": a rank that was late at a price, though chance cannot be excluded."""
+"""Cases between "this rank" and "no rank": a rank that was late at a cost, though chance cannot be excluded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.analysis.late import find_late, too_few
 
 
 def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
-    """Two ranks, one collective a step; gains in microseconds of a window of 1,000."""
+    """Return the blame of two ranks with one collective a step; gains in microseconds of a window of 1,000."""
     gain = np.array([gains_of_rank_0, gains_of_rank_1], dtype=float).T
     steps = list(range(len(gain)))
     totals = {0: float(gain[:, 0].sum()), 1: float(gain[:, 1].sum())}
@@ -32,11 +32,11 @@ def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
     ("rank_1", "rank_0", "named", "suspect"),
     [
         ([400.0] * 16, [0.0] * 16, 1, None),
-        # one step in eight the other way: too likely by chance to name, too unlikely to say nobody
+        # one step in eight the other way: too likely by chance to name a rank, too unlikely to name none
         ([400.0] * 7 + [0.0], [0.0] * 7 + [300.0], None, 1),
-        # as often the one as the other: nobody
+        # both equally often: no rank
         ([400.0, 0.0] * 8, [0.0, 380.0] * 8, None, None),
-        # always the one, but at no price
+        # always the same rank, but without cost
         ([10.0] * 16, [0.0] * 16, None, None),
     ],
 )

@@ -1,4 +1,4 @@
-"""Who delayed whom."""
+"""Wait attribution: delays charged to the ranks that caused them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def blamed(rows: dict[Group, dict[tuple[int, int], Row]]) -> Blame:
 
 
 def one_late(steps: int, late: int, *, ranks: int = 4, hidden: float = 0.0) -> dict[int, list[CollectiveRecord]]:
-    """One all-reduce a step, to which ``late`` comes 40 us after the others, of which compute hides a part."""
+    """Return one all-reduce a step, to which ``late`` is 40 us late; compute hides a part of the wait."""
     return {
         rank: [
             CollectiveRecord(

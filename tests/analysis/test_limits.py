@@ -1,4 +1,4 @@
-"""What limits the step is told from the parts of its waterfall, and from nothing else."""
+"""The limit of the step is derived from the parts of its waterfall alone."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_balanced_step_is_said_to_be_so_with_its_largest_part_besides_compute(
     name, share = re.findall(r"the largest is ([a-z ]+), (\d+%) \(from step records\)[;.]", verdict.summary)[0]
     assert share == f"{largest:.0%}"
     assert name.replace(" ", "_") in {part.name for part in known if part.share == largest}
-    # and what is in no part is said where it is much
+    # and a large unexplained share is reported
     unknown = waterfall(costs).share("unexplained") or 0.0
     if abs(unknown - 0.1) > 1e-6 and ("ideal" not in parts or "compute" in parts):
         said_unknown = re.search(r"what takes (\d+)% of it is not known", verdict.summary)
@@ -117,7 +117,7 @@ def test_that_a_device_idles_is_said_where_nobody_knows_for_what() -> None:
 
 
 def profiled(exposed_us: float) -> list[StepBreakdown]:
-    """Three profiled steps of 100 ms, so much of each in communication that nothing hides."""
+    """Return three profiled steps of 100 ms with this much exposed communication each."""
     return [
         StepBreakdown(
             step=step,
@@ -150,7 +150,7 @@ def share_said(analysis: Analysis) -> str:
 def test_a_few_profiled_steps_do_not_outvote_all_the_others(
     synthetic: Synthetic, add_windows: AddWindows, transfer_us: float, exposed_us: float, told: tuple[Kind, PartName]
 ) -> None:
-    # given a run that computes for about half of each step, and profiled steps which communicate for less long, or for longer
+    # given a run that computes for about half of each step, and profiled steps with less or more communication
     half = {"cpu_us": 65_000.0, "run_queue_us": 15_000.0}
     run = synthetic(device_kind="cpu", noise=0.01, transfer_us=transfer_us, fields=lambda _rank, _step: half).write()
     for rank in range(4):
@@ -178,7 +178,7 @@ def test_of_a_pipeline_the_stage_that_waits_for_data_bounds_what_loading_ahead_s
         pipeline=Pipeline(schedule="Schedule1F1B", microbatches=4),
     ).write()
     analysis = analyze([run])
-    # then the waterfall shows the mean over stages, and says where most of it is
+    # then the waterfall shows the mean over stages, and names the stage with most of it
     assert analysis.waterfall is not None
     part = next(part for part in analysis.waterfall.parts if part.name == "input")
     assert part.share == pytest.approx(60 / 164 / 3, abs=0.01)
@@ -197,6 +197,6 @@ def test_what_is_added_to_a_busy_device_that_is_named_is_of_the_others(synthetic
         rows = [msgspec.structs.replace(row, device_kind="cuda", window_us=134_000, compute_us=compute_us) for row in profiled(0)]
         add_windows(run, rank, [msgspec.structs.replace(row, idle_us=134_000 - compute_us) for row in rows], [])
     analysis = analyze([run])
-    # then that one is named, and that they compute for 90 ms on average is no second finding
+    # then that one is named, and their mean compute time of 90 ms is no second finding
     assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 1)
     assert "compute_bound" not in [finding.kind for finding in analysis.findings]

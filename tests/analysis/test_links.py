@@ -1,4 +1,4 @@
-"""What links give, which one carries a collective, and what is said where that is not known."""
+"""Rates of links, the link that carries a collective, and the reason where it is unknown."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_rate_is_what_its_description_multiplies_to(link: Link) -> None:
     elif bits:
         assert link.gb_s == pytest.approx(float(bits[1]) / 8, rel=0.002)
     else:
-        # With a switch or without, its links are the same.
+        # The link rate is the same with and without a switch.
         assert link.gb_s == BY_NAME[link.name.removesuffix("-switch")].gb_s
     assert link.pair_gb_s is None or (links is not None and link.pair_gb_s == float(links[2]))
 
@@ -132,9 +132,9 @@ def test_which_way_cards_have_to_each_other_is_not_guessed() -> None:
     found = expect("all_reduce", range(4), fabric(1, 4, gpu="NVIDIA L40S"), on_cpu=False)
     assert (found.link, found.source, found.bus_gb_s) == ("pcie4", "gpu_name", None)
     assert found.unknown == "which way its PCIe cards have to each other is not known"
-    # Nor does it hold down what the network is expected to give
+    # Nor does it limit the expected rate of the network
     assert gb_s("all_reduce", list(range(8)), fabric(2, 4, "ib-ndr:4", gpu="NVIDIA L40S")) == 200
-    # Who knows that every card has its own way names it
+    # A user who knows that every card has its own way names the link
     assert gb_s("all_reduce", list(range(4)), fabric(1, 4, "pcie4", gpu="NVIDIA L40S")) == 31.51
 
 
@@ -171,9 +171,9 @@ def test_between_hosts_the_ports_of_a_host_add_up_for_those_of_its_ranks_that_ta
     assert gb_s("all_reduce", list(range(16)), where) == 400
     assert gb_s("all_reduce", [0, 8], where) == 50
     assert gb_s("all_reduce", [0, 1, 8, 9], where) == 100
-    # Ports beyond what NVLink carries inside the hosts do not help.
+    # Ports beyond the rate of NVLink inside the hosts do not help.
     assert gb_s("all_reduce", list(range(16)), fabric(2, 8, "ib-xdr:8", gpu="NVIDIA H100 80GB HBM3")) == 450
-    # A lone port may be quiet but for this group.
+    # A lone port may be quiet except for this group.
     assert gb_s("all_reduce", [0, 8], fabric(2, 8, "eth-100:1")) == 12.5
 
 

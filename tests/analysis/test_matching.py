@@ -1,4 +1,4 @@
-"""Which collectives, sends and receives belong together, and why others do not."""
+"""Matching of collectives, sends and receives, and the reasons for exclusion."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_of_two_ranks_the_other_one_is_the_peer() -> None:
     assert len(match_collectives(by_rank, world_size=2).directed) == 1
     in_group = {rank: [record(0, 9, op=op, group_ranks=[3, 5])] for rank, op in ((3, "send"), (5, "recv"))}
     assert [match.ranks for match in match_collectives(in_group, world_size=8).directed] == [[3, 5]]
-    # Two of more ranks might have sent to others.
+    # In a larger world the two ranks might have communicated with others.
     assert match_collectives(by_rank, world_size=3).excluded == {"p2p": 1}
 
 

@@ -1,4 +1,4 @@
-"""Memory: peaks, fragmentation, and growth that is told from noise."""
+"""Memory: peaks, fragmentation, and growth distinguished from noise."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_only_wanders_is_no_leak() -> None:
     [
         GIB + 500 * MIB * (1 - np.exp(-STEPS / 200)),  # caches that fill
         GIB + 500 * MIB * (STEPS > 1000),  # a jump, as at the first evaluation
-        GIB + 0.001 * MIB * STEPS,  # 2 MiB of 1 GiB: not worth a word
+        GIB + 0.001 * MIB * STEPS,  # 2 MiB of 1 GiB: too little to report
         GIB - 0.1 * MIB * STEPS,
         np.full(len(STEPS), float(GIB)),
     ],
@@ -163,7 +163,7 @@ def test_growth_that_may_be_chance_is_written_as_json() -> None:
     # Given a rank whose caches fill
     held = [int(GIB + 500 * MIB * (1 - np.exp(-number / 4))) for number in range(40)]
     found = memory_of(table({0: [device(size, 2 * GIB, size) for size in held]}), {})
-    # Then JSON says that it is no leak
+    # Then the JSON output reports no leak
     growth = msgspec.json.decode(json_of(found))["growth"]
     assert [row["leaking"] for row in growth if row["kind"] == "device"] == [False]
 

@@ -1,4 +1,4 @@
-"""Sizes, peers and roots of collectives out of traces made by hand."""
+"""Sizes, peers and roots of collectives read from hand-written traces."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_root_is_a_place_in_the_group_that_only_the_call_tells(tmp_path: Pat
     call = x("cpu_op", "record_param_comms", 0, 9, **described("broadcast", **{"External id": 5, "Rank": 2}))
     assert [row.root for row in collectives(tmp_path, kernel, call)] == [6]
     assert [row.root for row in collectives(tmp_path, kernel)] == [None]
-    # Of an all-reduce that number is the rank itself.
+    # In an all-reduce that number is the rank itself.
     kernel["args"]["Collective name"] = call["args"]["Collective name"] = "allreduce"
     assert [row.root for row in collectives(tmp_path, kernel, call)] == [None]
 

@@ -1,4 +1,4 @@
-"""Following a run gives the answer that reading it at once gives."""
+"""Incremental analysis of a growing run gives the same result as reading it at once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def window(rank: int, step: int) -> tuple[StepBreakdown, CollectiveRecord]:
 
 
 class Growing:
-    """A copy of a run into which the bytes of its files come little by little: rows and lines, as their writers leave them."""
+    """Copy of a run whose files grow bit by bit, cut in the middle of rows and lines, as their writers leave them."""
 
     def __init__(self, whole: Path, copy: Path) -> None:
         self.path = copy
@@ -85,7 +85,7 @@ class Growing:
                     target.write_bytes(file.read_bytes())
 
     def grow(self, share: float, *, only: int | None = None) -> None:
-        """So much of what is left of every file, be it in the middle of a line, or of one rank's files ``only``."""
+        """Append this share of the rest of every file, or of the files of rank ``only``; a cut may be inside a line."""
         for file, left in self._left.items():
             if only is None or file.parent.name == f"{only:05d}":
                 cut = round(share * len(left))
@@ -113,12 +113,12 @@ cuts = st.lists(st.tuples(st.floats(0, 1), st.none() | st.integers(0, RANKS - 1)
 def test_any_cut_into_increments_gives_the_answer_of_one_read(
     copies: Callable[[], Growing], cuts: list[tuple[float, int | None]]
 ) -> None:
-    # Given a run that grows, its ranks at different paces, with lines half written when it is looked at
+    # Given a run that grows, its ranks at different paces, with lines half written when it is read
     run = copies()
     online = OnlineAnalysis(run.path)
     for share, only in cuts:
         run.grow(share, only=only)
-        # Then every answer on the way is the one that reading all there is gives
+        # Then every intermediate result equals the one from reading all data at once
         assert online.update() == analyze_run(run.path)
     run.grow(1.0)
     assert online.update() == analyze_run(run.path)
@@ -128,7 +128,7 @@ def test_any_cut_into_increments_gives_the_answer_of_one_read(
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=cuts)
 def test_of_a_long_run_the_cuts_do_not_matter_either(copies: Callable[[], Growing], cuts: list[tuple[float, int | None]]) -> None:
-    # Given one run that is followed from its beginning, and one that is looked at when all is there
+    # Given one run that is followed from its beginning, and one that is read once complete
     run, late = copies(), copies()
     followed, once = (OnlineAnalysis(one.path, recent_steps=12, recent_windows=2) for one in (run, late))
     for share, only in cuts:
@@ -137,7 +137,7 @@ def test_of_a_long_run_the_cuts_do_not_matter_either(copies: Callable[[], Growin
     run.grow(1.0)
     late.grow(1.0)
     ours, theirs = followed.update(), once.update()
-    # Then both say the same: the verdict of the last steps, the numbers of the whole run
+    # Then both agree: the verdict of the last steps, the numbers of the whole run
     assert msgspec.structs.replace(ours.source, path="") == msgspec.structs.replace(theirs.source, path="")
     assert (ours.ranks, ours.verdict.kind, ours.collectives) == (theirs.ranks, theirs.verdict.kind, theirs.collectives)
     assert ours.verdict.rank is None  # it was slow earlier
@@ -158,7 +158,7 @@ def test_what_an_update_reads_is_what_is_new(copies: Callable[[], Growing], monk
     assert reads.bytes > size / 2
     reads.bytes = 0
     online.update()
-    # Nothing is new but the end of a record that was half written.
+    # The only new bytes are the end of a record that was half written.
     assert (torn := reads.bytes) < 600 * 3 * RANKS
     run.grow(1.0)
     reads.bytes = 0
@@ -204,7 +204,7 @@ def test_damaged_records_are_counted_once_however_often_one_looks(copies: Callab
 
 
 def test_tags_that_come_before_their_steps_are_theirs(copies: Callable[[], Growing]) -> None:
-    # Given a rank whose events are there a while before the rows of their steps are
+    # Given a rank whose events arrive before the rows of their steps
     run = copies()
     run.grow(0.5)
     append(rank_dir(run.path, 0, 1), "events", StepEvent(step=STEPS - 1, end_unix_ns=1, tags=["checkpoint"]))
@@ -238,5 +238,5 @@ def test_what_retention_removes_is_no_error_and_what_follows_is_read(copies: Cal
     analysis = online.update()
     assert analysis.ranks[0].steps == STEPS + 1
     assert not analysis.source.warnings
-    # What has been removed is gone for who comes now.
+    # A new reader does not see removed records.
     assert len(list(RunReader(run.path).steps(0, 0))) == 1

@@ -1,4 +1,4 @@
-"""Peaks of GPUs: by which names they are known, that no other name is guessed, and that the figures agree with each other."""
+"""Peak FLOP/s of GPUs: names that are recognised, no guesses for other names, and consistency of the figures."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def test_names_as_torch_gives_them_are_known(name: str, dtype: str, tflops: floa
         None,
         "",
         "cpu",
-        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # parts of GPUs
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # partitions of GPUs
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
         "NVIDIA A100-40C",
         "NVIDIA A40-48Q",
         "GRID A100-10C",
-        "NVIDIA A100-SXM-64GB",  # of other chips than those of the data sheet
+        "NVIDIA A100-SXM-64GB",  # of chips other than those of the data sheet
         "NVIDIA A100X",
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
@@ -89,7 +89,7 @@ def test_names_as_torch_gives_them_are_known(name: str, dtype: str, tflops: floa
         "NVIDIA H800 PCIe",
         "AMD Instinct MI308X",
         "AMD Instinct MI300X HF",
-        "AMD Instinct MI250X / MI250",  # may be either
+        "AMD Instinct MI250X / MI250",  # ambiguous names
         "NVIDIA H100",
         "NVIDIA RTX A4000",
         "NVIDIA Graphics Device",
@@ -107,7 +107,7 @@ def test_a_name_with_anything_before_it_is_no_name_of_the_table(name: str, text:
 
 
 # SMs or compute units of the GPU, dense FLOP per clock and unit in 16 bits with accumulation in 32, boost clock in MHz, from the
-# architectures' white papers: the peak of the data sheet is found without the data sheet.
+# architectures' white papers: they give the peak independently of the data sheet.
 UNITS = {
     "H100 SXM": (132, 4096, 1830),
     "H100 PCIe": (114, 4096, 1620),

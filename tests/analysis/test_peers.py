@@ -1,4 +1,4 @@
-"""Ranks of different pipeline stages do not do the same work, so they are not compared."""
+"""Ranks of different pipeline stages do different work and are not compared."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def info(rank: int, **coordinates: int) -> RankInfo:
 
 
 def stages(name: str, ranks: int, per_stage: int) -> dict[int, dict[str, int]]:
-    """Rank to its coordinates: one stage after the other."""
+    """Return rank to its coordinates: one stage after the other."""
     return {rank: {name: rank // per_stage, "dp": rank % per_stage} for rank in range(ranks)}
 
 
 def by_design(
     per_stage: int, also: Callable[[int, int], float] = lambda _rank, _step: 0.0
 ) -> Callable[[int, int], dict[str, Any]]:
-    """The second stage has twice the layers, and needs 60 ms longer."""
+    """Return a plan in which the second stage has twice the layers and takes 60 ms longer."""
     return lambda rank, step: {"phase": "forward", "us": 60_000 * (rank // per_stage) + also(rank, step)}
 
 
@@ -46,7 +46,7 @@ def test_without_a_pipeline_all_ranks_are_peers() -> None:
 def test_a_stage_that_takes_longer_by_design_accuses_nobody(synthetic: Synthetic, name: str) -> None:
     run = synthetic(plan=by_design(2), coordinates=stages(name, 4, 2))
     assert analyze([run.write()]).verdict.kind != "straggler"
-    # While without knowing of the stages, one of its ranks would be taken for slow, or both for the usual
+    # Without known stages, one of the ranks would be called slow, or both be called normal
     unknown = analyze([synthetic(ranks=4, plan=by_design(3)).write()]).verdict
     assert (unknown.kind, unknown.rank) == ("straggler", 3)
 
@@ -80,7 +80,7 @@ def test_stages_of_one_rank_each_that_hardly_wait_leave_nothing_to_say(synthetic
     assert "every pipeline stage is on one rank" in verdict.summary
 
 
-@pytest.mark.parametrize("seed", [20, 31])  # looked at by itself, one of their stages has a rank beyond chance
+@pytest.mark.parametrize("seed", [20, 31])  # compared within its own stage, one rank is slow beyond chance
 def test_among_many_stages_one_that_noise_makes_stand_out_accuses_nobody(synthetic: Synthetic, seed: int) -> None:
     run = synthetic(ranks=32, steps=14, noise=0.4, seed=seed, coordinates=stages("pp", 32, 2))
     assert analyze([run.write()]).verdict.kind != "straggler"

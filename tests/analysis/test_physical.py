@@ -1,4 +1,4 @@
-"""The physical reason for a slow rank: readings of GPUs whose truth is known."""
+"""Physical reason for a slow rank, from GPU readings with known ground truth."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankscope.runs.records import HardwareSample
 Synthetic = Callable[..., Any]
 AddHardware = Callable[[Path, str, list[HardwareSample]], None]
 Readings = Callable[[int, int], dict[str, Any] | None]
-"""(rank, number of the reading) to what differs from a healthy GPU; ``None``: there is no such reading."""
+"""(rank, index of the reading) to the values that differ from a healthy GPU; ``None``: this reading is missing."""
 
 BEGIN = 10**18
 SLOW = {"phase": "forward", "us": 60_000}
@@ -45,7 +45,7 @@ HOT: dict[str, Any] = {"throttle_reasons": ["hw_slowdown", "hw_thermal"], "sm_cl
 
 
 def written(run: Any, add_hardware: AddHardware, readings: Readings, *, every_ms: int = 100, **fields: Any) -> Path:
-    """The run, and readings of the GPUs of all its ranks from its begin on."""
+    """Write the run, with readings of the GPUs of all its ranks from its start on."""
     path: Path = run.write()
     rows: dict[str, list[HardwareSample]] = {}
     for number in range(run.steps * 160 // every_ms):
@@ -91,7 +91,7 @@ def test_what_is_unusual_at_the_slow_rank_explains_it(
     assert analysis.findings[0].explained_by == reason
     assert f"explained by {reason.replace('_', ' ')}" in analysis.verdict.summary
     assert any(evidence.name.startswith("hardware.") for evidence in analysis.findings[0].evidence)
-    # And nobody is sent to look for what the host's code does
+    # And there is no advice about the host's code
     advised = {one.name for one in analysis.advice}
     assert "mend_hardware" in advised
     assert not advised & {"stalls", "replace_host"}
@@ -141,8 +141,8 @@ def unexplained(analysis: Analysis, cause: str = "host") -> None:
         lambda rank, number: {"xid_errors": 9} if rank == 2 and number > 55 else {},  # long after it became slow
         # errors of programs, such as a kernel's access out of bounds
         lambda rank, number: {"xid_errors": 3 + number, "xid_errors_of_programs": number} if rank == 2 else {},
-        lambda rank, _number: {"sm_clock_hertz": 1.85e9} if rank == 2 else {},  # too little for what was lost
-        lambda rank, _number: {"throttle_reasons": ["sw_thermal"]} if rank == 2 else {},  # said to be held down, yet it is not
+        lambda rank, _number: {"sm_clock_hertz": 1.85e9} if rank == 2 else {},  # too little for the lost time
+        lambda rank, _number: {"throttle_reasons": ["sw_thermal"]} if rank == 2 else {},  # throttled, but no slower
         lambda rank, _number: {"sm_clock_hertz": 0.3e9, "utilization_ratio": 0.0} if rank == 2 else {},  # idle
         lambda rank, _number: {"throttle_reasons": ["gpu_idle"], "sm_clock_hertz": 0.3e9} if rank == 2 else {},
         lambda rank, _number: HOT if rank == 2 else None,  # nothing to compare with
@@ -190,7 +190,7 @@ def test_a_reason_that_is_there_all_the_time_does_not_explain_what_happens_now_a
 def test_a_reason_that_comes_and_goes_with_the_slow_steps_explains_them(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     plan = lambda rank, step: {"us": 200_000} if rank == 2 and step % 4 == 0 else None  # noqa: E731
     run = synthetic(gpus=True, steps=160, plan=plan, noise=0.0, transfer_us=0.0)
-    # Without noise four steps take 600 ms, the first of them, the slow one, 300.
+    # Without noise four steps take 600 ms, of which the first, the slow one, takes 300.
     while_slow: Readings = lambda rank, number: HOT if rank == 2 and number % 12 < 6 else {}  # noqa: E731
     verdict = analyze([written(run, add_hardware, while_slow, every_ms=50)]).verdict
     assert (verdict.rank, verdict.pattern, verdict.explained_by) == (2, "intermittent", "thermal_throttle")

@@ -1,4 +1,4 @@
-"""Bubbles: what the schedule asks for, what stages that differ add, and what is left."""
+"""Pipeline bubbles: the schedule's bubble, imbalance between stages, and the residual."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEDULE = Pipeline(schedule="Schedule1F1B", microbatches=4)
 
 
 def one_forward_one_backward(busy: list[float], microbatches: int) -> float:
-    """Plays 1F1B: how long a step takes whose stages are ``busy`` so long in all, a third of it forward."""
+    """Simulate 1F1B and return the duration of a step whose stages are ``busy`` this long in total, a third of it in forward."""
     stages = len(busy)
     forward, backward = ([share * one / microbatches for one in busy] for share in (1 / 3, 2 / 3))
     orders = []
@@ -116,7 +116,7 @@ def test_the_stage_that_is_slow_beyond_chance_is_named() -> None:
     assert found is not None
     assert found.slowest_stage == 2
     assert found.slowest_excess == pytest.approx(0.4, abs=0.05)
-    # Without the schedule nobody knows what it costs
+    # Without the schedule its cost is unknown
     assert (found.ideal_bubble, found.ideal_us, found.imbalance_us, found.rest_us) == (None, None, None, None)
     assert found.bubble == pytest.approx(1 - 55 / 120, abs=0.02)
 

@@ -1,4 +1,4 @@
-"""Rows as columns, against what the records say of themselves."""
+"""Records as columns, checked against the records."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ records = st.builds(
 
 
 def metrics_of(record: StepRecord) -> dict[str, float | None]:
-    """Every metric, as the record itself has it."""
+    """Return every metric, computed by the record itself."""
     return {
         "wall_us": record.wall_us,
         "own_us": record.own_us,
@@ -62,7 +62,7 @@ def columns_of(kept: list[StepRecord]) -> RankColumns:
 
 
 def value(columns: RankColumns, name: str) -> NDArray[np.float32]:
-    """One metric of the entries; NaN where nothing of it is known."""
+    """Return one metric of the entries; NaN where it is unknown."""
     found = columns.metrics.get(name)
     return np.full(len(columns.step), np.nan, np.float32) if found is None else found
 
@@ -168,7 +168,7 @@ def test_absurd_times_are_unknown_and_cost_nothing_else(absurd: float) -> None:
 
 
 def test_rows_are_left_as_they_are() -> None:
-    # Given one row, whose columns lie as they are wanted, in memory that may not be written
+    # Given one row whose columns already have the right layout, in read-only memory
     rows = rows_of(StepRecord(step=1, start_unix_ns=10**18, wall_us=9.0, blocked_us=PhaseTimes(backward=2.0)))
     before = rows.tobytes()
     for one in (rows, np.frombuffer(before, rows.dtype)):
@@ -232,7 +232,7 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
         filling.add_ranks(every)
     for rank, kept in added:
         filling.add_ranks([rank])
-        # Tags of a step that is recorded again are those of all its records: here they stay as they are.
+        # Tags of a step that is recorded again are those of all its records: here they stay unchanged.
         plain = [StepRecord(**{name: getattr(one, name) for name in one.__struct_fields__ if name != "tags"}) for one in kept]
         filling.add(rank, RankColumns.of([rows_of(*plain)]))
         every[rank] += plain
@@ -277,7 +277,7 @@ def test_ranks_with_the_same_steps_are_taken_in_at_once_as_one_by_one(turns: lis
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_own_time_is_known_of_the_ranks_with_a_signal_only(first: int) -> None:
-    # Given a rank that waited for no other in its forward phase, and one of which that is not known
+    # Given a rank that waited for no other in its forward phase, and one whose waits are unknown
     times: dict[str, Any] = {"start_unix_ns": 10**18, "wall_us": 9.0, "phases_us": PhaseTimes(forward=5.0)}
     kept = [StepRecord(step=0, **times, blocked_us=blocked) for blocked in (PhaseTimes(backward=1.0), None)]
     filling = Filling()
@@ -331,7 +331,7 @@ def test_ranks_come_in_order_whatever_the_threads_do(synthetic: Callable[..., An
         monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: cores)
         reader = RunReader(run)
         reports: list[tuple[int, int]] = []
-        table = StepTable.load(reader, report=lambda *done: reports.append(done))  # noqa: B023 - used before the next turn
+        table = StepTable.load(reader, report=lambda *done: reports.append(done))  # noqa: B023 - used before the next iteration
         assert reports == [(done, 9) for done in range(1, 10)]
         found.append((table, reader.skipped_lines, reader.unusable))
     (one, *of_one), (several, *of_several) = found

@@ -1,4 +1,4 @@
-"""``--engine ray`` on a real cluster of two nodes: the answers of ``--engine local``, and one line for what goes wrong."""
+"""``--engine ray`` on a real cluster of two nodes: the same results as ``--engine local``, and one line per failure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_answer_is_that_of_local_processes_to_the_byte(cluster: Cluster, cli
     local = cli_process(*analyze)
     # when the tasks of a cluster read them
     ray = cli_process(*analyze, "--engine", "ray", "--address", cluster.address, timeout=200, env=cluster.environ)
-    # then not a byte differs, and Ray says nothing of its own
+    # then not a byte differs, and Ray prints nothing
     assert (ray.returncode, ray.stderr) == (0, "")
     assert ray.stdout == local.stdout
 
@@ -70,7 +70,7 @@ def test_so_is_that_of_a_run(cluster: Cluster, cli_process: Cli, synthetic: Any)
 
 
 def test_a_connected_program_uses_all_nodes_keeps_order_and_stays_connected(cluster: Cluster) -> None:
-    # given a program that has connected to a cluster, and expressions to evaluate: what a node runs it knows by its name
+    # given a program that is connected to a cluster, and builtins to run on its nodes, which are pickled by name
     code = """
 import ray
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
@@ -97,7 +97,7 @@ print(ray.is_initialized())
 
 
 def test_ctrl_c_ends_the_tasks_and_leaves_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
-    # given a task that goes on for long
+    # given a long task
     told = tmp_path / "pid"
     say = f"__import__('pathlib').Path({os.fspath(told)!r}).write_text(str(__import__('os').getpid()))"
     task = f"{say}, __import__('time').sleep(600)"
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_the_tasks_and_leaves_the_cluster(cluster: Cluster, tmp_path
         # when its program is interrupted
         program.send_signal(signal.SIGINT)
         assert "KeyboardInterrupt" in program.communicate(timeout=100)[1]
-    # then the task is gone, and the cluster is not
+    # then the task has ended, and the cluster still runs
     while worker in cluster.processes():
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -120,13 +120,11 @@ def test_ctrl_c_ends_the_tasks_and_leaves_the_cluster(cluster: Cluster, tmp_path
 
 
 def test_a_node_without_rankscope_can_say_so(require_ray: None) -> None:
-    # given what travels to a node, and an interpreter there that has Ray but not rankscope
+    # given the payload sent to a node, and an interpreter there that has Ray but not rankscope
     factory = logging.getLogRecordFactory()
     from ray import cloudpickle
 
-    logging.setLogRecordFactory(
-        factory
-    )  # that of Ray, which it installs when it is imported, would be that of all tests after this one
+    logging.setLogRecordFactory(factory)  # else the factory that Ray sets on import would stay for all later tests
     travels = cloudpickle.dumps(node_task())
     code = """
 import importlib.metadata, pickle, sys

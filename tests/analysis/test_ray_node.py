@@ -1,4 +1,4 @@
-"""What a node of a Ray cluster looks at before it works, and where a cluster may be; no cluster is needed for that."""
+"""Checks of a Ray node before it works, and addresses of clusters; none of these needs a cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def on_node(file: Path, function: Callable[[Any], Any] = str.upper, item: Any = "a", *, size: int = 2) -> Any:
-    """What comes back from a node, for the file of that size here."""
+    """Return the result of a node for a file that has this ``size`` on this machine."""
     outcome, node, pickled = node_task()(Here.of(function), pickle.dumps(item), (os.fspath(file), size))
     assert node == socket.gethostname()
     return understood((outcome, "node-7", pickled), file)
@@ -46,7 +46,7 @@ def on_node(file: Path, function: Callable[[Any], Any] = str.upper, item: Any = 
 
 def test_a_node_with_the_same_version_and_file_does_the_work(file: Path) -> None:
     assert on_node(file) == "A"
-    # and a path is looked up from where the command runs
+    # and a path is resolved from the working directory of the command
     assert on_node(Path("rank-0.json")) == "A"
 
 
@@ -116,7 +116,7 @@ def test_localhost_is_what_ray_takes_it_for() -> None:
 def test_a_cluster_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="would start a cluster, and only one that is there is used"):
         cluster_address("local", own_ip)
-    # nor because the environment asks for it
+    # nor because the environment requests it
     monkeypatch.setenv("RAY_ADDRESS", "local")
     for address in (None, "auto"):
         with pytest.raises(InputError, match="would start a cluster"):

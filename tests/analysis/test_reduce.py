@@ -1,4 +1,4 @@
-"""Traces reduced to steps: made-up traces whose numbers can be checked by hand."""
+"""Traces reduced to steps: simulated traces whose numbers can be checked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real traces of other projects against values that an independent program computed."""
+"""Real traces of other projects, checked against values that an independent program computed."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_with_a_torn_trace_nobody_is_blamed_for_what_its_rank_may_have_done(trac
         (tmp_path / f"rank-{rank}.json.gz").write_bytes(data[:50_000] if rank == torn else data)
     # when they are analysed
     analysis = analyze([tmp_path])
-    # then the rank is there with what it has, and there is no verdict
+    # then the rank is shown with its available values, and there is no verdict
     assert [row.rank for row in analysis.ranks] == list(range(8))
     assert analysis.verdict.kind == "insufficient_data"
     assert f"the trace of rank {torn} is cut off" in analysis.verdict.summary

@@ -1,4 +1,4 @@
-"""The verdict in a terminal."""
+"""Rendering of the verdict in a terminal."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def test_durations_for_people() -> None:
 
 
 def test_no_escape_sequence_of_a_run_reaches_the_terminal(synthetic: Callable[..., Any]) -> None:
-    # given a host name that would retitle the terminal
+    # given a host name with an escape sequence that changes the terminal's title
     analysis = analyze([synthetic().write()])
     hostile = msgspec.structs.replace(analysis.ranks[0], host="h\x1b]0;pwned\x07")
     analysis = msgspec.structs.replace(analysis, ranks=[hostile, *analysis.ranks[1:]])
-    # then it is shown without, and our own colours are the only ones
+    # then it is shown without the sequence, and our own colours are the only ones
     assert "\x1b" not in render_text(analysis)
     assert "\x07" not in render_text(analysis)
     coloured = render_text(analysis, color=True)
@@ -118,7 +118,7 @@ def test_what_the_recorder_took_is_said_of_the_rank_that_paid_most(synthetic: Ca
     assert "the recorder took" not in render_text(analyze([path]))
     reader = RunReader(path)
     walls = [sum(row.wall_us for row in reader.steps(0, rank)) for rank in range(3)]
-    # given two ranks with all their records, and one whose cost is of more steps than it has records
+    # given two ranks with all their records, and one whose cost covers more steps than it has records
     for rank, share, expired in ((0, 0.002, {}), (1, 0.0061, {}), (2, 0.5, {"steps": 100})):
         info = reader.rank(0, rank)
         assert info is not None

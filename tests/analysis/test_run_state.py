@@ -1,4 +1,4 @@
-"""Runs that are damaged, crashed, silent or too short: what is reported, and what to do next."""
+"""Runs that are damaged, crashed, silent or too short: the report and the next action it suggests."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_straggler_comes_before_the_crash(synthetic: Synthetic) -> None:
 
 
 def began_ago(run: Path, seconds: float, *, goes_on: bool) -> None:
-    """Move all times of a synthetic run so that it began so long ago; its ranks have ended, or not."""
+    """Move all times of a synthetic run so that it began ``seconds`` ago; with ``goes_on`` its ranks have not ended."""
     moved_ns = time.time_ns() - int(seconds * 1e9) - 10**18
     for path in (run / "attempts").rglob("*.json*"):
         text = re.sub(r'("start_unix_ns": ?)(\d+)', lambda found: f"{found[1]}{int(found[2]) + moved_ns}", path.read_text())

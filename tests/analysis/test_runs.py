@@ -1,4 +1,4 @@
-"""Verdicts on synthetic runs whose truth is known."""
+"""Verdicts on synthetic runs with known ground truth."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ AddWindows = Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], 
 
 
 def profiled(steps: Iterable[int], late_us: int | Callable[[int], int]) -> tuple[list[StepBreakdown], list[CollectiveRecord]]:
-    """Windows of one rank that comes ``late_us`` late to the one collective of each step of 160 ms."""
+    """Return windows of one rank that is ``late_us`` late to the one collective of each step of 160 ms."""
     breakdowns, collectives = [], []
     for step in steps:
         late = late_us(step) if callable(late_us) else late_us
@@ -299,7 +299,7 @@ def test_an_earlier_attempt_is_analysed_where_its_folder_is_named(synthetic: Syn
     analysis = analyze([path / "attempts" / "000"])
     assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 2)
     assert "one of 2 attempts (number 0) is analysed" in analysis.source.warnings
-    # There has been another since: nobody waits for this one
+    # A newer attempt exists, so silence of this one is no problem
     assert not any("no step lately" in warning for warning in analysis.source.warnings)
     with pytest.raises(InputError, match="007: no such attempt of the run; there are 0, 1"):
         analyze([path / "attempts" / "007"])
@@ -333,16 +333,16 @@ def test_what_the_recorder_lost_is_said(synthetic: Synthetic) -> None:
     file = rank_dir(path, 0, 1) / "rank.json"
     info = msgspec.json.decode(file.read_bytes(), type=RankInfo)
     write_record(file, msgspec.structs.replace(info, dropped_records=7, missed_windows=2))
-    # then the analysis says both
+    # then the analysis reports both
     warnings = " ".join(analyze([path]).source.warnings)
     assert "7 records were dropped" in warnings
     assert "2 profiler windows were left out" in warnings
 
 
 def test_steps_that_cannot_tell_a_rank_from_chance_are_said_to_be_too_few(synthetic: Synthetic) -> None:
-    # given two ranks, one of them plainly slow, of which seven steps can be compared
+    # given two ranks, one of them plainly slow, with seven comparable steps
     verdict = result(synthetic(ranks=2, steps=8, plan=always(1, us=60_000))).verdict
-    # then the answer is not that nobody is slow, but how many are missing
+    # then the result is how many steps are missing, not that no rank is slow
     assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
     assert "rank 1 made the others wait" in verdict.summary
     assert "in 7 of 7 steps after warm-up" in verdict.summary
@@ -353,7 +353,7 @@ def test_slow_steps_too_few_to_exclude_chance_are_said_to_be_too_few(synthetic: 
     # given two ranks, one of them slow in one step of ten, in a run of 60 steps
     plan: Plan = lambda rank, step: {"us": 500_000} if rank == 1 and step % 10 == 8 else None  # noqa: E731
     verdict = result(synthetic(ranks=2, steps=60, plan=plan)).verdict
-    # then the answer is neither a name nor that nobody is slow
+    # then the result neither names a rank nor claims that no rank is slow
     assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
     assert "rank 1 made the others wait in 6 of 55 steps after warm-up, which may be chance among 2 ranks" in verdict.summary
     assert "8 are needed" in verdict.summary
@@ -455,7 +455,7 @@ def test_a_straggler_of_two_ranks_is_not_a_second_finding_about_all(synthetic: S
 
 
 def test_what_is_added_to_a_straggler_is_of_the_others(synthetic: Synthetic) -> None:
-    # given one of two ranks that waits for its data for as long as all else takes
+    # given one of two ranks that waits for its data for as long as everything else takes
     analysis = result(synthetic(ranks=2, device_kind="cpu", plan=always(1, phase="data", us=400_000)))
     # then its wait, half of that on average, is no second finding
     assert (analysis.verdict.kind, analysis.verdict.cause) == ("straggler", "input")

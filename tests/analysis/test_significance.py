@@ -1,4 +1,4 @@
-"""Chance."""
+"""Significance: results that chance alone would produce."""
 
 from __future__ import annotations
 

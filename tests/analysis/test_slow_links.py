@@ -1,4 +1,4 @@
-"""A link far below its rate is a finding where it costs something, and nobody's fault."""
+"""A link far below its rate is a finding where it costs time, and is charged to no rank."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def breakdown(step: int, start_ns: int, exposed_us: float) -> StepBreakdown:
 
 @pytest.fixture
 def slowed(synthetic: Callable[..., object], add_windows: Callable[..., None], tmp_path: Path) -> Slowed:
-    """``slowed(bus_gb_s)``: a run of four H100s on one host whose all-reduce moves at that bus bandwidth."""
+    """Function ``slowed(bus_gb_s)``: writes a run of four H100s on one host whose all-reduce has that bus bandwidth."""
 
     def make(
         bus_gb_s: float,
@@ -75,7 +75,7 @@ def slowed(synthetic: Callable[..., object], add_windows: Callable[..., None], t
         run: Path = synthetic(
             steps=20,
             signals=signals,
-            # Of the step records' 100 ms of own time and what is blocked, the same share as of the windows.
+            # The transfer has the same share of the step records (100 ms of own time plus blocked time) as of the windows.
             transfer_us=100_000 * seen / (1 - seen),
             coordinates={rank: {dimension: rank} for rank in range(4)},
         ).write()  # type: ignore[attr-defined]
@@ -116,7 +116,7 @@ def test_a_slow_link_explains_a_step_that_communication_bounds(slowed: Slowed) -
     assert "nccl-tests" in verdict.next[0]
     text = render_text(analysis)
     assert "moves 40 GB/s over nvlink4, which should give 450" in " ".join(text.split())
-    # 40 ms of the step's 100 go into it, of which a healthy link would need a ninth.
+    # 40 ms of the step's 100 are transfer; a healthy link would need a ninth of that.
     assert "up to 36% of the profiled time is lost" in " ".join(text.split())
     assert "9%" in next(line for line in text.splitlines() if line.startswith("all_reduce dp"))
 
@@ -124,8 +124,8 @@ def test_a_slow_link_explains_a_step_that_communication_bounds(slowed: Slowed) -
 @pytest.mark.parametrize(
     "options",
     [
-        {"bus_gb_s": 300.0},  # two thirds of the bare rate is nothing unusual
-        {"bus_gb_s": 40.0, "hidden": True},  # what compute hides costs nothing
+        {"bus_gb_s": 300.0},  # two thirds of the bare rate is normal
+        {"bus_gb_s": 40.0, "hidden": True},  # communication hidden by compute costs nothing
         {"bus_gb_s": 40.0, "size": None},  # without a size there is no bandwidth
         {"bus_gb_s": 40.0, "gpu": "NVIDIA H100 PCIe"},  # may or may not have a bridge
         {"bus_gb_s": 40.0, "gpu": None},
@@ -148,7 +148,7 @@ def test_that_cards_are_slower_than_their_slots_is_no_fault_of_a_link(slowed: Sl
     (row,) = analysis.collectives.by_op
     assert (row.link, row.expected_gb_s, row.share) == ("pcie4", None, None)
     assert evidence(analysis) == {}
-    # Unless somebody says that each has a way of its own
+    # Unless the user states that each has a way of its own
     assert evidence(analyze([slowed(8.0, gpu="NVIDIA L40S")], links=[parse_link("pcie4")]))["expected_bandwidth"] == 31.51
 
 

@@ -1,4 +1,4 @@
-"""What records tell of a slow rank against its peers, few or thousands."""
+"""Signals of a slow rank in step records, against few or thousands of peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SLOW, STEPS, EXCESS_US = 3, 6, 50.0
 
 
 def table_of(ranks: int) -> StepTable:
-    """Forward takes a rank as many microseconds as its number says, the slow one ``EXCESS_US`` more than the middle one."""
+    """Return a table in which forward takes as many us as the rank's number, the slow rank ``EXCESS_US`` above the median."""
 
     def record(rank: int, step: int) -> StepRecord:
         forward = (ranks - 1) / 2 + EXCESS_US if rank == SLOW else float(rank)
@@ -27,7 +27,7 @@ def table_of(ranks: int) -> StepTable:
 def test_the_excess_is_over_the_peer_in_the_middle_however_many_there_are(ranks: int) -> None:
     peers = [rank for rank in range(ranks) if rank != SLOW]
     found = signals_of(table_of(ranks), SLOW, np.ones(STEPS, dtype=bool), peers, device_busy_us=None)
-    # Of the thousands so many are taken that the middle one is at most a stride away.
+    # With thousands of peers a sample is taken, whose median is at most one stride away.
     assert found.phases_us["forward"] == pytest.approx(EXCESS_US, abs=max(1.0, ranks / MOST_PEERS))
     assert found.phases_us["backward"] == pytest.approx(0)
     assert found.phase == "forward"

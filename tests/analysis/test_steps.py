@@ -1,4 +1,4 @@
-"""The step table."""
+"""Step table."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_on_a_device_own_time_is_the_devices_where_its_waiting_is_known() -> Non
     known = record(0, phases_us=host, device_us=device, device_blocked_us=waits)
     assert (known.own_us, known.blocked_total_us) == (70, 50)
     assert [known.own_in_us(phase) for phase in ("forward", "backward", "data")] == [30, 40, None]
-    # Where the device's waiting has no signal, nothing can be said; the host's would be another's.
+    # Without a signal of the device's waiting, own time is unknown; the host's waiting is a different quantity.
     unknown = record(1, phases_us=host, device_us=device)
     assert (unknown.own_us, unknown.own_in_us("forward")) == (None, None)
-    # Device times that were never read leave what the host knows.
+    # Without device times the host's times are used.
     unread = record(2, phases_us=host, blocked_us=waits)
     assert (unread.own_us, unread.own_in_us("backward")) == (50, 10)
     table = StepTable.from_records(0, {0: [known, unknown, unread]})

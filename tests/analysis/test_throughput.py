@@ -25,7 +25,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 def throughput(
     ranks: dict[int, dict[str, Any]], *, steps: int = 4, wall_us: float = 500_000.0, world_size: int | None = None, **info: Any
 ) -> Throughput:
-    """Of ranks with these fields in every step record; ``coordinates`` and others go to ``rank.json``."""
+    """Return the throughput of ranks with these fields in every step record; ``coordinates`` and others go to ``rank.json``."""
     records = {
         rank: [
             StepRecord(
@@ -64,7 +64,7 @@ def test_ranks_that_share_a_batch_count_once() -> None:
     }
     found = throughput(ranks)
     assert (found.replicas, found.samples_per_second) == (2, 32.0)
-    # And GPUs are paid for all the same
+    # And all GPUs are paid for nevertheless
     assert found.samples_per_second_per_rank == 8.0
 
 

@@ -1,4 +1,4 @@
-"""How far raw traces are believed: few steps, a step that all answers share, torn traces, collectives that did not match."""
+"""Confidence in raw traces: few steps, one step shared by all results, torn traces, unmatched collectives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> 
 
 
 def write(folder: Path, ranks: Sequence[Sequence[Event]]) -> Path:
-    """Traces of all ranks of one host."""
+    """Write the traces of all ranks of one host."""
     for rank, events in enumerate(ranks):
         told = {"rank": rank, "world_size": len(ranks), "backend": "gloo"}
         (folder / f"rank-{rank}.json").write_text(json.dumps({"distributedInfo": told, "traceEvents": list(events)}))
@@ -46,14 +46,14 @@ def write(folder: Path, ranks: Sequence[Sequence[Event]]) -> Path:
 
 @pytest.fixture(scope="module")
 def dlrm(shared_data: Path) -> Path:
-    """One step of eight ranks, of which the last is late."""
+    """Path of a trace of one step of eight ranks, of which the last is late."""
     return shared_data / "traces" / "dlrm_8ranks_v100"
 
 
 def cpu_rank(steps: int, *, late: bool, uncalled: int = 0) -> list[Event]:
-    """Steps of 1,000 µs: the late rank computes 600 µs, another one 100 µs, then both reduce until 700.
+    """Return steps of 1,000 µs: the late rank computes 600 µs, another one 100 µs, then both reduce until 700.
 
-    ``uncalled``: so many steps also reduce for 200 µs what no call asked for.
+    ``uncalled``: number of steps that also reduce for 200 µs without a call.
     """
     events: list[Event] = []
     for step in range(steps):
@@ -80,7 +80,7 @@ def test_of_fewer_steps_than_are_needed_nobody_is_surer_than_the_next_step_allow
 ) -> None:
     # given four ranks, one of which is late in every step
     verdict = analyze([write(tmp_path, [cpu_rank(steps, late=rank == 1) for rank in range(4)])]).verdict
-    # then it is named, and how sure that is depends on the steps
+    # then it is named, with a confidence that depends on the number of steps
     assert (verdict.kind, verdict.rank) == ("straggler", 1)
     assert verdict.confidence == pytest.approx(most, abs=0.001)
     assert (f"in the {steps} steps at hand" in verdict.summary) == (steps < 8)
@@ -103,19 +103,19 @@ def test_one_step_is_said_to_be_one_and_leaves_host_and_input_open(dlrm: Path) -
     [(1, "in the one step at hand", 2 / 3), (3, "per step in the 3 at hand", 4 / 5), (8, "per step", 0.99)],
 )
 def test_profiled_steps_of_a_run_are_counted_as_well(count: int, said: str, most: float) -> None:
-    # given collectives of so many profiled steps, in all of which rank 1 came 400 µs late
+    # given collectives of ``count`` profiled steps, in all of which rank 1 was 400 µs late
     matches = [
         Match(step, "0", "all_reduce", [0, 1], [record(1000 * step + late, 1000 * step + 500, step=step) for late in (0, 400)])
         for step in range(count)
     ]
     blame = assign_blame(matches, Clocks(), [0, 1])
     slow = Slow([1], "fixed", gain_us=400.0 * count, excess_us=400.0, p_value=0.0, stability=1.0, last_share=1.0)
-    # when there is something to say of it
+    # when it is reported
     named = late_named(slow, blame, 1000.0 * count, Signals(own_us=400.0), steps=count)
     verdict, _ = straggler(
         named, Setting(source="windows", world_size=2, steps=(0, count), step_count=count, unit="step", accelerated=True)
     )
-    # then it is per step, and it is said where these are few
+    # then the wait is per step, and a small number of steps is reported
     assert f"wait 400 µs {said} (40% of the step)" in verdict.summary
     assert verdict.confidence == pytest.approx(most, abs=0.001)
 
@@ -130,17 +130,17 @@ def test_without_annotated_steps_a_window_is_at_hand(tmp_path: Path) -> None:
 def test_verdict_and_what_if_divide_by_the_same_step_and_do_not_contradict_each_other(dlrm: Path) -> None:
     # given one set of traces
     analysis, played = analyze([dlrm]), whatif([dlrm])
-    # then both speak of the time from the first start on any rank to the last end on any
+    # then both use the time from the first start on any rank to the last end on any
     assert analysis.waterfall is not None
     assert analysis.waterfall.extent_us is not None
     assert played.measured_step_seconds is not None
     assert analysis.waterfall.extent_us == pytest.approx(played.measured_step_seconds * 1e6, rel=1e-3)
     (saved,) = [row.value for row in analysis.findings[0].evidence if row.name == "saved"]
     assert analysis.verdict.slowdown == pytest.approx(analysis.waterfall.extent_us / (analysis.waterfall.extent_us - saved))
-    # and the mean window of the ranks, which is shorter, is told apart from it
+    # and the mean window of the ranks, which is shorter, is reported separately
     assert analysis.waterfall.step_us < 0.8 * analysis.waterfall.extent_us
     assert "15 ms (mean over the ranks; 20 ms from the first start" in render_text(analysis, width=200)
-    # and both take the same rank for the slowest, healing which alone gains little
+    # and both name the same slowest rank, which alone gains little when healed
     assert played.slowest_ranks == analysis.verdict.ranks == [7]
     assert "No rank explains that alone: healing rank 7, the slowest, would gain 11% of it." in played.summary
     assert "stands out" not in played.summary
@@ -174,7 +174,7 @@ def match(*ranks: int) -> Match:
 def test_ranks_with_a_clock_in_common_are_one_extent_and_others_are_not_mixed_in(
     spans: list[tuple[int, int]], offset: int
 ) -> None:
-    # given ranks that share a clock, on which one of them is off by any amount, and one that nothing links to them
+    # given ranks that share a clock, one of which is off by any amount, and one without any link to them
     windows = {rank: window(start, length) for rank, (start, length) in enumerate(spans)}
     windows[0] = window(spans[0][0] + offset, spans[0][1])
     windows[99] = window(10**15, 1)
@@ -188,14 +188,14 @@ def test_ranks_with_a_clock_in_common_are_one_extent_and_others_are_not_mixed_in
 
 
 def test_what_a_torn_trace_lacks_is_no_zero_and_in_no_mean(tmp_path: Path) -> None:
-    # given three ranks, and of the last one's trace only what was before its collectives
+    # given three ranks, and a trace of the last one that stops before its collectives
     ranks = [cpu_rank(8, late=False), cpu_rank(8, late=True), cpu_rank(8, late=False)]
     write(tmp_path, ranks)
     left = [event for event in ranks[2] if not event["name"].startswith(("gloo", "c10d"))]
     torn = json.dumps({"distributedInfo": {"rank": 2, "world_size": 3}, "traceEvents": left})
     (tmp_path / "rank-2.json").write_text(torn[:-40])
     analysis = analyze([tmp_path])
-    # then its row says so, and has nothing where the trace has nothing
+    # then its row reports it, and has no value where the trace has none
     row = analysis.ranks[2]
     assert [one.truncated for one in analysis.ranks] == [False, False, True]
     assert (row.communication_us, row.overlap_us, row.exposed_communication_us, row.idle_us) == (None,) * 4
@@ -224,11 +224,11 @@ def test_of_a_single_torn_trace_nothing_is_concluded(tmp_path: Path) -> None:
 
 
 def test_advice_leaves_open_what_the_sentence_leaves_open(shared_data: Path) -> None:
-    # given a trace that does not tell whether its device waits for input
+    # given a trace that does not show whether its device waits for input
     verdict = analyze([shared_data / "traces" / "kineto_2021_schema"]).verdict
     assert verdict.kind == "host_bound"
     assert "the host, or the input it waits for" in verdict.summary
-    # then what to do first is to find that out, and what to do after that is for either
+    # then the first advice is to find that out, and the others apply to either case
     assert verdict.next[0].startswith("Find out whether the device waits for input or for its host")
     assert "For input" in verdict.next[-1]
     assert "for the host" in verdict.next[-1]
@@ -241,7 +241,7 @@ def test_where_the_loader_is_seen_the_sentence_does_not_leave_it_open(dlrm: Path
 
 
 def test_collectives_that_nobody_called_are_unmatched_and_less_is_known_for_it(tmp_path: Path) -> None:
-    # given ranks that reduce what the trace has calls for, and 200 µs in each step that it has none for
+    # given ranks that reduce in calls of the trace, and for 200 µs in each step without a call
     analysis = two_ranks(tmp_path, 16, uncalled=16)
     found = analysis.collectives
     # then these are counted, and the share of the others is known
@@ -251,7 +251,7 @@ def test_collectives_that_nobody_called_are_unmatched_and_less_is_known_for_it(t
     assert found.explained_share == pytest.approx(700 / (700 + 2 * 200), abs=0.01)
     (warning,) = analysis.source.warnings
     assert warning.startswith(f"matched collectives explain {found.explained_share:.0%} of the communication time")
-    # and nobody is named with more confidence than that
+    # and no rank is named with more confidence than that
     assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 1)
     assert analysis.verdict.confidence == pytest.approx(found.explained_share, abs=0.001)
 

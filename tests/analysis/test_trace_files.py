@@ -1,4 +1,4 @@
-"""Trace files as they come: old, odd, damaged, hostile."""
+"""Trace files of all kinds: old, odd, damaged, hostile."""
 
 from __future__ import annotations
 

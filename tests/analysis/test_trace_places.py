@@ -1,4 +1,4 @@
-"""Traces packed, torn, elsewhere: every way they come in, and what is said where they do not."""
+"""Packed, torn and remote traces: every form that is read, and the errors for all others."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_trace_is_the_same_however_it_is_packed(tmp_path: Path, kind: str) -> None:
-    # given a trace under a name that does not tell how it is packed
+    # given a trace under a name without the suffix of its compression
     path = tmp_path / "rank-3.json"
     path.write_bytes(PACKED[kind](text()))
-    # then it is read by what is in it
+    # then its content decides how it is read
     trace = read_trace(path)
     assert (trace.rank, trace.events, trace.torn, trace.damaged, trace.host) == (3, 2000, None, 0, "n1")
     assert reduce_file(trace).breakdowns[0].compute_us == 10_000
@@ -81,7 +81,7 @@ def test_of_a_torn_trace_every_complete_event_is_used_and_coverage_is_lower(tmp_
         (tmp_path / f"{rank}.json").write_bytes(whole if rank == 0 else whole[: len(whole) * 2 // 3])
     # when they are analysed
     analysis = analyze([tmp_path])
-    # then it says so, and uses what is there
+    # then it reports the damage, and uses the rest
     assert any("1.json: truncated" in warning for warning in analysis.source.warnings)
     assert analysis.source.coverage == 0.75
     trace = read_trace(tmp_path / "1.json")
@@ -95,7 +95,7 @@ def test_of_a_torn_trace_every_complete_event_is_used_and_coverage_is_lower(tmp_
 
 
 def test_damage_inside_of_packed_data_never_goes_unnoticed(tmp_path: Path) -> None:
-    # given packed traces in which one byte is another, anywhere
+    # given packed traces with one changed byte, anywhere
     path = tmp_path / "rank-0.json"
     whole = gzip.compress(text(5_000))
     for at in range(100, len(whole), len(whole) // 8):
@@ -161,7 +161,7 @@ def test_what_would_fill_memory_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
-    # given a text of 60 MB of which little matters
+    # given a text of 60 MB, little of which is used
     path = tmp_path / "rank-0.json.gz"
     filler = json.dumps({"ph": "i", "name": "x" * 1000}).encode() + b","
     with gzip.open(path, "wb", compresslevel=1) as file:
@@ -284,12 +284,12 @@ def test_local_traces_need_neither_fsspec_nor_the_rest(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_read_the_same_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # given traces of four ranks, of which one cannot be read and one is torn, and however small they are
+    # given traces of four ranks, of which one cannot be read and one is torn, and a size limit that every file exceeds
     monkeypatch.setattr("rankscope.analysis.workers.WORTH_A_PROCESS_BYTES", 1)
     for rank in range(4):
         data = text(500, distributedInfo={"rank": rank, "world_size": 4})
         (tmp_path / f"rank-{rank}.json").write_bytes({2: b"hello", 3: data[:-300]}.get(rank, data))
-    # when they are read by one process and by several, from a thread as a server does, with what there is to choose
+    # when they are read by one process and by several, from a thread as in a server, with all options
     chosen: dict[str, Any] = {"communication_pattern": re.compile("gemm_1$"), "detail": True}
     alone = analyze([tmp_path], **chosen)
     found: list[Any] = []

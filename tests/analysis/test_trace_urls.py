@@ -1,4 +1,4 @@
-"""Traces behind a URL: what is said where nothing comes from there."""
+"""Traces behind a URL: the errors when nothing can be read from there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytest.importorskip("aiohttp")
 
 
 class _Answers(BaseHTTPRequestHandler):
-    """``/403/…`` is answered with 403."""
+    """Handler that answers ``/403/…`` with status 403."""
 
     def do_GET(self) -> None:
         self.send_response(int(self.path.split("/")[1]))
@@ -32,7 +32,7 @@ class _Answers(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815  # as the server wants it
 
     def log_message(self, *_: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def nobody() -> str:
-    """An address where nobody listens."""
+    """Address at which no server listens."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Answers, bind_and_activate=True) as closed:
         return f"http://127.0.0.1:{closed.server_port}"
 
@@ -80,7 +80,7 @@ def test_a_server_that_refuses_is_told_from_one_that_has_nothing(server: str, st
 
 
 class NoCredentialsError(Exception):
-    """Named like that of a package which need not be installed."""
+    """Exception with the name of one from an optional package."""
 
 
 class _Locked(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -104,9 +104,9 @@ class _Locked(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
 def test_errors_of_filesystems_are_told_by_what_they_are(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: str, tmp_path: Path
 ) -> None:
-    # given a filesystem that fails when it is asked, in its own way
+    # given a filesystem that fails in its own way
     fsspec.register_implementation("locked", _Locked, clobber=True)
     monkeypatch.setattr(_Locked, "raises", error, raising=False)
-    # then that is said, instead of that there is no file
+    # then that error is reported, instead of a missing file
     with pytest.raises(InputError, match=said):
         analyze([f"locked://{tmp_path.name}/rank-0.json"])

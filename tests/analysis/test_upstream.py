@@ -1,4 +1,4 @@
-"""Origin and victims on schedules of several process groups, whose truth is known."""
+"""Origins and victims of waits on schedules of several process groups, with known ground truth."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Hybrid:
     """Training in which every rank is in a tensor-parallel group of ``tp`` and a data-parallel one over all of those.
 
     A step is a forward and a backward pass of ``LAYERS`` layers, after each of which the tensor-parallel group meets, and the
-    data-parallel one at the end; or after each layer of the backward pass, while it goes on (``overlapped``). ``late`` says how
-    much longer (rank, step, layer 0 to 7) takes.
+    data-parallel one at the end; or after each layer of the backward pass, while it continues (``overlapped``).
+    ``late`` returns the extra time of (rank, step, layer 0 to 7).
     """
 
     dp: int
@@ -40,7 +40,7 @@ class Hybrid:
     seed: int = 0
     overlapped: bool = False
     skew_us: Mapping[int, int] = field(default_factory=dict)
-    """Rank to what its clock is ahead."""
+    """Rank to the lead of its clock."""
     records: dict[int, list[CollectiveRecord]] = field(default_factory=dict)
 
     def blame(self) -> Blame:
@@ -83,13 +83,13 @@ class Hybrid:
         layer: int,
         pending: dict[int, list[tuple[float, float]]],
     ) -> None:
-        """All-reduce of a bucket on a stream of its own: it begins when the one before is over, and compute goes on."""
+        """All-reduce a bucket on a separate stream: it begins when the previous one is over, and compute continues."""
         for group in columns:
             arrive = {rank: max(now[rank], *(end for _, end in pending[rank]), 0.0) for rank in group}
             end = max(arrive.values()) + 300
             for rank in group:
                 pending[rank].append((arrive[rank], end))
-                # What the pass still computes hides it; after the last layer there is nothing to hide it any more.
+                # The rest of the pass hides it; after the last layer nothing hides it any more.
                 rest = (2 * LAYERS - 1 - layer) * LAYER_US
                 hidden = [(0.0, min(end - now[rank], rest))] if rest else []
                 self._record(rank, "dp", group, (step, layer), (now[rank], arrive[rank], end), hidden)
@@ -156,9 +156,9 @@ def test_without_an_origin_nobody_is_charged_much(overlapped: bool) -> None:
 
 def test_the_whole_world_pays_for_one_rank_of_one_group() -> None:
     blame = Hybrid(2, 4, always(5, 6_000, 1), noise=0.0).blame()
-    # Three peers of its tensor-parallel group, and four of the others: by the time of the second meeting of each row, all know.
+    # Three peers of its tensor-parallel group and four others: the delay has reached every rank by each row's second meeting.
     assert blame.imposed_us == {rank: pytest.approx(12 * 7 * 6_000 if rank == 5 else 0) for rank in range(8)}
-    # Its own row in the tensor-parallel group, the other row in the four data-parallel ones, three of which it is not in.
+    # Charged in its own tensor-parallel group and in the four data-parallel ones, three of which do not contain it.
     charged = {(name, members): rows for (name, members), rows in blame.rows.items() if rows}
     assert set(charged) == {("tp", (4, 5, 6, 7)), *(("dp", (at, at + 4)) for at in range(4))}
     assert all({origin for origin, _ in rows} == {5} for rows in charged.values())
@@ -189,7 +189,7 @@ def test_what_a_victim_adds_itself_is_its_own() -> None:
 
 
 def test_a_delay_that_was_made_up_for_is_not_charged_again() -> None:
-    # 0 delays 1 by 30 in their group; 1 meets 2 only 5 late, and leaves with it; then 1 itself is 20 late.
+    # Rank 0 delays 1 by 30 in their group; 1 meets 2 only 5 late, and leaves with it; then 1 itself is 20 late.
     meetings = [
         Meeting(0, (0, 1), 0, 100, {1: 30}),
         Meeting(0, (1, 2), 1, 200, {2: 5}),

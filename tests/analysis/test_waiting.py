@@ -1,4 +1,4 @@
-"""Who waits for whom in sends, receives and operations with a root: schedules with planted late ranks."""
+"""Waits in sends, receives and operations with a root: schedules with planted late ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rankscope.analysis.waiting import Waits, waits_of
 from rankscope.runs.records import CollectiveRecord
 
 MS = 1000
-"""In microseconds. Without a collective that all leave at once, nothing below 1 ms is claimed."""
+"""One millisecond in microseconds. Without a collective that all leave at once, no wait below 1 ms is claimed."""
 
 
 def edges(waits: Waits) -> list[tuple[int, int, float]]:
-    """(Waiter, origin, ms), sorted."""
+    """Return the sorted (waiter, origin, ms) of all waits."""
     return sorted((wait.waiter, wait.origin, (wait.end - wait.start) / 1e6) for wait in waits.waits)
 
 
@@ -90,7 +90,7 @@ def test_a_late_root_imposes_its_lateness_and_a_late_sender_imposes_nothing() ->
     assert blame.gain_us.tolist() == [[10 * MS, 0, 0]]
     assert blame.wait_us == {0: 0, 1: 15 * MS, 2: 10 * MS}
     assert blame.transfer_us == {0: 10 * MS, 1: 10 * MS, 2: 10 * MS}
-    # In a pipeline the stages wait for each other by schedule: that is waiting, but accuses nobody.
+    # In a pipeline the stages wait for each other by schedule: that is a wait, but charged to no rank.
     matching, waits = judged(pair(20 * MS, 5 * MS, 30 * MS))
     blame = assign_blame(matching.matches, fit_clocks([]), [0, 1], waits)
     assert (blame.imposed_us, blame.wait_us) == ({0: 0, 1: 0}, {0: 0, 1: 15 * MS})

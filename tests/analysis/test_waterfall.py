@@ -1,4 +1,4 @@
-"""Where the step goes: the parts sum to it, each is what was planted, and what is not known is said."""
+"""Waterfall of the step: the parts sum to it, each has its planted value, and unknown time is reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ own_times = st.lists(st.lists(st.floats(1.0, 1e6), min_size=6, max_size=6), min_
 
 
 def shares(found: Waterfall | None) -> dict[str, float]:
-    """Parts that are known, those that are nothing left out."""
+    """Return the shares of the known parts, without those of zero."""
     assert found is not None
     return {part.name: part.share for part in found.parts if part.share}
 
@@ -65,7 +65,7 @@ def test_more_of_a_part_is_never_less_in_the_waterfall(step: float, known: dict[
 
 
 def table(own: list[list[float]], data: float = 0.3, transfer: float = 10.0) -> StepTable:
-    """Ranks that wait for the last one at the end; a share ``data`` of own time is in the data loader."""
+    """Return a table of ranks that wait for the last one at the end; a share ``data`` of own time is in the data loader."""
     longest = np.array(own).max(axis=0).tolist()
     records = {
         rank: [
@@ -95,7 +95,7 @@ def of_steps(found: StepTable, **options: Any) -> dict[str, float]:
 
 
 _READ = 1.0
-"""Microseconds: of steps of up to some seconds, single precision tells each time to a quarter of one."""
+"""Tolerance in microseconds: single precision resolves times of steps up to some seconds to a quarter of a microsecond."""
 
 
 @given(own=own_times, order=st.randoms())
@@ -245,7 +245,7 @@ def test_windows_tell_the_compute_of_a_device_and_what_is_left_is_the_host(
     for rank in range(4):
         add_windows(path, rank, [breakdown(30, compute=60_000, exposed=6_000, copies=2_000, idle=60_000)], [])
     analysis = analyze([path])
-    # Then compute takes as long as in them, but the host only what the other steps leave
+    # Then compute is that of the profiled steps, and the host is what remains of the other steps
     assert analysis.waterfall is not None
     sums(analysis.waterfall)
     parts = {part.name: part for part in analysis.waterfall.parts}
@@ -269,7 +269,7 @@ def test_what_the_time_line_of_the_device_does_not_show_costs_nothing(synthetic:
         }
 
     analysis = analyze([synthetic(fields=fields).write()])
-    # Then input is what the devices waited
+    # Then input is the waiting time of the devices
     assert analysis.waterfall is not None
     parts = {part.name: part.us for part in analysis.waterfall.parts}
     assert (parts["input"], parts["copies"], parts["exposed_communication"]) == (2_000, 3_000, 10_000)
@@ -339,7 +339,7 @@ def test_without_input_the_idle_device_is_no_more_than_the_step_leaves() -> None
 
 
 def means_of_its_breakdowns(analysis: Analysis) -> dict[str, float]:
-    """Parts of a trace's window, which must be the means of what its ranks did."""
+    """Return the parts of a trace's window, after checking that they are the means of its ranks' breakdowns."""
     found = analysis.waterfall
     assert found is not None
     sums(found)
@@ -367,9 +367,9 @@ def test_in_traces_without_a_data_loader_the_idle_device_is_unexplained(shared_d
 def test_dlrm_waits_for_ranks_longer_than_it_communicates(shared_data: Path) -> None:
     analysis = analyze([shared_data / "traces" / "dlrm_8ranks_v100"])
     parts = means_of_its_breakdowns(analysis)
-    # The exposed wait that the ledger imposes, over the eight ranks
+    # The exposed wait in the wait attribution, over the eight ranks
     assert parts["straggler_wait"] == pytest.approx((35_240 + 5_060 + 4_990) / 8, abs=5)
-    # Its hosts annotate the data loader, so what the devices idle is known
+    # Its hosts annotate the data loader, so the reason for device idle time is known
     assert parts["input"] > 0
     assert parts["unexplained"] == pytest.approx(0, abs=0.01)
     assert {advice.name for advice in analysis.advice} >= {"launch_less", "stalls"}

@@ -1,4 +1,4 @@
-"""Listening sockets and files that are followed."""
+"""Listening sockets, and following of files."""
 
 from __future__ import annotations
 

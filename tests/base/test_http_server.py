@@ -1,4 +1,4 @@
-"""The server of exporter, receiver and watcher, over real connections: limits, deadlines, defects, the end."""
+"""HTTP server of exporter, receiver and watcher, over real connections: limits, deadlines, defects, shutdown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def serving(
     max_connections: int | None = None,
     evicted: Callable[[str], object] = lambda _: None,
 ) -> AsyncIterator[tuple[Server, int]]:
-    """A server and its port; tests that stop it themselves may."""
+    """Run a server, yielding it and its port; a test may stop it early."""
     sock = socket.create_server(("127.0.0.1", 0), backlog=512)
     server = Server([Endpoint(sock, application(handler), evicted=evicted)], max_connections=max_connections)
     port = sock.getsockname()[1]
@@ -42,7 +42,7 @@ async def serving(
 
 
 async def ask(port: int, sent: bytes = HEALTHY) -> bytes:
-    """The first line of the response; empty where the server closes without one."""
+    """Return the first line of the response; empty if the server closes without one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
     line = b""
@@ -75,7 +75,7 @@ def test_slow_heads_are_evicted_for_the_next_client_the_longest_idle_first() -> 
                 await asyncio.sleep(0)
 
             assert await ask(port) == b"HTTP/1.1 200 OK\r\n"
-            # a client that was answered before keeps its connection, and the first of the others lost theirs
+            # a client that was answered before keeps its connection; the first of the others lost theirs
             kept_writer.write(HEALTHY)
             assert (await kept_reader.readuntil(b"healthy\n")).startswith(b"HTTP/1.1 200 OK\r\n")
             for reader, _ in slow[:190]:
@@ -146,7 +146,7 @@ def test_a_response_that_is_not_read_has_a_deadline(monkeypatch: pytest.MonkeyPa
             for close in (b"", b"Connection: close\r\n"):
                 with socket.create_connection(("127.0.0.1", port)) as client:
                     client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n" + close + b"\r\n")
-                    # The kernel keeps what the client has not read: only the server knows that it gave up.
+                    # The kernel keeps the unread data: only the server knows that it gave up.
                     while not server._connections:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
                     while server._connections:  # noqa: ASYNC110
@@ -156,7 +156,7 @@ def test_a_response_that_is_not_read_has_a_deadline(monkeypatch: pytest.MonkeyPa
 
 
 class Counted:
-    """A page with a number; its responses can be repeated while ``valid``, with the number of the repetition."""
+    """Page that counts its handled and repeated requests; responses may be repeated while ``valid``, with a count."""
 
     def __init__(self) -> None:
         self.handled: list[str] = []
@@ -190,14 +190,14 @@ def test_a_request_that_equals_the_last_one_is_answered_without_its_handler() ->
             heads = [await exchange(GET, b"handled\n") for _ in range(2)]
             heads += [await exchange(GET, b"repeat!\n") for _ in range(3)]
             assert len(set(heads)) == 1
-            # the application may ask for the handler, and another request always gets it
+            # the application may force the handler, and another request always gets it
             page.valid = False
             await exchange(GET, b"handled\n")
             page.valid = True
             await exchange(GET, b"repeat!\n")
             await exchange(GET.replace(b"/a", b"/b"), b"handled\n")
             await exchange(GET, b"handled\n")
-            # two at once are not one, also when they come again
+            # two pipelined requests are not taken for one, also when they are repeated
             for _ in range(3):
                 writer.write(GET + GET)
                 for _ in range(2):
@@ -233,7 +233,7 @@ def test_a_client_that_repeats_its_request_and_reads_nothing_is_cut_off(monkeypa
             loop = asyncio.get_running_loop()
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.setblocking(False)
-                for _ in range(2):  # read, so that the next request is a repetition
+                for _ in range(2):  # responses are read, so that the next request is a repetition
                     await loop.sock_sendall(client, GET)
                     left = len(page)
                     while left > 0:

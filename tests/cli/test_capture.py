@@ -1,4 +1,4 @@
-"""NvmlCalls a live run for a profile: against ranks played by the test, which write what real ones write."""
+"""Capture requests to a live run, against ranks simulated by the test, which write the same files as real ones."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def cli(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """The command in this process, and in a hurry."""
+    """The command in this process, with short waits."""
     monkeypatch.setattr(capturing, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(live_run, "POLL_SECONDS", 0.02)
     return cli
 
 
 class Clock:
-    """Time that stands still for the command until the job has served its request."""
+    """Clock that stands still for the command until the job has served its request."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -52,7 +52,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The command's clock, in the test's hands."""
+    """The command's clock, controlled by the test."""
     made = Clock()
     for module in (capture_module, capturing, live_run, standstill):
         monkeypatch.setattr(module, "time", made)
@@ -61,7 +61,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two ranks that train."""
+    """Run of two ranks that train."""
     return two_ranks(tmp_path / "run")
 
 
@@ -77,10 +77,10 @@ def test_what_the_profiled_steps_show_is_printed(run: Path, cli: Cli) -> None:
 
     with job(run, serve) as seen:
         done = cli("capture", run, "--steps", "2", "--note", "slow since noon", "--wait", "60")
-    # then the request says what was asked
+    # then the request contains the options
     assert [(request.kind, request.steps, request.ranks, request.keep_trace) for request in seen] == [("capture", 2, None, False)]
     assert seen[0].note == "slow since noon"
-    # and who asked learns how those steps went, and who was late in them
+    # and the output shows those steps, and the late rank in them
     assert done.returncode == 0, done.stderr
     assert "steps 70 to 71" in done.stderr
     for heading in ("compute", "overlap", "exposed", "idle", "hidden", "imposed wait"):
@@ -94,7 +94,7 @@ def test_a_late_rank_is_named_from_the_captured_steps_alone(run: Path, cli: Cli)
         profile(run, 0, request.steps)
         profile(run, 1, request.steps)
 
-    # given a profile of another step, too, which tells another story
+    # given a profile of another step, too, with other results
     append(run, 0, "windows", breakdown(20, compute_us=9e5, idle_us=-3e5))
     with job(run, serve):
         done = cli("capture", run, "--wait", "60", "--format", "json")
@@ -163,9 +163,9 @@ def test_no_answer_in_time_is_status_1_and_the_request_is_taken_back(run: Path, 
 
 
 def test_a_job_that_makes_no_step_is_said_to_and_what_to_ask_it_instead(run: Path, cli: Cli) -> None:
-    # given ranks of steps of 0.1 s, and nobody who answers for half a second
+    # given ranks of steps of 0.1 s, and no answer for half a second
     done = cli("capture", run, "--wait", "0.5", "--format", "json")
-    # then it is not left at that
+    # then the message says more than that
     assert done.returncode == 1
     (said,) = (line for line in done.stderr.splitlines() if "no answer" in line)
     assert "no rank has finished a step in the " in said
@@ -233,7 +233,7 @@ def test_what_is_missing_is_named_and_what_is_there_is_shown(run: Path, cli: Cli
 
 @pytest.mark.parametrize("seen_by", ["its steps", "later windows"])
 def test_a_rank_that_leaves_the_steps_out_is_not_waited_for(run: Path, cli: Cli, seen_by: str) -> None:
-    # given a rank that makes the steps without the profiler, or loses their profile and goes on to the next
+    # given a rank that makes the steps without the profiler, or loses their profile and continues to the next
     def serve(run: Path, request: ControlRequest) -> None:
         accept(run, request)
         profile(run, 0, request.steps)
@@ -245,7 +245,7 @@ def test_a_rank_that_leaves_the_steps_out_is_not_waited_for(run: Path, cli: Cli,
 
     with job(run, serve):
         done = cli("capture", run, "--wait", "1000", "--format", "json")
-    # then what there is is shown, and what lacks and where to look
+    # then the available profiles are shown, and the missing ones with the place to look
     assert done.returncode == 1
     result = json.loads(done.stdout)
     assert result["ranks"] == [0]
@@ -322,7 +322,7 @@ def test_ranks_and_ranges_are_understood() -> None:
 
 
 def test_where_one_may_not_write_one_may_not_ask(run: Path, cli: Cli) -> None:
-    # given a run whose control folder is something else
+    # given a run whose control folder is no folder
     (run / "control").write_text("")
     done = cli("capture", run)
     assert done.returncode == 3
@@ -334,7 +334,7 @@ def test_ctrl_c_leaves_nothing_behind(run: Path) -> None:
     command = [sys.executable, "-m", "rankscope", "capture", str(run), "--wait", "300"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as asking:
         assert asking.stderr is not None
-        asking.stderr.readline()  # it has asked
+        asking.stderr.readline()  # it has posted the request
         assert len(leftovers(run)) == 1
         asking.send_signal(signal.SIGINT)
         said = asking.stderr.read()
@@ -366,7 +366,7 @@ def test_flight_recorder_dumps_are_named_and_what_is_missing_too(run: Path, cli:
 
 
 def test_one_rank_may_refuse_a_dump_for_all(run: Path, cli: Cli) -> None:
-    # given ranks of which the first says that it was too early, and the other nothing
+    # given ranks of which the first answers that it was too early, and the other does not answer
     def serve(run: Path, request: ControlRequest) -> None:
         answer(run, ControlAnswer(id=request.id, accepted=False, reason="too early", answered_unix_ns=1))
 
@@ -377,7 +377,7 @@ def test_one_rank_may_refuse_a_dump_for_all(run: Path, cli: Cli) -> None:
 
 
 def start_anew(run: Path, *, unix_ns: int = 1) -> None:
-    """Attempt 1, with the same ranks and a third."""
+    """Start attempt 1, with the same ranks and a third."""
     create_attempt(run, AttemptInfo(attempt=1, start_unix_ns=unix_ns, world_size=3))
     for rank in (0, 1, 2):
         write_record(rank_dir(run, 1, rank) / "rank.json", rank_info(rank, attempt=1))
@@ -385,19 +385,19 @@ def start_anew(run: Path, *, unix_ns: int = 1) -> None:
 
 
 def test_the_attempt_that_answers_is_the_one_that_is_waited_for(run: Path, cli: Cli) -> None:
-    # given a job that is started anew after one has looked for its ranks
+    # given a job that is started again after the command has listed its ranks
     def serve(run: Path, request: ControlRequest) -> None:
         start_anew(run)
         for rank in (0, 1, 2):
             append(run, rank, "windows", *(breakdown(step) for step in range(FIRST, FIRST + request.steps)), attempt=1)
         accept(run, request, attempt=1)
-        # Last: with the old attempt over and no answer, one would not wait any longer.
+        # Last: if the old attempt were over without an answer, the command would stop waiting.
         end(run, 0)
         end(run, 1)
 
     with job(run, serve):
         done = cli("capture", run, "--wait", "60", "--format", "json")
-    # then its ranks' profiles are the answer, and that is said
+    # then its ranks' profiles are the answer, and the output says so
     assert done.returncode == 0, done.stderr
     assert "attempt 1 answers, not 0" in done.stderr
     result = json.loads(done.stdout)
@@ -449,7 +449,7 @@ def test_how_long_to_wait_is_a_number(cli: Cli, run: Path) -> None:
 
 
 def test_a_request_that_was_settled_before_is_asked_once(run: Path, cli: Cli) -> None:
-    # A request is good for some minutes: made here, for a slow suite may come here long after this file was loaded.
+    # A request is valid for some minutes: made here, as a slow suite may come here long after this file was loaded.
     request_id = f"{time.time_ns():019d}-0123abcd"
 
     def serve(run: Path, request: ControlRequest) -> None:
@@ -457,7 +457,7 @@ def test_a_request_that_was_settled_before_is_asked_once(run: Path, cli: Cli) ->
         profile(run, 0, request.steps)
         profile(run, 1, request.steps)
 
-    # given somebody who asks under an id of his own, and is ended and asks again
+    # given a client with its own request id, which is ended and requests again
     asked = ("capture", run, "--request", request_id, "--wait", "60", "--format", "json")
     with job(run, serve) as seen:
         first = json.loads(cli(*asked).stdout)

@@ -1,4 +1,4 @@
-"""``rankscope compare`` as a person or a pipeline uses it."""
+"""``rankscope compare`` in a terminal and in a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rankscope export`` as people use it."""
+"""``rankscope export`` at the command line."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_link_in_a_circle_is_replaced_by_the_file(cli: Run, recorded: Path, tm
 
 
 def _meanwhile(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]) -> None:
-    """``happen`` when the run has been looked through and nothing of it has been written."""
+    """Call ``happen`` after the survey of the run and before the first write."""
     write_ranks = export._write_ranks
 
     def after(*args: Any) -> Any:
@@ -251,7 +251,7 @@ def test_an_attempt_is_exported_by_its_folder(cli: Run, recorded: Path, tmp_path
     assert (document["steps"], document["left_out"][0]) == ([0, 300], "1 other attempt")
     done = cli("export", attempt_dir(recorded, 3), "--perfetto", tmp_path / "o.json")
     assert (done.returncode, done.stderr.endswith("003: no such attempt of the run; there are 0, 1\n")) == (3, True)
-    # and does not lie in the way of the run's own files
+    # and it must not overwrite the run's own files
     done = cli("export", attempt_dir(recorded, 0), "--perfetto", recorded / "findings.jsonl")
     assert (done.returncode, "a place of the run's own files" in done.stderr) == (2, True)
 
@@ -259,7 +259,7 @@ def test_an_attempt_is_exported_by_its_folder(cli: Run, recorded: Path, tmp_path
 def test_a_rank_of_whose_raw_traces_nothing_can_be_seen_is_exported_without_them(
     cli: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a folder of raw traces that may not be listed, whoever asks
+    # given a folder of raw traces that no user may list
     closed = rank_dir(recorded, 0, 1) / "traces"
     closed.mkdir()
     monkeypatch.setattr(Path, "iterdir", refusing(Path.iterdir, closed))

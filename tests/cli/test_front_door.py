@@ -1,4 +1,4 @@
-"""The command line as a newcomer meets it: help, exit statuses, one-line errors."""
+"""First contact with the command line: help, exit statuses, one-line errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], click.Command]]:
-    """Every command below ``command`` with its words."""
+    """Return every command below ``command`` with its words."""
     found = [(path, command)]
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -98,7 +98,7 @@ def test_nothing_outside_the_recorder_loads_torch() -> None:
     )
     packages = ["runs", "analysis", "alerts", "dashboards", "exporter", "cli"]
     done = subprocess.run([sys.executable, "-c", code, *packages], capture_output=True, text=True, check=True)
-    # then each has some, and torch is not among what they brought
+    # then each has some, and none of them imported torch
     assert done.stdout.splitlines() == [f"{package} True False" for package in packages]
 
 
@@ -181,12 +181,12 @@ def test_analyze_json_is_what_its_published_schema_says(cli: Cli, shared_data: P
 
 
 def test_traces_may_be_named_by_url(cli: Cli, shared_data: Path, tmp_path: Path) -> None:
-    # given the URL of a folder of traces, which a path would mangle
+    # given the URL of a folder of traces, which conversion to a path would break
     url = (shared_data / "traces" / "dlrm_8ranks_v100").as_uri()
     # then it is read through fsspec
     document = json.loads(cli("analyze", url, "--format", "json").stdout)
     assert (document["source"]["path"], document["verdict"]["rank"]) == (url, 7)
-    # and what is wrong with one is one line, with the URL as it was written
+    # and an invalid URL gives a one-line error, with the URL as it was written
     done = cli("analyze", "nonsense://bucket/rank-0.json")
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert "nonsense://bucket/rank-0.json" in done.stderr
@@ -269,17 +269,17 @@ def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Pa
 
 def test_numpy_is_kept_to_one_thread_where_no_job_can_inherit_it(monkeypatch: pytest.MonkeyPatch) -> None:
     context = click.Context(root_command)
-    # given nothing, and a wish of the user's own
+    # given no setting, and a setting of the user's own
     for wish in (None, "3"):
         monkeypatch.setenv("OPENBLAS_NUM_THREADS", wish or "")
         if wish is None:
             monkeypatch.delenv("OPENBLAS_NUM_THREADS")
-        # when a verb that starts jobs is loaded, and one that reads what they left
+        # when a verb that starts jobs is loaded, and one that reads their records
         found = []
         for verb in ("run", "analyze"):
             root_command.get_command(context, verb)
             found.append(os.environ.get("OPENBLAS_NUM_THREADS"))
-        # then only the latter is kept to one, and a wish stays
+        # then only the latter is limited to one thread, and the user's setting stays
         assert found == ([None, "1"] if wish is None else [wish, wish])
 
 

@@ -1,4 +1,4 @@
-"""``rankscope hang``: from dumps on disk to who hung the job, and a real job that hangs."""
+"""``rankscope hang``: from dumps on disk to the culprit of the hang, and a real job that hangs."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def test_of_a_real_job_that_hangs_the_rank_that_did_not_come_is_named(cli: Cli, 
             assert job.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        # when somebody asks for dumps, as soon as nobody can be on the way any more
+        # when dumps are requested, late enough that no rank can still be on its way
         report: dict[str, Any] = {"kind": "no_hang"}
         while report["kind"] != "hang" and time.monotonic() < deadline:
             time.sleep(10)
             assert cli("capture", run, "--flight-recorder", "--wait", "60").returncode == 0
             report = json.loads(cli("hang", run, "--format", "json").stdout)
-        # then it is named, and what the others wait in, and where the script called that
+        # then the last rank is named, with the collective that the others wait in, and its call in the script
         assert (report["cause"], report["culprits"]) == ("not_arrived", [2]), report
         assert report["collective"]["op"] == "all_reduce"
         assert any("hung.py" in frame for frame in report["collective"]["frames"])

@@ -1,4 +1,4 @@
-"""Names that anybody may have given to files: they are shown, and do nothing."""
+"""Hostile names of files: they are displayed, and have no effect."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_errors_are_one_line_without_escape_sequences(cli: Run, tmp_path: Path) 
 )
 def test_files_about_a_run_are_read_only_so_far(cli: Run, run: Path, name: str, status: int) -> None:
     with (run / name).open("r+b") as file:
-        file.truncate(1 << 40)  # a hole: it takes no room
+        file.truncate(1 << 40)  # a sparse file, which takes no space
     done = cli("analyze", run)
     assert done.returncode == status
     assert name in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Looking at a live run: how often, and at what is new."""
+"""Polling of a live run: its interval, and reading of new records only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankscope.runs.segments import read_blocks
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two ranks that train."""
+    """Run of two ranks that train."""
     return two_ranks(tmp_path / "run")
 
 
@@ -55,7 +55,7 @@ def test_only_what_is_new_of_the_profiles_is_read(run: Path, monkeypatch: pytest
             yield block, length
 
     monkeypatch.setattr("rankscope.runs.follow.read_blocks", counted)
-    # when it goes on, in the same segment, in the middle of a line, and in the next
+    # when it continues, in the same segment, in the middle of a line, and in the next
     rows = [msgspec.json.encode(breakdown(step)) + b"\n" for step in range(69, 72)]
     path = next(rank_dir(run, 0, 0).glob("windows-*"))
     with path.open("ab") as file:

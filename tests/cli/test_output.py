@@ -66,7 +66,7 @@ def test_a_standard_output_that_is_closed_is_no_error() -> None:
 
 @pytest.mark.parametrize("environ", [pytest.param(BUFFERED, id="buffered"), UNBUFFERED])
 def test_a_non_blocking_pipe_gets_everything(environ: dict[str, str]) -> None:
-    # given a pipe that holds less than what is printed, and that is read only when it is full
+    # given a pipe that holds less than the output, and that is read only when it is full
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     os.set_blocking(writing, False)
@@ -92,7 +92,7 @@ def test_a_non_blocking_pipe_gets_everything(environ: dict[str, str]) -> None:
     ["numpy", *(pytest.param(name, marks=pytest.mark.full) for name in ("click", "rankscope.analysis.render"))],
 )
 def test_ctrl_c_is_quiet_while_modules_are_imported(tmp_path: Path, module: str) -> None:
-    # given an interpreter that is interrupted when the module is looked for
+    # given an interpreter that is interrupted while it searches for the module
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -1,4 +1,4 @@
-"""`rankscope run` leaves the job's exit status alone and says what became of the recording."""
+"""`rankscope run` passes on the job's exit status and reports the recording."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_jobs_of_one_name_that_start_together_are_runs_of_their_own(tmp_path: Pa
     command = [sys.executable, "-m", "rankscope", "run", "--name", "../a b/c", "--", sys.executable, "-c", TRAINING]
     jobs = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     printed = [job.communicate()[1] for job in jobs]
-    # then each has a folder, below the usual one, and a verdict
+    # then each has a folder, below the default one, and a verdict
     runs = list((tmp_path / "rankscope-runs").iterdir())
     assert len([run for run in runs if is_run(run)]) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["rankscope-runs"]
@@ -141,7 +141,7 @@ VERBS_WITH_A_PATH = (
 def test_a_folder_one_may_not_look_into_is_one_line_with_status_3(
     tmp_path: Path, verb: list[str], without_privilege: list[str]
 ) -> None:
-    # given a closed folder, and a process that closed folders hold up, also when it is root's
+    # given a closed folder, and a process to which permissions apply, also when root runs the tests
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o000)
     # when a verb is pointed into it

@@ -1,4 +1,4 @@
-"""What ``rankscope run`` tells its ranks of the node's exporter and of traces."""
+"""Settings that ``rankscope run`` passes to its ranks about the node's exporter and about traces."""
 
 from __future__ import annotations
 

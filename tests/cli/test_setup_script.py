@@ -1,4 +1,4 @@
-"""The set-up behind every make target: finds a Python that works, survives half-made environments, says what to do."""
+"""Set-up script behind every make target: finds a working Python, survives incomplete environments, reports the next action."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# An interpreter that only notes what it is asked. `-m venv` and `-m virtualenv` make a folder with a copy of it inside.
+# An interpreter that only logs its arguments. `-m venv` and `-m virtualenv` make a folder with a copy of it inside.
 STUB = """#!/bin/sh
 echo "$0 $*" >>"$LOG"
 case "$*" in
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def setup(folder: Path, part: str = "run", **variables: str) -> tuple[subprocess.CompletedProcess[str], str]:
-    """Run it with the stub as the only Python; returns also what the stub was asked."""
+    """Run the script with the stub as the only Python; return the result and the stub's log."""
     log = folder / "log"
     log.write_text("")
     env = {
@@ -104,7 +104,7 @@ def test_a_python_that_does_not_run_is_named(folder: Path) -> None:
 
 
 def test_no_working_python_at_all_is_one_hint(folder: Path) -> None:
-    # given shims on PATH that are there but do not work
+    # given shims on PATH that exist but do not work
     empty = folder / "broken"
     empty.mkdir()
     for name in ("python3.14", "python3.13", "python3.12", "python3.11", "python3", "python"):
@@ -118,6 +118,6 @@ def test_no_working_python_at_all_is_one_hint(folder: Path) -> None:
 def test_the_constraints_pin_neither_torch_nor_cuda() -> None:
     names = [line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     assert len(names) > 50
-    # nor what some versions of torch bound: pip would replace them
+    # nor packages whose versions some versions of torch restrict: pip would replace them
     assert [name for name in names if name in {"torch", "triton", "sympy", "setuptools"} or name.startswith("nvidia-")] == []
     assert "://" not in (ROOT / "constraints.txt").read_text()

@@ -1,4 +1,4 @@
-"""``rankscope steps``: what the recorder wrote, in formats that other programs read."""
+"""``rankscope steps``: the recorded steps, in formats of other programs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def record(step: int, rank: int = 0) -> StepRecord:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two attempts; the last is of three ranks."""
+    """Run of two attempts; the last has three ranks."""
     path = tmp_path / "run"
     create_run(path, RunInfo(run_id="r", name="n", start_unix_ns=10**18))
     for attempt, ranks in ((0, 1), (1, 3)):

@@ -1,4 +1,4 @@
-"""Input that may not be read: the verbs find out by reading it, and say so in their own way."""
+"""Unreadable input: the verbs find out by reading it, and report it in their own way."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ VERBS = {
 def test_whether_a_path_can_be_read_is_not_asked_beforehand(
     verb: str, tmp_path: Path, cli: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a filesystem that says of everything that this user may not read it
+    # Given a filesystem that reports every file as unreadable by this user
     monkeypatch.setattr(os, "access", lambda *_args, **_more: False)
     done = cli(verb, tmp_path, *VERBS[verb])
-    # Then what the folder holds decides
+    # Then the content of the folder decides
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert done.stderr.startswith(f"rankscope: {tmp_path}")
 
@@ -65,7 +65,7 @@ for path in sys.argv[1:]:
 
 @pytest.mark.slow
 def test_a_folder_that_may_not_be_looked_into_is_named_and_hides_no_other(tmp_path: Path, without_privilege: list[str]) -> None:
-    # given two runs, of which one belongs to somebody else
+    # given two runs, of which one belongs to another user
     runs = tmp_path / "runs"
     for name in ("closed", "open"):
         create_run(runs / name, RunInfo(run_id=name, name=name, start_unix_ns=10**18))

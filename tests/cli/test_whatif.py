@@ -1,4 +1,4 @@
-"""``rankscope whatif`` as people and programs use it."""
+"""``rankscope whatif`` in a terminal and for programs."""
 
 from __future__ import annotations
 

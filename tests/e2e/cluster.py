@@ -6,10 +6,10 @@
      `- node2   198.18.0.12   the same
 
 A host is one process that holds a network, UTS, mount and PID namespace, so that it has its own interfaces, host name, /etc/hosts
-and processes. Interfaces are made inside these namespaces only; when the holding process ends, by whatever cause, the kernel
+and processes. Interfaces are made inside these namespaces only; when the holding process ends for any cause, the kernel
 kills every process of the host and removes its interfaces. No name is shared with the machine or with another test.
-The hosts share the file system, as nodes share that of a file server on a network of its own: a host that is cut off can
-still write into the run directory.
+The hosts share the file system, like nodes with a file server on a separate network: a host that is cut off can still
+write into the run directory.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ EXPECTED: Final[dict[str, frozenset[str]]] = {
 }
 """Fault to the names of all alerts that fire."""
 OF_STATES: Final = ("GpuAllocatedIdle", "GpuAllocatedIdleLong")
-"""An hour and more is what these alerts are about: they keep their durations."""
+"""Alerts about states of an hour and more, which keep their durations."""
 STALLED_S: Final = 20
 WATCHER: Final = (
     "--interval", "1s", "--silent-after", "15s", "--silent-steps", "20", "--least-firing", "5s",
     "--budget", "host=100%", "--budget", "slower=50%",
 )  # fmt: skip
-"""Less patience. The job sleeps in every step, which is no news, and other programs of the machine make steps longer."""
+"""Short intervals and raised budgets: the job sleeps in every step, and other programs make steps longer."""
 
 _UNSHARE: Final = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 # A shell as process 1 reaps what its children leave behind.
@@ -83,7 +83,7 @@ T = TypeVar("T")
 
 
 def short_thresholds() -> str:
-    """An operator's thresholds file with which the shipped rules fire after seconds: what takes longer than 10 s takes 10 s."""
+    """Return an operator's thresholds file with which the shipped rules fire after seconds: durations over 10 s become 10 s."""
     lines = ["[TrainingStalled]", f"seconds = {STALLED_S}", 'for = "2s"', 'keep_firing_for = "2s"']
     for name, settings in thresholds().items():
         if "for" in settings and name not in {"TrainingStalled", *OF_STATES, *WATCHER_ALERTS}:
@@ -110,7 +110,7 @@ def require_namespaces(folder: Path) -> None:
 
 
 class Host(Services):
-    """A host of the cluster, and the processes started on it. ``switch_address``: makes a switch with this address on it."""
+    """Host of the cluster, and the processes started on it. With ``switch_address`` it has a switch with this address."""
 
     def __init__(self, name: str, folder: Path, hosts_file: Path, *, switch_address: str = "") -> None:
         super().__init__(folder)
@@ -138,7 +138,7 @@ class Host(Services):
         self._network = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_enter_network, initargs=(self.pid,))
 
     def command(self, *command: str | Path) -> list[str]:
-        """The command line that runs this on the host."""
+        """Return the command line that runs this on the host."""
         namespaces = ("--net", "--uts", "--mount", "--pid")
         return ["nsenter", "--target", str(self.pid), *namespaces, "--", *map(str, command)]
 
@@ -153,17 +153,17 @@ class Host(Services):
         self.within(lambda: super(Host, self).wait_for(name, url, timeout=timeout))
 
     def within(self, function: Callable[[], T]) -> T:
-        """What a function of this process returns when its sockets are the host's."""
+        """Call a function of this process while its new sockets are those of the host."""
         return self._network.submit(function).result()
 
     def kill(self, name: str) -> None:
-        """SIGKILL for a process that was started, and its children."""
+        """Send SIGKILL to a started process and its children."""
         child = self._children.pop(name)
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
     def power_off(self) -> None:
-        """Kill every process of the host at once, which resets its connections; its interfaces are gone with them."""
+        """Kill every process of the host at once, which resets its connections and removes its interfaces."""
         if self._holder.poll() is None:
             os.killpg(self._holder.pid, signal.SIGKILL)
             self._holder.wait()
@@ -179,7 +179,7 @@ class Host(Services):
 
 
 class Node(Host):
-    """A host with GPUs: ``index`` counts from 1."""
+    """Host with GPUs: ``index`` counts from 1."""
 
     def __init__(self, index: int, folder: Path, hosts_file: Path, *, gpus: int) -> None:
         super().__init__(f"node{index}", folder, hosts_file)
@@ -206,7 +206,7 @@ class Node(Host):
         self.start("exporter", rankscope_command("exporter", *options, *state), env=self.driver.env)
 
     def train(self, run: Path, stop: Path, *, nodes: int, ranks: int, width: int, timeout_s: float) -> None:
-        """This node's part of the job: torchrun under the recorder."""
+        """Start this node's part of the job: torchrun under the recorder."""
         shape = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--node-rank", str(self.index - 1))
         master = ("--master-addr", address_of(1), "--master-port", str(MASTER_PORT))
         torchrun = (sys.executable, "-m", "torch.distributed.run", *shape, *master)
@@ -223,7 +223,7 @@ class Node(Host):
 
 
 class Cluster:
-    """Two nodes or more, and the hub that watches them. ``start`` begins everything but the job."""
+    """Two nodes or more, and the hub that monitors them. ``start`` begins everything but the job."""
 
     def __init__(
         self, folder: Path, *, nodes: int = 2, ranks_per_node: int = 2, width: int = 4096, timeout_s: float = 1800.0
@@ -268,7 +268,7 @@ class Cluster:
         self._stack.close()
 
     def start(self) -> None:
-        """Begin with the receiver, so that no alert is sent before it can be taken."""
+        """Start all servers, the receiver first, so that it can accept every alert."""
         monitoring, hub = self.monitoring, self.hub
         monitoring.export_rules(short_thresholds())
         found = {"file_sd_configs": [{"files": ["targets/*.json"], "refresh_interval": "1s"}]}
@@ -303,7 +303,7 @@ class Cluster:
         self.until(lambda: self.value(f'up{{instance="{target}"}}') == 1.0, f"Prometheus scrapes {node.name}")
 
     def train(self) -> None:
-        """Start the job on every node, and wait until every rank makes steps and Prometheus knows them."""
+        """Start the job on every node, and wait until every rank makes steps and Prometheus scrapes them."""
         shape = {"nodes": len(self.nodes), "ranks": self.ranks_per_node, "width": self.width}
         for node in self.nodes:
             node.train(self.run, self.stop_file, timeout_s=self.timeout_s, **shape)
@@ -311,12 +311,12 @@ class Cluster:
         self.until(lambda: self.value("count(rank_last_step > 20)") == world, "every rank makes steps")
 
     def end_training(self) -> list[int | None]:
-        """Tell the job to end; exit status of each node's part."""
+        """Stop the job; return the exit status of each node's part."""
         self.stop_file.touch()
         return [node.wait("training", timeout=START_S) for node in self.nodes]
 
     def power_off(self, node: Node) -> None:
-        """Have a node lose power: it leaves the network first, so that nothing of it resets the connections of the others."""
+        """Simulate a power failure of a node: it leaves the network first, so that it resets no connection of the others."""
         self.cut(node)
         node.power_off()
 
@@ -340,7 +340,7 @@ class Cluster:
         node.run("tc", "qdisc", "del", "dev", "eth0", "root")
 
     def restart_prometheus(self) -> None:
-        """SIGTERM, and the same server again over the same data."""
+        """Restart the server with SIGTERM, over the same data."""
         process = self.hub._children["prometheus"]
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(START_S) is not None
@@ -348,75 +348,75 @@ class Cluster:
         self.hub.wait_for("prometheus", self.monitoring.url("prometheus", "/-/ready"))
 
     def expect(self, fault: str, began_unix_ns: int) -> dict[str, float]:
-        """Wait until every alert of a fault fires; seconds after which the receiver had each."""
+        """Wait until every alert of a fault fires; return the seconds after which the receiver had each."""
         names = EXPECTED[fault]
         self.until(lambda: names <= self.firing(), f"{', '.join(sorted(names))} after: {fault}")
         seen = {name: self.of(name)[-1]["received_unix_ns"] for name in names}
         return {name: round((at - began_unix_ns) / 1e9, 1) for name, at in sorted(seen.items())}
 
     def expect_end(self, began_unix_ns: int) -> dict[str, float]:
-        """Wait until no alert fires any more; seconds after which the receiver heard of each end."""
+        """Wait until no alert fires any more; return the seconds after which the receiver got each end."""
         firing = self.firing()
         self.until(lambda: not self.firing(), "all alerts are resolved")
         ended = {name: self.of(name)[-1]["received_unix_ns"] for name in firing}
         return {name: round((at - began_unix_ns) / 1e9, 1) for name, at in sorted(ended.items())}
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        """What the receiver took about one alert, oldest first."""
+        """Return the received notifications of one alert, oldest first."""
         return [alert for alert in self.alerts() if alert["labels"]["alertname"] == name]
 
     def fired(self) -> set[str]:
-        """Names of all alerts that have fired."""
+        """Return the names of all alerts that have fired."""
         return {alert["labels"]["alertname"] for alert in self.alerts()}
 
     def firing(self) -> set[str]:
-        """Names of the alerts that the receiver was told of last as firing."""
+        """Return the names of the alerts whose last notification is firing."""
         last = {alert["fingerprint"]: alert for alert in self.alerts()}
         return {alert["labels"]["alertname"] for alert in last.values() if alert["status"] == "firing"}
 
     def firing_in_prometheus(self) -> set[str]:
-        """Names of the alerts that fire in Prometheus, whatever its series still say."""
+        """Return the names of the alerts that fire in Prometheus' alert list, independently of its series."""
         alerts = json.loads(self.get("prometheus", "/api/v1/alerts"))["data"]["alerts"]
         return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
 
     def steps(self) -> int:
-        """Steps that every rank has made, by Prometheus."""
+        """Return the number of steps that every rank has made, from Prometheus."""
         return int(self.value("min(rank_last_step)") or 0)
 
     def wait_for_steps(self, count: int) -> None:
-        """Wait until every rank has made so many steps more."""
+        """Wait until every rank has made this many steps more."""
         goal = self.steps() + count
         self.until(lambda: self.steps() >= goal, f"step {goal} of every rank")
 
     def verdict(self) -> dict[str, Any]:
-        """The verdict of ``rankscope analyze`` about the run so far."""
+        """Return the verdict of ``rankscope analyze`` about the run so far."""
         verdict: dict[str, Any] = self.report("analyze")["verdict"]
         return verdict
 
     def report(self, verb: str) -> dict[str, Any]:
-        """What a verb says about the run, as JSON."""
+        """Return the JSON output of a verb about the run."""
         done = subprocess.run(rankscope_command(verb, self.run, "--format", "json"), check=True, capture_output=True)
         report: dict[str, Any] = json.loads(done.stdout)
         return report
 
     def get(self, name: str, path: str) -> str:
-        """The body of a page of a server on the hub."""
+        """Return the body of a page of a server on the hub."""
         return self.hub.within(lambda: get(self.monitoring.url(name, path)))
 
     def value(self, query: str) -> float | None:
-        """The value of an instant query with one result, from Prometheus; ``None`` without a result."""
+        """Return the value of an instant query with one result, from Prometheus; ``None`` without a result."""
         result = json.loads(self.get("prometheus", f"/api/v1/query?query={quote(query)}"))["data"]["result"]
         return float(result[0]["value"][1]) if result else None
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Every alert that the receiver took, oldest first, each with ``received_unix_ns``."""
+        """Return every alert that the receiver accepted, oldest first, each with ``received_unix_ns``."""
         if not self.deliveries.exists():
             return []
         lines = [json.loads(line) for line in self.deliveries.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return [{**alert, "received_unix_ns": line["received_unix_ns"]} for line in lines for alert in line["payload"]["alerts"]]
 
     def until(self, condition: Callable[[], T], what: str, *, timeout: float = START_S) -> T:
-        """The answer once it is true; fails with the last line of every process."""
+        """Return the result of ``condition`` once it is true; fail with the last line of every process."""
         deadline = time.monotonic() + timeout
         while not (answer := condition()):
             if time.monotonic() > deadline:
@@ -425,7 +425,7 @@ class Cluster:
         return answer
 
     def state(self) -> str:
-        """What a failure shows: alerts so far, and the last line of every process."""
+        """Return the report for a failure: alerts so far, and the last line of every process."""
         lines = [f"{host.name} {name}: {host.last_line(name)}" for host in (self.hub, *self.nodes) for name in host._children]
         told = [(alert["status"], *sorted(alert["labels"].items())) for alert in self.alerts()]
         return "\n".join([*map(str, told), *lines])
@@ -433,7 +433,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def training_cluster(folder: Path, *, timeout_s: float = 1800.0) -> Iterator[Cluster]:
-    """A cluster with everything started and a job that makes steps; skips where that is not permitted."""
+    """Run a cluster with everything started and a job that makes steps; skip where that is not permitted."""
     require_namespaces(folder)
     with Cluster(folder, timeout_s=timeout_s) as cluster:
         cluster.start()
@@ -446,7 +446,7 @@ def address_of(index: int) -> str:
 
 
 def _enter_network(pid: int) -> None:
-    """Have this thread's new sockets be those of another process's network."""
+    """Make this thread's new sockets those of another process's network."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path(f"/proc/{pid}/ns/net").open("rb") as namespace:
         if libc.setns(namespace.fileno(), _CLONE_NEWNET):

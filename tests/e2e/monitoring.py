@@ -1,4 +1,4 @@
-"""Prometheus, Alertmanager and the receiver of one test: their configuration and how they are started."""
+"""Configuration and start of Prometheus, Alertmanager and the receiver of one test."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SERVERS = ("receiver", "alertmanager", "prometheus")
 
 
 class Monitoring:
-    """The three servers on 127.0.0.1 of the host that ``services`` starts processes on.
+    """The three servers on 127.0.0.1 of the host on which ``services`` starts processes.
 
-    ``ports``: of each of ``SERVERS``. ``programs``: paths of prometheus and prometheus-alertmanager.
+    ``ports``: port of each of ``SERVERS``. ``programs``: paths of prometheus and prometheus-alertmanager.
     """
 
     def __init__(self, folder: Path, ports: Mapping[str, int], programs: Mapping[str, str]) -> None:
@@ -31,7 +31,7 @@ class Monitoring:
         return f"127.0.0.1:{self.ports[name]}"
 
     def export_rules(self, thresholds: str) -> None:
-        """The shipped rules, with an operator's thresholds file of this text."""
+        """Export the shipped rules, with an operator's thresholds file of this text."""
         file = self.folder / "thresholds.toml"
         file.write_text(thresholds)
         exported = rankscope_command("alerts", "rules", "export", self.folder / "rules", "--thresholds", file)
@@ -50,7 +50,7 @@ class Monitoring:
         )
 
     def configure_alertmanager(self, webhook: Mapping[str, Any], *, matchers: Sequence[str] = ()) -> None:
-        """Send the alerts that match, all of them without matchers, to the receiver, a second after they came."""
+        """Send the alerts that match, or all without matchers, to the receiver, a second after they arrive."""
         webhook = {"url": self.url("receiver", "/webhook"), "send_resolved": True, **webhook}
         group = {"group_by": ["alertname", "run_id"], "group_wait": "1s", "group_interval": "1s"}
         self._write(
@@ -89,7 +89,7 @@ class Monitoring:
         )
 
     def wait(self, services: Services, names: Sequence[str] = SERVERS) -> None:
-        """Until these are ready."""
+        """Wait until these servers are ready."""
         for name in names:
             services.wait_for(name, self.url(name, "/-/ready"))
 

@@ -1,4 +1,4 @@
-"""From a real job with a planted straggler to somebody's webhook: every link of the chain is the real program."""
+"""From a real job with a planted straggler to a webhook of the user: every link of the chain is the real program."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Chain:
         return self.monitoring.url(name, path)
 
     def start(self, services: Services) -> None:
-        """Everything but the training; the receiver first, so that no alert is sent before it can be taken."""
+        """Start everything but the training; the receiver first, so that it can accept every alert."""
         self._configure()
         env = {"WEBHOOK_SECRET": self.secret, "ALERTMANAGER_TOKEN": TOKEN}
         self.monitoring.start_receiver(services, "--config", self.folder / "alerts.toml", env=env)
@@ -62,7 +62,7 @@ class Chain:
         services.start("watcher", rankscope_command("alerts", "watch", *watched, "--interval", "1s", "--least-firing", "1s"))
 
     def train(self, services: Services) -> subprocess.Popen[bytes]:
-        """Four ranks, one of which pauses in its forward pass, until somebody ends them."""
+        """Train on four ranks, one of which pauses in its forward pass, until they are ended."""
         fault = ("--fault", f"host:{SLOW_RANK}", "--steps", "100000")
         recorded = (
             "--no-verdict",
@@ -110,7 +110,7 @@ steps = 5
 def chain(
     tmp_path: Path, free_port: Callable[[], int], require_program: Callable[[str], str]
 ) -> Iterator[tuple[Chain, Services]]:
-    """The chain, running; nobody trains yet."""
+    """The chain, running, without any training yet."""
     with receiving() as sink, Services(tmp_path) as services:
         chain = Chain(tmp_path, sink, free_port, require_program("prometheus-alertmanager"))
         chain.start(services)
@@ -118,7 +118,7 @@ def chain(
 
 
 def first(chain: Chain, services: Services, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The first alert of which that is true that the webhook accepts. Says who said what when there is none in time."""
+    """Return the first accepted alert that meets ``condition``; fail with the processes' output if there is none in time."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         for _, payload in list(chain.sink.accepted):
@@ -144,7 +144,7 @@ def test_a_straggler_is_measured_alerted_captured_and_told_with_its_cause(
     def note(what: str) -> None:
         seconds[what] = round(time.monotonic() - began, 1)
 
-    # The watcher fires, Alertmanager sends, the receiver adds what the run says
+    # The watcher fires, Alertmanager sends, the receiver adds the run's verdict
     enriched = first(links, services, lambda alert: alert["status"] == "firing")
     note("told")
     assert enriched["labels"]["alertname"] == "TrainingStraggler"
@@ -152,7 +152,7 @@ def test_a_straggler_is_measured_alerted_captured_and_told_with_its_cause(
     said = enriched["annotations"]
     assert (said["verdict_rank"], said["cause"], said["phase"], said["simulated"]) == (str(SLOW_RANK), "host", "forward", "true")
 
-    # And what a profile of the next steps showed, under the same alert
+    # And the result of a profile of the next steps, under the same alert
     shown = first(links, services, lambda alert: "capture_outcome" in alert["annotations"])
     note("told what the capture showed")
     notes = shown["annotations"]

@@ -33,7 +33,7 @@ def test_a_killed_exporter_is_the_only_alert_of_a_healthy_cluster(tmp_path: Path
         node.start_exporter()
         cluster.expect_end(time.time_ns())
 
-        # Then the alert named the host, the job went on, and nothing else fired
+        # Then the alert named the host, the job continued, and nothing else fired
         assert {alert["labels"]["host"] for alert in cluster.alerts()} == {"node2"}
         cluster.wait_for_steps(20)
         assert cluster.end_training() == [0, 0]

@@ -1,4 +1,4 @@
-"""The main job: real training with a planted fault, through every part, found or left alone."""
+"""The main use case: real training with a planted fault, through every part, with the fault found or left alone."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_the_demo_refuses_a_fault_that_does_not_exist_and_a_folder_that_does(cli
 def live_demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """The demo as `make demo` starts it, once it has printed its addresses."""
     with socket.socket() as taken, (tmp_path / "stderr").open("w") as stderr:
-        # A port in use is stepped over.
+        # A port in use is skipped.
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             taken.bind(("127.0.0.1", 8050))
             taken.listen()
         except OSError:
-            pass  # somebody else takes it: just as good
+            pass  # another process uses the port: just as good
         process = subprocess.Popen(
             [sys.executable, "-m", "rankscope", "demo", "--run-dir", str(tmp_path / "run"), "--format", "json"],
             stdout=subprocess.PIPE,
@@ -116,7 +116,7 @@ def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
     assert ":8050/" not in urls["dashboard"]
     children = descendants(process.pid)
     assert len(children) >= 3
-    # when a person opens the page
+    # when a user opens the page
     with browser.new_context(viewport={"width": 1440, "height": 900}) as session:
         page = session.new_page()
         errors: list[str] = []
@@ -128,7 +128,7 @@ def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
         page.get_by_text("Rank 2").first.wait_for(timeout=60_000)
         page.wait_for_load_state("networkidle")
         body = page.inner_text("body").lower()
-    # then it names rank 2 and its cause, says that the hardware is simulated, and asked nobody else for anything
+    # then it names rank 2 and its cause, marks the hardware as simulated, and sent no request to any other server
     assert "rank 2" in body
     assert "input" in body
     assert "simulated" in body

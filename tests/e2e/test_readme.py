@@ -1,4 +1,4 @@
-"""The README's commands do what it says, typed by a newcomer in an empty folder."""
+"""The README's commands work as described, typed by a new user in an empty folder."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def test_every_rankscope_command_works_as_written(tmp_path: Path, shared_data: P
             _serves(words, tmp_path, env)
             continue
         done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
-        # then it works and says something
+        # then it works and prints something
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         assert done.stdout or done.stderr
         if words[1:] == ["analyze", "runs/first"]:
-            # and the verdict in the README still looks like what is printed
+            # and the verdict in the README still resembles the printed one
             assert TABLE_HEAD in done.stdout.splitlines()
     assert list((tmp_path / "rules").iterdir())
 
 
 def _serves(words: list[str], folder: Path, env: dict[str, str]) -> None:
-    """A server says where it is, and Ctrl-C ends it. Another test may have the port that the README gives, for a while."""
+    """Check that a server prints its address, and that Ctrl-C ends it. Another test may use the README's port for a while."""
     deadline = time.monotonic() + 300
     while True:
         with subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

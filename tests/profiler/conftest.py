@@ -1,4 +1,4 @@
-"""What tests of real ranks share."""
+"""Fixtures shared by tests of real ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.profiler.ranks import PreloadedTorch
 
 @pytest.fixture(scope="session")
 def torch_ranks(require_torch: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedTorch]:
-    """``torch_ranks.command(2, script)`` is the command that trains on two ranks."""
+    """Process with torch imported: ``torch_ranks.command(2, script)`` is the command that trains on two ranks."""
     with PreloadedTorch(tmp_path_factory.mktemp("torch")) as torch:
         yield torch
 

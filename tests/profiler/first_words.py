@@ -1,4 +1,4 @@
-"""What a rank tells its helper first, and records of steps, for tests without a rank."""
+"""Hello message of a rank, and step records, for tests without a rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, S
 
 
 def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: str = "run", pid: int = 1) -> Hello:
-    """What a rank says first."""
+    """Return the first message that a rank sends to its helper."""
     return Hello(
         settings=RecorderSettings(
             run_dir=str(run_dir),
@@ -27,5 +27,5 @@ def hello(run_dir: Path, *, spool: Path | None = None, rank: int = 0, run_id: st
 
 
 def step(number: int) -> StepRecord:
-    """A record of that step."""
+    """Return the record of a step."""
     return StepRecord(step=number, start_unix_ns=10**18, wall_us=1000.0, phases_us=PhaseTimes(forward=1000.0))

@@ -1,4 +1,4 @@
-"""A job that trains until it is ended, for tests of what is asked of a live run."""
+"""Job that trains until it is ended, for tests of requests to a live run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
 
 
 def begin(run: Path, *, pause_s: float = 0.03) -> subprocess.Popen[str]:
-    """Two ranks that train until they are ended; rank 1's backward takes ``pause_s`` longer in every step."""
+    """Start two ranks that train until they are ended; rank 1's backward takes ``pause_s`` longer in every step."""
     settings = RecorderSettings(
         run_dir=str(run),
         run_id="r",

@@ -1,4 +1,4 @@
-"""A collector of traces over OTLP/HTTP: what comes is decoded with the official messages."""
+"""Collector of traces over OTLP/HTTP, which decodes them with the official messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.profiler.helper.spans import Value
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """A span as it came; ids in hexadecimal, as tools show them."""
+    """Received span; ids in hexadecimal, as tools show them."""
 
     name: str
     trace_id: str
@@ -30,13 +30,13 @@ class ReceivedSpan:
 
 @dataclass
 class Collector:
-    """What came so far, in order."""
+    """Received requests, in order."""
 
     port: int = 0
     requests: list[tuple[dict[str, str], ExportTraceServiceRequest]] = field(default_factory=list)
 
     def spans(self) -> list[ReceivedSpan]:
-        """All spans of all requests."""
+        """Return all spans of all requests."""
         return [
             ReceivedSpan(
                 span.name,
@@ -55,7 +55,7 @@ class Collector:
         ]
 
     def wait(self, condition: Callable[[list[ReceivedSpan]], bool]) -> None:
-        """Until what came is as ``condition`` wants it."""
+        """Wait until the received spans meet ``condition``."""
         until = time.monotonic() + 60
         while not condition(self.spans()):
             assert time.monotonic() < until, f"it did not come: {self.spans()}"
@@ -64,7 +64,7 @@ class Collector:
 
 @contextmanager
 def collecting(port: int = 0) -> Iterator[Collector]:
-    """A collector on ``port`` of 127.0.0.1, or on one that is free."""
+    """Run a collector on ``port`` of 127.0.0.1, or on a free port."""
     collector = Collector()
 
     def receive(headers: dict[str, str], request: ExportTraceServiceRequest) -> None:

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 PYTHON = [sys.executable, "-I", __file__]
-"""Isolated: PYTHONPATH is for the ranks."""
+"""Command prefix, isolated: PYTHONPATH is for the ranks."""
 END_SECONDS = 60.0
 _STORES: list[Any] = []
 
 
 def command(count: int, *words: str | Path) -> list[str]:
-    """The command that runs a job of ``count`` ranks."""
+    """Return the command that runs a job of ``count`` ranks."""
     return [*PYTHON, str(count), *map(str, words)]
 
 
 class PreloadedTorch:
-    """A process that has imported torch and is forked for every job. A context manager."""
+    """Process that has imported torch and is forked for every job. A context manager."""
 
     def __init__(self, folder: Path) -> None:
         import subprocess
@@ -49,12 +49,12 @@ class PreloadedTorch:
         self._server.communicate()
 
     def command(self, count: int, *words: str | Path) -> list[str]:
-        """The command that runs a job of ``count`` ranks in forks of this process."""
+        """Return the command that runs a job of ``count`` ranks in forks of this process."""
         return [*PYTHON, str(self._socket), str(count), *map(str, words)]
 
 
 class _Fork(BaseException):
-    """Leaves the stack of the server behind, in a process that is to run a script."""
+    """Exception that unwinds the server's stack in a forked process that is to run a script."""
 
 
 def _serve(path: str) -> NoReturn:
@@ -67,14 +67,14 @@ def _serve(path: str) -> NoReturn:
 
     import torch._dynamo  # noqa: F401  # with what the first step of an optimizer imports
 
-    gc.freeze()  # the collector of a rank has no business with what it shares
+    gc.freeze()  # a rank's garbage collector must not scan the shared objects
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
         print("ready", flush=True)
         while True:
             if 0 in select.select([listening.fileno(), 0], [], [])[0]:
-                os._exit(0)  # tidying up all of torch takes a second
+                os._exit(0)  # freeing all of torch takes a second
             connection, _ = listening.accept()
             data, ancillary, _, _ = connection.recvmsg(1 << 20, socket.CMSG_SPACE(8))
             while not data.endswith(b"\n"):
@@ -94,7 +94,7 @@ def _serve(path: str) -> NoReturn:
                 os.environ.update(said["environment"])
                 os.chdir(said["folder"])
                 status = _run(int(said["words"][0]), said["words"][1:], watched)
-                with suppress(OSError):  # the client may have gone
+                with suppress(OSError):  # the client may have exited
                     connection.sendall(str(status).encode())
                 os._exit(0)
             connection.close()
@@ -105,14 +105,14 @@ def _serve(path: str) -> NoReturn:
 
 
 def _ask(path: str, words: list[str]) -> int:
-    """Have a server run a job with the environment and the output of this process; the job ends with it."""
+    """Let a server run a job with the environment and the output of this process; the job ends with it."""
     import array
     import json
     import socket
 
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        said = {"environment": dict(os.environ), "folder": os.getcwd(), "words": words}  # noqa: PTH109  # no pathlib for a moment's process
+        said = {"environment": dict(os.environ), "folder": os.getcwd(), "words": words}  # noqa: PTH109  # no pathlib for a short-lived process
         streams = array.array("i", [1, 2])
         connection.sendmsg([b" "], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
         connection.sendall(json.dumps(said).encode() + b"\n")
@@ -120,7 +120,7 @@ def _ask(path: str, words: list[str]) -> int:
 
 
 def _run(count: int, words: list[str], watched: list[Any] | None = None) -> int:
-    """Be the agent: fork the ranks, serve their store, and wait for them. Returns the exit status."""
+    """Be the agent: fork the ranks, serve their store, and wait for them. Return the exit status."""
     import signal
     import socket
 
@@ -140,7 +140,7 @@ def _run(count: int, words: list[str], watched: list[Any] | None = None) -> int:
                 raise _Fork(words)
             ranks[os.pidfd_open(process)] = process
         if count:
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public all the same
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public nevertheless
 
             store = os.dup(listening.fileno())
             _STORES.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=store))
@@ -150,7 +150,7 @@ def _run(count: int, words: list[str], watched: list[Any] | None = None) -> int:
 
 
 def _wait(ranks: dict[int, int], watched: list[Any]) -> int:
-    """Wait for all ranks; end them when one fails, or when the client or the server has gone. Returns the exit status."""
+    """Wait for all ranks; end them when one fails, or when the client or the server has exited. Return the exit status."""
     import select
     import signal
 
@@ -178,7 +178,7 @@ def _kill(ranks: dict[int, int], number: int) -> None:
 
 
 def _import_torch_modules_of(words: list[str]) -> None:
-    """Import what the script imports of torch first, once for all ranks."""
+    """Import the script's torch modules first, once for all ranks."""
     import ast
 
     source = words[1] if words[0] == "-c" else Path(words[0]).read_text()
@@ -191,7 +191,7 @@ def _import_torch_modules_of(words: list[str]) -> None:
 
 
 def _become(words: list[str]) -> None:
-    """Run the script as Python does that a launcher has started."""
+    """Run the script like a Python that a launcher has started."""
     import builtins
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec

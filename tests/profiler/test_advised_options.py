@@ -1,4 +1,4 @@
-"""What advice tells people to set exists in torch, by that name."""
+"""Options that the advice names exist in torch, under that name."""
 
 from __future__ import annotations
 

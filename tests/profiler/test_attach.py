@@ -1,4 +1,4 @@
-"""What our ``sitecustomize`` does to the Python processes of a job, and what it leaves alone."""
+"""Effects of our ``sitecustomize`` on the Python processes of a job, and the processes it leaves alone."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ BREAK = {
 
 @pytest.fixture(scope="module")
 def alone(torch_ranks: PreloadedTorch) -> str:
-    """What the script prints without a recorder."""
+    """Output of the script without a recorder."""
     return subprocess.run(torch_ranks.command(0, JOB, "plain"), capture_output=True, text=True, check=True).stdout
 
 
@@ -118,7 +118,7 @@ def test_a_recorder_that_cannot_start_is_one_line_and_the_training_is_the_same(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         result = launch(job, LaunchOptions(run_dir=tmp_path / "run", name="x"))
-    # Then training is what it is alone, and the reason is said once
+    # Then training is unchanged, and the reason is reported once
     output = capfd.readouterr()
     assert (result.status, output.out) == (0, alone)
     assert output.err.count("rankscope:") == 1
@@ -160,7 +160,7 @@ def test_a_helper_that_dies_costs_the_record_not_the_training(
         result = launch(torch_ranks.command(0, JOB, "plain"), LaunchOptions(run_dir=tmp_path / "run", name="x"))
     assert result.status == 0
     assert not is_run(tmp_path / "run")
-    # By the recorder, or by the launcher where the short job was over before its helper had died.
+    # Reported by the recorder, or by the launcher where the short job was over before its helper had died.
     said = capfd.readouterr().err
     assert said.count("switched itself off (its helper process ended)") + said.count("was killed; their records") == 1
 

@@ -1,4 +1,4 @@
-"""`rankscope capture` on a real job: what it asks for is done by the ranks, and what it prints is what they did."""
+"""`rankscope capture` on a real job: the ranks do what it requests, and it prints what they did."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
     try:
         for rank in RANKS:
             wait_for(rank_dir(run, 0, rank) / "steps-000000.npy", job)
-        # when somebody asks for six steps
+        # when six steps are requested
         done = cli("capture", run, "--steps", "6", "--keep-trace", "--wait", "90", "--format", "json")
-        # then all ranks have profiled those six, and who was late in them is seen
+        # then all ranks have profiled those six, and the late rank in them is found
         assert done.returncode == 0, done.stdout + done.stderr
         result = json.loads(done.stdout)
         steps = range(result["first_step"], result["last_step"] + 1)
@@ -50,7 +50,7 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
         for trace in result["traces"]:
             assert (run / trace).is_file()
         assert len(result["traces"]) == 2
-        # and a dump of a job that trains does not end it
+        # and a dump does not end a job that trains
         before = len(list(RunReader(run).steps(0, 0)))
         dumps = cli("capture", run, "--flight-recorder", "--wait", "90", "--format", "json")
         assert {row["rank"] for row in json.loads(dumps.stdout)["dumps"]} | {

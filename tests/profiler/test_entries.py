@@ -1,4 +1,4 @@
-"""Entries of the ring: what a rank packs is what the helper writes, and missing stays missing."""
+"""Entries of the ring: the helper writes what a rank packs, and missing values stay missing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ entries = st.builds(
 
 
 def step_entry(step: int, **fields: Any) -> StepEntry:
-    """An entry of little."""
+    """Return a minimal entry."""
     values: dict[str, Any] = {
         "start_unix_ns": 1,
         "wall_ns": 1000,
@@ -171,7 +171,7 @@ def test_device_times_are_joined_to_their_step_and_the_order_of_steps_stays() ->
     joining = Joining(clock=lambda: at)
     assert joining.step(pack(step_entry(0, awaits_device=True))) == []
     assert joining.step(pack(step_entry(1, awaits_device=True))) == []
-    # A step without device times waits for the ones before it
+    # A step without device times waits for the steps before it
     assert joining.step(pack(step_entry(2))) == []
     late = DeviceEntry(1, [2000] + [UNSEEN] * 5, [500] + [0] * 5)
     assert unpack_device(pack(late)) == late
@@ -181,7 +181,7 @@ def test_device_times_are_joined_to_their_step_and_the_order_of_steps_stays() ->
     assert [row.step for row in records] == [0, 1, 2]
     assert [row.device_us for row in records] == [PhaseTimes(data=1.0, forward=0.0), PhaseTimes(data=2.0), None]
     assert [row.device_blocked_us for row in records] == [None, PhaseTimes(data=0.5), None]
-    # Of a step that is written already, or never was, nobody wants to know any more
+    # Device times of a step that is already written, or never existed, are ignored
     assert joining.device(pack(late)) == []
 
 
@@ -218,7 +218,7 @@ events = st.lists(
 
 @given(events, st.sampled_from([NOT_KNOWN, NOT_AT_ALL, AS_NOTED]))
 def test_the_helper_understands_a_step_as_its_rank_would(story: list[tuple[int, int, Any]], waiting: int) -> None:
-    # Given events as a rank notes them, and what it makes of them itself
+    # Given events as a rank notes them, and the step that it computes from them
     started = at = 5_000_000_000
     here = StepEvents(PhaseClock(started), StepWork())
     for kind, later, more in story:
@@ -226,10 +226,10 @@ def test_the_helper_understands_a_step_as_its_rank_would(story: list[tuple[int, 
         here.noted += (at << SHIFT | kind, more) if kind >= DETAILED else (at << SHIFT | kind,)
     span = (5, (10, 3, b"7 100 9\n"), (12, 3, b"8 160 12\n"))
     fields = (7, 1, started, at + 10, False, waiting, 500, 5, None, None, None, ["own"], span, here.noted)
-    # When the helper is handed them
+    # When the helper gets them
     entry = unpack_raw(pack_raw(fields))
     here.finish(at + 10)
-    # Then it comes to the same, and the phases are the whole step
+    # Then it computes the same step, and the phases are the whole step
     assert entry.phases_ns == here.clock.times
     assert sum(max(time, 0) for time in entry.phases_ns) == entry.wall_ns == at + 10 - started
     assert entry.blocked_ns == {NOT_KNOWN: None, NOT_AT_ALL: [0] * len(PHASES), AS_NOTED: here.clock.blocked}[waiting]
@@ -282,7 +282,7 @@ SPAN = [
 
 def test_short_steps_share_a_reading_by_the_time_they_were_off_the_processor() -> None:
     joining = Joining()
-    # Given steps of which only the last has a reading, which is of all of them
+    # Given steps of which only the last has a reading, which covers all of them
     early = [row for entry in SPAN[:2] for row in joining.step(pack(entry))]
     records = joining.step(pack(SPAN[2]))
     # Then they wait for it, and share it
@@ -291,7 +291,7 @@ def test_short_steps_share_a_reading_by_the_time_they_were_off_the_processor() -
     assert [row.run_queue_us for row in records] == pytest.approx([0, 30, 10], abs=0.01)
     for name, total in (("run_queue_us", 40), ("voluntary_switches", 4), ("involuntary_switches", 1)):
         assert sum(getattr(row, name) for row in records) == pytest.approx(total), name
-    # And the next one, with a reading of its own, waits for nothing
+    # And the next step, with a reading of its own, waits for nothing
     assert [row.run_queue_us for row in joining.step(pack(step_entry(6, usage=Usage(6, 7000, 0, 0))))] == [7]
 
 
@@ -308,12 +308,12 @@ def test_steps_before_a_span_and_those_that_training_pauses_after_are_written_wi
     joining.step(pack(step_entry(2, wall_ns=10**9, usage=None)))
     records = [row for entry in SPAN for row in joining.step(pack(entry))]
     assert [row.run_queue_us is None for row in records] == [True, False, False, False]
-    # And one that nothing follows
+    # And a step without a successor
     joining.step(pack(step_entry(6, usage=None)))
     assert joining.overdue() == []
     at = SPAN_SECONDS + 0.1
     assert [(row.step, row.run_queue_us) for row in joining.overdue()] == [(6, None)]
-    # Then the share of one that was written already is lost, and no other's
+    # Then the share of a step that was written already is lost, and no other's
     records = joining.step(pack(step_entry(7, wall_ns=1000, cpu_ns=0, usage=Usage(6, 4000, 0, 0))))
     assert [row.step for row in records] == [7]
     assert records[0].run_queue_us == pytest.approx(2, abs=0.01)
@@ -323,7 +323,7 @@ def test_what_waits_for_a_reading_at_the_end_is_written_all_the_same() -> None:
     joining = Joining()
     joining.step(pack(SPAN[0]))
     assert [(row.step, row.run_queue_us) for row in joining.rest()] == [(3, None)]
-    # And where its rank had the time to read once more, it is known
+    # And it is known where its rank had the time for one more reading
     joining = Joining()
     for entry in SPAN[:2]:
         joining.step(pack(entry))

@@ -1,4 +1,4 @@
-"""The launcher: what it refuses, what it hands on, what it answers."""
+"""Launcher: commands that it refuses, settings that it passes on, and its results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_is_left_of_a_removed_run_does_not_keep_the_next_from_starting(
 ) -> None:
     (tmp_path / "attempts" / "001" / "ranks" / "00000").mkdir(parents=True)
     result = launch([sys.executable, "-c", PRINT_ENVIRONMENT], LaunchOptions(run_dir=tmp_path, name="x"))
-    # Its ranks must not meet those that are there.
+    # Its ranks must not meet the old ones.
     settings = from_environment(json.loads(capfd.readouterr().out))
     assert settings is not None
     assert (result.status, result.attempt, settings.attempt) == (0, 2, 2)
@@ -81,7 +81,7 @@ def test_the_status_is_what_a_shell_would_give(
 def test_settings_travel_through_the_environment(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", "/mine")
-        patch.setenv("RANKSCOPE_WINDOW_FIRST", "999")  # of a job around this one
+        patch.setenv("RANKSCOPE_WINDOW_FIRST", "999")  # of an outer job
         patch.delenv("KINETO_LOG_LEVEL", raising=False)
         options = LaunchOptions(
             run_dir=tmp_path / "run", name="an experiment", window_every=7, simulated=True, price_per_gpu_hour=2.5, currency="EUR"
@@ -116,7 +116,7 @@ def test_without_a_run_directory_there_are_no_settings() -> None:
 
 
 def _wait_for_handlers(process: int) -> None:
-    """The launcher sets its handlers right after it has started the child, that of SIGTERM last."""
+    """Wait for the launcher's signal handlers: it sets them right after starting the child, that of SIGTERM last."""
     status = Path(f"/proc/{process}/status")
     while not int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1:
         time.sleep(0.01)
@@ -172,13 +172,13 @@ def test_without_local_memory_nothing_is_left_behind(tmp_path: Path, monkeypatch
 
 
 def test_the_launcher_does_not_wait_for_a_helper_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Given a rank's folder that its helper held until it was killed, and one whose helper is at work
+    # Given the folder of a rank whose helper was killed while holding it, and one whose helper is at work
     for name in ("killed", "alive"):
         (tmp_path / name).mkdir()
     os.close(hold(tmp_path / "killed"))
     alive = hold(tmp_path / "alive")
     waiting = threading.Thread(target=_wait_for_helpers, args=[tmp_path])
-    # When the one that lives is done, the launcher goes on
+    # When the live one is done, the launcher continues
     waiting.start()
     waiting.join(0.3)
     assert waiting.is_alive()
@@ -196,7 +196,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_job_once_even_with_its_input_redirecte
         "import select, signal\n"
         "signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True))\n"
         "print('up', flush=True)\n"
-        # a signal just before a call that blocks would be handled when that ends, so none blocks for long
+        # a signal just before a blocking call would be handled when that ends, so no call blocks for long
         "while not select.select([0], [], [], 0.05)[0]: pass"
     )
     script = (
@@ -212,7 +212,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_job_once_even_with_its_input_redirecte
         _wait_for_handlers(launcher.pid)
         # When Ctrl-C is pressed
         os.write(keyboard, b"\x03")
-        # Then the job hears of it once
+        # Then the job receives the signal once
         assert launcher.stdout.readline() == "interrupted\n"
         time.sleep(0.2)
         rest, _ = launcher.communicate(timeout=60)
@@ -233,7 +233,7 @@ def test_a_run_of_another_job_is_not_continued_unless_one_says_so(
     create_run(tmp_path, RunInfo(run_id="r", name=name, start_unix_ns=1, launcher=launcher))
     create_attempt(tmp_path, AttemptInfo(attempt=0, start_unix_ns=1, world_size=1))
     options = LaunchOptions(run_dir=tmp_path, name="a")
-    # Then a job goes into it that is the same, or that somebody put there on purpose
+    # Then a job may use it if it is the same job, or if the user chose the run explicitly
     if refused:
         with pytest.raises(
             InputError, match=r"holds a run of another job \(.*\): take another --run-dir, or set RANKSCOPE_ATTEMPT"

@@ -1,4 +1,4 @@
-"""Kinds of training loops in one process, each recorded through the launcher."""
+"""Kinds of training loops in one process, each recorded with the launcher."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Record = Callable[..., int]
 
 @pytest.fixture
 def record(torch_ranks: PreloadedTorch, tmp_path: Path) -> Record:
-    """Record one kind of loop into ``tmp_path / "run"``; returns the exit status."""
+    """Function ``record(kind)``, which records this kind of loop into ``tmp_path / "run"`` and returns the exit status."""
 
     def record(kind: str, *, windows: int = 0) -> int:
         options = LaunchOptions(
@@ -38,7 +38,7 @@ def record(torch_ranks: PreloadedTorch, tmp_path: Path) -> Record:
 
 
 def recorded(run_dir: Path) -> list[StepRecord]:
-    """The step records of the only rank."""
+    """Return the step records of the only rank."""
     return list(RunReader(run_dir).steps(0, 0))
 
 
@@ -66,7 +66,7 @@ def test_a_crash_is_told_from_an_exit_and_the_status_is_the_jobs(
 @pytest.mark.parametrize(
     ("kind", "numbers"),
     [
-        # Without a data loader nobody sees where the first step began: it has a number but no record.
+        # Without a data loader the begin of the first step is unknown: it has a number but no record.
         ("accumulate", range(1, STEPS)),
         ("scaler", range(1, STEPS)),
         ("compiled", range(1, STEPS)),
@@ -74,9 +74,9 @@ def test_a_crash_is_told_from_an_exit_and_the_status_is_the_jobs(
         ("inside_backward", range(1, STEPS)),
         ("closures", range(1, STEPS)),
         ("lbfgs", range(1, STEPS)),
-        # Whether the old one still steps is only known when the new one does again.
+        # Only the next step of the new optimizer shows whether the old one still steps.
         ("swapped", range(1, STEPS - 1)),
-        # As with data below, and one more: only that the new optimizer steps again tells that the old one is over.
+        # As with data below, and one more: only the new optimizer's next step shows that the old one is over.
         ("replaced", range(1, STEPS - 3)),
     ],
 )
@@ -160,7 +160,7 @@ def test_training_that_fails_and_goes_on_is_recorded_and_nothing_of_it_is_kept(
     output = capfd.readouterr()
     assert (output.out, output.err) == ("left 0\n", "")
     records = recorded(tmp_path / "run")
-    # A step that fails is part of the next one, and its work was done. The last that would end is the one whose optimizer raises.
+    # A failed step is part of the next one, with its work. The last one that would end is the one whose optimizer raises.
     assert [row.samples for row in records] == [4] + [8] * (STEPS // 2 - 2)
     for row in records:
         assert sum(row.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(row.wall_us, rel=1e-6)

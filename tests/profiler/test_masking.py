@@ -1,4 +1,4 @@
-"""Secrets on a command line are not recorded, and the rest of it is."""
+"""Masking of secrets on a recorded command line; the rest is unchanged."""
 
 from __future__ import annotations
 

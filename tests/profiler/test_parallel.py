@@ -1,4 +1,4 @@
-"""Real jobs in parallel layouts: what is seen of waiting, who is named, and where ranks stand. All layouts: `make campaign`."""
+"""Real jobs in parallel layouts: waits, verdicts and coordinates of ranks. All layouts: `make campaign`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ JOB = Path(__file__).parent / "jobs" / "parallel.py"
 PAUSE_US = 40_000
 STEPS = 30
 PLAIN = ("--pause", "0.12")
-"""Ranks on however few cores: what is planted must stand out of what they, and other tests, take from each other."""
+"""Pause that exceeds the delays which ranks and other tests impose on each other, also on few cores."""
 
 
 def skip_what_torch_cannot(layout: str) -> None:
-    """With or without a recorder, torch 2.6 raises in FSDP2 on the CPU, and waits for the last of several transfers alone."""
+    """Skip layouts that torch 2.6 cannot run: it raises in FSDP2 on the CPU, and waits only for the last of several transfers."""
     import torch
     from torch.distributed.pipelining import schedules
 
@@ -36,13 +36,13 @@ def skip_what_torch_cannot(layout: str) -> None:
 
 
 def job(torch_ranks: PreloadedTorch, layout: str, ranks: int, *options: str) -> list[str]:
-    """The command that trains."""
+    """Return the command that trains."""
     skip_what_torch_cannot(layout)
     return torch_ranks.command(ranks, JOB, "--layout", layout, "--steps", str(STEPS), *options)
 
 
 def recorded(run_dir: Path, command: list[str]) -> tuple[RunReader, Verdict]:
-    """One job, recorded from outside, and the verdict on it."""
+    """Record one job, and return its run and verdict."""
     assert launch(command, LaunchOptions(run_dir=run_dir, name="parallel", window_steps=0, exporter_url=None)).status == 0
     run = RunReader(run_dir)
     for rank in run.ranks(0):
@@ -56,7 +56,7 @@ def recorded(run_dir: Path, command: list[str]) -> tuple[RunReader, Verdict]:
 
 
 def own(run: RunReader, rank: int, phase: Phase) -> float:
-    """Median own time of a rank in a phase, in microseconds."""
+    """Return the median own time of a rank in a phase, in microseconds."""
     return statistics.median(
         (step.phases_us.get(phase) or 0) - (step.blocked_us.get(phase) or 0 if step.blocked_us else 0)
         for step in list(run.steps(0, rank))[3:]
@@ -64,12 +64,12 @@ def own(run: RunReader, rank: int, phase: Phase) -> float:
 
 
 def places(run: RunReader) -> list[dict[str, int]]:
-    """Coordinates of all ranks."""
+    """Return the coordinates of all ranks."""
     return [info.coordinates for rank in run.ranks(0) if (info := run.rank(0, rank)) is not None]
 
 
 def layout_of(run: RunReader) -> dict[str, int]:
-    """The layout of the attempt."""
+    """Return the layout of the attempt."""
     attempt = run.attempt(0)
     assert attempt is not None
     return attempt.layout
@@ -85,7 +85,7 @@ def test_tensor_parallel_waits_are_seen_in_compiled_graphs_and_change_nothing(
     run, verdict = recorded(tmp_path / "run", command)
     assert (verdict.kind, verdict.rank, verdict.phase) == ("straggler", 1, "backward"), verdict.summary
     assert (layout_of(run), places(run)) == ({"tp": 2}, [{"tp": 0}, {"tp": 1}])
-    # Graphs, graph breaks and losses are those without the recorder
+    # Graphs, graph breaks and losses are the same as without the recorder
     said = capfd.readouterr().out
     assert "graphs" in said
     assert sorted(said.split()) == sorted(alone.split())

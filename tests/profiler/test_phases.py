@@ -1,4 +1,4 @@
-"""Where the time of a step goes, on a clock the test moves."""
+"""Phases of a step, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ KINDS = {"data": DATA, "h2d": H2D, "backward": BACKWARD, "optimizer": OPTIMIZER,
 
 
 def seen(times: list[int]) -> dict[str, int]:
-    """The phases that were."""
+    """Return the phases that occurred."""
     return {phase: time for phase, time in zip(PHASES, times, strict=True) if time != UNSEEN}
 
 
 def waited(clock: PhaseClock) -> dict[str, int]:
-    """The phases with waiting in them."""
+    """Return the phases with waiting in them."""
     return {phase: time for phase, time in zip(PHASES, clock.blocked, strict=True) if time}
 
 
@@ -56,7 +56,7 @@ def test_waiting_belongs_to_the_phase_it_turns_out_to_be_in() -> None:
     clock = PhaseClock(0)
     clock.enter(DATA, 0)
     clock.leave(10)
-    clock.wait(7)  # nobody knows yet that this is the forward pass
+    clock.wait(7)  # not yet known to be the forward pass
     clock.enter(BACKWARD, 30)
     clock.wait(5)
     clock.leave(40)
@@ -124,7 +124,7 @@ def test_what_turns_out_to_have_been_no_training_is_taken_back() -> None:
     clock.wait(7)
     clock.enter(DATA, 60)
     clock.leave(70)
-    # When it turns out that it was one, from 15 to 80
+    # When the time from 15 to 80 turns out to be an evaluation
     clock.interrupt(since, 15, 80)
     clock.enter(BACKWARD, 100)
     clock.leave(130)
@@ -147,7 +147,7 @@ def test_the_end_of_a_phase_of_a_step_that_is_over_says_nothing() -> None:
 
 def test_a_phase_that_an_exception_went_through_is_let_go_and_the_ones_around_it_stay() -> None:
     clock = PhaseClock(0)
-    clock.enter(OPTIMIZER, 0)  # it raised, nobody said
+    clock.enter(OPTIMIZER, 0)  # it raised, without a report
     clock.enter(BACKWARD, 10)
     clock.abandon(OPTIMIZER)
     clock.leave(30)

@@ -1,4 +1,4 @@
-"""Who profiles when: windows are far enough ahead of every rank, and what they cost stays within the budget."""
+"""Plan of profiled windows: far enough ahead of every rank, and within the budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP_US = 10_000.0
 
 
 def planner(*, every: int | None = None, steps: int = 3, world_size: int = 2, budget: float = 0.01) -> Planner:
-    """One with the usual horizon of 10 s and 50 steps, and a first window at step 20."""
+    """Return a planner with the usual horizon of 10 s and 50 steps, and a first window at step 20."""
     return Planner(
         schedule=Schedule(20, every or 0, steps),
         world_size=world_size,
@@ -36,13 +36,13 @@ def planner(*, every: int | None = None, steps: int = 3, world_size: int = 2, bu
 
 
 def report(rank: int, step: int, **more: float | None) -> RankReport:
-    """A rank with steps of 10 ms, whose window cost 10 ms."""
+    """Return the report of a rank with steps of 10 ms, whose window cost 10 ms."""
     usual: dict[str, float | None] = {"step_us": STEP_US, "always_on_us": 20.0, "window_us": 10_000.0}
     return RankReport(rank=rank, step=step, **{"trained_us": step * STEP_US, "spent_us": step * 20.0, **usual, **more})  # type: ignore[arg-type]
 
 
 def capture(plan: Planner, now: float, *, steps: int = 3, ranks: list[int] | None = None) -> PlannedWindow | str | None:
-    """Ask for one."""
+    """Request a capture."""
     return plan.capture("id", steps=steps, ranks=ranks, keep_trace=False, now=now, unix_ns=1)
 
 
@@ -135,7 +135,7 @@ def test_one_window_at_a_time_and_none_before_its_cost_is_known() -> None:
     plan = planner()
     firsts: list[int] = []
     costs: list[float] = []
-    # Given two ranks whose first window is to come
+    # Given two ranks whose first window is still ahead
     for second in range(600):
         step = second * 100
         spent = 10_000.0 * (1 + len(firsts)) + 20.0 * step
@@ -143,7 +143,7 @@ def test_one_window_at_a_time_and_none_before_its_cost_is_known() -> None:
             plan.report(report(rank, step, window_us=None if step < 30 else 10_000.0, spent_us=spent), float(second))
         window = plan.due(float(second), 1)
         if window is not None:
-            # Then each is announced in time, after the one before is over
+            # Then each is announced in time, after the previous one is over
             assert window.first >= step + 1000
             assert not firsts or firsts[-1] + 3 <= step
             firsts.append(window.first)
@@ -218,7 +218,7 @@ def test_without_windows_or_room_between_them_there_is_no_capture() -> None:
 
 def test_reports_come_every_second_at_most_and_more_seldom_in_large_jobs() -> None:
     assert [exchange_seconds(size, 10.0) for size in (2, 200, 1024)] == [1.0, 1.0, 5.12]
-    # However large, a window is announced so early that every rank asks twice before it.
+    # In a job of any size, a window is announced so early that every rank polls twice before it.
     plan = planner(world_size=10_000)
     plan.report(report(0, 500), 0.0)
     window = capture(plan, 31.0)

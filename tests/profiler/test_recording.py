@@ -1,4 +1,4 @@
-"""Real torchrun jobs, recorded from outside by environment alone."""
+"""Real torchrun jobs, recorded from outside through the environment alone."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def record(command: list[str], run_dir: Path, *args: str, windows: int = 0, spoo
 
 
 def steps(run: RunReader, rank: int, attempt: int = 0) -> list[StepRecord]:
-    """All records of a rank."""
+    """Return all records of a rank."""
     return list(run.steps(attempt, rank))
 
 
 def typical(records: list[StepRecord], phase: Phase, *, own: bool = False) -> float:
-    """Median time of a phase in microseconds, without waiting for others if ``own``."""
+    """Return the median time of a phase in microseconds; own time only if ``own``."""
     times = [
         (record.phases_us.get(phase) or 0.0) - (record.blocked_us.get(phase) or 0.0 if own and record.blocked_us else 0.0)
         for record in records[2:]
@@ -56,7 +56,7 @@ def typical(records: list[StepRecord], phase: Phase, *, own: bool = False) -> fl
 
 @pytest.fixture(scope="module")
 def single_thread() -> None:
-    """Two ranks on a small machine must not fight over its cores."""
+    """One thread per rank: two ranks on a small machine must not fight over its cores."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
 
@@ -103,7 +103,7 @@ def test_a_slow_loader_is_in_the_data_phase_of_its_rank_and_the_others_wait(
     assert typical(fast, "data") < PAUSE_US / 2
     waited = [statistics.median(record.blocked_total_us or 0 for record in records[2:]) for records in (fast, slow)]
     assert waited[0] > waited[1] + PAUSE_US / 2
-    # The collectives make the walls equal: only own time tells the two apart.
+    # The collectives make the wall times equal: only own time distinguishes the two.
     assert statistics.median(record.own_us or 0 for record in slow[2:]) > 2 * statistics.median(
         record.own_us or 0 for record in fast[2:]
     )
@@ -141,7 +141,7 @@ def test_a_stall_late_in_backward_is_own_backward_time_of_its_rank(torch_ranks: 
     assert record(torch_ranks.command(2, JOB), tmp_path / "run", "--fault", "backward:1").status == 0
     run = RunReader(tmp_path / "run")
     fast, slow = steps(run, 0), steps(run, 1)
-    # Both see a long backward …
+    # Both show a long backward …
     assert min(typical(fast, "backward"), typical(slow, "backward")) > PAUSE_US / 2
     # … but only one of them needed it.
     assert typical(slow, "backward", own=True) > PAUSE_US
@@ -186,7 +186,7 @@ with StepProfiler(run_dir="not here", window_steps=0) as prof:
 
 
 def test_the_metrics_of_a_vanished_rank_stay_while_its_job_lives_and_go_when_it_is_cancelled(tmp_path: Path) -> None:
-    # Given a job that goes on after a rank of it was killed (one that leaves importing torch to us), and another job's metrics
+    # Given a job that continues after a rank of it was killed (with torch imported by us), and another job's metrics
     spool = tmp_path / "spool"
     spool.mkdir()
     (spool / "0-another-0.prom").touch()
@@ -208,5 +208,5 @@ def test_the_metrics_of_a_vanished_rank_stay_while_its_job_lives_and_go_when_it_
             assert launcher.wait(60) == 128 + signal.SIGTERM
         finally:
             launcher.terminate()
-    # Then nobody is called for its ranks
+    # Then no alert fires for its ranks
     assert [entry.name for entry in spool.iterdir()] == ["0-another-0.prom"]

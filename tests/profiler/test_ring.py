@@ -1,4 +1,4 @@
-"""The ring: nothing is lost silently, nothing torn is believed, and it survives its writer."""
+"""Ring: no silent loss, no torn entries, and it survives its writer."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def test_a_slot_that_was_overwritten_in_part_is_waited_for_then_counted_never_be
 
 
 def test_a_head_that_is_ahead_of_its_slots_skips_nothing(tmp_path: Path) -> None:
-    # Given a head that says more than there is, as one seen half written would
+    # Given a head beyond the last entry, as a half-written head may be
     writer = RingWriter(tmp_path / "ring", slots=4, slot_bytes=SLOT)
     writer.put(1, b"first")
     writer.words[HEAD] = 4
     with RingReader(tmp_path / "ring") as reader:
-        # Then what is not there yet is not an entry
+        # Then a missing entry is not read
         assert reader.read() == [(1, b"first")]
         assert reader.read() == []
-        # And when it is there, it is
+        # And once it is there, it is read
         for payload in (b"second", b"third"):
             writer.put(1, payload)
         assert reader.read() == [(1, b"second"), (1, b"third")]
@@ -94,7 +94,7 @@ def test_an_announcement_is_heard_once_and_the_last_one_counts(tmp_path: Path) -
         heard.append(reader.heard)
         assert heard == [False, True]
         assert [writer.news() for _ in range(2)] == [None, None]
-    # A helper that takes the place of another is heard too
+    # Announcements of a replacement helper are received too
     with RingReader(tmp_path / "ring") as reader:
         reader.announce(Announcement(1, 300, 3))
         assert writer.news() == Announcement(1, 300, 3)
@@ -109,7 +109,7 @@ def test_an_announcement_in_the_middle_of_a_change_is_not_believed(tmp_path: Pat
         # When one of its words is still an old one
         whole, writer.words[word] = writer.words[word], 0
         assert writer.news() is None
-        # Then it is heard when it is whole, at a later step
+        # Then it is received once it is complete, at a later step
         writer.words[word] = whole
         assert writer.news() == Announcement(7, 100, 3)
     writer.close()
@@ -171,7 +171,7 @@ def test_what_a_reader_keeps_is_read_again_by_the_one_that_takes_its_place(tmp_p
     with RingReader(tmp_path / "ring") as reader:
         assert len(reader.read(free=False)) == 3
         reader.free(keep=2)
-        # It reads nothing twice itself, and the slots are not free
+        # The reader itself reads nothing twice, and the slots are not free
         writer.put(1, b"fourth")
         assert reader.read(free=False) == [(1, b"fourth")]
         assert [writer.put(1, b"fifth"), writer.put(1, b"sixth")] == [True, False]

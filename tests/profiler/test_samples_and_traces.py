@@ -1,4 +1,4 @@
-"""A real torchrun job beside a real exporter and a collector of traces: what reaches the run, and what the collector."""
+"""Real torchrun job beside a real exporter and a trace collector: data in the run and in the collector."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ start_exporter = exporter.start_exporter
 
 @dataclass
 class Recorded:
-    """The job's run, and the spans that came."""
+    """The job's run, and the received spans."""
 
     run: RunReader
     spans: list[ReceivedSpan]
@@ -44,7 +44,7 @@ def recorded(
     require_program: Callable[[str], str],
     start_exporter: Callable[..., RunningExporter],
 ) -> Recorded:
-    """Two ranks, one of which waits for its data so that the job takes a while."""
+    """Recorded job of two ranks, one of which waits for its data so that the job takes a while."""
     require_program("gcc")
     driver = FakeDriver(tmp_path / "driver", build_library(), [h100_state(0), h100_state(1)])
     node = start_exporter(env=driver.env)
@@ -99,7 +99,7 @@ def test_hardware_samples_and_traces_of_a_job(recorded: Recorded) -> None:
         for child in children:
             phase_us = getattr(step.phases_us, child.name)
             assert child.end_unix_ns - child.start_unix_ns == pytest.approx(phase_us * 1000, rel=2e-7, abs=2)
-    # And what the slow rank waits for is in its traces
+    # And the slow rank's waiting for data is in its traces
     waits = [span for span in recorded.spans if span.name == "data" and span.resource["rankscope.rank"] == 1]
     assert len(waits) >= 3
     assert all(span.end_unix_ns - span.start_unix_ns >= PAUSE_S * 0.99e9 for span in waits)

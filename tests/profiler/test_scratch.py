@@ -1,4 +1,4 @@
-"""Folders on local memory."""
+"""Scratch folders in local memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_only_old_folders_that_nobody_holds_are_swept(tmp_path: Path, monkeypatc
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     scratch.sweep()
     assert set(tmp_path.iterdir()) == {held, young, foreign}
-    # The lock goes with its holder, however that ends.
+    # The lock is released when its holder exits for any reason.
     os.close(handle)
     scratch.sweep()
     assert set(tmp_path.iterdir()) == {young, foreign}
@@ -60,13 +60,13 @@ def test_only_old_folders_that_nobody_holds_are_swept(tmp_path: Path, monkeypatc
 def test_what_others_put_into_local_memory_is_neither_waited_for_nor_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given old folders of the right name: one whose lock is a pipe that nobody writes to, one whose lock is a link
+    # Given old folders of the right name: one whose lock is a FIFO without a writer, one whose lock is a link
     piped, linked, outside = (tmp_path / name for name in ("rankscope-1-piped", "rankscope-1-linked", "outside"))
     for folder in (piped, linked):
         folder.mkdir()
     os.mkfifo(piped / "lock")
     (linked / "lock").symlink_to(outside)
-    # Then nobody waits, and nothing is made through the link
+    # Then nothing blocks, and nothing is created through the link
     done = threading.Thread(target=lambda: [scratch.is_left(folder) for folder in (piped, linked)], daemon=True)
     done.start()
     done.join(20)

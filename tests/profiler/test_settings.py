@@ -1,4 +1,4 @@
-"""Settings that mean nothing are refused wherever they come from; a script that gives them trains on."""
+"""Invalid settings are refused whatever their source; a script with invalid settings keeps training."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_script_says_its_budget_as_people_do_and_the_rest_by_variables(
     assert settings is not None
     assert (settings.budget, settings.plan_ahead_steps, settings.coordinates) == (0.02, 7, "dp=3")
     assert settings.retain_bytes is None
-    # An argument counts before a variable.
+    # An argument takes precedence over a variable.
     settings = StepProfiler(tmp_path, coordinates={"dp": 1})._settings
     assert settings is not None
     assert settings.coordinates == "dp=1"

@@ -1,4 +1,4 @@
-"""The text file of a rank: replaced whole, and claimed by its name, so that no two ranks have the same series."""
+"""Text file of a rank: replaced atomically, and claimed by its name, so that no two ranks have the same series."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def claimant(run_id: str = "id", *, run: str = "run", rank: int = 3, attempt: in
 
 
 def write(spool: SpoolFile, value: int = 1) -> Path:
-    """Write as a rank does, and where to."""
+    """Write a rank's file, and return its path."""
     own = {"run_id": spool.claimant.run_id, "attempt": str(spool.claimant.attempt), "host": 'x",run_id="forged'}
     spool.write(lambda labels: render(labels, [Sample("rank_info", own, 1), Sample("rank_steps_total", {}, value)]))
     assert spool.path is not None
@@ -60,7 +60,7 @@ def test_ranks_of_the_same_name_have_slots_and_a_slot_that_is_given_back_is_the_
     spools = [SpoolFile(tmp_path, claimant(f"id-{number}")) for number in range(3)]
     paths = [write(spool) for spool in spools]
     assert [identity(path)["slot"] for path in paths] == ["0", "1", "2"]
-    # who has a slot keeps it
+    # a rank keeps its slot
     assert [write(spool, 7) for spool in spools] == paths
 
     spools[1].remove()
@@ -84,7 +84,7 @@ def test_a_new_attempt_takes_over_what_the_one_before_left_and_that_one_lets_go(
     path = write(new)
     assert path.name == "run-3-0.prom"
 
-    # the helper of the old one may still be there
+    # the helper of the old one may still exist
     old.remove()
     assert names(tmp_path) == [path.name]
     assert 'attempt="1"' in path.read_text()

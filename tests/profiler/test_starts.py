@@ -1,4 +1,4 @@
-"""All ranks of one start of an elastic job are in one attempt, whatever their agents have counted."""
+"""All ranks of one start of an elastic job are in one attempt, although their agents count restarts differently."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 JOB = Path(__file__).parent / "jobs" / "restarted.py"
 SECOND = 10**9
 NOBODY = 2**22 + 1
-"""No process has this number."""
+"""Process id that no process has."""
 
 
 def joined(  # what may differ between two processes
@@ -38,7 +38,7 @@ def joined(  # what may differ between two processes
     attempt: int = 0,
     world_size: int = 2,
 ) -> RunStore:
-    """The store of a rank whose process began then, and had its first step 5 s later."""
+    """Return the store of a rank whose process began at ``begun_s``, and had its first step 5 s later."""
     first = (begun_s + 5) * SECOND
     store = RunStore(
         Hello(
@@ -67,11 +67,11 @@ def test_ranks_of_one_start_meet_and_those_of_the_next_in_the_next_attempt(tmp_p
 
 @pytest.mark.parametrize("host", ["h", "another"])
 def test_who_had_no_place_in_the_start_before_does_not_take_it_now(tmp_path: Path, host: str) -> None:
-    # Given a start in which rank 1 never came to its first step, and rank 0 ended
+    # Given a start in which rank 1 never reached its first step, and rank 0 ended
     before = joined(tmp_path, 0, 1000)
     ended = msgspec.structs.replace(before._hello.rank, end_unix_ns=1006 * SECOND)
     assert before.write_rank(ended)
-    # Then it is with rank 0 in the next, whoever comes first
+    # Then it is with rank 0 in the next attempt, in either order
     assert joined(tmp_path, 1, 1008, host=host).attempt == 1
     assert joined(tmp_path, 0, 1008).attempt == 1
 

@@ -1,4 +1,4 @@
-"""Recording from inside the script: who records, what a loader is through it, how it ends."""
+"""Recording from inside the script: recording ranks, wrapped loaders, and the end of a recording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankscope.profiler.step import StepProfiler  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def no_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that nobody has attached to, and whose torch stays as it is."""
+    """Unattached process whose torch stays unwrapped."""
     monkeypatch.setattr(attach, "_recorder", None)
     monkeypatch.setattr(attach, "_launched", None)
     monkeypatch.setattr(attach, "_patched", True)
@@ -58,11 +58,11 @@ def test_the_launchers_recorder_is_the_first_ones_only(tmp_path: Path, monkeypat
 
 
 class Batch(list[Any]):
-    """Can be referred to weakly."""
+    """Batch that supports weak references."""
 
 
 class Loader:
-    """Like a data loader: every epoch anew, with a length."""
+    """Loader that restarts every epoch and has a length."""
 
     def __iter__(self) -> Iterator[Batch]:
         return (Batch([torch.ones(4)]) for _ in range(3))

@@ -25,19 +25,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
 
 def expect_both_groups(run: RunReader) -> None:
-    """What ranks 0 and 1 recorded of ``JOB``: rank 0 waits for rank 1 between the steps, in the second group."""
+    """Check the records of ranks 0 and 1 of ``JOB``: rank 0 waits for rank 1 between the steps, in the second group."""
     for rank in (0, 1):
         records = [record for record in run.steps(0, rank) if record.step > 2]
-        # Without a loader all between the optimizer and backward is forward.
+        # Without a loader all time between the optimizer and backward is forward.
         waits = [record.blocked_us.get("forward") or 0.0 for record in records if record.blocked_us is not None]
         assert len(waits) == len(records) >= 20, "waits of every step are known"
         own = statistics.median(record.own_us or 0.0 for record in records)
-        # 30 ms, and what a busy machine adds or hides
+        # 30 ms, plus or minus the noise of a busy machine
         assert (statistics.median(waits) > 15_000) == (rank == 0), waits
         assert (own > 15_000) == (rank == 1)
         for step in WINDOW:
             rows = [row for row in run.collectives(0, rank) if row.step == step]
-            # Training's gradients, and the other group's in the order of its calls; gloo does not say whose they are.
+            # Training's gradients, and the other group's in the order of its calls; gloo does not name the group.
             assert [row.op for row in rows].count("all_reduce") == 2
             assert [row.op for row in rows].count("barrier") == 1
             assert [row.index for row in rows] == list(range(len(rows)))
@@ -55,7 +55,7 @@ def test_waits_and_collectives_of_a_second_group_are_recorded(torch_ranks: Prelo
     )
     assert launch(torch_ranks.command(2, JOB, tmp_path / "store"), options).status == 0
     expect_both_groups(RunReader(tmp_path / "run"))
-    # and what the ranks did is put together over both groups
+    # and the ranks' collectives are matched over both groups
     found = analyze([tmp_path / "run"])
     assert found.collectives.matched >= 3 * len(WINDOW)
     assert found.collectives.unmatched == 0
@@ -81,7 +81,7 @@ def test_ranks_that_srun_starts_are_recorded_as_slurm_counts_them(
             timeout=120,
             check=False,
         )
-        # and two processes that know of each other from Slurm alone, after them
+        # and after them two processes that learn of each other from Slurm alone
         alone = (
             "from rankscope.profiler.rank.identity import identify, RecorderSettings as S\n"
             "said = identify(S(run_dir='/', run_id='r', name='n', start_unix_ns=1))\n"

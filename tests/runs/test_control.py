@@ -1,4 +1,4 @@
-"""Requests to a running job: who reads them reads anything, and is neither hung nor grown by it."""
+"""Requests to a running job: reading them is safe whatever the files contain, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rankscope.runs.control_names import KEPT, MAX_ENTRIES
 
 
 class Reports(list[str]):
-    """What was said to people."""
+    """Reported lines."""
 
     def __call__(self, line: str) -> None:
         self.append(line)
@@ -67,7 +67,7 @@ def test_a_request_is_handed_out_once_to_those_who_serve_its_kind(run: Path, rep
     captures = Inbox(run, "capture", since_unix_ns=0, report=reports)
     dumps = [Inbox(run, "dump", since_unix_ns=0, report=reports, rank=rank) for rank in (0, 1)]
     assert captures.pending(now=True) == []
-    # when somebody asks for both, the dump of rank 1 only
+    # when requests for both are posted, the dump of rank 1 only
     wanted = new_request("capture", steps=5, ranks=[3, 4], keep_trace=True, note="slow since noon")
     path = post(run, wanted)
     dump = new_request("dump", ranks=[1])
@@ -97,7 +97,7 @@ def test_an_answer_reaches_who_asked_and_nobody_serves_the_request_again(run: Pa
     given = ControlAnswer(id=request.id, accepted=True, first_step=70, last_step=72, attempt=1, answered_unix_ns=time.time_ns())
     answer(run, given)
     assert read_answer(run, request.id) == given
-    # then a helper that took the place of the one that answered does not see it
+    # then a helper that replaced the one that answered does not see it
     assert Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == []
 
 
@@ -123,7 +123,7 @@ def test_answers_of_many_ranks_do_not_hide_requests(run: Path, reports: Reports,
     most = 100
     monkeypatch.setattr(control, "MAX_ENTRIES", most)
     monkeypatch.setattr(control_names, "MAX_ENTRIES", most)
-    # given a dump that as many ranks have answered as there are names that are looked at
+    # given a dump with more answers of ranks than the number of names that are read
     asked = new_request("dump")
     post(run, asked)
     given = ControlAnswer(id=asked.id, accepted=True, answered_unix_ns=1)
@@ -141,7 +141,7 @@ def test_answers_of_many_ranks_do_not_hide_requests(run: Path, reports: Reports,
 
 
 def test_answers_go_nowhere_else_and_make_no_run_again(run: Path, tmp_path: Path) -> None:
-    # given a link where a folder for answers is to be
+    # given a link in place of the folder for answers
     request = new_request("dump")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -160,7 +160,7 @@ def test_answers_go_nowhere_else_and_make_no_run_again(run: Path, tmp_path: Path
 
 
 def answered(run: Path, made: int, number: int) -> None:
-    """A request, its answers for the job and for one rank, and what a killed writer left."""
+    """Write a request, its answers for the job and for one rank, and temporary files of a killed writer."""
     name = id_at(made, number)
     (run / "control" / f"{name}.answers").mkdir()
     for file in (".json", ".answer.json", ".answers/00001.json", ".answers/.00001.json.4711-0123456789ab"):
@@ -172,14 +172,14 @@ def test_old_requests_and_their_answers_are_removed(
     run: Path, reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control = run / "control"
-    # given some of today, some of yesterday or tomorrow, and more of the last hours than are kept
+    # given some requests of today, some of yesterday or tomorrow, and more of the last hours than are kept
     now, hour = time.time_ns(), 3600 * 10**9
     monkeypatch.setattr(control_names, "KEPT", 3)
     ages = {1: 0, 2: 1 * hour, 3: 2 * hour, 4: 3 * hour, 5: 4 * hour, 6: 25 * hour, 7: -30 * hour}
     for number, age in ages.items():
         answered(run, now - age, number)
     kept = {path.name for number in (1, 2, 3, 4) for path in control.glob(f"*{id_at(now - ages[number], number)}*")}
-    # and what is none of ours, under names like these
+    # and files that are not ours, with similar names
     old = now - 48 * hour
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -192,11 +192,11 @@ def test_old_requests_and_their_answers_are_removed(
     strange += [f"{id_at(old, 24)}.txt", "notes.txt"]
     for name in (*strange[4:], f"{strange[3]}/notes.txt"):
         write(run, name, b"precious")
-    # when a helper that does not clear looks, then all stays
+    # when a helper that does not clear reads the folder, then all files stay
     before = sorted(control.rglob("*"))
     Inbox(run, "dump", since_unix_ns=0, report=reports, rank=1).pending(now=True)
     assert sorted(control.rglob("*")) == before
-    # when the one that does, a little at a time, then what is new stays, and what is not ours
+    # when the clearing helper reads it, removing a few at a time, then new requests and foreign files stay
     monkeypatch.setattr(control_names, "REMOVED_AT_ONCE", 4)
     inbox = Inbox(run, "dump", since_unix_ns=0, report=reports, rank=0, clears=True)
     for _ in range(10):
@@ -236,7 +236,7 @@ def test_requests_of_an_earlier_attempt_old_ones_and_those_of_the_future_are_voi
         write(run, f"{id_at(made, number)}.json", msgspec.json.encode(request_made(min(made, 2**63 - 1), number)))
     got = Inbox(run, "capture", since_unix_ns=began, report=reports).pending(now=True)
     assert [request.created_unix_ns for request in got] == [began + 1, now, now + minute]
-    # and without an attempt's beginning, age alone decides
+    # and without the start of an attempt, age alone decides
     write(run, f"{id_at(now - 11 * minute, 9)}.json", msgspec.json.encode(request_made(now - 11 * minute, 9)))
     assert len(Inbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True)) == 4
     assert reports == []
@@ -296,16 +296,16 @@ def test_a_folder_full_of_rubbish_costs_one_line_and_no_request(run: Path, repor
     write(run, next(names), b" " * (MAX_BYTES + 1))
     with write(run, next(names), b"").open("r+b") as sparse:
         sparse.truncate(2**40)
-    write(run, next(names), msgspec.json.encode(request_made(now, 4711)))  # under the name of another
+    write(run, next(names), msgspec.json.encode(request_made(now, 4711)))  # under the name of another request
     for name in ("x.json", "..json", "0-0.json", f"{id_at(now)}.json.swp", f"{id_at(now)}\n.json", "\udcff.json"):
         write(run, name, b"{}")
-    # and one request
+    # and one valid request
     good = new_request("capture")
     post(run, good)
     # when they are read, twice
     inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
     got = [*inbox.pending(now=True), *inbox.pending(now=True)]
-    # then that one is found, and people have been told of the others, once
+    # then the valid one is found, and the others are reported, once
     assert got == [good]
     assert len(reports) == 1
     assert reports[0].isprintable()
@@ -327,10 +327,10 @@ def test_any_number_of_files_neither_hangs_nor_grows_the_helper(run: Path, repor
     inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
     inbox.pending(now=True)
     before, opened = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(list(Path("/proc/self/fd").iterdir()))
-    # when the folder is looked at again and again
+    # when the folder is read again and again
     for _ in range(20):
         assert inbox.pending(now=True) == []
-    # then it stays within its bounds, and has said so
+    # then it stays within its bounds, and has reported it
     assert len(inbox._seen) <= MAX_REQUESTS
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 5 * 1024
     assert len(list(Path("/proc/self/fd").iterdir())) <= opened
@@ -347,7 +347,7 @@ def test_requests_above_the_limit_are_seen_when_earlier_ones_have_become_void(
     inbox = Inbox(run, "capture", since_unix_ns=0, report=reports)
     assert len(inbox.pending(now=True)) == MAX_REQUESTS
     assert inbox.pending(now=True) == []
-    # given one that is made later, and time passing without a change of the folder
+    # given a later request, and time passing without a change of the folder
     later = request_made(now + 5 * minute)
     write(run, f"{later.id}.json", msgspec.json.encode(later))
     monkeypatch.setattr(time, "time_ns", lambda: now + 11 * minute)
@@ -391,11 +391,11 @@ def test_a_quiet_folder_is_not_listed_again_and_a_change_is_seen(
         inbox.pending()
     quiet = len(listed)
     assert 1 <= quiet < 10
-    # not between the polls either
+    # nor between the polls
     for _ in range(100):
         inbox.pending()
     assert len(listed) == quiet
-    os.utime(run / "control", (1, 1))  # whatever the clock of the disk says: another time is a change
+    os.utime(run / "control", (1, 1))  # for any clock of the disk: a different time is a change
     clock[0] += 1
     request = new_request("capture")
     post(run, request)
@@ -419,7 +419,7 @@ def test_whoever_may_write_into_the_run_may_ask(tmp_path: Path, mode: int) -> No
 
 
 def test_a_folder_of_another_group_is_not_opened_to_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a run of a group that this process cannot give files to
+    # given a run of a group to which this process cannot assign files
     run = tmp_path / "run"
     run.mkdir()
     run.chmod(0o770)

@@ -1,4 +1,4 @@
-"""The run directory: what is written is read back, and damage is counted, not fatal."""
+"""Run directory: records are read back as written, and damage is counted, not fatal."""
 
 from __future__ import annotations
 
@@ -192,13 +192,13 @@ def test_segments_rotate_and_a_restarted_writer_never_overwrites(run: Path) -> N
 
 
 def in_the_way(path: Path, what: str) -> None:
-    """Put something at ``path`` that is no regular file."""
+    """Put an object at ``path`` that is no regular file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     if what == "pipe":
         os.mkfifo(path)
     elif what == "socket":
-        # Its name may not be long, so it is made from inside the folder.
+        # A socket's path has to be short, so it is bound from inside the folder.
         with socket.socket(socket.AF_UNIX) as sock:
             here = Path.cwd()
             os.chdir(path.parent)
@@ -229,7 +229,7 @@ def test_what_is_no_regular_file_is_left_out_and_never_waited_for(run: Path, wha
 
 def test_records_that_cannot_be_read_are_named_and_the_others_are_read(run: Path) -> None:
     folder = rank_dir(run, 0, 0)
-    segment(folder, "steps", 0).mkdir(parents=True)  # also root cannot read a folder as a file
+    segment(folder, "steps", 0).mkdir(parents=True)  # root cannot read a folder as a file either
     append(folder, "steps", step(5))
     reader = RunReader(run)
     assert [row.step for row in reader.steps(0, 0)] == [5]
@@ -282,7 +282,7 @@ def test_records_that_did_not_fit_are_not_there_in_part_and_may_be_appended_agai
     writer.append(step(0))
     size = segment(rank_dir(run, 0, 0), "steps", 0).stat().st_size
     batch = [step(number) for number in range(1, 5)]
-    # when a batch is tried again and again
+    # when a batch is retried again and again
     with disk_with_room_for(size + ROW_BYTES * 3 // 2):
         for _ in range(3):
             with pytest.raises(OSError, match="File too large"):
@@ -298,7 +298,7 @@ def test_records_that_did_not_fit_are_not_there_in_part_and_may_be_appended_agai
 
 
 class StubbornFile(io.FileIO):
-    """A file that does not get shorter."""
+    """File that cannot be truncated."""
 
     def truncate(self, size: int | None = None) -> int:
         raise OSError(116, "Stale file handle")
@@ -322,7 +322,7 @@ def test_where_a_part_cannot_be_taken_back_the_next_record_is_on_a_line_of_its_o
 
 
 def test_lines_that_cannot_be_taken_back_are_not_written_twice(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a disk that takes two records and a half of a batch, and does not give them back
+    # given a disk that takes two records and a half of a batch, and then cannot truncate the file
     monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
     store = RunStore(hello(run))
     store.add_step(step(0))
@@ -354,7 +354,7 @@ def test_a_segment_that_somebody_removed_is_not_written_on(run: Path) -> None:
 def test_records_that_the_filesystem_took_and_then_did_not_keep_are_counted(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # given a filesystem that says so only when it is asked, as NFS does of a full disk
+    # given a filesystem that reports a full disk only at fsync, as NFS does
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -369,12 +369,12 @@ def test_records_that_the_filesystem_took_and_then_did_not_keep_are_counted(
         with pytest.raises(OSError, match="No space"):
             writer.append(kernel(2))
     writer.append(kernel(2))
-    # then what was in the first is counted, and the rest is written; one that has nothing to say about it is believed
+    # then the records of the first are counted, and the rest is written; without support of fsync a file counts as written
     monkeypatch.setattr(os, "fsync", unable)
     writer.close()
     assert writer.unconfirmed == 2
     assert len([*rank_dir(run, 0, 0).iterdir()]) == 2
-    # and the end of a rank says so
+    # and the end of a rank reports it
     monkeypatch.undo()
     store = RunStore(hello(run))
     store.add_step(step(0))
@@ -393,7 +393,7 @@ def test_lines_are_appended_wholly_or_not_at_all(run: Path) -> None:
     assert path.read_bytes() == b"one\n"
     append_whole(path, b"two\n")
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"one\ntwo\n", 0o640)
-    # And into nothing but a file of this name
+    # And only into a regular file of this name
     victim = run / "victim"
     victim.touch()
     path.unlink()
@@ -423,7 +423,7 @@ def test_the_documented_tree_is_the_one_that_is_written(tmp_path: Path) -> None:
     documented: set[str] = set()
     for line in tree.splitlines():
         name = line.split()[0]
-        # Six columns in: what is in the folder of a rank.
+        # Indented by six columns: content of a rank's folder.
         documented.add(f"attempts/000/ranks/00005/{name}" if line.startswith("      ") else name)
     ranks = [segment(rank_dir(Path(), 0, 5), stream, 0) for stream in RANK_STREAMS]
     written = [

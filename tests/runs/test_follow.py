@@ -1,4 +1,4 @@
-"""Following one stream: every record once, whatever happens to the files."""
+"""Following one stream: every record is read once, for any changes of the files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_torn_line_is_left_until_it_is_whole(tmp_path: Path, folder: Path) -> 
     file = folder / "kernels-000000.jsonl"
     file.write_bytes(line(0) + line(1)[:20])
     assert new(followed, tmp_path) == [0]
-    assert followed.skipped_lines == 1  # as whoever reads it at once would say
+    assert followed.skipped_lines == 1  # as when it is read at once
     with file.open("ab") as out:
         out.write(line(1)[20:] + b"not JSON\n")
     assert new(followed, tmp_path) == [1]
@@ -57,7 +57,7 @@ def test_a_torn_line_is_left_until_it_is_whole(tmp_path: Path, folder: Path) -> 
 
 
 def test_segments_that_follow_and_go_are_read_once(tmp_path: Path, folder: Path) -> None:
-    # Given a writer that begins a new segment all the time, and removes old ones
+    # Given a writer that begins new segments all the time, and removes old ones
     writer = JsonLinesWriter(folder, "kernels", segment_bytes=100, retain_bytes=800)
     followed = follower(tmp_path)
     read: list[int] = []
@@ -79,11 +79,11 @@ def test_what_is_there_can_be_left_out_but_for_its_end(tmp_path: Path, folder: P
     last.write_bytes(b"".join(lines[2:5]))
     followed = follower(tmp_path)
     followed.skip(keep=len(lines[4]) + 3)
-    # When it goes on
+    # When the writer continues
     assert new(followed, tmp_path) == [4]
     with last.open("ab") as out:
         out.write(lines[5])
-    # Then nothing of before is read, nor anything twice
+    # Then no earlier record is read, and none twice
     assert new(followed, tmp_path) == [5]
     assert followed.skipped_lines == 1
 

@@ -1,4 +1,4 @@
-"""What people name when they mean a run, and what is said where it is something beside it."""
+"""Arguments that name a run, and the messages for other files beside a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_run_is_named_by_its_folder_its_file_or_an_attempt(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert named_run(run) == named_run(run_file(run)) == NamedRun(run, None)
     assert [named_run(attempt_dir(run, attempt)) for attempt in range(2)] == [NamedRun(run, 0), NamedRun(run, 1)]
-    # and from within
+    # and from inside the run
     monkeypatch.chdir(attempt_dir(run, 1))
     assert named_run(Path()) == named_run(Path("../001")) == NamedRun(run, 1)
     assert named_run(Path("../../run.json")) == NamedRun(run, None)
@@ -35,7 +35,7 @@ def test_a_run_is_named_by_its_folder_its_file_or_an_attempt(run: Path, monkeypa
 def test_what_lies_in_a_run_or_beside_it_is_no_run(run: Path, tmp_path: Path) -> None:
     others = [rank_dir(run, 1, 0), attempt_dir(run, 1) / "flight", run.parent, tmp_path / "gone", tmp_path / "3"]
     assert [named_run(path) for path in others] == [None] * len(others)
-    # also a trace that is called like the file of a run
+    # also a trace with the name of a file of a run
     trace = tmp_path / "traces" / "run.json"
     trace.parent.mkdir()
     trace.write_text('{"traceEvents": []}')

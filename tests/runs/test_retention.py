@@ -1,4 +1,4 @@
-"""Retention: the oldest records go, they are counted, and everybody who reads is told."""
+"""Retention: the oldest records are removed, they are counted, and readers report the count."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_oldest_segments_go_and_what_is_left_stays_within_bounds(tmp_path: P
     assert bound / 2 < sizes[-1] <= bound
     assert max(sizes) <= bound + HEADER_BYTES + 2 * ROW_BYTES
     kept = [number for path in sorted(tmp_path.iterdir()) for number in numbers_in(path)]
-    # None is missing in the middle, and every one is kept or counted.
+    # There is no gap, and every record is kept or counted.
     assert kept == list(range(writer.expired, 1000))
 
 
@@ -114,13 +114,13 @@ def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path:
     reader = RunReader(run)
     info = reader.rank(0, 0)
     kept = [row.step for row in reader.steps(0, 0)]
-    # then the count is there, and that of what is left fits
+    # then the count is there, and it matches the remaining records
     assert info is not None
     assert info.end_reason is None
     assert info.expired_records == store.expired
     assert kept == list(range(info.expired_records["steps"], 1000))
     assert len(list(reader.kernels(0, 0))) == 1000 - info.expired_records["kernels"]
-    # and another helper that goes on where this one was killed counts on, with the end of the rank too
+    # and a helper that replaces a killed one continues its count, including at the end of the rank
     again = RunStore(hello(run, 80_000))
     for number in range(1000, 2000):
         again.add_step(step(number))
@@ -133,7 +133,7 @@ def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path:
     assert info.end_reason == "exit"
     kept = [row.step for row in RunReader(run).steps(0, 0)]
     assert info.expired_records["steps"] == 2000 - len(kept)
-    # and who reads the analysis is told
+    # and the analysis reports it
     (warning,) = (text for text in analyze([run]).source.warnings if "retention" in text)
     assert f"all steps before {kept[0]};" in warning
     assert f"{info.expired_records['steps']:,} of steps" in warning

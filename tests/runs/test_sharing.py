@@ -1,4 +1,4 @@
-"""One run directory, several users: different uids, umasks, and folders that may not be read or written."""
+"""One run directory, several users: different uids, umasks, and unreadable or unwritable folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that every user can reach, which pytest's own is not."""
+    """Folder that every user can reach, unlike pytest's own."""
     path = Path(tempfile.mkdtemp())
     path.chmod(0o755)
     yield path
@@ -40,9 +40,9 @@ def shared() -> Iterator[Path]:
 
 
 def become(user: int, groups: list[int] | None = None, umask: int = 0o022) -> str:
-    """Code that makes its process one of that user.
+    """Return code that switches its process to this user.
 
-    Only when all is imported: the interpreter may lie where none but root may look.
+    It switches after all imports: the interpreter may be in a folder that only root may read.
     """
     return (
         "import encodings.idna, json, os, sys; from pathlib import Path; "
@@ -54,7 +54,7 @@ def become(user: int, groups: list[int] | None = None, umask: int = 0o022) -> st
 
 
 class Rank:
-    """A helper process as some user, with the records of one rank waiting in its ring."""
+    """Helper process of a given user, with the records of one rank waiting in its ring."""
 
     def __init__(self, place: Path, run: Path, rank: int, *, user: int, umask: int, groups: list[int] | None = None) -> None:
         self.scratch = place / f"scratch{rank}"
@@ -74,13 +74,13 @@ class Rank:
         for number in range(20):
             assert self.ring.put(EntryKind.STEP, packed(number))
         self.ring.set_end(End.EXIT)
-        # A disk that refuses is tried for less long at the end.
+        # At the end, a disk that refuses writes is retried for a shorter time.
         code = f"{become(user, groups, umask)}; storing.LAST_TRY_SECONDS = 0.5; helper.main(Path(sys.argv[1]))"
         command = [sys.executable, "-P", "-c", code, str(self.scratch)]
         self.helper = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
 
     def end(self) -> str:
-        """Let it finish; what it said."""
+        """End the rank and return the output of its helper."""
         _, said = self.helper.communicate()
         self.ring.close()
         assert self.helper.returncode == 0, said
@@ -88,7 +88,7 @@ class Rank:
 
 
 def read_as(user: int, run: Path, *, groups: list[int] | None = None) -> dict[str, object]:
-    """Steps per rank, and names of what cannot be used, as some user sees the run."""
+    """Return steps per rank and names of unusable files, as this user sees the run."""
     code = f"""{become(user, groups)}
 reader = RunReader(Path(sys.argv[1]))
 steps = {{rank: len(list(reader.steps(0, rank))) for rank in reader.ranks(0)}}
@@ -113,7 +113,7 @@ def test_users_of_a_group_share_a_run_whatever_their_umasks(shared: Path, umask:
     # when ranks of two users record into it, at once
     ranks = [Rank(shared, run, number, user=user, umask=umask, groups=[TEAM]) for number, user in ((0, ALICE), (1, BOB))]
     assert [rank.end() for rank in ranks] == ["", ""]
-    # then both are there, either can read everything; nobody else can even look
+    # then both are there, each user can read everything, and other users cannot even list it
     for user in (ALICE, BOB):
         assert read_as(user, run, groups=[TEAM]) == {"steps": {"0": 20, "1": 20}, "infos": [0, 1], "unusable": []}
     with pytest.raises(subprocess.CalledProcessError):
@@ -135,7 +135,7 @@ def test_a_rank_that_may_not_write_says_so_once_and_the_others_record(
     said = Rank(shared, run, 1, user=BOB, umask=0o022).end()
     assert said.count("Permission denied") == 1
     assert "rank 1: cannot write to" in said
-    # Who may read the folder may read what is in it, though its maker's umask says otherwise.
+    # Every reader of the folder may read its files, despite the umask of their writer.
     assert read_as(STRANGER, run) == {"steps": {"0": 20}, "infos": [0], "unusable": []}
 
 
@@ -154,7 +154,7 @@ def test_a_rank_that_may_not_be_read_is_named_and_the_others_are_read(shared: Pa
 
 
 def test_ranks_of_two_jobs_are_not_mixed_in_one_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # given a job of two ranks, and one of four that was told the same folder; its last ranks find nobody in their place
+    # given a job of two ranks, and one of four that uses the same folder; the places of its last ranks are free
     def joins(rank: int, world_size: int) -> bool:
         store = RunStore(
             Hello(
@@ -178,7 +178,7 @@ def test_a_place_that_cannot_be_opened_to_others_is_made_all_the_same(tmp_path: 
     def squashed(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    # Where root is nobody, or the filesystem knows no modes.
+    # As where root is mapped to nobody (NFS root_squash), or the filesystem has no modes.
     monkeypatch.setattr(Path, "chmod", squashed)
     monkeypatch.setattr(os, "fchmod", squashed)
     create_run(tmp_path / "run", RunInfo(run_id="r", name="test", start_unix_ns=1))
@@ -187,7 +187,7 @@ def test_a_place_that_cannot_be_opened_to_others_is_made_all_the_same(tmp_path: 
 
 
 def test_the_runs_own_folder_is_as_the_umask_has_it_and_what_is_in_it_as_the_folder(tmp_path: Path) -> None:
-    # given a folder in which everybody may make things, as /tmp is
+    # given a folder in which every user may create files, like /tmp
     tmp_path.chmod(0o1777)
     before = os.umask(0o027)
     try:

@@ -1,4 +1,4 @@
-"""The row of a step record: nothing that is known is lost in it, and nothing that is unknown is made up."""
+"""Row of a step record: known values are preserved, and unknown values stay unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments of step records as they lie on a disk: whatever became of their bytes, what is read is what was written."""
+"""Segments of step records on disk: for any damage of the bytes, the records that are read are as written."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_in(path: Path) -> Path:
 
 @cache
 def written() -> bytes:
-    """A closed segment of ``ROWS`` rows."""
+    """Return a closed segment of ``ROWS`` rows."""
     with tempfile.TemporaryDirectory() as folder:
         append(rank_dir(Path(folder), 0, 0), "steps", *map(record, range(ROWS)))
         return steps_file(Path(folder), 0).read_bytes()
@@ -68,7 +68,7 @@ def truth() -> dict[int, bytes]:
 
 
 class Found:
-    """What a reader, and one that follows, find in a segment of these bytes."""
+    """Results of a one-time reader and of a follower for a segment of these bytes."""
 
     def __init__(self, data: bytes) -> None:
         with tempfile.TemporaryDirectory() as place:
@@ -89,7 +89,7 @@ class Found:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the rows, each of which has to be as it was written."""
+        """Steps of the rows, after checking that each row is as written."""
         steps = [int(np.frombuffer(row, row_dtype())["step"][0]) for row in self.rows]
         assert [truth()[step] for step in steps] == self.rows
         return steps
@@ -191,7 +191,7 @@ def test_columns_that_are_missing_are_unknown_and_others_are_ignored(without: se
 
 
 def saved(*fields: tuple[object, ...], rows: int = 2) -> bytes:
-    """A segment of rows of these fields, with right checksums where there can be any."""
+    """Return a segment of rows of these fields, with correct checksums where possible."""
     values = np.zeros(rows, np.dtype(list(fields)))
     if values.dtype.itemsize % 8 == 0 and "checksum" in (values.dtype.names or ()) and not values.dtype.hasobject:
         values = with_checksums(values)
@@ -203,7 +203,7 @@ SUM = ("checksum", "<u8")
 
 
 def headed(text: bytes, *, length: int | None = None) -> bytes:
-    """A file with the text as its header, and four rows' worth of bytes."""
+    """Return a file with the text as its header, and four rows' worth of bytes."""
     return npy.magic(1, 0) + (len(text) if length is None else length).to_bytes(2, "little") + text + b"\x01" * 4 * ROW_BYTES
 
 
@@ -310,7 +310,7 @@ def test_what_is_there_is_left_out_but_for_its_last_rows(run: Path, foreign: boo
 
 
 def python(code: str, *arguments: object) -> str:
-    """What a Python without anything of ours prints."""
+    """Return the output of a Python without any of our packages."""
     command = [sys.executable, "-c", f"import sys\nimport numpy as np\n{code}\nassert 'rankscope' not in sys.modules"]
     done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Step tables made up in memory, whose noise lasts for a while and whose truth is known."""
+"""Simulated step tables held in memory, with autocorrelated noise and known ground truth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Steps = NDArray[np.float64]
 
 
 def lasting_noise(rng: np.random.Generator, shape: tuple[int, ...], phi: float) -> Steps:
-    """Autoregressive noise of the first order along the last axis, of variance 1."""
+    """Return first-order autoregressive noise along the last axis, of variance 1."""
     fresh = rng.standard_normal((*shape[:-1], shape[-1] + 100))
     noise = np.empty_like(fresh)
     noise[..., 0] = fresh[..., 0]
@@ -26,7 +26,7 @@ def lasting_noise(rng: np.random.Generator, shape: tuple[int, ...], phi: float) 
 
 @dataclass
 class MadeUp:
-    """A run of ranks that wait for the slowest in backward."""
+    """Run whose ranks wait for the slowest rank in backward."""
 
     name: str = "made-up"
     ranks: int = 4
@@ -35,7 +35,7 @@ class MadeUp:
     phi: float = 0.5
     noise: float = 0.03
     common: float = 0.01
-    """Noise of all ranks alike, as a share of the step."""
+    """Noise shared by all ranks, as a fraction of the step."""
     samples: float = 8
     tokens: float = np.nan
     transfer_us: float = 4_000
@@ -49,7 +49,7 @@ class MadeUp:
         }
     )
     late: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """Rank to a phase and what it takes longer there, in microseconds."""
+    """Rank to (phase, extra time in that phase in microseconds)."""
     hosts: dict[int, str] = field(default_factory=dict)
     coordinates: dict[int, dict[str, int]] = field(default_factory=dict)
     price: float | None = None

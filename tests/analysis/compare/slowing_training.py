@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Model(nn.Module):
-    """Two layers, and a pause in the forward pass when told."""
+    """Two layers, with a pause in the forward pass on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Model(nn.Module):
         self.pause = 0.0
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Scores [batch, 8]."""
+        """Return scores [batch, 8]."""
         time.sleep(self.pause)
         scores: Tensor = self.layers(rows)
         return scores

@@ -1,4 +1,4 @@
-"""Real jobs over gloo, recorded as anybody would, that become slower at a step."""
+"""Real jobs over gloo that become slower at a step, recorded with ``rankscope run``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS, SLOW_FROM, PAUSE_S = 240, 120, 0.06
 
 
 def recorded(run: Path, rank: int, phase: str) -> Path:
-    """A run of two ranks that becomes slower."""
+    """Record a run of two ranks that becomes slower."""
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     what = [str(STEPS), str(SLOW_FROM), str(rank), phase, str(PAUSE_S)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -47,9 +47,9 @@ def test_a_slow_down_of_all_ranks_is_found_with_its_phase(tmp_path: Path) -> Non
     assert largest_part(found) == "own_forward_us"
     step = found.quantities[0].typical
     assert step is not None
-    # On a busy machine others cost time as well, but a pause is never shorter than it is.
+    # On a busy machine other processes cost time as well, but a pause is never shorter than requested.
     assert step.high > 0.95 * PAUSE_S * 1e6
-    # and all steps are there, but those that are profiled or settle in
+    # and all steps are there, except the profiled and the warm-up ones
     assert sum(side.used_steps + sum(side.left_out.values()) for side in result.sides) == STEPS
 
 
@@ -59,7 +59,7 @@ def test_a_slow_down_of_all_ranks_is_found_with_its_phase(tmp_path: Path) -> Non
 def test_the_rank_that_became_slower_is_found_with_its_phase(tmp_path: Path) -> None:
     found = compare([recorded(tmp_path / "run", 1, "between_steps")], at=SLOW_FROM).comparisons[0]
     assert found.outcome == "worse"
-    # between half of the pause on the mean of both ranks, and the other that waits
+    # half of the pause goes into the mean of both ranks, the other half into waiting
     changed = {one.name: one.difference or 0.0 for one in found.quantities if one.role == "part"}
     assert min(changed["own_between_steps_us"], changed["waiting_us"]) > 0.35 * PAUSE_S * 1e6
     rank = found.ranks[1]

@@ -1,4 +1,4 @@
-"""Is a difference real? Series whose truth is known, with noise that lasts."""
+"""Significance of differences, on series with known ground truth and autocorrelated noise."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_equal_runs_differ_no_more_often_than_was_said(kind: str, sizes: tuple[i
     pairs = [cut(a, b) for a, b in zip(of_a, of_b, strict=True)]
     for statistic in STATISTICS:
         found = [compare_blocks(*pair, statistic, level=LEVEL) for pair in pairs]
-        # then 1 in 20 are told apart, or fewer: of 80 at most 9, which chance exceeds once in a hundred times
+        # then 1 in 20 differ significantly, or fewer: of 80 at most 9, which chance exceeds once in a hundred times
         assert sum(one is not None and one.is_real for one in found) <= 9
 
 
@@ -86,7 +86,7 @@ def test_a_change_of_the_detectable_size_is_seen_as_often_as_was_said(phi: float
         before = difference(a, b, "average")
         if before is None:
             continue
-        # Moved by so much, whatever chance has moved it by already.
+        # Shift by the detectable difference, on top of the shift that chance has made already.
         after = difference(a, b + before.detectable, "average")
         assert after is not None
         judged += 1

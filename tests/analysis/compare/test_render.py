@@ -1,4 +1,4 @@
-"""A comparison as a terminal shows it."""
+"""Rendering of a comparison in a terminal."""
 
 from __future__ import annotations
 

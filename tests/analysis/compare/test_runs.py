@@ -1,4 +1,4 @@
-"""Two runs whose truth is known, or one before and after a step."""
+"""Comparisons of two runs with known ground truth, or of one run before and after a step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ QUIET = MadeUp(name="a", seed=1)
 
 
 def test_of_equal_runs_hardly_one_pair_in_twenty_differs_in_anything() -> None:
-    # given pairs of equal runs whose noise lasts, and every difference matters
+    # given pairs of equal runs with autocorrelated noise, and every difference matters
     differing = 0
     for seed in range(0, 40, 2):
         found = pair(MadeUp(seed=seed), MadeUp(seed=seed + 1), min_change=1e-9)
@@ -98,7 +98,7 @@ def test_parts_add_up_to_the_change_of_the_step() -> None:
 @given(st.integers(0, 10**6), st.floats(-4_000, 20_000))
 def test_exchanging_the_runs_turns_every_sign(seed: int, by_us: float) -> None:
     a, b = MadeUp(seed=seed, steps=80), MadeUp(seed=seed + 1, steps=95, phases=slowed("forward", by_us))
-    # What matters is a share of A's step, so an outcome at that very limit may depend on which is A.
+    # The smallest difference that matters is a share of A's step: an outcome at that limit may depend on which run is A.
     there, back = pair(a, b, min_change=1e-9), pair(b, a, min_change=1e-9)
     opposite = {"worse": "better", "better": "worse"}
     assert back.outcome == opposite.get(there.outcome, there.outcome)
@@ -147,7 +147,7 @@ def test_a_real_change_that_is_tiny_is_the_same() -> None:
     assert step.typical.real
     assert found.outcome == "same"
     assert "less than the 1% that matters" in found.summary
-    # and a difference that matters to somebody with a smaller limit
+    # and a difference that matters with a smaller limit
     limit = pair(MadeUp(seed=1, **calm), MadeUp(seed=2, phases=slowed("forward", 400), **calm), min_change=0.002)
     assert limit.outcome == "worse"
 
@@ -225,7 +225,7 @@ def test_without_signals_the_walls_of_the_phases_are_compared(synthetic: Synthet
     found = compare([a, b]).comparisons[0]
     assert (found.basis, found.ranks) == ("wall", [])
     parts = [one for one in found.quantities if one.role == "part"]
-    # data, optimizer and between_steps are told apart on one side only, so their time is in the rest of both
+    # data, optimizer and between_steps are recorded separately on one side only, so their time is in the rest of both
     assert {one.name for one in parts} == {"forward_us", "backward_us", "rest"}
     assert sum(one.difference or 0.0 for one in parts) == pytest.approx(quantity(found, "wall_us").difference)
 
@@ -407,7 +407,7 @@ def test_a_rank_without_records_is_said_and_the_rest_is_compared(synthetic: Synt
     result = compare([a, b])
     assert result.sides[1].ranks == 3
     assert "1 of 4 ranks have no, or few, usable steps" in result.sides[1].warnings
-    # what the lost rank did is reckoned with
+    # the lost rank's samples are counted
     assert result.sides[1].samples_per_step == pytest.approx(32)
 
 

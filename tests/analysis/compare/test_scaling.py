@@ -1,4 +1,4 @@
-"""Scaling efficiency, and where the rest of it went, on runs whose truth is known."""
+"""Scaling efficiency and the losses that explain it, on runs with known ground truth."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_efficiency_is_throughput_over_linear_and_losses_say_where_the_rest_went
     # given 2, 4 and 8 ranks of the same 100 ms of own work, and more communication the more they are
     runs = [MadeUp(ranks=ranks, seed=ranks, transfer_us=us, **CALM) for ranks, us in ((4, 10_000), (2, 5_000), (8, 45_000))]
     found = scale(runs)
-    # then the smallest is the reference, wherever it was named
+    # then the smallest is the reference, wherever it is in the list
     assert (found.reference, found.work) == ("B", "samples")
     assert [(row.label, row.world_size, row.linear) for row in found.rows] == [("B", 2, 1), ("A", 4, 2), ("C", 8, 4)]
     first, middle, last = found.rows

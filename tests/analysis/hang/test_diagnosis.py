@@ -1,4 +1,4 @@
-"""Who hung the job: real dumps with planted faults, and synthetic ones of every kind of hang."""
+"""Diagnosis of hangs: real dumps with planted faults, and synthetic dumps of every kind of hang."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def planted(folder: Path) -> list[int]:
     ],
 )
 def test_real_dumps_name_exactly_the_planted_ranks(shared_data: Path, case: str, cause: str, group: str) -> None:
-    # Given 16 ranks of a Megatron job (tensor, pipeline, data, expert parallel), two of which were hurt
+    # Given 16 ranks of a Megatron job (tensor, pipeline, data, expert parallel), two of which have a planted fault
     folder = shared_data / "flight_recorder" / case
     report = analyze_hang([folder])
-    # then they are named, with what the others wait for them in, and nobody else
+    # then only these two are named, with the collective that the others wait in
     assert (report.kind, report.cause, report.culprits) == ("hang", cause, planted(folder))
     assert report.group is not None
     assert report.group.description == group
@@ -72,7 +72,7 @@ def test_of_real_dumps_any_half_names_no_innocent_rank_for_certain(shared_data: 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[Job, int]:
-    """A job of any groups and any order of collectives, and the rank that stops before one that others need it for."""
+    """Draw a job of any groups and any order of collectives, and the rank that stops before a collective that others need."""
     size = draw(st.integers(2, 8))
     groups: dict[str, tuple[int, ...]] = {"0": tuple(range(size))}
     for number in range(draw(st.integers(0, 4))):
@@ -97,7 +97,7 @@ def test_a_rank_that_stops_is_always_found_and_nobody_else(
     made = job.calls[culprit][: job.stops[culprit]]
     assert culprit in job.groups[report.collective.group]
     assert report.collective.sequence > sum(call.group == report.collective.group for call in made)
-    # and whoever waits leads to it
+    # and the waits of every waiting rank lead to it
     assert all(row.waits_for for row in report.waiting)
 
 
@@ -150,7 +150,7 @@ def test_a_rank_without_a_dump_is_only_a_suspect_beside_one_that_is_known_to_be_
 
 
 def test_the_chain_goes_over_groups_to_who_did_not_come() -> None:
-    # Given 0 that waits for 1 in one group, 1 for 2 in another, 2 for 3 in a third
+    # Given rank 0 that waits for 1 in one group, 1 for 2 in another, 2 for 3 in a third
     groups = {"a": (0, 1), "b": (1, 2), "c": (2, 3)}
     job = Job(groups, {0: [Call("a")], 1: [Call("b"), Call("a")], 2: [Call("c"), Call("b")], 3: []})
     report = report_of(job.dumps())
@@ -280,7 +280,7 @@ def test_transfers_that_both_sides_enqueued_match_in_their_order() -> None:
 
 
 def test_of_a_coalesced_batch_the_record_at_its_end_says_whether_it_is_over() -> None:
-    # Given sends that torch never marks, as it times the batch alone
+    # Given sends that torch never marks, as it times only the batch
     dumps = {rank: Job({"0": (0, 1)}, {0: [], 1: []}).dumps()[rank] for rank in (0, 1)}
     p2p(dumps[0], "send 0->1", "0", 1)
     p2p(dumps[0], "recv 0<-1", "0", 1)
@@ -292,7 +292,7 @@ def test_of_a_coalesced_batch_the_record_at_its_end_says_whether_it_is_over() ->
 
 
 def test_a_job_that_goes_on_hangs_for_nobody_though_its_ranks_are_dumped_one_after_the_other() -> None:
-    # Given rank 1 that was dumped while the others still went on, for half a second
+    # Given rank 1 that was dumped while the others still made progress, for half a second
     full = Job.of_events(WORLD, ["0"] * 100)
     early = Job.of_events(WORLD, ["0"] * 100, stops={1: 50})
     dumps = full.dumps()
@@ -311,7 +311,7 @@ def test_gloo_says_neither_when_something_completed_nor_who_is_in_a_group() -> N
     job = Job.of_events(WORLD, ["0"] * 4, backend="gloo", descriptions={"0": "default_pg"}, stops={3: 2})
     report = report_of(job.dumps())
     assert (report.culprits, report.group.ranks_known if report.group else None) == ([3], False)
-    # and with the size of the world a rank without a dump is missed
+    # and with the size of the world a rank without a dump is reported as missing
     dumps = job.dumps()
     del dumps[3]
     report = report_of(dumps, world_size=4)
@@ -320,7 +320,7 @@ def test_gloo_says_neither_when_something_completed_nor_who_is_in_a_group() -> N
 
 
 def test_what_gloo_gave_up_when_its_time_was_up_has_not_ended() -> None:
-    # Given ranks that an exception ended after ten minutes, in a collective that rank 3 did not come to
+    # Given ranks that an exception ended after ten minutes, in a collective that rank 3 did not reach
     job = Job.of_events(WORLD, ["0"] * 4, backend="gloo", descriptions={"0": "default_pg"}, stops={3: 2})
     documents = job.dumps()
     for rank in range(3):
@@ -332,7 +332,7 @@ def test_what_gloo_gave_up_when_its_time_was_up_has_not_ended() -> None:
     del dumps.ranks[3]
     report = diagnose(dumps)
     assert (report.cause, report.culprits) == ("no_dump", [3])
-    # but an exception a moment after the last collective is another matter
+    # but an exception a moment after the last collective has another cause
     dumps.crashed = dict.fromkeys(range(3), START_NS + 10**9)
     assert diagnose(dumps).kind == "no_hang"
 

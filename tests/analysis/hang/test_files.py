@@ -1,4 +1,4 @@
-"""Flight Recorder dumps as files: whose they are, and what a hostile one can do, which is nothing."""
+"""Flight Recorder dumps as files: their ranks and attempts, and hostile dumps, which must do no harm."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_real_dumps_are_read_as_python_reads_them(shared_data: Path) -> None:
 
 
 class Calls:
-    """Pickles into a call."""
+    """Object whose pickle calls a function when loaded."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = (function, arguments)
@@ -64,7 +64,7 @@ class Calls:
 
 
 def inside(thing: Any) -> Any:
-    """Where a dump would have it."""
+    """Return a dump that contains ``thing``."""
     return {"version": "2.9", "pg_config": {}, "entries": [{"record_id": thing}]}
 
 
@@ -125,7 +125,7 @@ def test_a_hostile_pickle_runs_nothing_and_is_one_clear_error(name: str, tmp_pat
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400
-    # nothing was run, nothing was imported
+    # no code was run, nothing was imported
     assert list(tmp_path.iterdir()) == [path]
     assert "antigravity" not in set(sys.modules) - modules
 
@@ -310,7 +310,7 @@ def keep(run: Path, dumps: dict[int, dict[str, Any]], occasion: str, waited_s: f
 
 
 def test_of_a_run_the_dumps_of_the_newest_occasion_are_read(tmp_path: Path) -> None:
-    # Given a dump of when all was well, one of when rank 2 was late, and none of rank 2 when the watchdogs ended the others
+    # Given a dump of a healthy job, one of a job whose rank 2 was late, and none of rank 2 when the watchdogs ended the others
     run = recorded_run(tmp_path / "run")
     well, late = Job.of_events(WORLD, ["0"] * 5), Job.of_events(WORLD, ["0"] * 5, stops={2: 3})
     keep(run, well.dumps(), "1790000000000000001-aaaaaaaa", 10)
@@ -327,7 +327,7 @@ def test_of_a_run_the_dumps_of_the_newest_occasion_are_read(tmp_path: Path) -> N
 
 
 def test_dumps_of_two_backends_of_a_rank_are_one(tmp_path: Path) -> None:
-    # Given a job that trains with NCCL and talks over gloo, in which rank 1 is late
+    # Given a job that trains with NCCL and also uses gloo, in which rank 1 is late
     run = recorded_run(tmp_path / "run", 2)
     both = {"0": (0, 1)}
     told = {"0": "default_pg"}

@@ -1,4 +1,4 @@
-"""The verdict on a run with Flight Recorder dumps: a hang, unless it went on."""
+"""Verdict on a run with Flight Recorder dumps: a hang, unless the run continued."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_NS = 110_000_000
 
 
 def hung(synthetic: Synthetic, *, wait_s: float, stops: dict[int, int], end: str | None = None) -> Path:
-    """A run of 40 steps, whose ranks then come to a collective, but for those in ``stops``; dumped ``wait_s`` later."""
+    """Write a run of 40 steps whose ranks, except ``stops``, then enter a collective; dumps are taken ``wait_s`` later."""
     run: Path = synthetic().write()
     begun = 10**18 + 40 * STEP_NS + 10**9
     dumps = Job.of_events({"0": range(4)}, ["0"] * 5, stops=stops, descriptions={"0": "default_pg"}).dumps()
@@ -42,7 +42,7 @@ def hung(synthetic: Synthetic, *, wait_s: float, stops: dict[int, int], end: str
 
 
 def test_a_silent_run_whose_dumps_show_a_hang_hangs(synthetic: Synthetic) -> None:
-    # Given a run of the year 2001 whose ranks never said that they ended
+    # Given a run of the year 2001 whose ranks never recorded an end
     run = hung(synthetic, wait_s=60, stops={2: 3})
     analysis = analyze([run])
     verdict = analysis.verdict
@@ -62,9 +62,9 @@ def test_ranks_that_the_watchdog_ended_hung(synthetic: Synthetic) -> None:
 @pytest.mark.parametrize(
     ("wait_s", "stops", "end"),
     [
-        (60, {2: 3}, "exit"),  # it came to its end all the same
+        (60, {2: 3}, "exit"),  # it completed nevertheless
         (60, {}, None),  # the dumps show no hang
-        (1, {2: 3}, None),  # nor does a second's wait
+        (1, {2: 3}, None),  # nor does a wait of one second
     ],
 )
 def test_without_a_hang_the_verdict_is_what_it_was(

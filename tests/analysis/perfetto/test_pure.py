@@ -52,7 +52,7 @@ def test_slices_of_a_lane_that_does_not_nest_never_overlap(found: list[tuple[int
 
 @given(spans)
 def test_what_nests_needs_one_lane(found: list[tuple[int, int]]) -> None:
-    # given slices that lie one inside the other
+    # given nested slices
     nested = [(at, 200 - at) for at in range(len(found))]
     lanes = Lanes(nest=True)
     assert {lanes.place(*span) for span in nested} <= {0}
@@ -66,7 +66,7 @@ def test_too_many_at_once_are_refused() -> None:
 
 @given(spans)
 def test_perfetto_drops_nothing_of_a_track(found: list[tuple[int, int]]) -> None:
-    # given times that are not whole microseconds, as those of traces
+    # given times that are not whole microseconds, as in traces
     written = bytearray()
     writer = TraceWriter(written.extend, base_ns=0)
     track = writer.track(writer.process("p", order=0), "t")

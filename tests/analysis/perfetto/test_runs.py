@@ -1,4 +1,4 @@
-"""Runs exported to Perfetto, as its trace processor would understand them."""
+"""Runs exported to Perfetto, parsed by a model of its trace processor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make_run(
     on_cpu: bool = False,
     simulated: bool = False,
 ) -> Path:
-    """Ranks 0 and 1 on host a, the others on b; in profiled steps ``late`` comes 3 ms after the others to one all-reduce."""
+    """Write a run: ranks 0 and 1 on host a, others on b; in profiled steps ``late`` is 3 ms late to one all-reduce."""
     create_run(path, RunInfo(run_id="run-1", name="small", start_unix_ns=START, simulated=simulated))
     create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=START, world_size=ranks, backend="nccl"))
     for rank in range(ranks):
@@ -198,7 +198,7 @@ def test_who_waited_for_whom_is_drawn(tmp_path: Path, on_cpu: bool) -> None:
     waits = model.of("wait")
     assert {one.process[:6] for one in waits} == {"rank 0", "rank 1", "rank 2"}
     assert {one.name for one in waits} == {"waiting for rank 3"}
-    # inside the collective, as long as the last was late
+    # inside the collective, as long as the last rank was late
     assert {one.depth for one in waits} == {1}
     assert sorted({one.end - one.start for one in waits}) == [3_001_000, 3_002_000, 3_003_000]
     assert (result.arrows, len(model.arrows)) == (6, 6)
@@ -215,7 +215,7 @@ def test_who_waited_for_whom_is_drawn(tmp_path: Path, on_cpu: bool) -> None:
 
 
 def test_nobody_is_called_last_below_the_residual(tmp_path: Path) -> None:
-    # given ranks that come within a microsecond of each other, and clocks that do not agree to a millisecond
+    # given ranks that arrive within a microsecond of each other, and clocks that agree to no better than a millisecond
     run = make_run(tmp_path / "run", late=-1)
     for rank in range(4):
         for number, file in enumerate(sorted(rank_dir(run, 0, rank).glob("collectives-*.jsonl"))):
@@ -244,7 +244,7 @@ def test_the_verdict_lies_over_its_steps(synthetic: Callable[..., Any]) -> None:
     assert verdict.end == max(one.end for one in model.of("step"))
     finding = model.of("finding")[0]
     assert "us" in finding.args["evidence"]["saved"]
-    # without collectives nothing is said of clocks
+    # without collectives the export reports nothing about clocks
     (clock,) = model.of("clock")
     assert clock.args["method"] == "none"
     assert "residual_us" not in {name for name, value in clock.args.items() if value is not None}
@@ -469,11 +469,11 @@ def test_raw_traces_that_were_kept_are_merged_in_on_request(tmp_path: Path) -> N
     kept_trace(run, 0, 2, "a")
     kept_trace(run, 3, 2, "b")
     (rank_dir(run, 0, 3) / "traces" / "window-000000001.json.gz").write_bytes(b"\x1f\x8bnot gzip")
-    # when all steps are exported, they are not, and that is said
+    # when all steps are exported, they are omitted, and the output reports it
     model, result = exported(run)
     assert model.of("kernel") == []
     assert any("3 were kept; --raw" in said for said in result.left_out)
-    # when steps are chosen, those of these steps are
+    # when steps are chosen, the traces of these steps are included
     model, result = exported(run, first=2, past=3)
     kernels = model.of("kernel")
     assert {one.track for one in kernels} == {"device 0 stream 7"}

@@ -1,4 +1,4 @@
-"""What a first look through a run counts, against the records one by one."""
+"""Counts of the survey of a run before an export, checked against the individual records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def possible(record: StepRecord) -> bool:
 
 
 def events_of(record: StepRecord) -> int:
-    """The step, its counter of garbage collection, its phases, and the waiting in them."""
+    """Return the number of events of a step: the step, its garbage collection counter, its phases, and the waiting in them."""
     times = [record.phases_us, *([] if record.blocked_us is None else [record.blocked_us])]
     return 2 + sum(getattr(one, phase) is not None for one in times for phase in ("forward", "backward", "data"))
 

@@ -1,4 +1,4 @@
-"""Kineto traces exported to Perfetto, as its trace processor would understand them."""
+"""Kineto traces exported to Perfetto, parsed by a model of its trace processor."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_all_ranks_of_dlrm_are_on_one_clock(shared_data: Path) -> None:
     # and so do the kernels of the raw events below
     kernels = {(one.process, one.start, one.end) for one in model.of("kernel")}
     assert {(one.process, one.start, one.end) for one in model.of("collective")} <= kernels
-    # who was late is who the verdict names
+    # the late rank is the rank of the verdict
     (verdict,) = model.of("verdict")
     assert verdict.args["rank"] == 7
     assert sum(one.end - one.start for one in model.of("wait") if one.name == "waiting for rank 7") > 20_000_000
     assert result.arrows == len([begin for begin, _ in model.arrows if begin.kind == "collective"]) > 0
-    # launches are tied to what they launched
+    # launches are linked to the kernels that they launched
     assert all(begin.kind == "cuda_runtime" for begin, end in model.arrows if end.kind in {"kernel", "gpu_memcpy"})
     assert len(model.of("cpu_op", "rank 7")) == 1633
 
@@ -155,7 +155,7 @@ def test_notes_of_a_stream_are_beside_its_kernels_and_arrows_end_at_kernels(tmp_
 
 
 def test_absolute_times_with_decimals_keep_every_nanosecond(tmp_path: Path) -> None:
-    # given microseconds since 1970 as 19 digits, more than a float has
+    # given microseconds since 1970 with 19 digits, more than a float64 can hold
     text = json.dumps({"traceEvents": [kernel("a", 1111, 1), kernel("b", 2222, 1)]})
     text = text.replace("1111,", "1700000000000000.001,").replace("2222,", "1700000000000002.004,")
     file = tmp_path / "rank-0.json"
@@ -225,7 +225,7 @@ def test_damaged_events_are_counted_and_the_rest_is_there(tmp_path: Path) -> Non
 
 
 def test_an_event_of_another_age_moves_nothing(tmp_path: Path) -> None:
-    # given absolute times, and kernels that claim to be of 1970 and of 2090
+    # given absolute times, and kernels with times in 1970 and 2090
     now = 1_700_000_000_000_000
     events = [kernel(f"k{number}", now + 10 * number, 5) for number in range(9)]
     events += [kernel("old", 3, 5), kernel("ncclDevKernel_AllReduce", 4, 5, 20), kernel("new", 3_800_000_000_000_000, 5)]

@@ -1,4 +1,4 @@
-"""Tables of own and blocked times, and the chain of stretches worked out step by step, for the tests of what-if."""
+"""Tables of own and blocked times, and the chain of stretches computed step by step, for the tests of what-if."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table_of(
     others: Mapping[str, Floats] | None = None,
     checkpoints: NDArray[np.bool_] | None = None,
 ) -> StepTable:
-    """Table of matrices [ranks, steps]: own and blocked time of phases, and ``others`` by their names."""
+    """Return a table of matrices [ranks, steps]: own and blocked time of phases, and ``others`` by their names."""
     shape = next(iter(own.values())).shape
     total = np.nansum(list(own.values()), axis=0)
     return StepTable(
@@ -44,7 +44,7 @@ def table_of(
 
 
 def graph_of(table: StepTable, rows: NDArray[np.intp] | None = None) -> StepGraph:
-    """Graph of all ranks, or of those in some rows."""
+    """Return the graph of all ranks, or of those in some rows."""
     graph = build_step_graph(table, np.arange(len(table.ranks)) if rows is None else rows)
     assert graph is not None
     return graph
@@ -52,31 +52,31 @@ def graph_of(table: StepTable, rows: NDArray[np.intp] | None = None) -> StepGrap
 
 @dataclass
 class Stretch:
-    """A stretch of the chain. Lists and arrays are [ranks]."""
+    """Stretch of the chain. Lists and arrays are [ranks]."""
 
     own: Floats
     step: int = 0
-    """Position of the step in which it ends."""
+    """Position of the step in which the stretch ends."""
     lost: dict[str, Floats] = field(default_factory=dict)
-    """By phase, and by cause, above the rank in the middle."""
+    """By phase, and by cause: time above the rank in the middle."""
 
 
 @dataclass
 class PlainChain:
-    """A chain of stretches that was put together cell by cell."""
+    """Chain of stretches, built cell by cell."""
 
     stretches: list[Stretch]
     transfers: Floats
 
     def times(self, longest: list[float]) -> Floats:
-        """Step times [steps] for the longest own time of each stretch."""
+        """Return step times [steps] for the longest own time of each stretch."""
         times = self.transfers.copy()
         for stretch, time in zip(self.stretches, longest, strict=True):
             times[stretch.step] += time
         return times
 
     def of_rows(self, rows: set[int]) -> tuple[Floats, Floats]:
-        """Step times with only these ranks as they were, and with all but these as they were."""
+        """Return step times with only these ranks as recorded, and with all but these as recorded."""
         both = []
         for stretch in self.stretches:
             ideal = low(stretch.own)
@@ -85,7 +85,7 @@ class PlainChain:
         return self.times([only for only, _ in both]), self.times([without for _, without in both])
 
     def of(self, *names: str) -> tuple[Floats, Floats]:
-        """Step times with only what these phases or causes took above the ideal, and with all but that."""
+        """Return step times with only the time of these phases or causes above the ideal, and with all but that."""
         only, without = [], []
         for stretch in self.stretches:
             ideal = low(stretch.own)
@@ -97,12 +97,12 @@ class PlainChain:
 
 
 def low(values: Floats) -> float:
-    """The value in the middle, of two the lower."""
+    """Return the median, of two middle values the lower."""
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
 def plain_chain(table: StepTable, rows: list[int]) -> PlainChain:
-    """The chain by its definition, one cell after the other."""
+    """Build the chain by its definition, one cell after the other."""
     steps = table.steps.tolist()
     phases = [phase for phase in PHASES if f"own_{phase}_us" in table.values]
     blocked = {phase: table.values[f"blocked_{phase}_us"][rows] for phase in phases if f"blocked_{phase}_us" in table.values}

@@ -1,4 +1,4 @@
-"""What-if without several ranks and causes at once."""
+"""Combinations in what-if: the step without several ranks and causes at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def table_from(seed: int) -> StepTable:
     random = np.random.default_rng(seed)
     shape = (RANKS, STEPS)
     own = {name: random.gamma(2, mean, shape) for name, mean in (("data", 300), ("forward", 1000), ("backward", 2000))}
-    # For the first block of steps there is nothing of one of the causes.
+    # One of the causes has no time in the first block of steps.
     collections = random.gamma(1, 500, shape) * (np.arange(STEPS) > 280)
     return table_of(own, {"backward": random.gamma(2, 100, shape)}, others={"gc_us": collections})  # type: ignore[arg-type]
 
@@ -68,7 +68,7 @@ def test_one_rank_or_cause_alone_is_as_in_the_answer() -> None:
 
 
 def test_two_equally_slow_ranks_gain_only_together(tmp_path: Path) -> None:
-    """Given two slow ranks, when one is healed nothing is gained, when both are all is; also after being written and read."""
+    """Given two slow ranks, when one is healed nothing is gained, when both are healed all is; also after a write and read."""
     forward = np.full((4, 20), 1000.0)
     forward[[1, 3]] = 5000.0
     table = table_of({"forward": forward}, {"forward": np.full((4, 20), 10.0)})
@@ -81,5 +81,5 @@ def test_two_equally_slow_ranks_gain_only_together(tmp_path: Path) -> None:
 
 
 def test_nothing_written_is_nothing_to_combine(tmp_path: Path) -> None:
-    """Given a folder without any, when it is read, then there are none."""
+    """Given a folder without combinations, when it is read, then there are none."""
     assert read_combinations(tmp_path) is None

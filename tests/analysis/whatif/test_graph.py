@@ -12,7 +12,7 @@ from rankscope.analysis.whatif.graph import CycleError, Graph, build_graph, step
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], np.ndarray]:
-    """Nodes, edges from lower to higher numbers, and durations [nodes, replicas, steps] in whole seconds."""
+    """Draw nodes, edges from lower to higher numbers, and durations [nodes, replicas, steps] in whole seconds."""
     count = draw(st.integers(1, 8))
     pairs = [(a, b) for b in range(count) for a in range(b)]
     edges = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
@@ -22,7 +22,7 @@ def programs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], np.ndarray]:
 
 
 def longest_path(count: int, edges: list[tuple[int, int]], durations: np.ndarray) -> float:
-    """By hand, for one step of one replica."""
+    """Compute the longest path by hand, for one step of one replica."""
     ends = [0.0] * count
     for node in range(count):
         ends[node] = max([ends[before] for before, after in edges if after == node], default=0.0) + durations[node]
@@ -96,9 +96,9 @@ def test_members_that_wait_for_each_other_are_a_circle() -> None:
 
 
 def test_ends_are_kept_for_as_long_as_something_waits_for_them() -> None:
-    # given 0, on whose end 1 and 3 wait, and a collective of 1 and 2
+    # given 0, for whose end 1 and 3 wait, and a collective of 1 and 2
     graph = build_graph(4, [(0, 1), (1, 3), (0, 3)], [[1, 2]], [False])
-    # then each is let go of once, with the last event that asks for it
+    # then each end is released once, with the last event that needs it
     gone = {node: event.nodes for event in graph.events for node in event.done_with}
     assert gone == {0: (3,), 1: (3,), 2: (1, 2), 3: (3,)}
     assert sum(len(event.done_with) for event in graph.events) == 4

@@ -1,4 +1,4 @@
-"""What-if from traced operations: the published results, properties, and files that are none."""
+"""Counterfactual steps (what-if) from traced operations: the published results, properties, and invalid files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rankscope.analysis.whatif.result import WhatIf
 from rankscope.analysis.whatif.schedule import build_schedule
 from rankscope.base.errors import InputError
 
-near: Any = pytest.approx  # compared inside tuples and dictionaries, whose types mypy would hold against it
+near: Any = pytest.approx  # compared inside tuples and dictionaries, whose types mypy would reject
 
 Columns = dict[str, list[Any]]
 Took = Callable[[str, int, int, int], float]
@@ -35,7 +35,7 @@ Took = Callable[[str, int, int, int], float]
 
 
 def job(took: Took, *, stages: int = 2, replicas: int = 2, steps: int = 2, micro_batches: int = 3) -> Columns:
-    """A job that runs all forwards, then all backwards, in whole seconds: rows of the sample format."""
+    """Return rows of the sample format for a job that runs all forwards, then all backwards, in whole seconds."""
     rows: list[dict[str, Any]] = []
     for step in range(steps):
         clip_at = 0.0
@@ -75,7 +75,7 @@ def _row(op: str, seq: int, stage: int, where: tuple[int, int, int], span: tuple
 
 
 def _pipeline(rows: list[dict[str, Any]], took: Took, shape: tuple[int, int], place: tuple[int, int]) -> list[float]:
-    """Forwards and backwards of one replica in one step; when each stage has ended."""
+    """Append the forwards and backwards of one replica in one step; return the end of each stage."""
     stages, micro_batches = shape
     step, replica = place
     where = (step, replica, stages)
@@ -119,7 +119,7 @@ def alike(op: str, _stage: int, _replica: int, _step: int) -> float:
 
 
 def slow(stage: int, replica: int, factor: float = 3.0) -> Took:
-    """A job in which one rank computes slowly."""
+    """Return durations with which one rank computes slowly."""
     return lambda op, s, r, step: (
         alike(op, s, r, step) * (factor if (s, r) == (stage, replica) and op.endswith("compute") else 1.0)
     )
@@ -130,7 +130,7 @@ GOLDEN = ("AR", "ST")
 
 @pytest.fixture(scope="module", params=GOLDEN)
 def golden(request: pytest.FixtureRequest, shared_data: Path) -> tuple[WhatIf, dict[str, Any], dict[str, float]]:
-    """Our answer, the authors', and their M_W and M_S files as one."""
+    """Our answer, the authors' answer, and the content of their M_W and M_S files in one dictionary."""
     folder, name = shared_data / "whatif", request.param
     published = json.loads(gzip.decompress((folder / f"result-{name}.json.gz").read_bytes()))
     extra = {

@@ -1,4 +1,4 @@
-"""What-if from a run: step records first, windows where those cannot tell."""
+"""Counterfactual steps (what-if) from a run: from step records, or from windows where the records do not suffice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun
 from rankscope.runs.records import CollectiveRecord, PhaseTimes, StepBreakdown
 
-near: Any = pytest.approx  # compared inside tuples and dictionaries, whose types mypy would hold against it
+near: Any = pytest.approx  # compared inside tuples and dictionaries, whose types mypy would reject
 
 Synthetic = Callable[..., Any]
 Plan = Callable[[int, int], dict[str, Any] | None]
@@ -192,7 +192,7 @@ def test_a_run_beside_something_else_is_refused(synthetic: Synthetic, tmp_path: 
 
 
 def profiled(steps: range, late_us: int) -> tuple[list[StepBreakdown], list[CollectiveRecord]]:
-    """Steps of 160 ms on one rank: it computes 80 ms and ``late_us`` more, and then all ranks reduce for 10 ms."""
+    """Return steps of 160 ms on one rank: it computes 80 ms and ``late_us`` more, and then all ranks reduce for 10 ms."""
     start = 10**18
     breakdowns, collectives = [], []
     for step in steps:
@@ -279,11 +279,11 @@ def test_traces_of_eight_ranks_are_played_as_they_were(shared_data: Path) -> Non
 
 
 def test_a_torn_trace_is_left_out_or_an_error_where_it_is_named(shared_data: Path, tmp_path: Path) -> None:
-    # given traces of eight ranks, of which one lost its end
+    # given traces of eight ranks, of which one is cut off
     for file in (shared_data / "traces" / "dlrm_8ranks_v100").iterdir():
         data = file.read_bytes()
         (tmp_path / file.name).write_bytes(data[:-4000] if file.name.startswith("rank-3") else data)
-    # then the other seven are played, as far as that goes, and the warning says why
+    # then the other seven are replayed as far as possible, and the warning gives the reason
     result = whatif([tmp_path])
     assert result.source.ranks == 7
     assert any("rank-3.json.gz: truncated" in warning for warning in result.source.warnings)

@@ -1,4 +1,4 @@
-"""Step times on the graph of step records, against the chain of stretches worked out cell by cell."""
+"""Step times on the graph of step records, checked against the chain of stretches computed cell by cell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scenarios_of(table: StepTable, rows: np.ndarray | None = None) -> StepScenar
 
 
 def agrees(table: StepTable, rows: list[int]) -> StepScenarios:
-    """All scenarios, after they have been compared with those of the plain chain."""
+    """Return all scenarios, after comparing them with those of the plain chain."""
     found, chain = scenarios_of(table, np.array(rows)), plain_chain(table, rows)
     np.testing.assert_allclose(found.actual, chain.of_rows(set(range(len(rows))))[0])
     np.testing.assert_allclose(found.ideal, chain.of_rows(set())[0])
@@ -60,7 +60,7 @@ def test_all_scenarios_are_those_of_the_plain_chain(seed: int) -> None:
 
 @st.composite
 def tables(draw: st.DrawFn) -> StepTable:
-    """Own and blocked times of a few ranks in whole microseconds, some phases unknown, some steps missing."""
+    """Draw own and blocked times of a few ranks in whole microseconds, some phases unknown, some steps missing."""
     ranks = draw(st.integers(1, 5))
     steps = np.array(draw(st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True).map(sorted)))
     phases: list[Phase] = draw(st.lists(st.sampled_from(PHASES), min_size=1, unique=True))

@@ -1,4 +1,4 @@
-"""A profiled step as a graph of own times and collectives."""
+"""Profiled step as a graph of own times and collectives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def window(rank_start: int, took_ns: int) -> StepBreakdown:
 
 
 def step(work: Work, transfer: list[int], offsets: list[int]) -> WindowGraph:
-    """A step in which every rank blocks in each collective; clocks are off by ``offsets``."""
+    """Return a step in which every rank blocks in each collective; clocks are off by ``offsets``."""
     now = np.zeros(len(work), dtype=np.int64)
     matches = []
     for number, took in enumerate(transfer):
@@ -66,7 +66,7 @@ def finish(graph: WindowGraph, *, real: np.ndarray | bool) -> float:
 def steps(draw: st.DrawFn) -> tuple[Work, list[int], list[int]]:
     ranks, count = draw(st.integers(2, 5)), draw(st.integers(1, 4))
     size = ranks * (count + 1)
-    # Whole microseconds, as windows have.
+    # Whole microseconds, as in windows.
     work = np.array(draw(st.lists(st.integers(1, 900), min_size=size, max_size=size)), dtype=np.int64).reshape(ranks, count + 1)
     transfer = draw(st.lists(st.integers(1, 50), min_size=count, max_size=count))
     offsets = draw(st.lists(st.integers(-(10**6), 10**6), min_size=ranks, max_size=ranks))
@@ -79,15 +79,15 @@ def test_the_graph_plays_the_step_and_less_slowness_is_never_slower(
 ) -> None:
     work, transfer, offsets = drawn
     graph = step(work, transfer, offsets)
-    # then it takes what it took
+    # then the replay reproduces the measured time
     assert finish(graph, real=True) == graph.measured
-    # and without any slowness no longer than the middle of the ranks everywhere
+    # and without any slowness it takes no longer than with the median rank everywhere
     ideal = finish(graph, real=False)
     assert ideal <= graph.measured
     assert ideal <= float(np.sort(work, axis=0)[(len(work) - 1) // 2].sum() + sum(transfer)) * (1 + 1e-12)
     for rank in range(len(work)):
         assert ideal <= finish(graph, real=graph.ranks != rank) <= graph.measured
-    # and scaled by what all its times are, and the same whoever the ranks are
+    # and it scales with its times, and does not depend on the order of the ranks
     scaled = step(work * factor, [one * factor for one in transfer], offsets)
     assert (finish(scaled, real=True), finish(scaled, real=False)) == pytest.approx((graph.measured * factor, ideal * factor))
     order = list(range(len(work)))
@@ -144,6 +144,6 @@ def test_what_compute_hides_holds_nobody_up() -> None:
     beside, exposed = graph
     assert beside is not None
     assert exposed is not None
-    # then rank 1's lateness costs nothing where nobody waited, and rank 0's work went on meanwhile
+    # then rank 1's lateness is free where no rank waited, and rank 0's work continued meanwhile
     assert finish(beside, real=beside.ranks != 1) == finish(beside, real=True) == 100_000
     assert finish(exposed, real=exposed.ranks != 1) == 60_000

@@ -1,4 +1,4 @@
-"""All ranks of a real job profile the same steps, without a collective and without having been told beforehand."""
+"""All ranks of a real job profile the same steps, without a collective and without a schedule given in advance."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RANKS = (0, 1)
 
 
 def eventually(condition: Callable[[], object], job: subprocess.Popen[str]) -> None:
-    """Wait for something the running job is about to do."""
+    """Wait until the running job has met a condition."""
     deadline = time.monotonic() + 90
     while not condition():
         assert job.poll() is None, "the job ended"
@@ -42,7 +42,7 @@ def eventually(condition: Callable[[], object], job: subprocess.Popen[str]) -> N
 
 
 def start(torch: PreloadedTorch, stop: Path, settings: RecorderSettings) -> subprocess.Popen[str]:
-    """The job on two ranks, recorded."""
+    """Start the job on two ranks, recorded."""
     environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER)}
     return subprocess.Popen(
         torch.command(2, JOB, stop, "--pause", "0.01"), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -50,7 +50,7 @@ def start(torch: PreloadedTorch, stop: Path, settings: RecorderSettings) -> subp
 
 
 def profiled(run: Path, rank: int) -> list[int]:
-    """The steps of a rank that have been reduced; none while there is no run."""
+    """Return the steps of a rank that have been reduced; none while there is no run."""
     try:
         return [row.step for row in RunReader(run).windows(0, rank)]
     except InputError:
@@ -58,7 +58,7 @@ def profiled(run: Path, rank: int) -> list[int]:
 
 
 class Rank:
-    """The helper's side of a rank that steps when told; its ring is real, its training thread is this test."""
+    """Helper of a simulated rank: the ring is real, and the test acts as the training thread."""
 
     def __init__(self, folder: Path, rank: int, *, since: int = 0) -> None:
         self.rank, self.at, self.missed, self.said = rank, since, list[str](), list[str]()
@@ -86,14 +86,14 @@ class Rank:
         self.duty = Coordination(around, self.reader, self.missed.append)
 
     def go(self, steps: int = 1) -> None:
-        """Train so many steps of 10 ms."""
+        """Train this many steps of 10 ms."""
         for _ in range(steps):
             self.at += 1
             self.duty.step(StepRecord(step=self.at, start_unix_ns=1, wall_us=10_000.0))
         self.duty.tick()
 
     def end(self) -> None:
-        """The rank is gone."""
+        """End the rank."""
         self.duty.end(vanished=False)
         self.reader.close()
         self.writer.close()
@@ -101,7 +101,7 @@ class Rank:
 
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rank]]:
-    """Two on this host, in an attempt that is there."""
+    """Two ranks on this host, in an existing attempt."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     attempt_dir(tmp_path / "run", 0).mkdir(parents=True)
     both = [Rank(tmp_path, 0, since=40), Rank(tmp_path, 1, since=40)]
@@ -111,7 +111,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rank
 
 
 def until(condition: Callable[[], object], ranks: Sequence[Rank]) -> None:
-    """Let the ranks' helpers work until it is so; nobody trains."""
+    """Run the ranks' helpers until ``condition`` is true; no rank trains."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -121,7 +121,7 @@ def until(condition: Callable[[], object], ranks: Sequence[Rank]) -> None:
 
 
 def heard_by(rank: Rank, ranks: Sequence[Rank]) -> Announcement:
-    """The next announcement that its training thread hears of."""
+    """Return the next announcement that the rank's training thread receives."""
     news = list[Announcement]()
 
     def listen() -> bool:
@@ -134,7 +134,7 @@ def heard_by(rank: Rank, ranks: Sequence[Rank]) -> Announcement:
 
 
 def asked(run: Path, ranks: Sequence[Rank], request: ControlRequest) -> ControlAnswer:
-    """Have a request answered, which takes that all ranks have reported."""
+    """Post a request and return its answer, which requires a report of every rank."""
     for rank in ranks:
         rank.go(10)
     post(run, request)
@@ -149,12 +149,12 @@ def test_a_capture_reaches_the_ranks_it_is_for_and_they_hear_of_it_once(tmp_path
     assert given.first_step is not None
     assert (given.accepted, given.ranks) == (True, [1])
     heard = [heard_by(ranks[1], ranks)]
-    # When training goes on past it
+    # When training passes it
     while ranks[0].at < given.first_step + 20:
         for rank in ranks:
             rank.go()
             heard += [news for _ in range(2) if (news := rank.writer.news()) is not None]
-    # Then the rank has heard of it once, early enough, and the other has not
+    # Then the rank has received it once, early enough, and the other has not
     assert heard == [Announcement(1, given.first_step, 2, keep_trace=True)]
     assert ranks[1].missed == ranks[0].missed == []
     assert not [line for rank in ranks for line in rank.said]
@@ -163,7 +163,7 @@ def test_a_capture_reaches_the_ranks_it_is_for_and_they_hear_of_it_once(tmp_path
 def test_a_rank_that_cannot_reach_the_store_reads_the_file(
     tmp_path: Path, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a rank that has reported once, and cannot any more
+    # Given a rank that has reported once, and cannot report any more
     def refuse(_client: SideClient, _report: RankReport) -> list[SideWindow]:
         raise ConnectionRefusedError
 
@@ -178,19 +178,19 @@ def test_a_rank_that_cannot_reach_the_store_reads_the_file(
     monkeypatch.setattr(SideClient, "exchange", exchange_once)
     given = asked(run, ranks, new_request("capture", steps=2))
     assert reported == [1]
-    # Then it hears of the window all the same
+    # Then it receives the window nevertheless
     assert heard_by(ranks[1], ranks).first == given.first_step
 
 
 def test_a_rank_that_hears_of_a_window_too_late_leaves_it_out_and_counts_it(tmp_path: Path, ranks: list[Rank]) -> None:
     _, other = ranks
-    # Given windows in the file alone: one from before this rank began, two that it has passed when it looks, one ahead
+    # Given windows in the file alone: one from before this rank began, two that it has already passed when it reads, one ahead
     firsts = (30, 60, 70, 500)
     lines = b"".join(
         msgspec.json.encode(PlannedWindow(first=first, steps=2, reason="schedule", chosen_unix_ns=1)) + b"\n" for first in firsts
     )
     other.go(60)
-    # (what the duty began by itself knows only of step 100 on, and must not be the first to read the file)
+    # (the duty's own reader starts at step 100, and must not be the first to read the file)
     begun = other.duty._post
     assert isinstance(begun, Asking)
     begun.stop()
@@ -205,13 +205,13 @@ def test_a_rank_that_hears_of_a_window_too_late_leaves_it_out_and_counts_it(tmp_
 def test_windows_that_follow_each_other_closely_are_heard_of_before_the_first_begins(ranks: list[Rank]) -> None:
     _, other = ranks
     other.go(10)
-    # Given a window, a second a step after its end, and one that was chosen last and comes first
+    # Given a window, a second one a step after its end, and one that was chosen last and begins first
     firsts = (100, 104, 96)
     other.duty._hear([SideWindow(first, 3) for first in firsts])
-    # When the thread has heard of one, then of the next, without a step in between
+    # When the thread has received one, then the next, without a step in between
     heard = [heard_by(other, [other]).first for _ in firsts]
     assert heard == sorted(firsts)
-    # And when all are over, none was left out, and none is told again
+    # And when all are over, none was left out, and none is announced again
     other.go(60)
     assert other.writer.news() is None
     assert other.missed == []
@@ -225,12 +225,12 @@ def test_what_is_written_into_the_file_by_others_is_not_believed(tmp_path: Path,
         return msgspec.json.encode(PlannedWindow(first=first, steps=steps, reason="schedule", chosen_unix_ns=1)) + b"\n"
 
     asking = Asking(other.duty._around, other.duty._hear, since=40)
-    # Windows without end or beginning, more at a time than anybody announces, and what is nested without end
+    # Windows of impossible size or position, more of them than any planner announces, and endless nesting
     many = b"".join(line(first, 2) for first in range(1000, 3000, 10))
     path.write_bytes(many + line(100, 10**9) + line(110, 0) + line(2**60, 3) + b"[" * 5000 + b"\n" + line(500, 3))
     asking._read_file()
     assert sorted(other.duty._heard) == [500, *range(2930, 3000, 10)]
-    # A link is not followed, and a FIFO that nobody writes to is not waited for
+    # A link is not followed, and a FIFO without a writer does not block the reader
     secret = tmp_path / "secret"
     path.rename(secret)
     path.symlink_to(secret)
@@ -256,7 +256,7 @@ def test_the_plan_that_could_not_be_written_is_written_later_and_is_open_to_whom
     plan.symlink_to("/dev/full")
     planning._write_down()
     plan.unlink()
-    # when it no longer is
+    # when there is room again
     planning._write_down()
     planning._write_down()
     # then it is there once
@@ -272,9 +272,9 @@ def test_a_request_that_is_taken_back_while_it_waits_is_not_carried_out(tmp_path
     assert isinstance(planning, Planning)
     path = post(tmp_path / "run", new_request("capture"))
     until(lambda: planning._requests, [first])
-    # When whoever asked takes it back
+    # When the client withdraws it
     path.unlink()
-    # Then it no longer waits for that, and nothing has been answered
+    # Then the planner no longer waits for it, and nothing has been answered
     until(lambda: not planning._requests, [first])
     assert list(path.parent.iterdir()) == []
     assert list(planning._planned) == []
@@ -294,7 +294,7 @@ def test_a_rank_that_is_switched_off_no_longer_reports(ranks: list[Rank], rank: 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
-    # Given two ranks under a budget that leaves room for windows, and a time for announcing them that a busy machine keeps, too
+    # Given two ranks under a budget that leaves room for windows, and an announcement time that also suffices on a busy machine
     run, stop = tmp_path / "run", tmp_path / "stop"
     settings = RecorderSettings(
         run_dir=str(run),
@@ -312,7 +312,7 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tor
     try:
         # When it has trained for a while
         eventually(lambda: all(len(profiled(run, rank)) >= 4 for rank in RANKS), job)
-        # And somebody asks for four steps, and at once for four more, and for a rank that is not there
+        # And a client requests four steps, and at once four more, and a rank that does not exist
         requests = [
             new_request("capture", steps=4, keep_trace=True),
             new_request("capture", steps=4),
@@ -344,7 +344,7 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tor
     # And one window is the capture, with its raw traces
     assert [(row.first, row.steps, row.keep_trace) for row in plan if row.reason == "capture"] == [(captured.first_step, 4, True)]
     for rank in RANKS:
-        # On a busy machine a window may look wrong to its rank, and stays for that
+        # On a busy machine a window may look wrong to its rank, and is kept for that
         odd = [row for row in reader.windows(0, rank) if row.looked_wrong]
         kept = {path.name for path in (rank_dir(run, 0, rank) / "traces").iterdir()}
         assert f"window-{captured.first_step:09d}.json.gz" in kept
@@ -362,5 +362,5 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tor
     assert len(refused) == 2
     assert "no such rank" in (refused[requests[2].id] or "")
     assert "another capture" in next(reason or "" for id_, reason in refused.items() if id_ != requests[2].id)
-    # And nothing is left of where they met
+    # And no rendezvous file is left
     assert not (attempt_dir(run, 0) / "side.json").exists()

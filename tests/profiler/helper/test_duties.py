@@ -6,7 +6,7 @@ from rankscope.profiler.helper.duties import Duties, Duty
 
 
 class Failing(Duty):
-    """Fails at its first tick, and perhaps at its end."""
+    """Duty that fails at its first tick, and optionally at its end."""
 
     def __init__(self, *, at_end: bool) -> None:
         self.at_end = at_end
@@ -17,7 +17,7 @@ class Failing(Duty):
         raise ValueError("bad day")
 
     def end(self, *, vanished: bool) -> None:
-        """Note it."""
+        """Record the end."""
         self.ends.append(vanished)
         if self.at_end:
             raise ValueError("worse")
@@ -35,7 +35,7 @@ def test_a_duty_that_fails_is_ended_and_said_once_and_the_others_go_on() -> None
     duties.tick()
     duties.tick()
     duties.end(vanished=True)
-    # It leaves nothing behind that would look as if the rank had vanished.
+    # The helper leaves nothing behind that would make the rank look vanished.
     assert [duty.ends for duty in failing] == [[False], [False]]
     assert len(ticks) == 2
     assert len(said) == 2

@@ -1,4 +1,4 @@
-"""What a run keeps of a page of the exporter, from pages that the exporter's own tests hold to be right."""
+"""Parts of an exporter page that a run stores, from pages that the exporter's own tests verify."""
 
 from __future__ import annotations
 

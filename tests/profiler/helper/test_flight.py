@@ -1,4 +1,4 @@
-"""Flight Recorder dumps: those torch writes by itself, and those people ask for."""
+"""Flight Recorder dumps: those of torch's watchdog, and requested ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RANK = 5
 
 
 class Rank:
-    """A rank's side, played by the test: its scratch folder, and the pipe through which its helper asks."""
+    """Simulated rank: its scratch folder, and the pipe through which its helper requests dumps."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run, self.scratch = folder / "run", folder / "scratch"
@@ -71,7 +71,7 @@ class Rank:
         return time.time_ns()
 
     def tick(self, seconds: float = 1.0) -> None:
-        """The helper's next look."""
+        """Run the helper's next tick."""
         self.now += seconds
         self.duty._inbox._due = 0.0
         self.duty.tick()
@@ -81,36 +81,36 @@ class Rank:
             assert looked.wait(60)
 
     def ask(self, **fields: Any) -> ControlRequest:
-        """Somebody asks for a dump, and the helper sees it."""
+        """Request a dump, and let the helper read the request."""
         request = new_request("dump", **fields)
         post(self.run, request)
         self.tick()
         return request
 
     def asked(self) -> list[str]:
-        """What the rank hears."""
+        """Return the requests that the rank has received."""
         try:
             return os.read(self.heard, 1000).decode().split()
         except BlockingIOError:
             return []
 
     def obey(self, name: str, *backends: str, reason: str = "") -> None:
-        """The rank writes its dumps."""
+        """Write the rank's dumps."""
         for backend in backends:
             write_file(dump_file(self.scratch, name, backend), f"{backend} of {name}".encode())
         write_file(done_file(self.scratch, name), reason.encode())
 
     def answer(self, request: ControlRequest) -> ControlAnswer:
-        """What the helper answered."""
+        """Return the helper's answer."""
         return soon(lambda: read_answer(self.run, request.id, rank=RANK))
 
     def dumps(self) -> dict[str, bytes]:
-        """What is in the run."""
+        """Return the dumps in the run."""
         return {path.name: path.read_bytes() for path in sorted(flight_dir(self.run, 0).glob("*"))}
 
 
 def soon(look: Callable[[], _T | None]) -> _T:
-    """What ``look`` finds, once it finds something."""
+    """Return the result of ``look`` once it is true."""
     deadline = time.monotonic() + 60
     while not (found := look()):
         assert time.monotonic() < deadline, "nothing came"
@@ -129,7 +129,7 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
 
 
 def test_a_dump_that_was_asked_for_comes_into_the_run(rank: Rank) -> None:
-    # when somebody asks, then the rank hears of it
+    # when a dump is requested, then the rank receives the request
     request = rank.ask()
     assert rank.asked() == [request.id]
     assert read_answer(rank.run, request.id, rank=RANK) is None
@@ -142,7 +142,7 @@ def test_a_dump_that_was_asked_for_comes_into_the_run(rank: Rank) -> None:
         f"rank-00005-{request.id}-gloo.pickle": f"gloo of {request.id}".encode(),
         f"rank-00005-{request.id}-nccl.pickle": f"nccl of {request.id}".encode(),
     }
-    # and local memory is free again
+    # and local memory is released
     assert list(rank.scratch.iterdir()) == []
 
 
@@ -174,7 +174,7 @@ def test_a_rank_without_a_recorder_says_so(rank: Rank) -> None:
 
 
 def test_a_process_without_a_process_group_is_not_asked(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given that nobody listens at the other end of our standard output
+    # given a standard output without a reader
     with Path(os.devnull).open("wb") as nothing:
         monkeypatch.setattr(flight, "_REQUESTS", nothing.fileno())
         request = rank.ask()
@@ -202,7 +202,7 @@ def test_a_rank_that_is_stuck_is_given_up_and_its_dump_taken_when_it_comes_late(
     given = rank.answer(request)
     assert not given.accepted
     assert "stuck" in (given.reason or "")
-    # and it is not asked again as long as it owes that one
+    # and the rank gets no second request while the first is unanswered
     again = rank.ask()
     assert "owes" in (rank.answer(again).reason or "")
     assert rank.asked() == [request.id]
@@ -213,7 +213,7 @@ def test_a_rank_that_is_stuck_is_given_up_and_its_dump_taken_when_it_comes_late(
 
 
 def test_where_torch_listens_itself_it_is_asked_when_python_is_stuck(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given what torch makes for each rank when it is told to: a pipe to ask through, and a file that it writes
+    # given the files that torch creates per rank if configured: a pipe for requests, and a dump file
     stem = rank.scratch / "ask-"
     os.mkfifo(f"{stem}{RANK}.pipe")
     heard = os.open(f"{stem}{RANK}.pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -224,7 +224,7 @@ def test_where_torch_listens_itself_it_is_asked_when_python_is_stuck(rank: Rank,
     # when the rank's Python does not answer
     request = rank.ask()
     rank.tick(flight.ANSWER_SECONDS + 1)
-    # then torch is asked, and its dump is the answer
+    # then torch gets the request, and its dump is the answer
     assert os.read(heard, 100)
     os.close(heard)
     theirs.write_bytes(b"by nccl's own thread")
@@ -265,23 +265,23 @@ def test_dumps_are_rate_limited_and_only_the_last_are_kept(rank: Rank) -> None:
 
 @pytest.mark.parametrize("named", [[RANK, RANK + 1], [RANK - 1, RANK]], ids=["the first", "another"])
 def test_one_rank_refuses_for_all_and_the_others_only_where_it_does_not(rank: Rank, named: list[int]) -> None:
-    # given ranks that have dumped a moment ago, and are asked again
+    # given ranks that have just dumped, and get another request
     rank.obey(rank.ask().id, "gloo")
     rank.tick(flight.CHECK_SECONDS)
     refused = rank.ask(ranks=named)
     if named[0] == RANK:
-        # then the first of them speaks for all
+        # then the first of them answers for all
         given = read_answer(rank.run, refused.id)
         assert given is not None
         assert not given.accepted
         assert read_answer(rank.run, refused.id, rank=RANK) is None
         return
-    # and another is silent, as long as that one may come to it
+    # and another rank is silent, as long as the first may still answer
     rank.tick()
     assert read_answer(rank.run, refused.id, rank=RANK) is None
     rank.tick(2)
     assert not rank.answer(refused).accepted
-    # but where it has
+    # but not if the first has answered
     heard = rank.ask(ranks=named)
     answer(rank.run, ControlAnswer(id=heard.id, accepted=False, reason="too soon", answered_unix_ns=1))
     rank.tick(4)
@@ -307,7 +307,7 @@ def test_many_ranks_look_less_often(rank: Rank, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("where", ["make_control_dir", "pending", "complete"])
 def test_a_disk_that_does_not_answer_does_not_hold_up_the_helper(rank: Rank, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    # given a disk at which whatever touches it waits for ever
+    # given a disk at which every access blocks for ever
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(rank.run / "theirs-"))
     rank.duty = rank.helper()
     main, reached, back = threading.current_thread(), threading.Event(), threading.Event()
@@ -321,7 +321,7 @@ def test_a_disk_that_does_not_answer_does_not_hold_up_the_helper(rank: Rank, mon
     monkeypatch.setattr(whose, where, hang)
     monkeypatch.setattr(flight, "END_SECONDS", 0.01)
     try:
-        # when the helper ticks on, then each tick returns, and no work piles up behind what waits
+        # when the helper ticks on, then each tick returns, and no work piles up behind the blocked access
         rank.duty.tick()
         assert reached.wait(60)
         for _ in range(100):
@@ -359,7 +359,7 @@ def test_what_torch_writes_when_the_watchdogs_time_is_up_comes_into_the_run(
         theirs.write_bytes(b"." * part)
         rank.tick()
     assert rank.dumps() == {}
-    # when it no longer does, then it is copied, once, and left where somebody else wants it
+    # when it no longer grows, then it is copied, once, and left in place if the user chose its name
     rank.tick()
     rank.tick()
     soon(lambda: rank.said)
@@ -375,9 +375,9 @@ def test_a_watchdog_that_ends_the_process_is_noticed_at_its_end(rank: Rank, monk
     rank.duty = rank.helper()
     rank.tick()
     Path(f"{prefix}{RANK}").write_bytes(b"the last words")
-    # when the process is gone before anybody has looked
+    # when the process ends before the helper has looked
     rank.duty.end(vanished=True)
-    # then they are in the run, and nobody needs the file any more
+    # then the dumps are in the run, and the file is no longer needed
     assert rank.dumps() == {"rank-00005-watchdog-nccl.pickle": b"the last words"}
     assert not Path(f"{prefix}{RANK}").exists()
 
@@ -401,7 +401,7 @@ def test_files_older_than_the_rank_are_not_its(tmp_path: Path) -> None:
 
 
 def test_the_copy_is_as_old_as_the_dump(tmp_path: Path) -> None:
-    # for how long a rank had waited is seen by when its dump was written
+    # the time of the dump shows how long a rank had waited
     source, target = tmp_path / "source", tmp_path / "flight" / "target"
     source.write_bytes(b"record_id")
     os.utime(source, ns=(10**18, 10**18))

@@ -28,14 +28,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
 
 class _Plain(pickle.Unpickler):
-    """Nothing but containers, texts and numbers: a dump is untrusted."""
+    """Unpickler of containers, texts and numbers only: a dump is untrusted."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
 def recorded(torch: PreloadedTorch, run: Path, *args: str, windows: int = 0) -> subprocess.Popen[str]:
-    """The job, recorded, on two ranks of which rank 1 never comes to a collective."""
+    """Record the job on two ranks, of which rank 1 never comes to a collective."""
     if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
         pytest.skip("this torch has no Flight Recorder for gloo")
     told = ["run", "--run-dir", str(run), "--window-steps", str(windows), "--no-verdict", "--", *torch.command(2, JOB, *args)]
@@ -43,14 +43,14 @@ def recorded(torch: PreloadedTorch, run: Path, *args: str, windows: int = 0) -> 
 
 
 def enqueued(path: Path) -> int:
-    """The number of the last collective that a dump knows of."""
+    """Return the number of the last collective in a dump."""
     last: int = max(entry["collective_seq_id"] for entry in _Plain(io.BytesIO(path.read_bytes())).load()["entries"])
     return last
 
 
 def test_a_collective_whose_time_is_up_leaves_a_dump(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     if tuple(int(part) for part in version("torch").split("+")[0].split(".")[:2]) < (2, 11):
-        # Seen with 2.8; the two between were not looked at.
+        # Seen with 2.8; the two versions between were not checked.
         pytest.skip("gloo in this torch goes by the time that a process group began with, and the job waits for ever")
     job = recorded(torch_ranks, tmp_path / "run", "--timeout", "2")
     _, said = job.communicate(timeout=200)
@@ -69,7 +69,7 @@ def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: Preloade
         for rank in (0, 1):
             wait_for(rank_dir(run, 0, rank) / "steps-000000.npy", job)
 
-        # when somebody asks, once it hangs
+        # when dumps are requested, once it hangs
         known: list[int] = []
         for _ in range(5):
             asked = cli("capture", run, "--flight-recorder", "--format", "json", "--wait", "60")
@@ -78,10 +78,10 @@ def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: Preloade
             known = [enqueued(run / row["path"]) for row in json.loads(asked.stdout)["dumps"]]
             if known == [7, 6]:
                 break
-            time.sleep(flight.REST_SECONDS)  # it has not come to the place yet
-        # and what they wrote shows that rank 0 is one collective ahead: three steps of two, and one
+            time.sleep(flight.REST_SECONDS)  # it has not reached the place yet
+        # and their dumps show that rank 0 is one collective ahead: three steps of two, and one
         assert known == [7, 6]
-        # and who asks for a profile instead is told that there are no steps, and what to ask for
+        # and a request for a profile reports that there are no steps, and suggests dumps
         asked = cli("capture", run, "--format", "json", "--wait", "5")
         assert asked.returncode == 1
         assert "no rank has finished a step in the " in json.loads(asked.stdout)["reason"], asked.stderr
@@ -89,6 +89,6 @@ def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: Preloade
     finally:
         job.send_signal(signal.SIGTERM)
         _, said = job.communicate(timeout=120)
-    # and nothing of it disturbed the job
+    # and none of this disturbed the job
     assert "switched itself off" not in said
     assert "FlightDumps failed" not in said

@@ -1,4 +1,4 @@
-"""Helpers as real processes that sample a real exporter, whose driver answers what the test decides."""
+"""Helpers as real processes that sample a real exporter, whose driver is simulated by the test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ fake_nvml_library = exporter.fake_nvml_library
 fake_nvml = exporter.fake_nvml
 start_exporter = exporter.start_exporter
 
-# The helper as it is, only less patient.
+# The real helper, with shorter timeouts.
 QUICK = """
 import sys, pathlib, rankscope.profiler.helper.hardware as hardware, rankscope.profiler.helper.__main__ as helper
 hardware.SAMPLE_SECONDS = hardware.ELECTION_SECONDS = 0.2
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 
 
 class Rank:
-    """The rank's side: a scratch folder, a ring, a helper."""
+    """Simulated rank: a scratch folder, a ring, and a real helper."""
 
     def __init__(self, folder: Path, run_id: str, rank: int, url: str | None, *, device: bool = True) -> None:
         hello = Hello(
@@ -64,7 +64,7 @@ class Rank:
         self.helper = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def has_open(self, part: str) -> bool:
-        """Whether this rank's helper has a file open whose path has ``part`` in it."""
+        """Return whether this rank's helper has a file open whose path contains ``part``."""
         for handle in Path(f"/proc/{self.helper.pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # closed since
                 if part in str(handle.readlink()):
@@ -72,11 +72,11 @@ class Rank:
         return False
 
     def writes(self) -> bool:
-        """Whether this rank's helper is the one that writes samples."""
+        """Return whether this rank's helper is the one that writes samples."""
         return self.has_open("/gpu-")
 
     def end(self) -> str:
-        """The rank is gone; returns what the helper said."""
+        """End the rank; return the output of its helper."""
         self.ring.set_end(End.EXIT)
         _, said = self.helper.communicate(timeout=60)
         self.ring.close()
@@ -88,7 +88,7 @@ StartRank = Callable[..., Rank]
 
 @pytest.fixture
 def start_rank(tmp_path: Path) -> Iterator[StartRank]:
-    """``start_rank(0, url)``: a rank of this test's run; its helper is gone when the test ends."""
+    """Function ``start_rank(0, url)``, which starts a rank of this test's run; its helper ends with the test."""
     with ExitStack() as stack:
 
         def start(rank: int, url: str | None, *, device: bool = True) -> Rank:
@@ -101,12 +101,12 @@ def start_rank(tmp_path: Path) -> Iterator[StartRank]:
 
 
 def samples(folder: Path) -> list[HardwareSample]:
-    """What is there by now."""
+    """Return the samples recorded so far."""
     return list(RunReader(folder / "run").hardware("node1")) if (folder / "run" / "run.json").exists() else []
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for something another process is about to do."""
+    """Wait until another process has met a condition."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -143,11 +143,11 @@ def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_
     }
     assert sum(rank.writes() for rank in ranks) == 1
 
-    # When a GPU is lost, it has no values but one row that says so
+    # When a GPU is lost, it has no values but one row that reports it
     fake_nvml.lose(1)
     eventually(lambda: any(row.gpu_uuid == uuids[1] and row.missing for row in samples(tmp_path)))
 
-    # When the exporter dies, that is one row, and there are values once it is back
+    # When the exporter ends, that is one row, and there are values once it is back
     fake_nvml.heal()
     node.stop(signal.SIGKILL)
     eventually(lambda: samples(tmp_path)[-1].gpu_uuid is None)
@@ -163,7 +163,7 @@ def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_
     after = len(samples(tmp_path))
     eventually(lambda: values_since(after) == set(uuids))
 
-    # And at the end nothing is left, and the absence was said once on this host
+    # And at the end nothing is left, and the absence was reported once on this host
     said = [rank.end() for rank in (writer, other)]
     assert "".join(said).count("no answer from the exporter") == 1
     assert not HostLock(str(tmp_path))._folder.exists()

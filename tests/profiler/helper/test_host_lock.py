@@ -1,4 +1,4 @@
-"""One of many on a host: who has the lock, who gets it next, and what is left."""
+"""Host lock: its holder, its next holder, and its files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_not_taken(tmp_path: Path, m
 
     def late(handle: int, *, shared: bool = False) -> bool:
         for file in tmp_path.glob("*/lock"):
-            file.unlink()  # as the last one to leave does
+            file.unlink()  # as the last holder does on exit
         return try_lock(handle, shared=shared)
 
     with monkeypatch.context() as patch:

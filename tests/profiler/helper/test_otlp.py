@@ -1,4 +1,4 @@
-"""What a collector of traces receives from a rank's helper, over HTTP and gRPC, and what happens without one."""
+"""Traces sent by a rank's helper to a collector, over HTTP and gRPC, and the behaviour without a collector."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ START = 1_700_000_000_000_000_000
 
 
 def step(number: int) -> StepRecord:
-    """A step of 3 ms that began ``number`` seconds after the run."""
+    """Return a step of 3 ms that began ``number`` seconds after the run."""
     return StepRecord(
         step=number,
         start_unix_ns=START + number * 10**9,
@@ -46,7 +46,7 @@ def step(number: int) -> StepRecord:
 
 
 class Rank:
-    """A duty as the helper of a rank has it."""
+    """OTLP duty of a rank's helper."""
 
     def __init__(self, rank: int = 0, *, every: int | None = 2) -> None:
         self.said: list[str] = []
@@ -68,7 +68,7 @@ class Rank:
         )
 
     def do(self, *numbers: int) -> None:
-        """Do these steps."""
+        """Pass these steps to the duty."""
         for number in numbers:
             self.duty.step(step(number))
         self.duty.tick()
@@ -76,7 +76,7 @@ class Rank:
 
 @pytest.fixture(autouse=True)
 def own_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The helper owns its process; here the SDK's logger is borrowed."""
+    """The SDK's logger, restored afterwards: the helper owns its process, this test does not."""
     sdk = logging.getLogger("opentelemetry")
     handlers = list(sdk.handlers)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
@@ -92,7 +92,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for another thread."""
+    """Wait until another thread has met a condition."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -176,7 +176,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_gets_the_next_steps_when_i
     monkeypatch: pytest.MonkeyPatch, refusing_port: int
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{refusing_port}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second try
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second attempt
     rank = Rank()
     rank.do(0)
     eventually(lambda: bool(rank.said))
@@ -233,7 +233,7 @@ def test_nothing_is_sent_before_the_run_has_its_identity_and_what_waits_is_bound
     rank.begun = True
     rank.duty.end(vanished=False)
     numbers = [span.attributes["rankscope.step"] for span in collector.spans() if span.name == "step"]
-    # The oldest have made room, one of them for the end unless a place was free by then
+    # The oldest were dropped to make room, one of them for the end unless a place was free by then
     assert numbers[-(MAX_WAITING - 1) :] == list(range(51, MAX_WAITING + 50))
     assert numbers[0] in (50, 51)
 

@@ -1,4 +1,4 @@
-"""What a helper reports of its rank: its pace, and the recorder's cost, always on and of windows."""
+"""Reports of a helper about its rank: its pace, and the recorder's cost, always on and per window."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ INFO = RankInfo(rank=1, world_size=2, host="h", pid=1, start_unix_ns=1, recorder
 
 
 def train(pace: Pace, steps: int, *, wall_us: float = 1000.0, profiled: bool = False) -> None:
-    """So many steps more."""
+    """Train this many more steps."""
     for _ in range(steps):
         number = 0 if pace.last_step is None else pace.last_step + 1
         pace.add(StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, profiled=profiled))
 
 
 def report(pace: Pace, *, cost_us: float, window_cost_us: float = 0.0, windows: int = 0) -> RankReport:
-    """With what the ring says."""
+    """Return the report for these costs in the ring."""
     info = msgspec.structs.replace(INFO, recorder_cost_us=cost_us, window_cost_us=window_cost_us, windows=windows)
     told = pace.report(info)
     assert told is not None

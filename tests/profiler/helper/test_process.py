@@ -1,4 +1,4 @@
-"""The helper as a real process, fed through a real ring; no torch anywhere."""
+"""Helper as a real process, fed through a real ring, without torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rankscope.runs.reader import RunReader
 
 
 class Rank:
-    """The rank's side: a scratch folder, a ring, a helper."""
+    """Simulated rank: a scratch folder, a ring, and a real helper."""
 
     def __init__(self, scratch: Path, said: Hello) -> None:
         scratch.mkdir()
@@ -43,13 +43,13 @@ class Rank:
             assert self.ring.put(EntryKind.STEP, packed(number))
 
     def put_empty_window(self, number: int) -> None:
-        """Record a profiled window of one step, in which nothing was seen."""
+        """Record a profiled window of one step without events."""
         trace = self.scratch / f"window-{number}.json"
         trace.write_text('{"traceEvents": []}')
         self.ring.put(EntryKind.WINDOW, msgspec.json.encode(Window(str(trace), number, number)))
 
     def end(self) -> str:
-        """The rank is gone; returns what the helper said."""
+        """End the rank; return the output of its helper."""
         _, said = self.helper.communicate(timeout=60)
         self.ring.close()
         assert self.helper.returncode == 0
@@ -58,7 +58,7 @@ class Rank:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for something another process is about to do."""
+    """Wait until another process has met a condition."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -78,7 +78,7 @@ def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: En
     info = run.rank(0, 0)
     assert info is not None
     assert (info.end_reason, info.recorder_cost_us, info.dropped_records) == (reason, 5.0, 0)
-    # Of a rank that vanished the last metrics stay, for an alert to see how old they are.
+    # The last metrics of a vanished rank stay: an alert needs their age.
     assert len(list((tmp_path / "spool").iterdir())) == (end is End.SILENT)
 
 
@@ -100,16 +100,16 @@ def test_a_live_rank_has_metrics_and_records(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_said_once_and_tried_again(tmp_path: Path) -> None:
-    # Given a run folder whose place is taken by a file
+    # Given a run folder whose path is taken by a file
     (tmp_path / "run").touch()
     rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
     rank.put(0, 1)
     assert rank.helper.stderr is not None
     assert "cannot write to" in rank.helper.stderr.readline()
-    # When it becomes free
+    # When the path becomes free
     (tmp_path / "run").unlink()
     rank.put(2)
-    # Then nothing is missing, and nothing more was said
+    # Then nothing is missing, and nothing more was reported
     assert rank.end() == ""
     assert [row.step for row in RunReader(tmp_path / "run").steps(0, 0)] == [0, 1, 2]
 
@@ -158,7 +158,7 @@ def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: En
     session._helper.kill()
     eventually(session.helper_ended)
     session.ring.put(EntryKind.STEP, packed(1))
-    # When another takes its place, the folder looks at no moment as if nobody cared
+    # When another takes its place, the folder never looks abandoned
     session.replace_helper()
     assert not is_left(session.scratch)
     assert not session.helper_ended()
@@ -189,7 +189,7 @@ def test_the_launcher_hears_of_what_is_recorded_and_of_files_in_the_spool(tmp_pa
         rank.end()
     finally:
         os.close(handle)
-    # Then the launcher knows of both
+    # Then the launcher knows both
     assert was_recorded(job)
     assert spooled(job) == [entry.name for entry in spool.iterdir()] != []
 
@@ -210,7 +210,7 @@ writer.JsonLinesWriter.append = stuck
 def test_a_filesystem_that_does_not_answer_holds_up_the_writing_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a folder in which a write takes until further notice
+    # Given a folder in which a write blocks until the test releases it
     (tmp_path / "sitecustomize.py").write_text(STUCK.replace("GO", str(tmp_path / "go")))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "spool").mkdir()
@@ -268,7 +268,7 @@ def test_a_window_that_cannot_be_reduced_costs_the_window_only(
         rank.put_empty_window(number)
     rank.put(1)
     rank.ring.set_end(End.EXIT)
-    # Then it says so once, counts them, and goes on to the end
+    # Then it reports that once, counts them, and continues to the end
     said = rank.end()
     assert said.count("\n") == 1
     assert reason in said
@@ -280,7 +280,7 @@ def test_a_window_that_cannot_be_reduced_costs_the_window_only(
 
 
 def one_step_trace(number: int) -> str:
-    """A trace as torch writes it, of a step of 1 ms that is one operator."""
+    """Return a trace as torch writes it, of a step of 1 ms that is one operator."""
     base = {"ph": "X", "pid": 1, "tid": 1, "ts": 1000.0, "dur": 1000.0}
     events = [
         base | {"cat": "user_annotation", "name": f"ProfilerStep#{number}"},
@@ -301,14 +301,14 @@ def test_a_window_with_a_step_that_took_too_long_keeps_its_trace_and_says_why(tm
         rank.ring.put(EntryKind.WINDOW, msgspec.json.encode(Window(str(trace), number, number)))
     rank.ring.set_end(End.EXIT)
     assert rank.end() == ""
-    # then the second alone is kept, its record says why
+    # then the second alone is kept, its record gives the reason
     reader = RunReader(run)
     first, second = reader.windows(0, 0)
     assert first.looked_wrong is None
     assert second.looked_wrong is not None
     assert second.looked_wrong.startswith("it took 9.0 ms; steps around it 1.0 ms")
     assert [path.name for path in rank_dir(run, 0, 0).joinpath("traces").iterdir()] == ["window-000000031.json.gz"]
-    # and whoever analyses the run is told, and where it is
+    # and the analysis reports it, and where it is
     (said,) = (text for text in analyze([run]).source.warnings if "looked wrong" in text)
     assert "step 31 of rank 0: it took 9.0 ms" in said
     assert said.endswith("raw traces are in attempts/000/ranks/00000/traces")

@@ -1,4 +1,4 @@
-"""What a rank publishes, read back by Prometheus' own parser, and the duty that publishes it."""
+"""Metrics that a rank publishes, read back by Prometheus' own parser, and the duty that publishes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BARE_STEP = StepRecord(step=0, start_unix_ns=10**18, wall_us=2e6, phases_us=Phas
 
 
 def parsed(totals: Totals, rank: RankInfo = RANK, run: RunInfo = RUN) -> dict[tuple[str, str], float]:
-    """Sample name and the content of its own label to value."""
+    """Return (sample name, content of its own label) to value."""
     identity = dict(zip(RANK_LABELS, ("llama", "3", "0"), strict=True))
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(render(identity, samples(run, rank, totals))):
@@ -86,10 +86,10 @@ def test_sums_grow_step_by_step() -> None:
     assert found["rank_gc_seconds_total", ""] == pytest.approx(0.002)
     assert (found["rank_tokens_total", ""], found["rank_flops_total", ""]) == (8192, 2e12)
     assert found["rank_profiled_steps_total", ""] == 1
-    # levels do not add up
+    # gauges are not summed
     assert found["rank_device_memory_peak_bytes", ""] == 3 * 2**29
     assert found["rank_allocator_retries_total", ""] == 2
-    # what the recorder cost, always on and windows apart
+    # cost of the recorder, always on and windows apart
     assert found["rank_recorder_seconds_total", "steps"] == pytest.approx(0.05)
     assert found["rank_recorder_seconds_total", "windows"] == pytest.approx(0.2)
     assert (found["rank_windows_total", "recorded"], found["rank_windows_total", "missed"]) == (1, 0)
@@ -178,7 +178,7 @@ def test_sections_are_few_and_none_is_lost() -> None:
 
 @pytest.fixture
 def around(tmp_path: Path) -> Callable[..., Surroundings]:
-    """``around(name="job")``: a rank under a launcher, and a spool; ``tmp_path / "job"`` is the launcher's folder."""
+    """Factory of ``Surroundings``: a rank with a launcher and a spool; ``tmp_path / "job"`` is the launcher's folder."""
     spool, job = tmp_path / "spool", tmp_path / "job"
     spool.mkdir()
     job.mkdir()
@@ -209,7 +209,7 @@ def test_the_launcher_knows_the_file_as_long_as_it_is_there(around: Callable[...
 
     duty.end(vanished=False)
 
-    # the name may be another job's now
+    # another job may use the name by now
     assert names(tmp_path) == spooled(tmp_path / "job") == []
 
 

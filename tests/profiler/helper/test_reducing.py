@@ -1,4 +1,4 @@
-"""Traces on their way through the helper: reduced, kept or removed, whatever the disk and other people do."""
+"""Traces in the helper: reduced, kept or removed, even when the disk or another process interferes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRACE = '{"traceEvents": []}'
 
 
 class Place:
-    """A scratch folder and a rank's folder, and what was said."""
+    """A scratch folder, a rank's folder, and the reported lines."""
 
     def __init__(self, base: Path) -> None:
         self.scratch, self.folder, self.said = base / "scratch", base / "run" / "rank", list[str]()
@@ -55,7 +55,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What is held up goes on at the end of the test, whatever its result."""
+    """Event that holds up work until it is set, at the end of the test at the latest."""
     event = threading.Event()
     yield event
     event.set()
@@ -87,18 +87,18 @@ def test_the_last_traces_are_kept_and_those_asked_for_have_a_limit_of_their_own(
 def test_traces_in_which_something_looked_wrong_outlive_the_last_and_have_two_limits(place: Place) -> None:
     def keep(keeping: Keeping, number: int, size: int = 0, *, asked: bool = False, wrong: bool = True) -> None:
         trace = place.trace(number)
-        trace.write_bytes(random.Random(number).randbytes(size))  # which does not become smaller
+        trace.write_bytes(random.Random(number).randbytes(size))  # random bytes do not compress
         keeping.take(trace, asked=asked, wrong=wrong)
         eventually(lambda: not [*place.scratch.iterdir()])
 
     keeping = place.keeping(keep=1, wrong_bytes=100_000)
-    # given one more than there may be, between others: the oldest goes; asked for, it counts to those that were
+    # given one trace too many, among others: the oldest is removed; a requested one counts among the requested ones
     keep(keeping, 1, asked=True)
     for number in range(2, WRONG + 3):
         keep(keeping, number)
         keep(keeping, 90 + number, wrong=False)
     assert place.kept == [name(1), *map(name, range(3, WRONG + 3)), name(90 + WRONG + 2)]
-    # given two that fit, one that takes the place of all before, and one that fits into no place
+    # given two traces that fit, one that displaces all before it, and one larger than the limit
     keep(keeping, 20, 45_000)
     keep(keeping, 21, 45_000)
     assert place.kept[-4:-1] == [name(WRONG + 2), name(20), name(21)]
@@ -124,7 +124,7 @@ def test_the_trace_of_a_window_of_which_nothing_else_is_left_is_kept(place: Plac
 
 
 def test_what_others_put_in_the_place_of_a_trace_is_replaced_and_not_written_to(place: Place, tmp_path: Path) -> None:
-    # given a link to something precious and a FIFO that nobody reads
+    # given a link to a valuable file and a FIFO without a reader
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (place.folder / "traces").mkdir()
@@ -200,7 +200,7 @@ def test_a_disk_that_does_not_answer_holds_up_neither_reduction_nor_local_memory
 
     monkeypatch.setattr(keeping_module, "make_folder", stuck)
     reducing = place.reducing(keep=9)
-    # given one trace that is on its way to the disk, and goes no further
+    # given one trace whose writing to the disk is blocked
     reducing.add(place.window(0))
     assert began.wait(30)
     # when more come than may wait for it
@@ -234,10 +234,10 @@ def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
     # when more come than may wait
     for number in range(1, reducing_module.MAX_WAITING + 3):
         reducing.add(place.window(number))
-    # then the newest are gone and missed, for a reason
+    # then the newest are removed and counted as missed, with a reason
     assert len([*place.scratch.iterdir()]) == reducing_module.MAX_WAITING + 1
     assert ["still wait" in (given.reason or "") for given in reducing.results()] == [True, True]
-    # and the end says how many it did not come to
+    # and the end reports how many were not reduced
     assert reducing.finish(0.05) == reducing_module.MAX_WAITING + 1
     gate.set()
     eventually(lambda: not [*place.scratch.iterdir()])

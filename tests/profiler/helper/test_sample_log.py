@@ -1,4 +1,4 @@
-"""Hardware samples on their way to disks that do not take them."""
+"""Hardware samples written to disks that refuse them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankscope.runs.writer import JsonLinesWriter, create_run
 
 
 def sample(number: int) -> HardwareSample:
-    """A sample."""
+    """Return a sample."""
     return HardwareSample(unix_ns=number, gpu_uuid="GPU-1")
 
 
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for the other thread."""
+    """Wait until the other thread has met a condition."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -49,7 +49,7 @@ def test_samples_are_appended_in_order_and_read_back(run: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_said_once_and_the_newest_are_kept(run: Path) -> None:
-    (run / "hosts").touch()  # no folder can be made here
+    (run / "hosts").touch()  # no folder can be created here
     said: list[str] = []
     log = SampleLog(run, "node1", said.append, max_pending=10)
     for number in range(25):

@@ -1,4 +1,4 @@
-"""A page over HTTP from servers that do what servers do."""
+"""Pages read over HTTP from servers of all kinds, including broken ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Serve = Callable[[Answer], str]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """``serve(answer)`` answers GET with ``answer(handler)``; gives the address."""
+    """Function ``serve(answer)``, which answers GET with ``answer(handler)`` and returns the address."""
     servers: list[http.server.ThreadingHTTPServer] = []
 
     def start(answer: Answer) -> str:
@@ -46,7 +46,7 @@ def serve() -> Iterator[Serve]:
 
 
 def page(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
-    """An answer with that body."""
+    """Return an answer with that body."""
 
     def answer(handler: Any) -> None:
         handler.send_response(status)

@@ -1,4 +1,4 @@
-"""The ranks' own little store, over real connections: quick for those who behave, indifferent to those who do not."""
+"""Side store of the ranks, over real connections: quick for correct clients, robust against all others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WINDOW = SideWindow(500, 3, keep_trace=True)
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to do."""
+    """Wait until another thread has met a condition."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -38,7 +38,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 class Store:
-    """A server that remembers who reported."""
+    """Server that records the reports it received."""
 
     def __init__(self) -> None:
         self.reports: list[RankReport] = []
@@ -51,18 +51,18 @@ class Store:
         return [WINDOW] * (MAX_WINDOWS + 1)
 
     def connect(self) -> socket.socket:
-        """A bare connection."""
+        """Open a bare connection."""
         return socket.create_connection(("127.0.0.1", self.address.port), timeout=30)
 
     def request(self, **changes: object) -> bytes:
-        """A line as a client sends it."""
+        """Return a request line as a client sends it."""
         report = msgspec.to_builtins(RankReport(rank=1, step=2)) | changes
         return json.dumps({"token": self.address.token, "report": report}).encode() + b"\n"
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    """A running store."""
+    """Running store."""
     store = Store()
     yield store
     store.server.close()
@@ -108,7 +108,7 @@ def test_connections_that_say_nothing_do_not_keep_others_from_being_answered(
         with store.connect() as asking:
             asking.sendall(store.request())
             assert b"500" in asking.recv(1000)
-        # And the others have been let go
+        # And the other connections have been closed
         assert all(connection.recv(1) == b"" for connection in idle[:10])
 
 
@@ -170,7 +170,7 @@ def test_who_may_add_ranks_to_the_run_can_read_where_it_is_and_nobody_else(store
         tmp_path.chmod(folder)
         store.address.write(path)
         assert path.stat().st_mode & 0o777 == file
-    # What others put there is neither followed nor waited for
+    # Links and FIFOs of other users are neither followed nor waited for
     (tmp_path / "link").symlink_to(path)
     os.mkfifo(tmp_path / "fifo")
     for name in ("link", "fifo"):

@@ -1,4 +1,4 @@
-"""A step as spans: ids that all ranks agree on, and times that are those of the record."""
+"""Step as spans: ids on which all ranks agree, and the times of the record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START = 1_700_000_000_000_000_123
 
 
 def record(**phases: float) -> StepRecord:
-    """A step with these phases."""
+    """Return the record of a step with these phases."""
     return StepRecord(step=7, start_unix_ns=START, wall_us=sum(phases.values()), phases_us=PhaseTimes(**phases))
 
 

@@ -1,4 +1,4 @@
-"""What the helper writes, on a disk that fails; no process."""
+"""Files written by the helper on a disk that fails; no process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_stays_full_neither_repeats_records_nor_litters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Given a store that has begun, and a disk that takes a part of what comes next
+    # Given a store that has begun, and a disk that takes a part of the next write
     store = RunStore(hello(tmp_path / "run"))
     store.add_step(step(0))
     assert store.flush()
@@ -95,7 +95,7 @@ def test_whatever_goes_wrong_in_writing_is_said_once_and_tried_again(
 ) -> None:
     from rankscope.profiler.helper import store as module
 
-    # Given a folder in which things go wrong that no disk does, twice
+    # Given a folder whose writes fail twice with an error that no disk raises
     attempts = 0
 
     def fail(run: Path, info: RunInfo) -> bool:
@@ -147,7 +147,7 @@ def test_records_that_cannot_be_written_for_what_no_disk_does_are_counted_and_ho
             store.flush(now=True)
     assert store.flush(now=True)
     store.add_step(step(5))
-    # Then the rest is there, once, and what is not there is counted
+    # Then the rest is there, once, and the missing records are counted
     assert storing_to_its_end(store, hello(tmp_path))
     run = RunReader(tmp_path)
     assert [row.step for row in run.steps(0, 0)] == [0, 2, 5]
@@ -162,7 +162,7 @@ def test_records_that_cannot_be_written_for_what_no_disk_does_are_counted_and_ho
 
 
 class Halting:
-    """A file that takes ten bytes, and then something goes wrong."""
+    """File that takes ten bytes and then raises an error."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -204,14 +204,14 @@ def test_a_removed_run_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureF
     store = RunStore(first)
     store.add_step(step(0))
     assert store.flush()
-    # When somebody removes the run, and the rank goes on to its end
+    # When the run is removed, and the rank continues to its end
     shutil.rmtree(tmp_path / "run")
     for number in range(1, 4):
         store.add_step(step(number))
         assert store.flush()
     assert store.write_rank(first.rank)
     store.close()
-    # Then nothing is there again, and that is said once
+    # Then nothing is created again, and that is reported once
     assert not any(tmp_path.iterdir())
     said = capsys.readouterr().err
     assert f"rank 0: {tmp_path / 'run'} was removed" in said
@@ -238,7 +238,7 @@ def test_whether_the_run_is_there_is_seen_every_two_seconds_and_before_a_file_is
         assert store.flush()
     # Then it has looked at run.json every other second
     assert 5 <= len(looks) <= 12
-    # When the run is removed between two looks, then nothing is made again, whether the next record needs a file or has one
+    # When the run is removed between two looks, then nothing is created again, whether the next record needs a new file or not
     shutil.rmtree(tmp_path / "run")
     if stream == "steps":
         store.add_step(step(100))
@@ -258,7 +258,7 @@ def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Pat
     said = hello(tmp_path / "run")
 
     def ends(failures: int, *, moving: bool) -> bool:
-        """Whether the end is reached on a disk on which only every so manieth attempt succeeds."""
+        """Return whether the end is written on a disk on which the first ``failures`` attempts fail."""
         store = RunStore(msgspec.structs.replace(said, rank=msgspec.structs.replace(said.rank, rank=failures)))
         write, attempts = store.write_rank, 0
 

@@ -1,4 +1,4 @@
-"""What of a profiled window looks wrong to the one rank that recorded it."""
+"""Steps of a profiled window that look wrong to the one rank that recorded it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def breakdown(number: int, *, window_ms: float = 10, truncated: bool = False) ->
 
 
 def trained(walls_ms: Iterable[float]) -> Usual:
-    """After steps without the profiler."""
+    """Return the baseline after these steps without the profiler."""
     usual = Usual()
     for number, wall in enumerate(walls_ms):
         usual.add(step(number, wall))
@@ -45,7 +45,7 @@ def trained(walls_ms: Iterable[float]) -> Usual:
 
 
 def wrong(usual: Usual, *walls_ms: float, first: int = 1000, tags: tuple[str, ...] = ()) -> list[int]:
-    """Which steps of a window look wrong, counted from its first."""
+    """Return the steps of a window that look wrong, counted from its first."""
     for number, wall in enumerate(walls_ms, start=first):
         usual.add(step(number, wall, *tags, profiled=True))
     last = first + len(walls_ms) - 1
@@ -81,11 +81,11 @@ def test_where_steps_differ_anyway_longer_ones_are_usual() -> None:
 
 def test_how_much_the_profiler_slows_steps_is_learnt_from_windows() -> None:
     usual = trained([10.0] * 50)
-    # given a profiler that makes steps take four times as long: the first windows look wrong, and then no more
+    # given a profiler that makes steps take four times as long: only the first windows look wrong
     found = [wrong(usual, 40.0, 40.0, first=1000 + 10 * number) for number in range(WINDOWS + 2)]
     assert found == [[0, 1]] * WINDOWS + [[]] * 2
     assert wrong(usual, 40.0, 80.0, 40.0, first=2000) == [1]
-    # given one that costs nothing: what would have passed for its cost does so no longer
+    # given a profiler without overhead: a slowdown that overhead would have excused looks wrong now
     usual = trained([10.0] * 50)
     assert wrong(usual, 18.0) == []
     for number in range(WINDOWS):

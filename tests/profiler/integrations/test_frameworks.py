@@ -1,4 +1,4 @@
-"""Lightning, Hugging Face, Accelerate and DeepSpeed, each trained for real on a model that knows nothing yet."""
+"""Lightning, Hugging Face, Accelerate and DeepSpeed, each with real training of an untrained model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RANKS = (0, 1)
 
 
 def run(folder: Path, *command: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a command in ``folder`` as one would with this environment active."""
+    """Run a command in ``folder`` as a user with this environment active."""
     variables = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
@@ -48,24 +48,24 @@ def run(folder: Path, *command: str | Path, status: int = 0) -> subprocess.Compl
 
 
 def command_for(framework: str) -> list[str]:
-    """What the page says to type."""
+    """Return the command on the page."""
     return shlex.split(next(line for line in PAGE.splitlines() if line.startswith(f"rankscope run --run-dir runs/{framework} ")))
 
 
 def example_of(section: str) -> str:
-    """The code in a section of the page."""
+    """Return the code in a section of the page."""
     found = re.search(rf"^## {section}\n.*?^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
 
 
 def printed_steps(output: str) -> list[int]:
-    """The step counts that a job printed, its framework's own."""
+    """Return the step counts that the job printed, which its framework counted."""
     return [int(count) for count in re.findall(r"(\d+) steps", output)]
 
 
 def recorded(run_dir: Path, rank: int = 0) -> list[StepRecord]:
-    """The records of a rank, which said how it ended and had no trouble."""
+    """Return the records of a rank, after checking that it recorded its end and no trouble."""
     reader = RunReader(run_dir)
     info = reader.rank(0, rank)
     assert info is not None
@@ -75,7 +75,7 @@ def recorded(run_dir: Path, rank: int = 0) -> list[StepRecord]:
 
 
 def tagged(records: list[StepRecord], tag: str) -> list[int]:
-    """The steps in which something happened."""
+    """Return the steps with a tag."""
     return [row.step for row in records if tag in row.tags]
 
 
@@ -86,7 +86,7 @@ def tagged(records: list[StepRecord], tag: str) -> list[int]:
 def test_without_a_code_change_steps_are_those_of_the_framework(tmp_path: Path, framework: str, evaluated: list[int]) -> None:
     # given a script for two ranks with two batches to a step, an odd batch at the end of each epoch, and evaluations
     shutil.copy(JOBS / f"train_{framework}.py", tmp_path / "train.py")
-    # when it is started as the page says
+    # when it is started with the command on the page
     done = run(tmp_path, *command_for(framework))
     # then all steps of both ranks are there, and nothing else
     assert printed_steps(done.stdout) == [10, 10]
@@ -95,7 +95,7 @@ def test_without_a_code_change_steps_are_those_of_the_framework(tmp_path: Path, 
         records = recorded(tmp_path / "runs" / framework, rank)
         assert [row.step for row in records] == list(range(10))
         assert all(row.blocked_us is not None for row in records)
-        # and what was evaluated on is not counted: a rank trains on 36 samples an epoch
+        # and samples of evaluations are not counted: a rank trains on 36 samples an epoch
         assert sum(row.samples or 0 for row in records) == 72
         assert tagged(records, "eval") == evaluated
 
@@ -125,7 +125,7 @@ def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> 
     records = recorded(tmp_path / "runs" / "first")
     assert [row.samples for row in records] == [4, 4, 4, 4, 2]
     assert all(row.phases_us.forward and row.phases_us.backward for row in records)
-    # Two batches to a step and what is left at the end; a validation after every two batches.
+    # Two batches to a step and the rest at the end; a validation after every two batches.
     records = recorded(tmp_path / "runs" / "first-2")
     assert [(row.samples, row.tokens, row.flops) for row in records] == [(8, 80, 2000), (8, 80, 2000), (2, 20, 1000)]
     assert tagged(records, "eval") == [1, 2]
@@ -135,7 +135,7 @@ def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> 
     assert info is not None
     assert (info.end_reason, len(list(reader.steps(0, 0)))) == ("crash", 3)
     assert "the module's own error" in done.stdout
-    # The fit whose callback failed before the first step is done all the same, and that is said once.
+    # The fit whose callback failed before the first step completes nevertheless, and the failure is reported once.
     assert printed_steps(done.stdout) == [3, 5, 10]
     assert done.stderr.count("switched itself off (AttributeError: 'list' object has no attribute 'no_such_thing')") == 1
     # Two optimizers on each of five batches: ten steps to Lightning, five cycles.
@@ -152,7 +152,7 @@ def test_the_hugging_face_example_knows_what_each_step_worked_on(tmp_path: Path)
         records = recorded(tmp_path / "runs" / "first", rank)
         assert [row.step for row in records] == list(range(10))
         assert {(row.samples, row.tokens) for row in records} == {(8, 8 * 16)}
-        # 6 operations per token and parameter; how many parameters is the library's affair
+        # 6 operations per token and parameter; the library counts the parameters
         assert all(row.flops and row.flops % (6 * 8 * 16) == 0 for row in records)
         assert tagged(records, "eval") == [4, 8]
         assert tagged(records, "checkpoint") == [6]
@@ -169,7 +169,7 @@ def test_hugging_face_trainings_of_one_process_are_runs_of_their_own(tmp_path: P
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "first-2", "first-3"]
     # The page's example: nine batches in each of two epochs.
     assert [row.samples for row in recorded(tmp_path / "runs" / "first")] == [8, 8, 8, 8, 4] * 2
-    # The one that failed, which the next one tells
+    # The failed training, which the next one records as crashed
     info = RunReader(tmp_path / "runs" / "first-2").rank(0, 0)
     assert info is not None
     assert info.end_reason == "crash"

@@ -24,13 +24,13 @@ class Failing(TrainerCallback):  # type: ignore[misc]  # mypy does not follow it
 
 
 if __name__ == "__main__":
-    # given the names that the example leaves to its reader
+    # given the names that the example leaves to the user
     model, args, train, test = new_model(), arguments("out"), Sequences(9), Sequences(3)
     # when only evaluated, in a process that may record
     Trainer(model, args, eval_dataset=test, callbacks=[RankscopeCallback("runs/none")]).evaluate()
     # when trained as in the example
     exec(Path(sys.argv[1]).read_text())
-    # when training fails and the script goes on
+    # when training fails and the script continues
     trainer = Trainer(model, args, train_dataset=train, eval_dataset=test, callbacks=[RankscopeCallback("runs/first"), Failing()])
     try:
         trainer.train()

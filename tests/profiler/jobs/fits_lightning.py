@@ -18,7 +18,7 @@ from rankscope.profiler.integrations.lightning import RankscopeCallback
 
 
 class Sums(lightning.LightningModule):  # type: ignore[misc]  # mypy does not follow its package
-    """Learns to add; it says what a batch takes."""
+    """Model that learns to add and reports the cost of a batch."""
 
     flops_per_batch = 1000
 
@@ -42,7 +42,7 @@ class Sums(lightning.LightningModule):  # type: ignore[misc]  # mypy does not fo
 
 
 class Rivals(Sums):
-    """Two optimizers that take turns on every batch."""
+    """Model with two optimizers that take turns on every batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,19 +59,19 @@ class Rivals(Sums):
 
 
 def batches(samples: int) -> DataLoader[tuple[Tensor, ...]]:
-    """Batches of four, the last one smaller."""
+    """Return batches of four, the last one smaller."""
     numbers = torch.randn(samples, 16)
     return DataLoader(TensorDataset(numbers, numbers.sum(dim=1, keepdim=True)), batch_size=4)
 
 
 def Trainer(**options: Any) -> lightning.Trainer:  # noqa: N802  # what the example calls
-    """Without files and noise, on the CPU, with one validation."""
+    """Trainer without files and output, on the CPU, with one validation."""
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     return lightning.Trainer(accelerator="cpu", max_epochs=1, **quiet, **options)
 
 
 if __name__ == "__main__":
-    # given the names that the example leaves to its reader
+    # given the names that the example leaves to the user
     model, loader = Sums(), batches(18)
     # when only validated, in a process that may record
     Trainer(callbacks=[RankscopeCallback("runs/none")]).validate(model, loader)

@@ -30,7 +30,7 @@ def main() -> None:
         loss = model(torch.randn(8, 4, device=device)).sum()
         loss.backward()
         if step == STEPS:
-            # Only now: on a busy machine getting together takes its time.
+            # Only now: on a busy machine the rendezvous takes a while.
             distributed_c10d._set_pg_timeout(timedelta(seconds=told.timeout))  # there is no public one
         if step == STEPS and dist.get_rank() == dist.get_world_size() - 1:
             threading.Event().wait()

@@ -30,7 +30,7 @@ LAYOUTS = ("single", "ddp", "fsdp2", "tp", "fsdp2+tp", "hsdp", *PIPELINES)
 
 
 class Noise(Dataset[Tensor]):
-    """Reproducible samples, each as slow as asked for."""
+    """Reproducible samples, each with the requested delay."""
 
     def __init__(self, pause: float) -> None:
         self.pause = pause
@@ -44,7 +44,7 @@ class Noise(Dataset[Tensor]):
 
 
 class Sleep(torch.autograd.Function):
-    """Identity that takes its time on the way there, or back."""
+    """Identity that sleeps in forward, or in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: float, backward: float) -> Tensor:
@@ -67,13 +67,13 @@ class Block(nn.Module):
         self.down = nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Residual."""
+        """Return the residual block's output."""
         changed: Tensor = self.down(torch.relu(self.up(x)))
         return x + changed
 
 
 class Model(nn.Module):
-    """Blocks, with the stall after the first: its backward is late in the whole backward."""
+    """Blocks, with the stall after the first: its backward is near the end of the whole backward."""
 
     def __init__(self, blocks: int, *, forward: float, backward: float, checkpointing: bool) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Model(nn.Module):
         self.checkpointing = checkpointing
 
     def forward(self, x: Tensor) -> Tensor:
-        """Through all blocks."""
+        """Run all blocks."""
         for number, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
             if number == 0:
@@ -91,20 +91,20 @@ class Model(nn.Module):
 
 
 def shard(model: Model, mesh: DeviceMesh) -> None:
-    """FSDP2: every block, and the rest."""
+    """Apply FSDP2 to every block, and to the rest."""
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
 def split(model: Model, mesh: DeviceMesh) -> None:
-    """Tensor parallelism of every block."""
+    """Apply tensor parallelism to every block."""
     for block in model.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
 def build(args: argparse.Namespace, make: Callable[[int], Model]) -> tuple[list[nn.Module], Callable[[Tensor], Tensor]]:
-    """The modules to train, and what makes a loss of a batch and runs backward."""
+    """Build the modules to train, and a function that computes the loss of a batch and runs backward."""
     layout, world = args.layout, dist.get_world_size() if dist.is_initialized() else 1
     if layout.startswith("pp"):
         return pipeline(args, make, world)
@@ -138,7 +138,7 @@ def build(args: argparse.Namespace, make: Callable[[int], Model]) -> tuple[list[
 def pipeline(
     args: argparse.Namespace, make: Callable[[int], Model], world: int
 ) -> tuple[list[nn.Module], Callable[[Tensor], Tensor]]:
-    """Two ranks deep; with four ranks every stage is there twice."""
+    """Build a pipeline of two stages; with four ranks every stage has two replicas."""
     name, _, data = args.layout.partition("+")
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("pp", "dp"))
     depth, place = 2, mesh.get_local_rank("pp")

@@ -18,7 +18,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def train(steps: int) -> None:
-    """Nothing to wait for."""
+    """Train, without communication."""
     for _ in range(steps):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()

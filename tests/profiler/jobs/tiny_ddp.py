@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Noise(Dataset[Tensor]):
-    """Reproducible samples, each as slow as asked for."""
+    """Reproducible samples, each with the requested delay."""
 
     def __init__(self, pause: float) -> None:
         self.pause = pause

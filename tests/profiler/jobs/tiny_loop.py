@@ -20,7 +20,7 @@ STEPS = 12
 
 
 def plain() -> None:
-    """One optimizer, a data loader with a worker, a checkpoint, and a validation pass."""
+    """Train with one optimizer, a data loader with a worker, a checkpoint, and a validation pass."""
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, batch in enumerate(DataLoader(torch.ones(STEPS * 4, 8), batch_size=4, num_workers=1)):  # type: ignore[arg-type]
@@ -33,13 +33,13 @@ def plain() -> None:
 
 
 def crash() -> None:
-    """Ends with an exception."""
+    """End with an exception."""
     plain()
     raise RuntimeError("the script's own error")
 
 
 def accumulate() -> None:
-    """Three backward passes a step."""
+    """Run three backward passes per step."""
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(STEPS):
@@ -50,7 +50,7 @@ def accumulate() -> None:
 
 
 def gan() -> None:
-    """Two optimizers that take turns, each after a backward pass of its own."""
+    """Train with two optimizers that take turns, each after its own backward pass."""
     models = [nn.Linear(8, 1), nn.Linear(8, 1)]
     optimizers = [torch.optim.Adam(model.parameters()) for model in models]
     for _ in range(STEPS):
@@ -61,7 +61,7 @@ def gan() -> None:
 
 
 def scaler() -> None:
-    """Mixed precision whose every third step is skipped for an infinite gradient."""
+    """Train with mixed precision; every third step is skipped for an infinite gradient."""
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     grad_scaler = torch.amp.GradScaler("cpu")
@@ -74,7 +74,7 @@ def scaler() -> None:
 
 
 def inside_backward() -> None:
-    """Every parameter has an optimizer that steps inside the backward pass."""
+    """Give every parameter an optimizer that steps inside the backward pass."""
     model = nn.Linear(8, 1)
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()}
     for parameter in model.parameters():
@@ -85,7 +85,7 @@ def inside_backward() -> None:
 
 
 def compiled() -> None:
-    """A model compiled as one graph."""
+    """Train a model compiled as one graph."""
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Callable[..., object]:
@@ -103,7 +103,7 @@ def compiled() -> None:
 
 
 def profiled() -> None:
-    """The script profiles steps itself, across the window of the recorder."""
+    """Profile steps in the script itself, across the window of the recorder."""
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
@@ -120,7 +120,7 @@ def profiled() -> None:
 
 
 def scheduled() -> None:
-    """The script's profiler warms up while the recorder's window is due, and records after it."""
+    """Run a profiler that warms up while the recorder's window is due, and records after it."""
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     schedule = torch.profiler.schedule(wait=2, warmup=4, active=2, repeat=1)
@@ -135,12 +135,12 @@ def scheduled() -> None:
 
 
 class Failing(torch.optim.SGD):
-    """Its step number ``STEPS // 2`` raises."""
+    """Optimizer whose step number ``STEPS // 2`` raises."""
 
     taken = 0
 
     def step(self, closure: Any = None) -> Any:
-        """Step, or not."""
+        """Step, or raise."""
         self.taken += 1
         if self.taken == STEPS // 2:
             raise RuntimeError("out of memory")
@@ -148,7 +148,7 @@ class Failing(torch.optim.SGD):
 
 
 def replaced() -> None:
-    """An optimizer whose step raises is replaced by a new one, and kept."""
+    """Replace an optimizer whose step raises by a new one, and keep the old one."""
     model = nn.Linear(8, 1)
     optimizers: list[torch.optim.Optimizer] = [Failing(model.parameters(), lr=0.01)]
     for _ in range(STEPS):
@@ -160,7 +160,7 @@ def replaced() -> None:
 
 
 def replaced_with_data() -> None:
-    """As ``replaced``, with a data loader."""
+    """Train as in ``replaced``, with a data loader."""
     model = nn.Linear(8, 1)
     optimizers: list[torch.optim.Optimizer] = [Failing(model.parameters(), lr=0.01)]
     for batch in DataLoader(torch.ones(STEPS * 4, 8), batch_size=4):  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def replaced_with_data() -> None:
 
 
 def closures() -> None:
-    """An optimizer that is made of another and runs forward and backward between two halves of its step."""
+    """Train with an optimizer that wraps another, and runs forward and backward between two halves of its step."""
 
     class Sharpness(torch.optim.Optimizer):
         def __init__(self, base: torch.optim.Optimizer) -> None:
@@ -191,7 +191,7 @@ def closures() -> None:
 
 
 def evaluates() -> None:
-    """Evaluations and checkpoints of several kinds, each in a step of its own."""
+    """Run evaluations and checkpoints of several kinds, each in a step of its own."""
     from safetensors.torch import save_file
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -203,7 +203,7 @@ def evaluates() -> None:
             time.sleep(0.01)
             model(batch)
 
-    # Before there is a step: whose would it be?
+    # Before the first step: it belongs to none.
     with torch.no_grad():
         validate()
     for step, batch in enumerate(DataLoader(torch.ones(STEPS * 4, 8), batch_size=4)):  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def evaluates() -> None:
                 validate()
         if step == 4:
             model.eval()
-            validate()  # gradients are on, as they are where examples switch them off in the loop
+            validate()  # gradients are enabled, as in examples that disable them inside the loop
             model.train()
         if step == 6:
             with torch.no_grad():
@@ -232,11 +232,11 @@ def evaluates() -> None:
 
 
 class PlantedError(RuntimeError):
-    """What training does not survive unless it is caught."""
+    """Planted error, which ends training unless it is caught."""
 
 
 def fails() -> None:
-    """Every other step fails somewhere, and training goes on. Nothing of what failed stays."""
+    """Fail somewhere in every other step, and continue training. No object of a failed step stays alive."""
     model = nn.Linear(8, 1)
     optimizer = Failing(model.parameters(), lr=0.01)
     gone = []
@@ -271,7 +271,7 @@ def fails() -> None:
 
 
 def lbfgs() -> None:
-    """An optimizer that runs forward and backward several times a step."""
+    """Train with an optimizer that runs forward and backward several times a step."""
     model = nn.Linear(8, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3)
 
@@ -286,7 +286,7 @@ def lbfgs() -> None:
 
 
 def swapped() -> None:
-    """Half of the steps with one optimizer, half with another (fused), the first one kept."""
+    """Run half of the steps with one optimizer, half with another (fused), and keep the first one."""
     model = nn.Linear(8, 1)
     optimizers = [torch.optim.AdamW(model.parameters(), foreach=True), torch.optim.AdamW(model.parameters(), fused=True)]
     for step in range(STEPS):
@@ -301,7 +301,7 @@ def _fail_at(step: int) -> None:
 
 
 def sections() -> None:
-    """Sections of the script's own, work it knows better, and its place in the layout."""
+    """Record sections of the script's own, work counted by the script, and its place in the layout."""
     from rankscope.profiler.step import StepProfiler
 
     model = nn.Linear(8, 1)
@@ -325,7 +325,7 @@ def _rank(rank: int) -> None:
 
 
 def spawned() -> None:
-    """Two ranks that this process spawns; it trains nothing itself."""
+    """Spawn two ranks; this process trains nothing itself."""
     os.environ["WORLD_SIZE"] = "2"
     from torch.multiprocessing.spawn import spawn
 

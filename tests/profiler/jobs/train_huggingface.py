@@ -14,7 +14,7 @@ BATCH = 4
 
 
 class Sequences(Dataset[dict[str, Tensor]]):
-    """``batches`` for every rank."""
+    """Dataset with ``batches`` for every rank."""
 
     def __init__(self, batches: int) -> None:
         self._size = batches * BATCH * int(os.environ.get("WORLD_SIZE", "1"))
@@ -28,12 +28,12 @@ class Sequences(Dataset[dict[str, Tensor]]):
 
 
 def model() -> GPT2LMHeadModel:
-    """A language model that knows nothing yet."""
+    """Return an untrained language model."""
     return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2))
 
 
 def arguments(folder: str) -> TrainingArguments:
-    """Two epochs."""
+    """Return arguments for two epochs."""
     return TrainingArguments(
         folder,
         use_cpu=True,

@@ -11,7 +11,7 @@ RANKS = 2
 
 
 class Sums(LightningModule):  # type: ignore[misc]  # mypy does not follow its package
-    """Learns to add."""
+    """Model that learns to add."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Sums(LightningModule):  # type: ignore[misc]  # mypy does not follow its p
 
 
 def loader(batches: int) -> DataLoader[tuple[Tensor, ...]]:
-    """``batches`` of four for every rank."""
+    """Return a loader with ``batches`` of four for every rank."""
     numbers = torch.randn(batches * 4 * RANKS, 16)
     return DataLoader(TensorDataset(numbers, numbers.sum(dim=1, keepdim=True)), batch_size=4)
 

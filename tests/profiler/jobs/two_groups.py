@@ -1,4 +1,4 @@
-"""Ranks that train in one process group and talk about it in another, started by torchrun or by srun alone."""
+"""Ranks that train in one process group and coordinate in another, started by torchrun or by srun alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATE_S = 0.03
 
 
 def main(store: str) -> None:
-    """Rank 1 comes late to what the second group does between the steps."""
+    """Train; rank 1 is late to the second group's operations between the steps."""
     by_slurm = "RANK" not in os.environ
     rank = int(os.environ["SLURM_PROCID" if by_slurm else "RANK"])
     size = int(os.environ["SLURM_NTASKS" if by_slurm else "WORLD_SIZE"])

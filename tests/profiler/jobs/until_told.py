@@ -1,4 +1,4 @@
-"""Data-parallel training that goes on until a file appears; knows nothing of rankscope."""
+"""Data-parallel training that continues until a file appears; knows nothing of rankscope."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASK_EVERY = 20
 
 
 def main() -> None:
-    """Train, and ask the first rank every few steps whether it is enough."""
+    """Train, and let the first rank decide every few steps whether to stop."""
     parser = argparse.ArgumentParser()
     parser.add_argument("stop", type=Path)
     parser.add_argument("--pause", type=float, default=0.003, help="seconds of each step that nobody computes in")

@@ -1,4 +1,4 @@
-"""When a step is over."""
+"""Step boundaries."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rankscope.profiler.rank.boundary import StepBoundary
 
 
 class Optimizer:
-    """Something that steps."""
+    """Simulated optimizer."""
 
 
 def closings(boundary: StepBoundary, events: Iterable[Optimizer | str]) -> list[int]:
-    """Feed events ("backward", or an optimizer that steps); the positions after which, or before which, steps closed."""
+    """Feed events ("backward", or an optimizer that steps); return the positions after which, or before which, steps closed."""
     closed = []
     for position, event in enumerate(events):
         if isinstance(event, str):
@@ -42,7 +42,7 @@ def test_an_optimizer_that_steps_one_group_of_parameters_after_the_other_makes_o
 
 def test_chained_optimizers_make_one_step_together() -> None:
     muon, adam = Optimizer(), Optimizer()
-    # The first cycle cannot know of the second optimizer; from then on the last one ends the step.
+    # In the first cycle the second optimizer is unknown; from then on the last one ends the step.
     assert closings(StepBoundary(), ["backward", muon, adam] * 3) == [1, 5, 8]
 
 
@@ -61,7 +61,7 @@ def test_a_critic_that_steps_more_often_ends_steps_before_it_steps_again() -> No
 
 def test_an_optimizer_that_takes_the_place_of_another_goes_on_ending_steps() -> None:
     boundary = StepBoundary()
-    for _ in range(3):  # a new optimizer per epoch, the old one gone
+    for _ in range(3):  # a new optimizer per epoch, the old one deleted
         optimizer = Optimizer()
         assert closings(boundary, ["backward", optimizer] * 2) == [1, 3]
         del optimizer

@@ -15,7 +15,7 @@ from rankscope.profiler.rank import checkpoints  # noqa: E402  # torch may be mi
 
 
 class Told:
-    """Counts."""
+    """Recorder that counts checkpoints."""
 
     written = 0
 

@@ -1,4 +1,4 @@
-"""When this rank's own part of a backward pass was over, under DDP."""
+"""End of this rank's own part of a backward pass, under DDP."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def one_rank_world() -> Iterator[None]:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happened, in order; reading the clock is noted too."""
+    """Events in order, including each reading of the clock."""
     seen: list[str] = []
 
     def clock() -> int:
@@ -59,7 +59,7 @@ def watched(model: nn.Module, **options: Any) -> tuple[DistributedDataParallel, 
 
 
 def noting(model: nn.Module, events: list[str]) -> None:
-    """Note when the gradients of ``model`` are ready."""
+    """Record when the gradients of ``model`` are ready."""
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _parameter, name=name: events.append(name))  # type: ignore[no-untyped-call]
 
@@ -81,7 +81,7 @@ def test_the_pass_is_over_after_the_last_gradient_and_before_what_ddp_waits_for(
         Variable._execution_engine.queue_callback(lambda: events.append("waited"))
         return future
 
-    reduced.__annotations__.clear()  # DDP compares them with its types, and here they are text
+    reduced.__annotations__.clear()  # DDP compares them with types, but here they are strings
     parallel.register_comm_hook(None, reduced)
     for _ in range(3):
         loss = parallel(torch.ones(2, 4)).sum()
@@ -170,7 +170,7 @@ def test_passes_inside_a_pass_are_told_apart(events: list[str], monkeypatch: pyt
         original(tensors, *args, **kwargs)
 
     monkeypatch.setattr(torch.autograd, "backward", backward)
-    # When one goes backward through the model
+    # When the model runs a backward pass
     parallel(torch.ones(2, 4, requires_grad=True)).sum().backward()
     # Then both passes have an end of their own, the inner one first
     outer, inner = tails
@@ -234,7 +234,7 @@ def test_what_a_signal_handler_raises_in_a_backward_pass_is_heard_when_ddp_has_e
     def handler(*_: object) -> None:
         raise TooLongError
 
-    # Builtins alone: they send it, and no Python runs that would handle it
+    # Builtins only: they send the signal, and no Python bytecode runs that would handle it
     sent = map(deque[int](maxlen=1).append, map(ctypes.CDLL(None)["raise"], [signal.SIGUSR1]))
     parallel.module.weight.register_hook(partial(next, sent))
     before = signal.signal(signal.SIGUSR1, handler)
@@ -247,7 +247,7 @@ def test_what_a_signal_handler_raises_in_a_backward_pass_is_heard_when_ddp_has_e
         signal.signal(signal.SIGUSR1, before)
     assert tail is not None
     assert tail.ready_ns
-    # DDP refuses to go on after a pass that it did not come to the end of
+    # DDP refuses to continue after an incomplete pass
     parallel(torch.ones(2, 4)).sum().backward()
 
 
@@ -271,7 +271,7 @@ def test_of_a_torch_that_lacks_what_is_not_public_nothing_is_seen_and_nothing_br
 
 
 class Root:
-    """A tensor whose node has what is public alone."""
+    """Tensor whose autograd node has only public attributes."""
 
     def __init__(self, node: Any) -> None:
         self.grad_fn = SimpleNamespace(register_prehook=node.register_prehook)

@@ -11,13 +11,13 @@ pytestmark = pytest.mark.usefixtures("require_torch")
 
 
 class Stream:
-    """A ``DeviceClock``: work is launched in no time and done one piece after the other."""
+    """Simulated ``DeviceClock``: launches take no time, and work runs in order."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        """What the host's clock says."""
+        """Time on the host's clock."""
         self.done_at = 0.0
-        """When all that was launched is done."""
+        """Time at which all launched work is done."""
         self.capturing = False
         self.marks: list[list[float]] = []
 
@@ -46,7 +46,7 @@ class Stream:
 
 
 class Training:
-    """A recorder's events on that device; the host needs a microsecond for everything."""
+    """Events of a recorder on that device; each host operation takes a microsecond."""
 
     def __init__(self) -> None:
         from rankscope.profiler.events import StepEvents
@@ -67,7 +67,7 @@ class Training:
         self.events.note(kind, self.at, more)
 
     def step(self, number: int, *, waited_us: float = 0) -> bool:
-        """Data 10, forward 100, backward 200 of which the end is a wait, optimizer 50 on the device."""
+        """Run a step: data 10, forward 100, backward 200 whose end is a wait, optimizer 50 on the device."""
         from rankscope.profiler.events import LEAVE, WAITED
 
         self.note(DATA)
@@ -148,7 +148,7 @@ def test_a_step_in_which_a_graph_is_captured_is_left_alone() -> None:
     assert not training.step(1)
     assert training.line.read() == []
     training.stream.capturing = False
-    # What begins in a capture is unknown, what comes after is known.
+    # Work that begins in a capture is unknown, later work is known.
     training.step(2)
     training.step(3)
     training.stream.now = training.stream.done_at
@@ -167,7 +167,7 @@ def test_an_evaluation_in_the_middle_is_between_steps_on_the_device_too() -> Non
     training.stream.launch(30)  # forward
     training.note(BATCH_WITHOUT_GRADIENTS)
     training.stream.launch(500)
-    training.note(MODEL_TRAINS, True)  # gradients are on
+    training.note(MODEL_TRAINS, True)  # gradients are enabled
     training.stream.launch(70)  # forward
     training.note(BACKWARD)
     training.note(LEAVE)

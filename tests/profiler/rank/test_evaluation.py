@@ -1,4 +1,4 @@
-"""What tells an evaluation from training, event by event on a clock the test moves."""
+"""Evaluation distinguished from training, event by event on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Story = Iterable[tuple[int, str]]
 
 
 def told(story: Story, *, end: int) -> tuple[dict[str, int], list[str], tuple[int | None, int | None]]:
-    """The phases of a step in which this happened, its tags, and its work. A batch has 4 samples of 2 elements."""
+    """Return the phases, tags and work of a step with these events. A batch has 4 samples of 2 elements."""
     from rankscope.profiler import events
     from rankscope.profiler.rank.measures import StepMeasures
 

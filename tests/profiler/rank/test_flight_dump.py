@@ -1,4 +1,4 @@
-"""The rank's side of Flight Recorder dumps: what torch is told, and the thread that waits to be asked."""
+"""The rank's side of Flight Recorder dumps: torch's configuration, and the thread that waits for requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = {
 
 
 def per_backend(backend: str = "gloo") -> bytes:
-    """What torch 2.15 has, and what older versions have not: ``(backend: str = 'gloo') -> bytes``."""
+    """Return a dump as in torch 2.15; older versions lack this signature, ``(backend: str = 'gloo') -> bytes``."""
     return b"record_id of " + backend.encode() if backend != "idle" else b""
 
 
@@ -52,7 +52,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, alone: None) -> pytest.MonkeyPatch:
-    """An environment in which nobody has told torch anything, and which is put back."""
+    """Environment without any configuration of torch's recorder, restored afterwards."""
     for name in NAMES:
         # Set first, so that what ``prepare`` sets is taken back.
         monkeypatch.setenv(name, "")
@@ -81,7 +81,7 @@ def test_torch_is_told_by_the_names_it_knows(
     said = now_told()
     prefix = Path(said.pop(file))
     assert said == {size: "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-    # a name of its own: ranks of other attempts have the same number
+    # a unique name: ranks of other attempts have the same number
     assert prefix.parent == tmp_path
     assert str(os.getpid()) in prefix.name
 
@@ -119,7 +119,7 @@ def test_a_dump_that_nobody_collected_does_not_stay_in_local_memory(tmp_path: Pa
 
 def test_what_somebody_set_stays(told: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told.setattr(torch, "__version__", "2.13.0")
-    # given the old names, which torch still takes, and of which it would warn together with the new ones
+    # given the old names, which torch still accepts, and of which it would warn together with the new ones
     mine = {
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "20000",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/rank_",
@@ -150,18 +150,18 @@ def wait_for(path: Path) -> str:
 
 
 def test_a_request_is_served_and_what_is_none_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a recorder that has recorded nothing: that of this process may have, in another test
+    # given a recorder without records; that of this process may have some, from another test
     monkeypatch.setattr(flight_dump, "_dumpers", lambda: {"gloo": lambda: b""})
     heard, asks = os.pipe()
     flight_dump.listen(heard, tmp_path)
     (thread,) = threads()
     assert thread.daemon
-    # when somebody writes what is no request, then one that is
+    # when an invalid request is written, then a valid one
     os.write(asks, b"../../etc/passwd\nA\n" + b"1" * 100 + b"\n\n\xff\xfe\n" + b"12-ab\n")
-    # then it is served, though there is nothing to dump
+    # then the valid one is served, though there is nothing to dump
     assert "no collective" in wait_for(done_file(tmp_path, "12-ab"))
     assert [path.name for path in tmp_path.iterdir()] == ["flight-12-ab.done"]
-    # and the thread is gone when nobody can ask any more
+    # and the thread ends when the last writer has closed the pipe
     os.close(asks)
     thread.join(60)
     assert threads() == []
@@ -180,7 +180,7 @@ def test_a_folder_that_is_gone_and_a_recorder_that_raises_hurt_nobody(tmp_path: 
 
 
 class Group:
-    """A process group of torch 2.15, whose backends are told by device."""
+    """Process group of torch 2.15, with one backend per device."""
 
     def __init__(self, **backends: str) -> None:
         self._device_types = list(backends)
@@ -193,7 +193,7 @@ class Group:
 def test_every_backend_that_has_a_recorder_of_its_own_is_dumped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None
 ) -> None:
-    # Given what a group of "nccl" is made of from 2.15 on, a backend that has recorded nothing, and one that is no name of a file
+    # Given the backends of an "nccl" group from 2.15 on, a backend without records, and one whose name is no file name
     groups = [Group(cpu="gloo", cuda="nccl2"), Group(cuda="nccl2", xpu="idle"), Group(npu="../../etc")]
     monkeypatch.setattr(distributed_c10d, "_dump_fr_trace", per_backend)
     monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_flight_recorder_hooks=dict.fromkeys(groups)))
@@ -203,7 +203,7 @@ def test_every_backend_that_has_a_recorder_of_its_own_is_dumped(
         "nccl2": b"record_id of nccl2",
     }
     assert done_file(tmp_path, "1-a").read_text() == ""
-    # And when an exception ends the script, NCCL's own dump is there already
+    # And when an exception ends the script, NCCL has written its own dump already
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     flight_dump.dump_crash(tmp_path)
     assert dump_files(tmp_path, "crash").keys() == {"gloo"}
@@ -259,7 +259,7 @@ def test_without_more_threads_training_goes_on(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", full)
         flight_dump.listen(heard, tmp_path)
-    # then the helper sees that nobody listens
+    # then the helper sees that there is no reader
     with pytest.raises(BrokenPipeError):
         os.write(asks, b"1-a\n")
     os.close(asks)

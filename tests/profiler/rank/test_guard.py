@@ -1,4 +1,4 @@
-"""What may reach training, and what may not."""
+"""Failures and signals that may reach training, and those that may not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.profiler.rank.guard import guarded
 
 
 class Guarding:
-    """Fails, or is in the middle of something when a signal comes."""
+    """Recorder that fails, or that is busy when a signal arrives."""
 
     def __init__(self) -> None:
         self.thread = self.listening = get_ident()
@@ -46,7 +46,7 @@ def too_long(*_: object) -> None:
 
 
 class Handler:
-    """Handlers may be methods, and objects."""
+    """Signal handlers that are methods or objects."""
 
     def method(self, *_: object) -> None:
         raise TooLongError

@@ -1,4 +1,4 @@
-"""Where a rank stands in the parallel layout, and from what that is known."""
+"""Position of a rank in the parallel layout, and its sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankscope.runs.records import Pipeline  # noqa: E402
 
 
 class Mesh:
-    """A mesh of another world than the test's: what torch's looks like to a reader."""
+    """Mesh of another world than the test's, with the attributes of torch's that readers use."""
 
     def __init__(self, shape: tuple[int, ...], names: tuple[str, ...] | None, place: tuple[int, ...] | None) -> None:
         self.mesh = torch.arange(int(torch.tensor(shape).prod())).reshape(shape)
@@ -35,14 +35,14 @@ class Mesh:
 
 @pytest.fixture(autouse=True)
 def no_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests made is not looked at."""
+    """Registry of meshes, empty at the start of every test."""
     monkeypatch.setattr(layout, "_meshes", weakref.WeakValueDictionary())
     monkeypatch.setattr(layout, "_made_in", None)
 
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """``noted(mesh, …)``: meshes that were seen being made, alive during the test."""
+    """Function ``noted(mesh, …)``, which registers meshes that stay alive during the test."""
     alive: list[Mesh] = []
 
     def note(*meshes: Mesh) -> None:
@@ -55,7 +55,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def one_rank_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process group of this process, in which real meshes can be made."""
+    """Process group of one rank, in which real meshes can be made."""
     monkeypatch.setattr(DeviceMesh, "__init__", DeviceMesh.__init__)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
@@ -121,14 +121,14 @@ def test_a_mesh_is_noted_when_it_is_made_and_forgotten_when_it_is_gone(one_rank_
 
 def test_a_mesh_whose_groups_are_gone_is_not_the_layout_of_the_next(one_rank_world: None) -> None:
     layout.watch_meshes()
-    # Given a script that tries something with a mesh, which somebody keeps
+    # Given a script that creates a mesh for a trial, and keeps it
     tried = init_device_mesh("cpu", (1, 1), mesh_dim_names=("fsdp", "tp"))
     dist.destroy_process_group()
     # When it trains in another process group
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     assert layout.find_layout(None) == ({}, {})
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
-    # Then what it trains with counts
+    # Then the mesh of the current group counts
     assert layout.find_layout(None) == ({"dp": 0}, {"dp": 1})
     assert tried.mesh_dim_names != mesh.mesh_dim_names
 
@@ -139,7 +139,7 @@ def test_the_groups_of_a_mesh_that_nobody_noted_tell_its_layout(one_rank_world: 
     if described >= {"mesh_dp", "mesh_tp"}:
         assert layout.find_layout(None).coordinates == {"dp": 0, "tp": 0}
     else:
-        # A mesh of one rank may have no groups of its own; then nothing is known.
+        # A mesh of one rank may have no groups of its own; then the layout is unknown.
         assert layout.find_layout(None) == ({}, {})
 
 

@@ -1,4 +1,4 @@
-"""The measures of a step that need no training to be tested."""
+"""Measures of a step that can be tested without training."""
 
 from __future__ import annotations
 
@@ -122,16 +122,16 @@ def test_the_thread_is_metered_once_in_a_while_for_all_steps_since(monkeypatch: 
     def span(step: int, ended: int) -> Any:
         return measures.take(step, events, ended, False, 0)[-2]
 
-    # Steps that are over before it is time are part of the next reading, a long one has its own
+    # Steps that end before a reading is due are part of the next one; a long step has its own
     assert [span(0, 1000), span(1, READ_EVERY_NS - 1)] == [None, None]
     first = span(2, READ_EVERY_NS)
     assert [span(3, READ_EVERY_NS + 1), span(4, 2 * READ_EVERY_NS)[0], span(5, 3 * READ_EVERY_NS)[0]] == [None, 3, 5]
     assert first[0] == 0
     assert first[2][0] >= first[1][0]
-    # What the recorder itself needed between two steps is in none
+    # The recorder's own time between two steps is in none
     measures.restart(7)
     assert span(7, 10 * READ_EVERY_NS)[0] == 7
-    # Before a pause that the recorder needs nothing may be left
+    # Before a pause for the recorder no reading may be pending
     measures.use_due_ns = 0
     assert span(8, 10 * READ_EVERY_NS + 1)[0] == 8
     measures.close()

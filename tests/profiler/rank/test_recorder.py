@@ -1,4 +1,4 @@
-"""The recorder's own rules, told what happens by the test; nothing is trained."""
+"""Rules of the recorder, with events from the test; nothing is trained."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
     at = 100
     recorder.leave_pass(tail)
     recorder.leave_backward()
-    # Then the tail of 60 and the first wait of 10 are blocked, and nothing twice
+    # Then the tail of 60 and the first wait of 10 are blocked, and nothing is counted twice
     assert recorder._events is not None
     recorder._events.finish(at)
     assert recorder._events.clock.blocked[BACKWARD] == 70
-    # And when the recorder is switched off, the models are let go
+    # And when the recorder is switched off, the models are released
     recorder.disable("the test is over")
     assert gradients.closed
 
@@ -72,7 +72,7 @@ def test_claiming_a_thread_never_raises(monkeypatch: pytest.MonkeyPatch, capsys:
     from rankscope.profiler.settings import RecorderSettings
 
     recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
-    monkeypatch.delattr(threading, "_DummyThread")  # private: another Python may not have it
+    monkeypatch.delattr(threading, "_DummyThread")  # private: other Python versions may lack it
     recorder.claim()
     assert recorder.off
     assert capsys.readouterr().err.count("switched itself off (AttributeError") == 1
@@ -122,7 +122,7 @@ def test_a_model_is_known_whichever_thread_makes_it(capsys: pytest.CaptureFixtur
     thread.join()
     assert recorder.thread == thread.ident
     assert recorder.gradients.present
-    # And one that cannot be watched leaves no recorder that would take its waiting for own time.
+    # And for a model that cannot be watched the recorder switches off, else it would count its waiting as own time.
     recorder.adopt(object())  # type: ignore[arg-type]
     assert recorder.off
     assert capsys.readouterr().err.count("switched itself off (AttributeError") == 1
@@ -209,7 +209,7 @@ def test_a_killed_helper_is_said_once_and_the_run_says_where_the_records_stop(
     (tmp_path / "spool").mkdir()
     command = torch_ranks.command(0, "-c", HELPER_KILLED, tmp_path / "run", tmp_path / "spool", ends)
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    # Then that was said once (the helpers share the captured stderr, so they are done when that is closed)
+    # Then that was reported once (the helpers share the captured stderr, so they are done when that is closed)
     assert ended.stderr.count("switched itself off (its helper process ended)") == 1
     assert ended.stderr.count("\n") == 1
     # And the run holds every step that was recorded, and why there are no more
@@ -219,7 +219,7 @@ def test_a_killed_helper_is_said_once_and_the_run_says_where_the_records_stop(
     assert (info.end_reason, info.disabled_reason) == ("disabled", "its helper process ended")
     assert info.end_unix_ns is not None
     assert len(list(run.steps(0, 0))) == int(ended.stdout)
-    # And no metrics of a rank that said goodbye
+    # And no metrics of a rank that exited normally
     assert len(list((tmp_path / "spool").iterdir())) == (ends == "by a signal")
 
 
@@ -260,7 +260,7 @@ def test_a_backward_pass_whose_end_nobody_reported_does_not_last() -> None:
     from rankscope.profiler.settings import RecorderSettings
 
     class Optimizer:
-        """Anything that steps."""
+        """Simulated optimizer."""
 
     recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
     optimizer = Optimizer()
@@ -282,12 +282,12 @@ def test_what_is_noted_of_one_step_is_bounded() -> None:
     from rankscope.profiler.settings import RecorderSettings
 
     class Optimizer:
-        """Anything that steps."""
+        """Simulated optimizer."""
 
     recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1), explicit=True)
     recorder.begin()
     optimizer = Optimizer()
-    # Given a script that never says that its step is over
+    # Given a script that never reports the end of its step
     for _ in range(MAX_NOTED):
         recorder.before_optimizer(optimizer)
         recorder.after_optimizer(optimizer)

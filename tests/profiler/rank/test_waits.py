@@ -1,4 +1,4 @@
-"""Waiting for other ranks on the host: every way in which a script can do it is seen, once."""
+"""Waits for other ranks on the host: each way in which a script can wait is recorded, once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankscope.profiler.rank.waits import Listener, TimedOperator, waiting  # no
 
 
 class Told:
-    """Counts waits the way the recorder does: one inside another is part of it."""
+    """Recorder that counts waits like the real one: a nested wait is part of the outer one."""
 
     def __init__(self) -> None:
         self.inside = False

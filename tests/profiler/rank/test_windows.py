@@ -1,4 +1,4 @@
-"""Windows on the training thread: which steps they cover, and that nothing is left behind; torch's profiler is replaced."""
+"""Windows on the training thread: their steps, and their clean-up; torch's profiler is replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("require_torch")
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Iterator[tuple[RingWriter, RingReader]]:
-    """Both ends of one."""
+    """Both ends of a ring."""
     writer = RingWriter(tmp_path / RING_FILE, slots=64)
     reader = RingReader(tmp_path / RING_FILE)
     yield writer, reader
@@ -27,7 +27,7 @@ def ring(tmp_path: Path) -> Iterator[tuple[RingWriter, RingReader]]:
 
 
 class Profiler:
-    """Instead of torch's."""
+    """Replacement for torch's profiler."""
 
     starts = exports = True
 
@@ -77,7 +77,7 @@ def test_only_a_window_that_the_helper_hears_of_leaves_a_trace(
     assert len(list(disk.rglob("*.json"))) == len(list(disk.iterdir())) == (ends == "whole")
     kinds = {"whole": [EntryKind.WINDOW], "not taken": [], "closed": []}
     assert [kind for kind, _ in reader.read() if kind] == kinds.get(ends, [EntryKind.MISSED_WINDOW])
-    # And what it cost is told apart, when the next step ends
+    # And its cost is reported separately, when the next step ends
     windows.boundary(3)
     assert reader.windows == (ends == "whole")
     assert reader.window_cost_ns > 0
@@ -97,8 +97,8 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
         12: Announcement(3, 12, 2),  # at its first step, which is early enough
         15: Announcement(4, 14, 2),  # too late
         16: Announcement(5, 30, 2),
-        17: Announcement(6, 20, 1),  # before the one that was announced before
-        18: Announcement(7, 22, 1),  # a step after the one before
+        17: Announcement(6, 20, 1),  # before the previously announced one
+        18: Announcement(7, 22, 1),  # a step after the previous one
         19: Announcement(8, 22, 1),  # a second time
     }
     profiled = []

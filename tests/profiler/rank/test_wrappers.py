@@ -1,4 +1,4 @@
-"""With the wrappers in place torch does what it did: in one process, that they change for good."""
+"""With the wrappers in place torch behaves as before: tested in one process, which they change permanently."""
 
 from __future__ import annotations
 
