@@ -82,7 +82,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 def prometheus(
     tmp_path: Path, ranks: Ranks, free_port: Callable[[], int], require_program: Callable[[str], str]
 ) -> Iterator[Callable[[str], Any]]:
-    """Function that queries the API of a Prometheus: ``prometheus("alerts")``. It evaluates the shipped rules with shorter times."""
+    """Function that queries the API of a Prometheus with the shipped rules and shorter times: ``prometheus("alerts")``."""
     program = require_program("prometheus")
     quick = (
         rules_text().replace("[5m]", "[8s]").replace("for: 5m", "for: 2s").replace("for: 1m", "for: 1s").replace("> 600", "> 3")
