@@ -23,7 +23,7 @@ class Course:
     attempts: int
     kills: int
     told: Counter[str]
-    """How often the target got each alert under a different message id, by the alert's number."""
+    """Number of different message ids under which the target got each alert, by the alert's number."""
     seconds: float
 
 
