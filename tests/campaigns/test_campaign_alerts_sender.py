@@ -348,7 +348,7 @@ def test_a_watcher_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> 
 
 
 def made_up_run(path: Path) -> Path:
-    """A finished run whose rank 2 is slow."""
+    """Write a finished run whose rank 2 is slow, and return its folder."""
     from tests.alerts.conftest import RunOnDisk
 
     run = RunOnDisk(path, slow=2, name=path.name)

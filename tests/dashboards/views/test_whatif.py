@@ -61,7 +61,7 @@ def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
     ],
 )
 def test_what_cannot_be_thought_away_says_why(run: RunData, items: tuple[str, ...], why: str) -> None:
-    """Given an address with items that cannot be removed, when it is answered, then the result is unknown with a reason, not 0."""
+    """Given items that cannot be removed, when the address is answered, then the result is unknown with a reason, not 0."""
     thought = thought_away(run.scenarios, items)
 
     assert thought is not None
