@@ -395,7 +395,7 @@ def _listening(process: subprocess.Popen[bytes], log: Path) -> tuple[str, int]:
 
 
 def _watch(scene: Scene, seconds: float, until: Callable[[Page], bool] | None = None) -> bool:
-    """Scrape once a second for ``seconds``, or until ``until`` is true for a page; return whether it was."""
+    """Scrape once a second for ``seconds``, or until ``until`` holds for a page; return False if it never held."""
     ends = time.monotonic() + seconds
     while (now := time.monotonic()) < ends:
         scene.tick()

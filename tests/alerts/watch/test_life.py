@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def world(make_run: Any, make_analysis: Any) -> Callable[..., tuple[Any, World]]:
-    """Factory ``world()`` of a run with steps of 0.1 s and a watcher with a patience of at most a minute."""
+    """Factory ``world()`` of a run with steps of 0.1 s and a watcher with a patience of one minute."""
 
     def make(path: str = ".", **options: Any) -> tuple[Any, World]:
         run = make_run(slow=None)

@@ -57,7 +57,7 @@ class PoweredOff:
 
 @pytest.fixture
 def powered_off(make_run: Any, make_analysis: Any) -> Callable[..., PoweredOff]:
-    """Factory ``powered_off()`` of a run with steps of 0.1 s and a watcher with a patience of at most a minute."""
+    """Factory ``powered_off()`` of a run with steps of 0.1 s and a watcher with a patience of one minute."""
 
     def make(path: str = ".", *, past: Any = None, **options: Any) -> PoweredOff:
         run = make_run(slow=None)

@@ -42,7 +42,7 @@ def test_a_window_is_zoomed_chosen_saved_and_asked_for(
             with suppress(NotInTimeError):
                 page.wait_for_url(re.compile("collective="), timeout=3_000)
                 break
-        assert "collective=default_pg:2" in page.url  # 20, or its neighbour where the figure is drawn a pixel wider
+        assert "collective=default_pg:2" in page.url  # 20, or its neighbour if the figure is one pixel wider
 
         page.go_back()
         page.wait_for_function("() => !location.search.includes('collective=')")

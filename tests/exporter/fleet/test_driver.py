@@ -142,7 +142,7 @@ def test_the_pci_bus_shows_what_the_driver_does_not(
     fleet.until_down(ONE, "missing", "the driver does not list it")
     fleet.until_up(ZERO)
 
-    # ... then one that is taken from the driver, and from the bus
+    # ... then a GPU that is unbound from the driver, and then removed from the bus
     (root / "devices" / "0000:1b:00.0" / "driver").unlink()
     (root / "drivers" / "nvidia" / "0000:1b:00.0").unlink()
     fleet.until_down(ONE, "not_in_driver", "bound to no driver")

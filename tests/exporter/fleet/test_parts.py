@@ -136,7 +136,7 @@ def test_only_time_in_which_somebody_looked_makes_a_gpu_forgotten(tmp_path: Path
     inventory.save()
     inventory.wait(10)
 
-    # the absence is remembered as well
+    # the duration of an absence is kept across restarts
     later = Inventory(tmp_path, forget_after_s=30 * DAY_S)
     later.pass_time(0.5 * DAY_S, frozenset({"GPU-0"}))
     assert len(later) == 2

@@ -126,7 +126,7 @@ def test_nobody_holds_a_gpu_only_where_the_kubelet_gives_gpus_away(fake: FakeKub
     fake.says(allocatable={"intel.com/nic": ["eth0"]})
     assert kubelet.read() is None
 
-    fake.says(allocatable={"nvidia.com/gpu": [GPU]})  # its plugin has come
+    fake.says(allocatable={"nvidia.com/gpu": [GPU]})  # its device plugin has registered
     assert kubelet.read() == ()
 
 

@@ -91,7 +91,7 @@ def test_without_a_job_nothing_is_written(
 def test_no_job_fails_because_of_the_scripts(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "job-7").mkdir()  # what mv would move into
+    (tmp_path / "folder" / "job-7").mkdir()  # a folder in place of the file: mv would move into it
     for folder in (tmp_path / "file", Path("/proc/none"), tmp_path / "folder", Path("/dev/full")):
         for name in ("prolog", "epilog"):
             assert script(name, folder=folder, SLURM_JOB_ID="7", SLURM_JOB_GPUS="0").returncode == 0

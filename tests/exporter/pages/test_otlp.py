@@ -223,7 +223,7 @@ def test_the_temporality_preference_is_honoured(
 
     metrics = {metric.name: metric for metric in _metrics(http_collector.wait(3)[-1])}
     assert metrics["hw.energy"].sum.aggregation_temporality == 1  # delta
-    assert metrics["hw.gpu.memory.usage"].sum.aggregation_temporality == 2  # a level is never a delta
+    assert metrics["hw.gpu.memory.usage"].sum.aggregation_temporality == 2  # a level stays cumulative
 
 
 def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing: Callable[[Page], OtlpPush]) -> None:
