@@ -167,7 +167,7 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
         (tmp_path / "away").mkdir()
         (tmp_path / "away" / "url").write_text(target.url)
         until(lambda: len(target.alerts) == 2)
-    # and all doubts were reported at the start
+    # and all problems of the configuration were reported at the start
     doubts = [
         ("alerts.toml", "action[0].alert", "TrainingStragler", "TrainingStraggler?"),
         (f"{tmp_path}/short", "24 characters"),
