@@ -1,4 +1,4 @@
-"""Debian's Alertmanager as a process, at a port that it chooses."""
+"""Debian's Alertmanager as a process that chooses its own port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 
 @contextmanager
 def alertmanager_process(program: str, config: Path, folder: Path, eventually: Callable[..., Any]) -> Iterator[str]:
-    """Its address, once it is ready; what it stores and logs is below ``folder``."""
+    """Run Alertmanager and yield its address once it is ready; its data and its log are below ``folder``."""
     folder.mkdir()
     log = folder / "log"
     command = [program, f"--config.file={config}", f"--storage.path={folder / 'data'}"]

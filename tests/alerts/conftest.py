@@ -1,4 +1,4 @@
-"""Runs written to disk, analyses made up, and HTTP servers that behave as told."""
+"""Fixtures for the tests of alerts: runs on disk, simulated analyses, and HTTP servers with scripted behaviour."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START_NS = 1_700_000_000_000_000_000
 
 @pytest.fixture
 def target() -> Iterator[Target]:
-    """What a receiver passes alerts on to."""
+    """Webhook target to which a receiver forwards alerts."""
     with listening_target() as target:
         yield target
 
@@ -64,7 +64,7 @@ class RunOnDisk:
         )
 
     def end(self, reason: EndReason | None = "exit", *, ranks: range = range(4), end_unix_ns: int | None = None) -> None:
-        """Write every rank.json, ended for ``reason``, or running with ``None``."""
+        """Write the rank.json of ``ranks``: ended for ``reason``, or still running if it is ``None``."""
         for rank in ranks:
             write_record(
                 rank_dir(self.path, 0, rank) / "rank.json",
@@ -82,7 +82,7 @@ class RunOnDisk:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., RunOnDisk]:
-    """``make_run("llama", slow=2)`` writes a running run of 60 steps below ``tmp_path / "runs"``."""
+    """Factory of runs: ``make_run("llama", slow=2)`` writes a live run of 60 steps below ``tmp_path / "runs"``."""
 
     def make(name: str = "llama", *, slow: int | None = 2) -> RunOnDisk:
         run = RunOnDisk(tmp_path / "runs" / name, slow=slow, name=name)
@@ -94,7 +94,7 @@ def make_run(tmp_path: Path) -> Callable[..., RunOnDisk]:
 
 @pytest.fixture
 def make_analysis() -> Callable[..., Analysis]:
-    """``make_analysis(2)`` says that rank 2 is a straggler; ``make_analysis()`` that all is well."""
+    """Factory of analyses: ``make_analysis(2)`` has rank 2 as a straggler, ``make_analysis()`` has no straggler."""
 
     def make(*stragglers: int, run_id: str = "llama-1", simulated: bool = False, kind: str | None = None) -> Analysis:
         findings = [
@@ -150,7 +150,7 @@ def make_analysis() -> Callable[..., Analysis]:
 
 
 class HttpSink:
-    """A webhook receiver; ``answers`` are the statuses to give in turn, the last one for ever. Keeps the bodies it accepted."""
+    """A webhook receiver that keeps the bodies it accepted; ``answers`` are its statuses in turn, the last one repeated."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -170,7 +170,7 @@ class HttpSink:
 
 @pytest.fixture
 def sink() -> Iterator[HttpSink]:
-    """A webhook receiver that behaves as told."""
+    """A running ``HttpSink``."""
     sink = HttpSink()
     with answering(sink.answer) as sink.url:
         yield sink
@@ -178,7 +178,7 @@ def sink() -> Iterator[HttpSink]:
 
 @pytest.fixture
 def trickle() -> Iterator[str]:
-    """Address of a receiver that accepts everything, and sends the head of its answer so slowly that no read takes long."""
+    """Address of a receiver that accepts every request and sends a header line every 30 ms, so that no single read times out."""
 
     def answer(request: BaseHTTPRequestHandler, _body: bytes) -> None:
         request.wfile.write(b"HTTP/1.1 200 OK\r\n")
@@ -193,7 +193,7 @@ def trickle() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def eventually() -> Callable[..., Any]:
-    """``eventually(question)`` asks until the answer is true and returns it; fails after ``timeout`` seconds."""
+    """Function that calls ``question`` until it returns a true value and returns that value; fails after ``timeout`` seconds."""
 
     def ask(question: Callable[[], Any], *, timeout: float = 60.0) -> Any:
         patience = time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it delivers, how it ends."""
+"""The command line of alerts: its output, its deliveries and its exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def watch(cli: Callable[..., Any], state: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``watch(run, *options)`` with a state folder of the test's own."""
+    """Function that runs ``alerts watch`` with the test's own state folder: ``watch(run, *options)``."""
 
     def run(path: Path, *options: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         done: subprocess.CompletedProcess[str] = cli("alerts", "watch", path, "--state", state, *options, env=env)
@@ -129,7 +129,7 @@ def test_once_finds_the_straggler_of_a_finished_run_and_delivers_it(watch: Any, 
     assert alert["annotations"]["cause"] == "input"
     assert alert["annotations"]["dashboard_url"] == "http://127.0.0.1:8050/run/llama-1?rank=2"
     assert b"/secret" not in b"".join(path.read_bytes() for path in state.iterdir())
-    # A second time it is known already.
+    # The second watch delivers nothing: the alert is known.
     assert watch(run.path, *options).returncode == 0
     assert len(sink.accepted) == 1
 
@@ -174,7 +174,7 @@ def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(
     env = {"PYTHONPATH": str(tmp_path / "failing")}
     done = cli_process("alerts", "watch", run.path, "--state", state, "--interval", "10ms", env=env)
     assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 2  # the first: what is watched
+    assert len(done.stderr.splitlines()) == 2  # the first line names the watched folder
     assert "Stale file handle" in done.stderr
 
 
@@ -223,7 +223,7 @@ def test_a_webhook_that_refuses_is_named_without_its_secret(watch: Any, make_run
 
 @pytest.fixture
 def unwritable(request: pytest.FixtureRequest) -> Iterator[IO[bytes]]:
-    """A file that takes no output: the disk is full, or whoever read it has gone."""
+    """A file that cannot be written: a full disk, or a pipe whose reader has exited."""
     if request.param == "full disk":
         number = os.open("/dev/full", os.O_WRONLY)
     else:
@@ -276,7 +276,7 @@ def test_what_is_no_folder_is_no_state_and_stays_where_it_is(watch: Any, make_ru
     file.write_text("my novel")
     done = watch(run, "--once", "--state", file)
     assert (done.returncode, str(file) in done.stderr) == (2, True)
-    # nor is a folder in which something else has the name of the store
+    # nor is a folder with a FIFO in place of the store
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "folder" / "alerts.sqlite")
     done = watch(run, "--once", "--state", tmp_path / "folder")
@@ -444,7 +444,7 @@ def test_a_folder_of_runs_is_followed_until_told_to_stop(make_run: Any, sink: An
         [*command, "--state", state, "--webhook", sink.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            late = make_run("late", slow=3)  # appears while it is watching
+            late = make_run("late", slow=3)  # appears while the watcher runs
             eventually(lambda: sink.accepted)
             late.end()
             eventually(lambda: len(sink.accepted) == 2)

@@ -1,4 +1,4 @@
-"""The documentation names what there is."""
+"""The documentation names every command, option, alert, policy and series."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = "\n".join((DOCS / name).read_text() for name in ("alerts.md", "rules.md",
 
 
 def verbs(group: click.Group = alerts, words: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
-    """Every command by its words, those of groups in groups, too."""
+    """Return every command by its words, including those of nested groups."""
     found: dict[tuple[str, ...], click.Command] = {}
     for name, command in group.commands.items():
         found |= verbs(command, (*words, name)) if isinstance(command, click.Group) else {(*words, name): command}

@@ -1,4 +1,4 @@
-"""Where servers listen: what may be written, who can reach it, and a socket or one clear line."""
+"""Listen addresses of servers: their syntax, their reachability, and the bound socket or a one-line error."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_the_watcher_emits_its_rows_and_no_others() -> None:
     used = [row for name in modules_of_the_watcher() for row in vars(importlib.import_module(name)).values()]
     rows = {row.alertname for row in used if isinstance(row, OwnedAlert)} | {row.alertname for row in ALERT_OF_KIND.values()}
     assert rows == set(WATCHER_ALERTS)
-    # and gives an alert its name by its row only
+    # and no module spells an alert's name: names come from its row
     for name in modules_of_the_watcher():
         source = Path(str(importlib.import_module(name).__file__)).read_text()
         assert [alert.alertname for alert in ALERTS if f'"{alert.alertname}"' in source] == [], name

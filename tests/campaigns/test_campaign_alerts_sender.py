@@ -1,6 +1,6 @@
-"""The sender over hours, under every failure of a receiver, killed a hundred times: at least once, in order, bounded.
+"""The sender over hours of receiver failures and a hundred kills: it delivers at least once, in order, and bounded.
 
-Prints one row of JSON per case. Hours pass by a clock that is put forward; sockets, files and processes are real.
+Prints one row of JSON per case. Hours pass by a clock that the test advances; sockets, files and processes are real.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def receiver() -> Iterator[WebhookReceiver]:
 
 @dataclass
 class World:
-    """A sender over a file, with a clock that is put forward, and how far it got."""
+    """A sender over a file, with a clock that the test advances, and its progress."""
 
     receiver: WebhookReceiver
     path: Path
@@ -62,7 +62,7 @@ class World:
         self.sender = Sender(self.box, [target], report=self.reports.append, chance=random.Random(1).random)
 
     def run(self, seconds: float) -> None:
-        """That long passes, from one thing to do to the next."""
+        """Advance the clock by ``seconds``, from one due attempt to the next."""
         until = self.clock.now_ns + int(seconds * 1e9)
         while True:
             self.attempts += self.sender.run_due()
@@ -121,7 +121,7 @@ def test_a_receiver_that_is_away_for_hours(receiver: WebhookReceiver, tmp_path: 
     world.run(300)
     assert world.states() == {"delivered": 50}
     assert set(receiver.ids) == {one.id for one in world.box.listed()}
-    # One every two minutes, not one per message
+    # One attempt every two minutes, not one per message
     assert tries <= 12 + hours * 40
     row(f"receiver {name} for {hours} simulated h", attempts=tries, states=states, after=world.states(), lines=len(world.reports))
 
@@ -183,7 +183,7 @@ def test_a_sender_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> N
     receiver.behaviour = slow_a_little
     killed = send_killed(tmp_path / "state", receiver, KILLS, random.Random(11))
     check_delivered(receiver, ids)
-    # Of what was delivered the last thousand are kept.
+    # The last thousand delivered messages are kept.
     assert set(box.counts()) == {("hook", "delivered")}
     row("sender killed", kills=killed, messages=len(ids), lost=0, repeated=len(receiver.ids) - len(ids))
 
@@ -228,7 +228,7 @@ def test_who_puts_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
 def test_the_machines_clock_steps(
     receiver: WebhookReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: float
 ) -> None:
-    # Given a sender by the machine's own clock, and a receiver that is away
+    # Given a sender on the machine's own clock, and a receiver that is down
     box = Outbox(Store(tmp_path / "state"))
     reports: list[str] = []
 
@@ -239,7 +239,7 @@ def test_the_machines_clock_steps(
     box.put(about(*(notice(1, run=str(run)) for run in range(20))))
     first = sender()
     first.run_due()
-    # When the clock steps, also for a process that starts afterwards
+    # When the clock steps, also for a process that starts later
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() + int(hours * HOUR_S * 1e9))
     first.run_due()
@@ -249,7 +249,7 @@ def test_the_machines_clock_steps(
     second = sender()
     second.run_due()
     tried = len(receiver.tried)
-    # Then it neither storms nor gives anything up, and nothing waits for hours
+    # Then it neither floods the receiver nor drops messages, and no message waits for hours
     assert tried <= 8
     receiver.behaviour = 200
     patience = time.monotonic() + 30
@@ -268,7 +268,7 @@ def test_a_thousand_alerts_at_once(receiver: WebhookReceiver, tmp_path: Path, gr
     Outbox(Store(path)).put(messages_about("hook", alerts))
     job = Path(__file__).parent / "jobs" / "sending.py"
     sending = subprocess.Popen([sys.executable, str(job), str(path), receiver.url], stdout=subprocess.DEVNULL)
-    # Its own peak: that of all children is of whatever else was tried before.
+    # wait4 gives this child's own peak; RUSAGE_CHILDREN also covers earlier children.
     _, sending.returncode, used = os.wait4(sending.pid, 0)
     assert sending.returncode == 0
     peak_mib = used.ru_maxrss / 1024
@@ -326,7 +326,7 @@ def test_a_watcher_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> 
         before = len(receiver.ids)
         command = [sys.executable, "-m", "rankscope", "alerts", "watch", str(run), "--once"]
         command += ["--state", str(tmp_path / f"state{round_}"), "--webhook", receiver.url]
-        # The first is left alone: how long it takes says when to kill the others.
+        # The first round has no kills: its duration sets the times of the kills in the others.
         kills = 10 if round_ else 0
         for attempt in range(kills + 1):
             began = time.monotonic()
@@ -348,7 +348,7 @@ def test_a_watcher_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> 
 
 
 def made_up_run(path: Path) -> Path:
-    """A finished run whose rank 2 is slow."""
+    """Write a finished run whose rank 2 is slow, and return its folder."""
     from tests.alerts.conftest import RunOnDisk
 
     run = RunOnDisk(path, slow=2, name=path.name)

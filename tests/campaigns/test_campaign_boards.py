@@ -1,4 +1,4 @@
-"""The board of a run over a job that really trains: torchrun on CPUs, a planted slow rank, the recorder, the exporter."""
+"""The board of a run over a real training job: torchrun on CPUs, a planted slow rank, the recorder, the exporter."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ start_exporter = exporter.start_exporter
 pytestmark = pytest.mark.campaign
 
 ON_CPUS_ONLY = {
-    *("Arithmetic", "Sections of the script"),  # the script says neither
+    *("Arithmetic", "Sections of the script"),  # the script declares neither
     *("Device's view of the phases", "Where the device is blocked", "Device memory at its peak", "Device memory of tensors"),
     *("Device memory of the allocator", "Allocator retries"),  # there is no device
     *("GPU power", "SMs active", "Tensor cores active", "SM clock", "Throttled", "NVLink sent", "Margin to slowdown"),
     "GPUs of the run",
-    "Ranks whose recorder is off",  # there is none
+    "Ranks whose recorder is off",  # every recorder is on
 }
-"""Panels that have nothing to show of this job."""
+"""Panels without data for this job."""
 PATIENCE_S = 300
 
 
@@ -68,7 +68,7 @@ def test_the_board_of_a_run_has_data_of_a_real_job(
 
 
 def _never_answered(asked: Asked, job: subprocess.Popen[bytes]) -> set[str]:
-    """Titles of panels whose first query has had no data."""
+    """Return the titles of panels whose first query never had data."""
     left = [target for target in targets(boards("native")["rankscope-run"]) if target.letter == "A"]
     until = time.monotonic() + PATIENCE_S
     while {target.panel["title"] for target in left} - ON_CPUS_ONLY and time.monotonic() < until:
@@ -79,7 +79,7 @@ def _never_answered(asked: Asked, job: subprocess.Popen[bytes]) -> set[str]:
 
 
 def _slowest(asked: Asked) -> list[str]:
-    """The rank that the others wait for most: at first, while processes start, it may be any."""
+    """Return the rank that the others wait for most; while processes start it may be any rank."""
     return [str(one["metric"]["rank"]) for one in asked.instant("topk(1, run_id_rank:rank_own_excess:ratio_rate5m)")]
 
 

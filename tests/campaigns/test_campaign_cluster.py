@@ -20,12 +20,12 @@ from rankscope.runs.reader import RunReader
 pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("require_torch"), pytest.mark.timeout(1800)]
 
 SLOW_LINK = "8mbit"
-"""A step sends 0.4 MB over the link: at this rate it takes four times as long."""
+"""Rate of the slow link: a step sends 0.4 MB over it and then takes four times as long."""
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """On which nothing is wrong so far."""
+    """Training cluster without faults and without alerts, after 100 steps."""
     with training_cluster(tmp_path) as cluster:
         cluster.wait_for_steps(100)
         assert cluster.alerts() == []
@@ -77,7 +77,7 @@ def test_a_restart_of_prometheus_neither_ends_nor_repeats_an_alert(cluster: Clus
     cluster.until(lambda: "ExporterAbsent" in cluster.firing_in_prometheus(), "the alert fires again")
     restarted_s = round((time.time_ns() - began) / 1e9, 1)
     cluster.wait_for_steps(50)
-    # Then the receiver hears of it once, and of its end when the exporter is back
+    # Then the receiver gets the alert once, and its end when the exporter is back
     assert [alert["status"] for alert in cluster.alerts()] == ["firing"]
     back = time.time_ns()
     node.start_exporter()
@@ -92,7 +92,7 @@ def test_a_host_that_is_cut_off_stops_the_job_until_it_is_back(cluster: Cluster,
     began = time.time_ns()
     cluster.cut(node)
     seen = cluster.expect("host cut off", began)
-    # No rank is to blame: all came to the collective, which does not end
+    # No rank is the culprit: all entered the collective, which does not end
     hang = cluster.report("hang")
     assert (hang["cause"], hang["culprits"], hang["ranks"]) == ("stuck", [], 4)
     [absent] = cluster.of("ExporterAbsent")
@@ -101,7 +101,7 @@ def test_a_host_that_is_cut_off_stops_the_job_until_it_is_back(cluster: Cluster,
     assert hanging["annotations"]["cause"] == "stuck"
     assert "culprit" not in hanging["annotations"]
     assert "rankscope" in cluster.get("dashboard", hanging["annotations"]["dashboard_url"].removeprefix(cluster.dashboard_url))
-    # When it is back, the job goes on where it was
+    # When the host is back, the job continues where it was
     back = time.time_ns()
     cluster.join(node)
     ended = cluster.expect_end(back)
@@ -137,9 +137,9 @@ def test_ranks_of_a_host_that_loses_power_are_named_and_not_those_that_crash_for
         for alert in lost:
             last = list(reader.steps(0, int(alert["labels"]["rank"])))[-1]
             assert int(alert["annotations"]["last_step"]) == last.step
-            # In the milliseconds of the annotation
+            # The annotation has a resolution of milliseconds
             assert 0 <= last.start_unix_ns + last.wall_us * 1e3 - unix_ns(alert["annotations"]["last_heard"]) < 2e6
-        # Of the others there is only that they crashed
+        # The surviving ranks are recorded as crashed only
         assert {rank: info.end_reason for rank, info in reader.infos(0).items()} == {0: "crash", 1: "crash", 2: None, 3: None}
         cluster.until(lambda: "TrainingHang" not in cluster.firing(), "a job that crashed no longer hangs")
         assert cluster.fired() == EXPECTED[fault]
@@ -160,7 +160,7 @@ def test_ranks_that_vanish_with_their_connections_are_named_beside_those_that_cr
 
 
 def lost_ranks(cluster: Cluster) -> dict[str, str]:
-    """Cause of the loss of each rank that was reported as lost."""
+    """Return the cause of the loss of each rank that was reported as lost."""
     return {alert["labels"]["rank"]: alert["annotations"]["cause"] for alert in cluster.of("TrainingRankLost")}
 
 
@@ -169,7 +169,7 @@ def test_a_slow_link_is_communication_and_no_rank_is_blamed(cluster: Cluster, ro
     began = time.time_ns()
     cluster.slow(node, SLOW_LINK)
     seen = cluster.expect("host link slow", began)
-    # The analysis sees the steps before the fault, too: the link outweighs them after a while
+    # The analysis includes the steps before the fault: the slow link dominates after a while
     cluster.until(lambda: cluster.verdict()["kind"] == "communication_bound", "the verdict is communication")
     assert cluster.verdict()["rank"] is None
     slowdown = [alert["annotations"]["slowdown"] for alert in cluster.of("TrainingStepRegression")]

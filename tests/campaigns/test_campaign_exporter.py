@@ -1,6 +1,6 @@
-"""The exporter, scraped once a second through all that goes wrong on a node (`make campaign`): a row of a table per fault.
+"""The exporter, scraped once a second during every fault of a node (`make campaign`): one table row per fault.
 
-Truth is known: the fake driver's power readings change every second, so that every value on a page says when it was written.
+The fake driver's power readings change every second, so that every value on a page shows when it was written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.campaign, pytest.mark.slow]
 GPUS = 8
 INTERVAL_S = 1.0
 QUIET_S, HOLD_S, RECOVERY_S = 3.0, 12.0, 90.0
-# five intervals, a second between two changes of the truth, and one for a machine that is busy
+# five intervals, one second between two changes of the readings, and one for a busy machine
 FRESH_S = 5 * INTERVAL_S + 2
 BASE_WATTS = 100
 DRIVER_FOLDER = Path(__file__).parent.parent / "exporter"
@@ -109,7 +109,7 @@ class Page:
 
 @dataclass
 class Scene:
-    """The exporter, its driver, and all pages so far."""
+    """The exporter, its driver, and all pages scraped so far."""
 
     driver: Any
     process: subprocess.Popen[bytes]
@@ -141,7 +141,7 @@ class Scene:
         return page
 
     def tick(self) -> None:
-        """Another truth."""
+        """Change the driver's power readings and note the time."""
         with self.lock:
             for gpu in self.driver.gpus:
                 gpu["power"] = 1000 * (BASE_WATTS + len(self.written_at))
@@ -153,7 +153,7 @@ class Scene:
             what(self.driver)
 
     def stale(self, page: Page) -> int:
-        """Values on the page that were true too long ago."""
+        """Return the number of values on the page that are older than ``FRESH_S``."""
         return sum(page.at - self.written_at[int(watts) - BASE_WATTS] > FRESH_S for watts in page.values("gpu_power_watts"))
 
     def healthy(self, page: Page, index: int) -> bool:
@@ -163,7 +163,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong: ``plant`` gives what ends it. ``touches`` are the GPUs that may be down; ``seen``: a page shows it."""
+    """A fault. ``plant`` returns the function that ends it; ``touches``: GPUs that may be down; ``seen``: a page shows it."""
 
     name: str
     plant: Callable[[Scene], Callable[[], None]]
@@ -201,7 +201,7 @@ def _comm(pid: int) -> str:
 
 
 def _fill_disk(scene: Scene) -> Callable[[], None]:
-    """The state folder is a tiny file system of its own; more Xid errors than fit into its last page are to be written there."""
+    """Fill the tiny file system of the state folder, and cause more Xid errors than fit into its last page."""
     filler = scene.folder / "state" / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
@@ -325,7 +325,7 @@ FAULTS = [
 
 @pytest.fixture(scope="session")
 def table(request: pytest.FixtureRequest) -> Iterator[list[dict[str, object]]]:
-    """Rows, printed as a table of Markdown when all faults are over."""
+    """Rows of a Markdown table, printed after the last fault."""
     rows: list[dict[str, object]] = []
     yield rows
     if not rows:
@@ -338,7 +338,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[dict[str, object]]]:
 
 @pytest.fixture(scope="session")
 def clock_shim(tmp_path_factory: pytest.TempPathFactory, require_program: Callable[[str], str]) -> Path:
-    """A library in front of the C library whose wall clock is wrong by as much as a file says."""
+    """Path of a preloaded library that shifts the wall clock by the offset in a file."""
     folder = tmp_path_factory.mktemp("clock")
     (folder / "clock.c").write_text(CLOCK_SHIM)
     library = folder / "clock.so"
@@ -395,7 +395,7 @@ def _listening(process: subprocess.Popen[bytes], log: Path) -> tuple[str, int]:
 
 
 def _watch(scene: Scene, seconds: float, until: Callable[[Page], bool] | None = None) -> bool:
-    """Scrape once a second for so long, or until a page is so."""
+    """Scrape once a second for ``seconds``, or until ``until`` holds for a page; return False if it never held."""
     ends = time.monotonic() + seconds
     while (now := time.monotonic()) < ends:
         scene.tick()

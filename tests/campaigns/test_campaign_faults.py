@@ -1,4 +1,4 @@
-"""The long campaign: every fault on every rank, and nothing planted many times over (`make campaign`)."""
+"""The long campaign: every fault on every rank, and many runs without a fault (`make campaign`)."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.usefixtures("r
 
 JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "parallel.py"
 PAUSE_US = 40_000
-STEPS = 24  # a fifth is warm-up, in which graphs are compiled
+STEPS = 24  # a fifth of them is warm-up, in which graphs are compiled
 PLANTED: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer")
 
-# Name, ranks, options. In the first table a rank has others that do the same work; in the second a stage is on one rank only.
+# Name, ranks, options. In the first table several ranks do the same work; in the second each stage is on one rank only.
 WITH_PEERS = [
     ("ddp", 2, ()),
     ("ddp", 2, ("--compile",)),
@@ -43,9 +43,9 @@ ALONE = [("pp-gpipe", 2, ()), ("pp-1f1b", 2, ()), ("pp-interleaved", 2, ()), ("p
 
 
 def record(run_dir: Path, layout: str, ranks: int, *options: str) -> None:
-    """One job, recorded from outside."""
+    """Run one job with the recorder attached from outside."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    # Where ranks share cores, what is planted must stand out of what they take from each other.
+    # Where ranks share cores, the planted pause must exceed their contention.
     pause = PAUSE_US / 1e6 * (3 if ranks > (os.cpu_count() or 1) else 1)
     command = [
         *(torchrun if ranks > 1 else [sys.executable]),
@@ -62,7 +62,7 @@ def record(run_dir: Path, layout: str, ranks: int, *options: str) -> None:
 
 
 def own(run: RunReader, rank: int, phase: Phase) -> float:
-    """Median own time of a rank in a phase, in microseconds."""
+    """Return the median own time of a rank in a phase, in microseconds."""
     times = []
     for step in list(run.steps(0, rank))[3:]:
         assert step.blocked_us is not None, "no signal"
@@ -73,7 +73,7 @@ def own(run: RunReader, rank: int, phase: Phase) -> float:
 
 @pytest.fixture(autouse=True)
 def single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks on a small machine must not fight over its cores."""
+    """One OpenMP thread per rank, so that ranks do not compete for cores."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

@@ -1,4 +1,4 @@
-"""Mutated real traces: an answer or one line, in bounded time and memory (`make campaign`; a few of them in every test run)."""
+"""Mutated real traces give an answer or one line, in bounded time and memory (`make campaign`; a few in every test run)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JOB = Path(__file__).parent / "jobs" / "fuzzing.py"
 CASES_PER_PROCESS = 2_000
 PROCESSES = 20
 MEMORY_BYTES = 1_500 * 1024**2
-"""Address space of a process, most of which is libraries that are mapped."""
+"""Address space limit of a process; mapped libraries take most of it."""
 CPU_S = 3_000
 SLOWEST_S = 20
 
@@ -41,7 +41,7 @@ def test_some_mutated_traces_give_an_answer_or_one_line(traces: Path, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("process", range(PROCESSES))
 def test_mutated_traces_give_an_answer_or_one_line_in_bounded_time_and_memory(traces: Path, tmp_path: Path, process: int) -> None:
-    # given many, in a process that may neither take much memory nor run for ever
+    # given many traces, in a process with limits of memory and CPU time
     def bound() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
@@ -49,7 +49,7 @@ def test_mutated_traces_give_an_answer_or_one_line_in_bounded_time_and_memory(tr
     first = 1_000_000 * (process + 1)
     command = [sys.executable, JOB, traces, tmp_path, first, CASES_PER_PROCESS]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, preexec_fn=bound, check=False)
-    # then it comes to its end, none has failed, and none took long
+    # then the process finishes, no case failed, and none took long
     assert (done.returncode, done.stderr) == (0, "")
     *failures, counts = map(json.loads, done.stdout.splitlines())
     assert failures == []

@@ -1,6 +1,6 @@
-"""The receiver through what goes wrong around it (`make campaign`): one line of JSON per case.
+"""The receiver under faults of its surroundings (`make campaign`): one line of JSON per case.
 
-Truth is known: every alert has a number of its own, and the target notes how often it was told, and under which ids.
+Every alert has its own number, and the target records how often it arrived, and under which ids.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ at_most_overall = "1000/1h"
 wait = "60s"
 """
 MEMORY_MIB = 256
-"""What the process may take, whatever it is sent."""
+"""Largest resident memory of the process, in MiB, for any input."""
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_memory_while_everybody_sends_as_much_as_is_allowed(receiver: ReceiverPr
 
 
 def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, target: Target) -> None:
-    """However many alerts wait for verdicts, none goes out much later than the bound, and every verdict is told."""
+    """With many alerts waiting for verdicts, none is sent much later than the bound, and every verdict is sent."""
     for number in range(40):
         two_ranks(tmp_path / "runs" / str(number), run_id=f"r{number}")
     receive = 'runs = ["runs"]\nenrich_within = "5s"'
@@ -191,5 +191,5 @@ def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, target: Targe
         all_verdicts_s=round(all_verdicts_s, 1),
         messages=len(target.alerts),
     )
-    # each once, and once more with the verdict where that came later
+    # each alert once, and once more with its verdict if that came later
     assert len(target.alerts) == 40 + len(told("no_verdict"))

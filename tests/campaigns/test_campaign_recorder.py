@@ -1,7 +1,7 @@
-"""The recorder through all that goes wrong around a training job (`make campaign`): a row of a table per fault.
+"""The recorder under every fault around a training job (`make campaign`): one table row per fault.
 
-Every job runs twice, with and without the recorder, and keeps a log of its own: exit status and losses must be the same to the
-last bit, and every step that the log has must be in the run or counted as dropped.
+Every job runs twice, with and without the recorder, and keeps its own log. Exit status and losses must be the same to the last
+bit, and every step in the log must be in the run or counted as dropped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS, AT = 200, 100
 BUDGET = 0.01
 GROWTH_KIB = 5 * 1024
 SETTLED = 40
-"""By this step the first window is over, and everything is loaded that will be."""
+"""Step by which the first window is over and everything is loaded."""
 KILLS = int(os.environ.get("RANKSCOPE_CAMPAIGN_KILLS", "100"))
 
 SHIM = r"""
@@ -88,7 +88,7 @@ ssize_t write(int fd, const void *data, size_t size) {
 
 @dataclass
 class Outcome:
-    """What a job did, by its own log."""
+    """Outcome of a job, from its own log."""
 
     status: int
     losses: dict[int, list[str]]
@@ -99,7 +99,7 @@ class Outcome:
 
 @dataclass
 class Job:
-    """How to start the job of one test."""
+    """Settings of the job of one test."""
 
     folder: Path
     steps: int = STEPS
@@ -115,7 +115,7 @@ class Job:
         run_dir: Path | None = None,
         args: tuple[str, ...] = (),
     ) -> Outcome:
-        """Run it to its end; ``during`` is called once both ranks have done half of their steps."""
+        """Run the job to its end; ``during`` is called once both ranks have done half of their steps."""
         log = self.log(recorded=recorded)
         shutil.rmtree(log, ignore_errors=True)
         log.mkdir()
@@ -152,16 +152,16 @@ class Job:
             time.sleep(0.02)
 
     def log(self, *, recorded: bool) -> Path:
-        """Where the ranks log."""
+        """Return the folder of the ranks' logs."""
         return self.folder / ("recorded" if recorded else "plain")
 
     @property
     def run_dir(self) -> Path:
-        """Where the recorder writes."""
+        """Run directory of the recorder."""
         return self.folder / "run"
 
     def ranks(self) -> list[int]:
-        """Process ids of the ranks of the recorded job."""
+        """Return the process ids of the ranks of the recorded job."""
         return [int(_rows(self.log(recorded=True) / f"rank-{rank}")[-1][4]) for rank in (0, 1)]
 
 
@@ -187,19 +187,19 @@ def _helpers(parents: list[int]) -> list[int]:
 
 
 def rank_info(run_dir: Path, rank: int) -> RankInfo:
-    """What the run knows of a rank."""
+    """Return the rank.json of a rank of the first attempt."""
     info = RunReader(run_dir).rank(0, rank)
     assert info is not None
     return info
 
 
 def recorded_steps(run_dir: Path, rank: int) -> list[int]:
-    """Numbers of the steps in the run."""
+    """Return the numbers of a rank's steps in the run."""
     return [record.step for record in RunReader(run_dir).steps(0, rank)]
 
 
 def nothing_changed(plain: Outcome, recorded: Outcome) -> None:
-    """The recorder made no difference to training."""
+    """Check that the recorder made no difference to training."""
     assert recorded.status == plain.status, recorded.stderr
     for rank in (0, 1):
         both = min(len(plain.losses[rank]), len(recorded.losses[rank]))
@@ -213,23 +213,23 @@ def nothing_changed(plain: Outcome, recorded: Outcome) -> None:
 
 
 def cost_and_wall(job: Job, outcome: Outcome, rank: int, run_dir: Path | None = None) -> tuple[float, float]:
-    """What the recorder took of a rank, and how long its steps were, in microseconds."""
+    """Return the recorder's cost in a rank and the total time of the rank's steps, in microseconds."""
     info = rank_info(run_dir or job.run_dir, rank)
     assert info.recorder_cost_us is not None
-    # The first window comes whatever it costs; a job that ends soon after has not paid it off.
+    # The first window opens at any cost; a job that ends soon after has not amortized it.
     unpaid = (info.window_cost_us or 0) if info.windows == 1 else 0
     return info.recorder_cost_us - unpaid, sum(outcome.walls_us[rank])
 
 
 def within_budget(job: Job, outcome: Outcome, run_dir: Path | None = None) -> None:
-    """The recorder took no more than it may."""
+    """Check that the recorder's cost is within its budget on every rank."""
     for rank in (0, 1):
         cost, wall = cost_and_wall(job, outcome, rank, run_dir)
         assert cost <= BUDGET * wall
 
 
 def nothing_lost(job: Job, outcome: Outcome, run_dir: Path | None = None) -> None:
-    """Every step that ended is in the run, once, or counted as dropped."""
+    """Check that every step that ended is in the run once, or counted as dropped."""
     for rank in (0, 1):
         numbers = recorded_steps(run_dir or job.run_dir, rank)
         assert len(set(numbers)) == len(numbers)
@@ -239,7 +239,7 @@ def nothing_lost(job: Job, outcome: Outcome, run_dir: Path | None = None) -> Non
 
 
 def said_once(outcome: Outcome, rank: int, words: str) -> None:
-    """The reason is on stderr, once for that rank."""
+    """Check that the reason is on stderr once for the rank."""
     lines = [line for line in outcome.stderr.splitlines() if f"rankscope: rank {rank}:" in line and words in line]
     assert len(lines) == 1, outcome.stderr
 
@@ -248,7 +248,7 @@ TABLE: dict[str, dict[str, object]] = {}
 
 
 def note(name: str, job: Job, plain: Outcome, recorded: Outcome, run_dir: Path | None = None) -> None:
-    """A row of the table that the campaign prints."""
+    """Add a row to the table that the campaign prints."""
     row: dict[str, object] = {"status": recorded.status}
     for label, outcome in (("plain", plain), ("recorded", recorded)):
         walls = sorted(wall for mine in outcome.walls_us.values() for wall in mine[25:])
@@ -261,14 +261,14 @@ def note(name: str, job: Job, plain: Outcome, recorded: Outcome, run_dir: Path |
         row["dropped"] = [info.dropped_records for info in infos]
         row["cost_us_per_step"] = [round((info.recorder_cost_us or 0) / max(1, job.steps), 1) for info in infos]
         row["end"] = [info.end_reason for info in infos]
-    except Exception as error:  # noqa: BLE001  # the table shows what is there
+    except Exception as error:  # noqa: BLE001  # the table shows the error
         row["run"] = str(error)
     TABLE[name] = row
 
 
 @pytest.fixture(scope="module", autouse=True)
 def table() -> Iterator[None]:
-    """Print what was seen, as JSON, when all is done."""
+    """Table of all outcomes, printed as JSON at the end."""
     yield
     path = os.environ.get("RANKSCOPE_CAMPAIGN_TABLE")
     text = json.dumps(TABLE, indent=1)
@@ -279,7 +279,7 @@ def table() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory, require_program: Callable[[str], str]) -> Path:
-    """A C library that makes a folder slow to write and the clock of the day wrong."""
+    """Path of a preloaded C library that makes writes to a folder slow and the wall clock wrong."""
     folder = tmp_path_factory.mktemp("shim")
     (folder / "shim.c").write_text(SHIM, encoding="utf-8")
     command = [require_program("gcc"), "-shared", "-fPIC", "-O1", "-o", str(folder / "shim.so"), str(folder / "shim.c")]
@@ -289,13 +289,13 @@ def shim(tmp_path_factory: pytest.TempPathFactory, require_program: Callable[[st
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """The job without a fault and without the recorder."""
+    """Outcome of the job without a fault and without the recorder."""
     return Job(tmp_path_factory.mktemp("plain")).run(recorded=False)
 
 
 @pytest.fixture
 def tmpfs(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 600 KiB."""
+    """Folder on a separate file system of 600 KiB."""
     folder = tmp_path / "tmpfs"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", folder], capture_output=True, check=False)
@@ -336,7 +336,7 @@ def test_a_full_disk(tmp_path: Path, tmpfs: Path, plain: Outcome) -> None:
                 pass
         assert shutil.disk_usage(tmpfs).free == 0
         time.sleep(0.5)
-        # There is room again before the end: what waited must be there. The last page of a file may take 18 rows until then.
+        # Room is back before the end: waiting records must be written. The last page of a file may take 18 rows until then.
         threading.Timer(2.5, (tmpfs / "filler").unlink).start()
 
     recorded = job.run(recorded=True, during=fill, run_dir=run_dir)
@@ -363,7 +363,7 @@ def test_a_folder_that_becomes_read_only(tmp_path: Path, tmpfs: Path, plain: Out
     run_dir = tmpfs / "run"
 
     def remount(_job: Job) -> None:
-        # Forced, as a server that fails does it: writable files stay open.
+        # Forced, as by a failing server: writable files stay open.
         done = subprocess.run(["mount", "-o", "remount,ro", tmpfs], capture_output=True, check=False)
         if done.returncode:
             subprocess.run(["mount", "--bind", "-o", "ro", tmpfs, tmpfs], check=False)
@@ -446,7 +446,7 @@ def test_a_clock_that_steps(tmp_path: Path, shim: Path, plain: Outcome, seconds:
     nothing_lost(job, recorded)
     within_budget(job, recorded)
     for rank in (0, 1):
-        # Durations are not the clock of the day's.
+        # Durations do not come from the wall clock.
         assert max(record.wall_us for record in RunReader(job.run_dir).steps(0, rank)) < 60e6
 
 
@@ -484,7 +484,7 @@ def test_a_rank_that_is_killed_at_any_moment(tmp_path: Path) -> None:
         "share_median": shares[len(shares) // 2],
         "share_worst": shares[-1],
     }
-    # Of all jobs together: one that lives for seconds says more of who else was on the machine.
+    # The sum over all jobs: a job of a few seconds mostly measures other load on the machine.
     assert sum(costs) <= BUDGET * sum(walls)
     assert seen.count("killed") >= 0.9 * KILLS
 
@@ -496,11 +496,11 @@ def test_ten_thousand_steps(tmp_path: Path) -> None:
     note("10,000 steps", job, without, recorded)
     nothing_changed(without, recorded)
     for rank in (0, 1):
-        # Steps of a millisecond or two: the budget is for those that work.
+        # Steps of a millisecond or two have no budget check: the budget is for real work.
         assert len(recorded_steps(job.run_dir, rank)) + rank_info(job.run_dir, rank).dropped_records >= job.steps - 1
     growth = {}
     for label, outcome in (("plain", without), ("recorded", recorded)):
-        # After the first windows, when everything is loaded that will be.
+        # Measured after the first windows, when everything is loaded.
         growth[label] = max(mine[-1] - mine[2000] for mine in outcome.resident_kib.values())
     TABLE["10,000 steps"] |= {"growth_kib": growth}
     assert growth["recorded"] - growth["plain"] < GROWTH_KIB

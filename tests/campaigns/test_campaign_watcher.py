@@ -30,7 +30,7 @@ KILLS = 20
 
 
 def until(question: Callable[[], Any], *, timeout: float = 120.0) -> Any:
-    """The answer, once it is true."""
+    """Call ``question`` until it returns a true value, and return that value; fail after ``timeout`` seconds."""
     patience = time.monotonic() + timeout
     while not (answer := question()):
         assert time.monotonic() < patience, f"still {answer!r} after {timeout:.0f} s"
@@ -40,7 +40,7 @@ def until(question: Callable[[], Any], *, timeout: float = 120.0) -> Any:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes], Path]]:
-    """A real job whose ranks have made steps: its run, its launcher, and the file that stops it."""
+    """Run, launcher and stop file of a real job whose ranks have made steps."""
     run, stop = tmp_path / "run", tmp_path / "stop"
     with training(run, stop, RANKS) as process:
         until(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == RANKS)
@@ -75,7 +75,7 @@ def test_whichever_rank_is_stopped_it_is_the_culprit(
         stop.touch()
         assert process.wait(60) == 0
         assert watch.process.wait(60) == 0
-    assert watch.fired() - {"TrainingStepRegression"} == {"TrainingHang"}  # a busy machine is slower
+    assert watch.fired() - {"TrainingStepRegression"} == {"TrainingHang"}  # steps may become longer on a busy machine
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
@@ -88,7 +88,7 @@ def test_whichever_rank_is_killed_it_is_named_when_the_job_is_over(
         os.kill(pid_of(run, rank), signal.SIGKILL)
         assert process.wait(120) != 0
         assert watch.process.wait(120) == 0
-    # Only now all that it said has been read
+    # After its exit, all output of the watcher has been read
     [fired] = [event for event in watch.of("TrainingCrashed") if event["event"] == "firing"]
     assert fired["annotations"].get("culprit", str(rank)) == str(rank)
 
@@ -104,12 +104,12 @@ def test_of_a_job_that_goes_on_nobody_is_told_that_it_does_not(
         stop.touch()
         assert process.wait(60) == 0
         assert watch.process.wait(60) == 0
-    # That other programs make a rank slow, or the job wait, may be told: on a busy machine it is so
+    # Other alerts may fire: on a busy machine other programs slow a rank down or make the job wait
     assert watch.fired().isdisjoint({*LIFE_ALERTS, CRASHED.alertname})
 
 
 def test_a_watcher_that_is_killed_again_and_again_tells_and_notes_every_change(tmp_path: Path) -> None:
-    # Given a run that grows all the time, of which rank 2 becomes slow, well, and slow again
+    # Given a run that grows all the time, whose rank 2 becomes slow, recovers, and becomes slow again
     run = RunOnDisk(tmp_path / "runs" / "llama", slow=None, name="llama")
     run.grow(200)
     done = threading.Event()
@@ -140,7 +140,7 @@ def test_a_watcher_that_is_killed_again_and_again_tells_and_notes_every_change(t
             once = [*command[:6], "--once", "--state", str(tmp_path / "once")]
             subprocess.run(once, stdout=subprocess.DEVNULL, check=True)
             start_s = time.monotonic() - began
-            # when whoever watches is killed at any moment, twenty times, also before it has read anything
+            # when the watcher is killed twenty times at any moment, also before it has read anything
             while kills < KILLS:
                 run.slow = 2 if (kills // 5) % 2 else None
                 with subprocess.Popen(command, stdout=subprocess.DEVNULL) as watcher:
@@ -154,7 +154,7 @@ def test_a_watcher_that_is_killed_again_and_again_tells_and_notes_every_change(t
     finally:
         done.set()
         growing.join()
-    # then every change stands in the run once, in order, and somebody has been told of each
+    # then every change is in the run once, in order, and each was delivered
     rows = [msgspec.json.decode(line) for line in (run.path / "findings.jsonl").read_bytes().splitlines()]
     about = [(row["status"], row["time_unix_ns"]) for row in rows if row["labels"]["alertname"] == "TrainingStraggler"]
     assert len(set(about)) == len(about) >= 2

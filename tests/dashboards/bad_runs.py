@@ -1,4 +1,4 @@
-"""Runs as they are left by full disks, killed jobs, broken clocks and strangers: each is made out of a good one."""
+"""Runs damaged by full disks, killed jobs, broken clocks and other programs, each derived from a good run."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ RANKS: Final = range(4)
 
 
 def of_rank(run: Path, rank: int, stream: str) -> Path:
-    """The file of a stream in JSON Lines of a rank of the first attempt."""
+    """Return the JSON Lines file of a stream of a rank in the first attempt."""
     (file,) = rank_dir(run, 0, rank).glob(f"{stream}*.jsonl")
     return file
 
 
 def change_lines(file: Path, change: Callable[[int, Line], Line | str | None]) -> None:
-    """Rewrite records one by one; ``None`` drops one, a text stands as it is."""
+    """Rewrite records one by one; ``None`` drops a record, a string replaces its line."""
     told = [change(number, json.loads(line)) for number, line in enumerate(file.read_text().splitlines())]
     text = [one if isinstance(one, str) else json.dumps(one) for one in told if one is not None]
     file.write_text("".join(f"{line}\n" for line in text))
 
 
 def change_info(file: Path, **fields: Any) -> None:
-    """Other values in a ``run.json``, ``attempt.json`` or ``rank.json``."""
+    """Change fields of a ``run.json``, ``attempt.json`` or ``rank.json``."""
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
@@ -54,7 +54,7 @@ def _set(stream: str, ranks: range = RANKS, **fields: Any) -> Spoil:
 
 
 def _rows(edit: Callable[[Rows, int], Rows | None], ranks: range = RANKS) -> Spoil:
-    """Other step records, with right checksums: ``edit`` gets the rows of a rank, and the rank."""
+    """Return a change of step records with valid checksums; ``edit`` gets the rows of a rank, and the rank."""
 
     def spoil(run: Path) -> None:
         for rank in ranks:
@@ -64,7 +64,7 @@ def _rows(edit: Callable[[Rows, int], Rows | None], ranks: range = RANKS) -> Spo
 
 
 def _columns(**values: Any) -> Spoil:
-    """The same values in some columns of all step records."""
+    """Return a change that sets columns of all step records to fixed values."""
 
     def edit(rows: Rows, _rank: int) -> None:
         for name, value in values.items():
@@ -78,7 +78,7 @@ def _every_seventh_wall(value: float) -> Spoil:
 
 
 def _damage(how: Callable[[Path], object], ranks: range = RANKS) -> Spoil:
-    """Damage to the bytes of the files of step records."""
+    """Return a change that damages the bytes of the files of step records."""
 
     def spoil(run: Path) -> None:
         for rank in ranks:
@@ -88,7 +88,7 @@ def _damage(how: Callable[[Path], object], ranks: range = RANKS) -> Spoil:
 
 
 def _zero_pages(file: Path) -> None:
-    """As a node that lost its power leaves them: pages that were never written, some of them before the end."""
+    """Zero whole pages, some of them before the end, as after a power loss."""
     data = bytearray(file.read_bytes())
     data[4096:8192] = bytes(4096)
     file.write_bytes(data + bytes(12_288))
@@ -101,7 +101,7 @@ def _flip_header(file: Path) -> None:
 
 
 def _huge(file: Path) -> None:
-    """A file with a hole of a few hundred megabytes, as a damaged size makes it."""
+    """Extend a file by a hole to 200 MiB, as after damage to its size."""
     with file.open("r+b") as data:
         data.truncate(200 * 2**20)
 
@@ -135,7 +135,7 @@ def _instead(pattern: str, make: Spoil) -> Spoil:
 
 
 def _socket(path: Path) -> None:
-    """A path of a socket is short, so it is named from beside it."""
+    """Bind a socket at a path, by its relative name because socket paths must be short."""
     here = Path.cwd()
     os.chdir(path.parent)
     try:
@@ -201,7 +201,7 @@ def _deep(run: Path) -> None:
 
 
 def _events(*events: Line) -> Spoil:
-    """What every rank says beside its rows."""
+    """Return a change that writes these events for every rank."""
 
     def spoil(run: Path) -> None:
         for rank in RANKS:
@@ -212,7 +212,7 @@ def _events(*events: Line) -> Spoil:
 
 
 def _second_attempt(run: Path) -> None:
-    """It has just begun: no rank has shown up."""
+    """Add a second attempt in which no rank has started yet."""
     folder = run / "attempts" / "001"
     folder.mkdir()
     first = json.loads((run / "attempts" / "000" / "attempt.json").read_text())
@@ -224,7 +224,7 @@ def _all_zero(_: int, line: Line) -> Line:
 
 
 def _samples(run: Path) -> None:
-    """Of a host that is gone, by a clock that jumps, of GPUs without a name, with values beyond all."""
+    """Write GPU samples with a jumping clock, missing uuids, and values out of any range."""
     folder = run / "hosts" / "node-0"
     folder.mkdir(parents=True, exist_ok=True)
     values = [0.5, -1e300, 1e300, 1e306, -0.0, None]

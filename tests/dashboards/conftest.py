@@ -1,4 +1,4 @@
-"""What tests of the dashboards may ask for: runs on a disk, runs in memory, clients of an app."""
+"""Fixtures for the tests of the dashboards: runs on disk, runs in memory, clients of an app."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from rankscope.runs.records import StepRecord
 
 @pytest.fixture(scope="session")
 def write_run() -> Callable[..., Path]:
-    """``write_run(folder, …)`` writes a run of 4 ranks; rank 2's data loader is slow unless ``slow_rank`` says otherwise."""
+    """Function ``write_run(folder, …)`` that writes a run of 4 ranks; ``slow_rank`` (default 2) has a slow data loader."""
     return recorded_run.write_run
 
 
 @pytest.fixture
 def analysis() -> Analysis:
-    """A verdict against rank 2, with every field there is."""
+    """Analysis with a straggler verdict against rank 2 and every field set."""
     return straggler_analysis()
 
 
 @pytest.fixture
 def a_step() -> StepRecord:
-    """A step in which nothing is slow."""
+    """Record of a step in which nothing is slow."""
     return step_record(0, 0, slow_rank=None, noise=0)
 
 
@@ -46,7 +46,7 @@ def table() -> StepTable:
 
 @pytest.fixture
 def memory_runs(analysis: Analysis, table: StepTable) -> MemoryRuns:
-    """A source with the straggler run in it."""
+    """Source that holds the straggler run."""
     source = MemoryRuns()
     source.put(analysis, table)
     return source
@@ -54,13 +54,13 @@ def memory_runs(analysis: Analysis, table: StepTable) -> MemoryRuns:
 
 @pytest.fixture
 def caller() -> type[Caller]:
-    """``caller(app)`` makes a client of an app."""
+    """Class of clients of an app: ``caller(app)``."""
     return Caller
 
 
 @pytest.fixture
 def until_ready() -> Callable[[Callable[[], Any]], Any]:
-    """``until_ready(ask)`` asks again while what is asked for is being made."""
+    """Function ``until_ready(ask)`` that calls ``ask`` again while its result is being computed."""
 
     def wait(ask: Callable[[], Any]) -> Any:
         end = time.monotonic() + 60.0

@@ -1,4 +1,4 @@
-"""Calls the callbacks of an app as a browser does: the one place that knows what Dash sends over HTTP."""
+"""Client that calls the callbacks of an app as a browser does; only this module knows Dash's HTTP format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Caller:
         self._specs: list[Item] = self.http.get("/_dash-dependencies").json
 
     def __call__(self, output: str, values: dict[str, Any], *, triggered: str) -> Item:
-        """Response of the callback that has ``output`` (``"id.property"``), or ``{}`` when it updates nothing."""
+        """Return the response of the callback with ``output`` (``"id.property"``), or ``{}`` if it updates nothing."""
         spec = next(spec for spec in self._specs if output in _names(spec["output"]))
         outputs: list[Any] = [dict(zip(("id", "property"), name.rsplit(".", 1), strict=True)) for name in _names(spec["output"])]
 
@@ -30,23 +30,23 @@ class Caller:
         return self._response(spec, outputs, filled(spec["inputs"]), filled(spec["state"]), triggered)
 
     def drawn(self, name: str, search: str = "", *, scheme: str | None = None, run_id: str = "run-1") -> Item:
-        """What a figure of a run is drawn as."""
+        """Return a figure of a run."""
         figure: Item = self._piece(("figure", name, "figure"), search, scheme, run_id)
         return figure
 
     def written(self, name: str, search: str = "", *, run_id: str = "run-1") -> Any:
-        """What a part of a run's page says."""
+        """Return the content of a part of a run's page."""
         return self._piece(("part", name, "children"), search, None, run_id)
 
     def rows(self, name: str, search: str = "", *, run_id: str = "run-1") -> list[Item]:
-        """Rows of a table of a run's page."""
+        """Return the rows of a table of a run's page."""
         rows: list[Item] = self._piece(("grid", name, "rowData"), search, None, run_id)
         return rows
 
     def selected(
         self, happened: tuple[str, str, Any], search: str = "", *, controls: Mapping[str, Any] | None = None, view: str = "ranks"
     ) -> Item:
-        """What changes after ``happened``: (type of the piece, its name, what it tells); ``("address", "", None)`` for none."""
+        """Return the changes after ``happened``: (type of the piece, its name, its value); ``("address", "", None)`` for none."""
         kind, name, told = happened
         shown = dict(controls or {})
         prop = {"control": "value", "figure": "clickData", "zoomed": "data", "grid": "cellClicked"}.get(kind, "search")

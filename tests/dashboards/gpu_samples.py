@@ -24,7 +24,7 @@ def hot(step: int) -> bool:
 
 
 def samples_of(rank: int, **values: Any) -> list[HardwareSample]:
-    """One per step; from step 20 to 39 GPU 3 is hot and slow."""
+    """Return one sample per step; from step 20 to 39 GPU 3 is hot and slow."""
     return [
         HardwareSample(
             unix_ns=START_NS + step * STEP_NS + STEP_NS // 2,

@@ -1,4 +1,4 @@
-"""A source of runs that has everything in memory."""
+"""A source of runs in memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Matrices:
-    """A step table as the pages get it, all of it in memory."""
+    """A step table in memory, with the interface that the pages use."""
 
     def __init__(self, table: StepTable) -> None:
         self._table = table
@@ -41,7 +41,7 @@ class Matrices:
         self.metrics = [metric for metric in METRICS if np.isfinite(table.matrix(metric)).any()]
 
     def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
-        """Every step of it, however many."""
+        """Return every step of the range, without a limit of columns."""
         del most_columns
         shape = (len(self.ranks), len(self.steps))
         matrix = self._table.matrix(metric) if metric in METRICS else np.full(shape, np.nan)
@@ -49,7 +49,7 @@ class Matrices:
 
 
 class MemoryRuns:
-    """``RunSource`` over what the test put in; ``problems`` are raised instead of an answer."""
+    """``RunSource`` over the runs that the test put in; ``problems`` are raised instead of an answer."""
 
     def __init__(self) -> None:
         self.summaries: dict[str, RunSummary] = {}
@@ -61,14 +61,14 @@ class MemoryRuns:
         self.samples: dict[str, Hardware] = {}
         self.happened: dict[str, Events] = {}
         self.versions: dict[str, str] = {}
-        """Of a run whose analysis is not of the files as they are now."""
+        """Version of a run's analysis by run id, where it differs from the revision of the files."""
         self.stales: dict[str, Stale] = {}
         self.problems: dict[str, Exception] = {}
         self.replays: dict[str, Replay] = {}
         self.alerts_found: dict[str, AlertsFound] = {}
         self.analysed = 0
         self.known: set[str] = set()
-        """Runs that have been analysed before."""
+        """Ids of runs that have been analysed before."""
         self.comparison: Compared | None = None
 
     def put(self, analysis: Analysis, table: StepTable | Matrices, **summary: Any) -> None:

@@ -28,7 +28,7 @@ NORMAL_DATA_US, SLOW_DATA_US, COMPUTE_US = 4_000.0, 44_000.0, 30_000.0
 
 
 def step_record(rank: int, step: int, *, slow_rank: int | None, noise: float) -> StepRecord:
-    """One step of 80 ms or so; the others wait in backward for the one whose data comes late."""
+    """Return a step of about 80 ms; the other ranks wait in backward for the rank whose data comes late."""
     late = SLOW_DATA_US - NORMAL_DATA_US
     data = (SLOW_DATA_US if rank == slow_rank else NORMAL_DATA_US) + noise * 400
     forward = COMPUTE_US / 3 + noise * 500
@@ -51,7 +51,7 @@ def step_record(rank: int, step: int, *, slow_rank: int | None, noise: float) ->
 
 
 def window(rank: int, record: StepRecord, *, slow_rank: int | None) -> tuple[StepBreakdown, CollectiveRecord]:
-    """The profiled step that belongs to a step record: compute, one all-reduce partly hidden, idle while data is loaded."""
+    """Return the profiled step of a step record: compute, one partly hidden all-reduce, idle while data is loaded."""
     blocked = record.blocked_total_us or 0.0
     data = record.phases_us.data or 0.0
     hidden = 2_000.0
@@ -108,9 +108,9 @@ def write_run(
     simulated: bool = False,
     start_unix_ns: int = START_NS,
 ) -> Path:
-    """Write a run of 4 ranks; rank 2's data loader is slow unless ``slow_rank`` says otherwise.
+    """Write a run of 4 ranks; the data loader of ``slow_rank`` (default 2) is slow.
 
-    ``ends``: how ranks ended that did not end as the others did.
+    ``ends``: end reasons of the ranks that ended differently from the others.
     """
     random = np.random.default_rng(7)
     create_run(

@@ -47,7 +47,7 @@ def _rank(rank: int) -> RankResult:
 
 
 def straggler_analysis() -> Analysis:
-    """A verdict against rank 2, with every field there is."""
+    """Return an analysis with a straggler verdict against rank 2 and every field set."""
     summary = "Rank 2 on host node-1 makes the other 3 ranks wait 40 ms per step (52 % of the step): its data loader is slow."
     return Analysis(
         source=Source(
@@ -107,7 +107,7 @@ def straggler_analysis() -> Analysis:
 
 
 def straggler_table() -> StepTable:
-    """Its step table; rank 1 has no record of steps 30 to 39."""
+    """Return the step table of that run; rank 1 has no record of steps 30 to 39."""
     return StepTable.from_records(
         0,
         {

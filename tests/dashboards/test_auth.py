@@ -1,4 +1,4 @@
-"""Who may see the pages: tokens, sessions, proxies, and pages of other sites."""
+"""Access to the pages: tokens, sessions, proxies, and requests from other sites."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Clock:
 
 @pytest.fixture
 def http(memory_runs: Any) -> Callable[..., Any]:
-    """``http(token=…, …)`` is a browser of an app with those settings."""
+    """Factory ``http(token=…, …)`` of an HTTP client of an app with those settings."""
 
     def make(**settings: Any) -> Any:
         return create_app(memory_runs, DashboardConfig(**settings)).server.test_client()
@@ -222,7 +222,7 @@ def test_pages_are_not_kept_where_there_is_a_login(http: Any) -> None:
 
 
 def test_a_link_on_another_site_leads_in(http: Any) -> None:
-    """The browser keeps the cookie back for that request; the next one comes from our own page."""
+    """The browser withholds the cookie from the cross-site request; the redirect repeats it from our own page."""
     browser = http(token=TOKEN)
     between = browser.get("/run/run-1?rank=2", headers={"Sec-Fetch-Site": "cross-site"})
     assert between.status_code == 200

@@ -1,4 +1,4 @@
-"""Whatever lies in a run's folder, every page says what is wrong with it, and none is an error of ours."""
+"""For any damage to a run's folder every page reports the problem, and none fails with an internal error."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ EVERY_DAY = {
     "steps with zero pages",
     "steps of a later version",
 }
-"""One of each kind of damage."""
+"""One run of each kind of damage."""
 
 
 def drawn(figure: Drawn) -> str:
-    """As it goes to a browser."""
+    """Return a figure as it is sent to a browser."""
     return figure.says + str(plotly.io.json.to_json_plotly(figure.figure))
 
 
@@ -63,7 +63,7 @@ def written(page: Component) -> str:
 
 
 def piece(make: Callable[[RunData, PageState], object], source: DiskRuns, run_id: str, state: PageState) -> str:
-    """A text or the rows of a table, or the line that is said instead."""
+    """Return a text or the rows of a table, or the error message shown in its place."""
     try:
         return str(plotly.io.json.to_json_plotly(make(RunData(source, source.summary(run_id)), state)))
     except RankscopeError as error:
@@ -71,7 +71,7 @@ def piece(make: Callable[[RunData, PageState], object], source: DiskRuns, run_id
 
 
 def everything(source: DiskRuns, run_id: str) -> Iterator[str]:
-    """All pages, figures, texts and tables there are."""
+    """Yield all pages, figures, texts and tables."""
     config = DashboardConfig()
     for path, search in (
         ("/", None),

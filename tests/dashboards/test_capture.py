@@ -1,4 +1,4 @@
-"""Asking a live run for a profile from the page: what is left in the run, what is refused, and why."""
+"""Capture requests to a live run from the page: the request in the run, and refusals with their reasons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FROM_PAGE = {"X-Rankscope-Request": "capture", "Sec-Fetch-Site": "same-origin"}
 
 @pytest.fixture
 def run(tmp_path: Path, write_run: Callable[..., Path]) -> Path:
-    """A run that goes on."""
+    """Folder of a live run."""
     return write_run(tmp_path / "run", finished=False)
 
 
@@ -37,7 +37,7 @@ def client(path: Path, **settings: Any) -> Any:
 
 
 def requests_in(run: Path) -> list[ControlRequest]:
-    """As the job sees them."""
+    """Return the pending capture requests as the job reads them."""
     return Inbox(run, "capture", since_unix_ns=0, report=pytest.fail).pending(now=True)
 
 
@@ -71,7 +71,7 @@ def test_who_is_logged_in_asks_from_the_page(run: Path) -> None:
     http = client(run)
     http.post("/login", data={"token": SECRET})
     assert http.post(URL, json={"steps": 1}, headers=FROM_PAGE).status_code == 202
-    # given what a page of another site could make a browser send
+    # given requests that a page of another site could make a browser send
     for headers in ({"X-Rankscope-Request": "capture", "Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-origin"}, {}):
         refused = http.post(URL, json={"steps": 1}, headers=headers)
         assert refused.status_code == 403

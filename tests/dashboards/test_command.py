@@ -24,7 +24,7 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @contextmanager
 def serving(path: Path, *args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command on a port of its choice; yields the process and the address it printed."""
+    """Run the command on a port of its choice; yield the process and the address it printed."""
     command = [sys.executable, "-m", "rankscope", "dashboard", str(path), "--listen", "127.0.0.1:0", *args]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     try:
@@ -48,7 +48,7 @@ def get(url: str) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_every_script_from_every_worker_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
-    """A worker that has not built a page itself must know the scripts all the same."""
+    """A worker that has not built a page itself must also serve the scripts."""
     with serving(tmp_path, "--workers", "3") as (process, url):
         assert get(f"{url}-/healthy") == (200, "ok\n")
         page = get(url)[1]
@@ -66,7 +66,7 @@ def test_it_serves_every_script_from_every_worker_until_it_is_told_to_stop(tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_stops_without_a_word_while_a_worker_is_busy(number: signal.Signals) -> None:
-    # given a worker in the middle of something long
+    # given a worker in the middle of a long request
     script = (
         "import socket, sys, time, dash; from rankscope.dashboards.server import serve\n"
         "app, sock = dash.Dash(), socket.create_server(('127.0.0.1', 0)); app.layout = dash.html.Div()\n"
@@ -79,12 +79,12 @@ def test_it_stops_without_a_word_while_a_worker_is_busy(number: signal.Signals) 
         with socket.create_connection(("127.0.0.1", int(process.stderr.readline()))) as asking:
             asking.sendall(b"GET /long HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert process.stderr.readline() == "busy\n"
-            # when it is told to stop, Ctrl-C being heard by all of its processes
+            # when it is stopped; Ctrl-C reaches all of its processes
             if number == signal.SIGINT:
                 os.killpg(process.pid, number)
             else:
                 process.send_signal(number)
-            # then it does, and says nothing
+            # then it exits without output
             assert process.wait(timeout=120) == 0
         assert process.stderr.read() == ""
     finally:
@@ -96,7 +96,7 @@ def test_it_stops_without_a_word_while_a_worker_is_busy(number: signal.Signals) 
 
 @pytest.mark.slow
 def test_a_worker_that_has_only_begun_hears_that_it_is_to_end() -> None:
-    # given workers that take their time from the fork to handlers of their own, as on a busy machine, and a patient server
+    # given workers that install their signal handlers late, as on a busy machine, and a server with a long time-out
     script = """
 import socket, sys, time, dash, gunicorn.util
 from rankscope.dashboards import server
@@ -222,14 +222,14 @@ def test_a_token_file_that_is_not_there_is_one_line(tmp_path: Path, cli: Cli) ->
 def test_every_worker_knows_the_sessions_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKSCOPE_DASHBOARD_TOKEN", TOKEN)
     with serving(tmp_path, "--workers", "3") as (process, url):
-        # the token is not passed on to what it starts, nor kept where others look
+        # the token is not in the command line, which other users can read
         assert TOKEN not in " ".join(Path(f"/proc/{process.pid}/cmdline").read_text().split("\0"))
         with pytest.raises(urllib.error.HTTPError, match="401"):
             get(f"{url}_dash-layout")
         jar = urllib.request.HTTPCookieProcessor()
         browser = urllib.request.build_opener(urllib.request.ProxyHandler({}), jar)
         browser.open(f"{url}login", data=f"token={TOKEN}".encode(), timeout=120).close()
-        for _ in range(12):  # whichever worker it is
+        for _ in range(12):  # enough requests to reach every worker
             with browser.open(f"{url}_dash-layout", timeout=120) as answer:
                 assert answer.status == 200
 
@@ -242,7 +242,7 @@ def test_a_malformed_address_is_a_usage_error(tmp_path: Path, address: str, cli:
 
 
 def test_a_missing_extra_says_what_to_install(tmp_path: Path) -> None:
-    """As on a machine without Dash."""
+    """Simulates a machine without Dash."""
     script = (
         "import sys; sys.modules['dash'] = None; sys.argv = ['rankscope', 'dashboard', sys.argv[1]]\n"
         "from rankscope.cli.main import main; main()"

@@ -1,4 +1,4 @@
-"""Processes that are killed, caches that are full or damaged, runs that go away: the pages say it, and recover."""
+"""Killed processes, full or damaged caches, removed runs: the pages report each fault and recover."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ WriteRun = Callable[..., Path]
 
 
 def killed_at_once(*_: object, **__: object) -> None:
-    """Instead of starting a process."""
+    """Stand-in for the start of a process that is killed at once."""
 
 
 def updated(folder: Path, run: Path) -> None:
-    """What a process that follows a run does now and then."""
+    """Do one periodic update of a process that follows a run."""
     Live(folder, run).update(Following(run, folder))
 
 
@@ -150,7 +150,7 @@ def test_a_page_of_a_run_that_goes_away_says_so_until_it_is_back(
 def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown_and_why(
     tmp_path: Path, write_run: WriteRun, caller: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a live run of which something has been worked out
+    # Given a live run with a cached analysis
     run = write_run(tmp_path / "runs" / "run", steps=12, finished=False)
     monkeypatch.setattr(follow, "start", lambda _module, arguments, **_: updated(*arguments))
     call = caller(create_app(DiskRuns(tmp_path / "runs", MadeBeside(Store(tmp_path / "cache"), patience_s=0.0))))
@@ -169,7 +169,7 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
     page = {"run.data": {"run_id": "run-1", "version": "?", "view": "", "status": "live"}}
     page = {"run.data": call("run.data", page, triggered="poll.n_intervals")["run"]["data"]}
 
-    # When no newer state of it can be read
+    # When newer states of the run cannot be read
     def full(_following: object) -> None:
         raise OSError(28, "No space left on device", "/cache/steps")
 
@@ -178,7 +178,7 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
         steps_file(run, 0).touch()
         updated(folder, run)
 
-        # Then whoever looks is told so, and sees what there was
+        # Then the pages report it and show the last state
         told = f"As of {as_of}; nothing newer could be read, and it is tried again: /cache/steps: No space"
         polled = call("run.data", page, triggered="poll.n_intervals")
         assert told in polled["run-away"]["children"]
@@ -187,7 +187,7 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
         assert "Rank 2" in page_says()
         assert told in list_says()
 
-    # And no longer once it can be read again
+    # And the report disappears once the run can be read again
     steps_file(run, 1).touch()
     updated(folder, run)
     said = {"run-away.children": polled["run-away"]["children"]}
@@ -216,7 +216,7 @@ def test_what_is_cached_and_damaged_is_made_anew_whatever_file_it_is(tmp_path: P
     cache = Store(tmp_path / "cache")
 
     def read() -> None:
-        """By a server that has just been started."""
+        """Read everything as a server that has just started."""
         source = DiskRuns(tmp_path / "runs", MadeHere(cache))
         run = source.summary("run-1")
         for what in (source.analysis, source.blame, source.trend, source.topology, source.hardware, source.events):

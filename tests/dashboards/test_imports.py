@@ -1,4 +1,4 @@
-"""What importing the dashboards loads, and what it must not."""
+"""Modules that importing the dashboards loads, and modules that it must not load."""
 
 from __future__ import annotations
 

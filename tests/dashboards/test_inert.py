@@ -1,4 +1,4 @@
-"""Names that were made to do harm: inert in text, in figures and in tables that are saved."""
+"""Hostile names are inert in text, in figures and in saved tables."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_hostile_run_is_inert_wherever_it_shows(tmp_path: Path, write_run: Cal
     ]
     texts = list(_texts(answers))
     assert any(r"<img src=x onerror=alert(1)>\u202egnp." in text for text in texts)
-    # What leads to a run is not shown: an address, a key.
+    # Keys and addresses of runs are not displayed text.
     keys = {"run-1", f"<b>{BIDI}"}
     assert [text for text in texts if text not in keys and not re.sub(r"\n", "", text).isprintable()] == []
     assert max(map(len, texts)) < MAX_TEXT + 200

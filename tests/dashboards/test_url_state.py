@@ -1,4 +1,4 @@
-"""What is selected survives in the address."""
+"""Selections survive in the page's address."""
 
 from __future__ import annotations
 

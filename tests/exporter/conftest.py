@@ -1,4 +1,4 @@
-"""The real exporter as a process, and a driver library whose answers a test decides."""
+"""The real exporter as a process, and a fake driver library whose answers a test sets."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.exporter.fake_driver import FakeDriver, build_library, gpu_state
 
 SeriesKey = tuple[str, frozenset[tuple[str, str]]]
 
-DEADLINE_S = 120  # a busy machine takes its time; this is there so that a hang ends
+DEADLINE_S = 120  # generous for a busy machine; its purpose is to end a hang
 
-# Python to run before the exporter: ask again soon ...
+# Python to run before the exporter: shorter retry intervals ...
 IMPATIENT = (
     "import functools; from rankscope.exporter import assembly;"
     " assembly.Patience = functools.partial(assembly.Patience, retry_s=(0.2,), survey_s=0.5, survey_retry_s=(0.2,))"
 )
-# ... and listen although a driver hangs: not for one that is well, whose first values a test expects at once.
+# ... and listen while a driver hangs. Not for a healthy driver, whose first values a test expects at once.
 WITHOUT_FIRST_SAMPLE = "from rankscope.exporter import serving; serving._FIRST_SAMPLE_S = 0.2"
 
 
@@ -40,7 +40,7 @@ def fake_nvml_library() -> Path:
 
 @pytest.fixture
 def fake_nvml(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
-    """Two healthy GPUs."""
+    """Fake driver with two healthy GPUs."""
     return FakeDriver(tmp_path / "driver", fake_nvml_library, [gpu_state(0), gpu_state(1)])
 
 
@@ -56,7 +56,7 @@ class Answer:
 
 
 class RunningExporter:
-    """One ``rankscope exporter`` process on a port of its own choice."""
+    """One ``rankscope exporter`` process on a port that it chose."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -78,7 +78,7 @@ class RunningExporter:
             self.stderr += piece.decode()
 
     def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPConnection:
-        """A connection; one to TLS that checks nothing unless ``context`` does."""
+        """Return a connection; with TLS it verifies no certificate unless ``context`` does."""
         if not self.tls:
             return http.client.HTTPConnection(self.host, self.port, timeout=DEADLINE_S)
         if context is None:
@@ -99,7 +99,7 @@ class RunningExporter:
             connection.close()
 
     def page(self) -> dict[SeriesKey, float]:
-        """All series of /metrics; a series that appears twice fails here."""
+        """Return all series of /metrics; fail if a series appears twice."""
         answer = self.get("/metrics")
         assert answer.status == 200
         series: dict[SeriesKey, float] = {}
@@ -111,7 +111,7 @@ class RunningExporter:
         return series
 
     def values(self, metric: str, /, **labels: str) -> list[float]:
-        """Values of the series of a metric that have these labels, among others."""
+        """Return the values of the series of a metric that have at least these labels."""
         wanted = set(labels.items())
         return [value for (name, have), value in self.page().items() if name == metric and wanted <= have]
 
@@ -131,13 +131,13 @@ class RunningExporter:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        # Before its descriptor is closed: a reader that is late would read from whatever gets that number next.
+        # Joined before its descriptor is closed: the number may be reused, and a late reader would read from another file.
         self._reader.join()
 
 
 @contextlib.contextmanager
 def exporters(folder: Path) -> Iterator[Callable[..., RunningExporter]]:
-    """``start("--simulate", "2", env=…)`` runs the real command in this folder until the end.
+    """Yield ``start("--simulate", "2", env=…)``, which runs the real command in this folder until the context ends.
 
     ``prelude`` is Python to run first, in the same process.
     """
@@ -160,6 +160,6 @@ def exporters(folder: Path) -> Iterator[Callable[..., RunningExporter]]:
 
 @pytest.fixture
 def start_exporter(tmp_path: Path) -> Iterator[Callable[..., RunningExporter]]:
-    """``start_exporter("--simulate", "2", env=…)`` runs the real command until the test ends."""
+    """Function ``start_exporter("--simulate", "2", env=…)`` that runs the real command until the test ends."""
     with exporters(tmp_path) as start:
         yield start

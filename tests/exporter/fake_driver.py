@@ -1,10 +1,10 @@
-"""The driver library of ``fake_nvml/`` from Python: build it, say what it answers, see what it was asked.
+"""The driver library of ``fake_nvml/`` from Python: build it, set its answers, count its calls.
 
     fake = FakeDriver(folder, build_library(), [h100_state(index) for index in range(8)])
     fake.hang("nvmlDeviceGetPowerUsage", gpu=1)
     subprocess.run(…, env={**os.environ, **fake.env})
 
-What the state file may say is told in ``fake_nvml/nvml.c``.
+``fake_nvml/nvml.c`` documents the state file.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ State = dict[str, object]
 
 @functools.cache
 def build_library(*flags: str) -> Path:
-    """The library, compiled once per process and flags (``-DDRIVER=470``, ``-DWITHOUT_ENERGY``).
+    """Return the library, compiled once per process and flags (``-DDRIVER=470``, ``-DWITHOUT_ENERGY``).
 
-    Without a compiler the test that asks skips, or fails in CI.
+    Without a compiler the calling test is skipped, or fails in CI.
     """
     compiler = shutil.which("cc")
     if compiler is None:
-        from tests.needs import program  # benchmarks, too, use this module, and have no pytest
+        from tests.needs import program  # not at the top: benchmarks use this module without pytest
 
         compiler = program("gcc")
     folder = Path(tempfile.mkdtemp(prefix="fake-nvml-"))
@@ -52,7 +52,7 @@ def uuid_of(index: int) -> str:
 
 
 def gpu_state(index: int) -> State:
-    """A GPU about which little is known, in NVML's units: °C, bytes, percent, mW, mJ, MHz."""
+    """Return a GPU with few readings, in NVML's units: °C, bytes, percent, mW, mJ, MHz."""
     return {
         "uuid": uuid_of(index),
         "name": "Test GPU",
@@ -137,7 +137,7 @@ def _ampere_and_newer(index: int) -> State:
 
 
 def a100_state(index: int) -> State:
-    """An A100 SXM with 12 NVLinks: no GPM, NVLink errors as totals, no margin temperature, no fabric."""
+    """Return an A100 SXM with 12 NVLinks: no GPM, NVLink errors as totals, no margin temperature, no fabric."""
     state = _ampere_and_newer(index)
     del state["margin"]
     return {
@@ -160,7 +160,7 @@ def a100_state(index: int) -> State:
 
 
 def h100_state(index: int) -> State:
-    """A full H100 SXM under load: 18 NVLinks, GPM, fabric, everything a driver of branch 580 tells."""
+    """Return a full H100 SXM under load: 18 NVLinks, GPM, fabric, every reading of driver branch 580."""
     return {
         **_ampere_and_newer(index),
         "name": "NVIDIA H100 80GB HBM3",
@@ -197,7 +197,7 @@ def h100_state(index: int) -> State:
 
 
 def mig_state(index: int, profiles: Iterable[tuple[int, str]], *, of: State | None = None) -> State:
-    """A GPU in MIG mode; ``profiles`` are its devices as compute slices and name: ``[(1, "1g.10gb")] * 7``."""
+    """Return a GPU in MIG mode; ``profiles`` are its devices as compute slices and name: ``[(1, "1g.10gb")] * 7``."""
     state = dict(h100_state(index) if of is None else of)
     state["mig"] = 1
     # The whole GPU has no utilisation of its own in MIG mode, and no GPM sample.
@@ -231,7 +231,7 @@ def planted(call: str, gpu: int | None) -> str:
 
 @dataclass
 class FakeDriver:
-    """A fake driver: change ``gpus``, ``system`` or ``calls`` and ``write``; the methods below write by themselves."""
+    """A fake driver. After a change of ``gpus``, ``system`` or ``calls`` call ``write``; the other methods call it themselves."""
 
     folder: Path
     library: Path
@@ -259,7 +259,7 @@ class FakeDriver:
         return self.gpus[index]
 
     def write(self) -> None:
-        """Let the driver know, at once."""
+        """Write the state file; the driver applies it at once."""
         lines = [f"count {len(self.gpus)}"]
         lines += [f"{key} {value}" for key, value in self.system.items()]
         lines += [f"gpu{index}.{key} {value}" for index, gpu in enumerate(self.gpus) for key, value in gpu.items()]
@@ -273,7 +273,7 @@ class FakeDriver:
             file.write(((number + 1) % 2**32).to_bytes(4, "little"))
 
     def hang(self, call: str, *, gpu: int | None = None, hold_lock: bool = False) -> None:
-        """The call does not return until ``heal``; with the lock held, no call of that process does."""
+        """Make a call hang until ``heal``; with ``hold_lock`` no other call of that process returns either."""
         self.calls[planted(call, gpu)] = "lock" if hold_lock else "hang"
         self.write()
 
@@ -286,7 +286,7 @@ class FakeDriver:
         self.write()
 
     def heal(self) -> None:
-        """No call hangs, is slow or fails any more, no GPU is lost, and the driver is there."""
+        """End all hanging, slow and failing calls, and restore lost GPUs and the driver."""
         self.calls.clear()
         self.system.pop("gone", None)
         for gpu in self.gpus:
@@ -298,24 +298,24 @@ class FakeDriver:
         self.write()
 
     def vanish(self) -> None:
-        """The driver is unloaded."""
+        """Unload the driver."""
         self.system["gone"] = 1
         self.write()
 
     def reload(self, version: str) -> None:
-        """The driver is unloaded and this version loaded: whoever had it open has to start again."""
+        """Load another version of the driver: processes that had it open must restart."""
         self.system["driver"] = version
         self.write()
 
     def xid(self, gpu: int, *codes: int) -> None:
-        """The GPU has these Xid errors, one after the other."""
+        """Add these Xid errors to the GPU, one after the other."""
         state = self.gpus[gpu]
         first = sum(key.startswith("xid.") for key in state)
         state |= {f"xid.{first + offset}": code for offset, code in enumerate(codes)}
         self.write()
 
     def counts(self) -> dict[str, int]:
-        """Calls by name since the last ``forget_counts``, of all processes."""
+        """Return the calls of all processes by name since the last ``forget_counts``."""
         path = Path(self.env["FAKE_NVML_COUNTS"])
         if not path.exists():
             return {}
@@ -323,7 +323,7 @@ class FakeDriver:
         return {name.split(b"\0")[0].decode(): count for count, ready, name in records if ready == 2 and count}
 
     def forget_counts(self) -> None:
-        """Begin to count anew, in the processes that run as well."""
+        """Reset the counts, also in running processes."""
         path = Path(self.env["FAKE_NVML_COUNTS"])
         if path.exists():
             with path.open("r+b") as file:

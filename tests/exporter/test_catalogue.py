@@ -1,4 +1,4 @@
-"""The catalogue is the truth about the page, and the documentation about the catalogue."""
+"""The page has exactly the metrics of the catalogue, and the documentation describes the catalogue."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_collector_brings_something_and_says_what() -> None:
     }
 
 
-# What the fake driver's H100, A100 and divided H100 cannot show, and what only another part of the machine can.
+# Metrics that the fake H100, A100 and H100 with MIG lack, or that come from another part of the machine.
 ELSEWHERE = {
     "gpu_fan_speed_ratio": "boards without fans",
     "gpu_vgpu_license_status": "no vGPU guest",
@@ -76,7 +76,7 @@ ELSEWHERE = {
 
 @pytest.fixture
 def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
-    """An H100, an A100, a divided H100, and a GPU that will be lost."""
+    """Fake driver with an H100, an A100, an H100 with MIG, and a second H100 that the test makes hang."""
     gpus = [h100_state(0), a100_state(1), mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")]), h100_state(3)]
     return FakeDriver(tmp_path / "driver", fake_nvml_library, gpus)
 
@@ -85,7 +85,7 @@ def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
 def test_everything_on_the_page_is_in_the_catalogue_with_its_labels_and_the_other_way_round(
     start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
 ) -> None:
-    # given a node where something of everything is to be seen
+    # given a node with data for every metric that the fake driver can show
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a.prom").write_text('# TYPE rank_info gauge\nrank_info{run="r",rank="0",slot="0",run_id="r"} 1\n')
     (tmp_path / "spool" / "b.prom").write_text("nonsense")
@@ -159,7 +159,7 @@ def test_reading_the_catalogue_loads_no_server_and_no_driver() -> None:
 def test_the_number_of_series_stays_within_the_budget(
     start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
 ) -> None:
-    # given GPUs about which everything is known, and one rank that publishes all that a recorder does
+    # given GPUs with all readings, and one rank that publishes every metric of a recorder
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a.prom").write_text(rank_text())
     exporter = start_exporter("--state-dir", tmp_path / "state", "--no-xid.kernel-log", env=node.env)
@@ -173,7 +173,7 @@ def test_the_number_of_series_stays_within_the_budget(
     of_jobs = {row.name for row in CATALOGUE if row.group == "job"}
     of_rank = [name for name, labels in page if "rank" in dict(labels)]
     assert len(per_gpu) == 4 + 2
-    # with what a job would add
+    # minus what a job would add
     assert 100 < max(per_gpu.values()) <= 130 - len(of_jobs - {name for name, _ in page})
     # a step-time histogram has 21 of them, sections of the script up to 17
     assert len(RANK_METRICS) + 20 < len(of_rank) <= 100
@@ -183,7 +183,7 @@ def test_the_number_of_series_stays_within_the_budget(
 def test_a_gpu_that_has_every_error_and_a_job_stays_within_the_budget_with_the_dcgm_page_too(
     start_exporter: Callable[..., RunningExporter], node: FakeDriver, tmp_path: Path
 ) -> None:
-    # given an H100 that a job holds, beside the page of DCGM, which switches more collectors on
+    # given an H100 allocated to a job, and the DCGM page, which enables more collectors
     slurm_folder(tmp_path / "jobs", job_7={"CUDA_VISIBLE_DEVICES": uuid_of(0)})
     options = ("--compat", "dcgm", "--jobs.slurm-dir", tmp_path / "jobs", "--no-xid.kernel-log")
     exporter = start_exporter(*options, env=node.env)
@@ -191,7 +191,7 @@ def test_a_gpu_that_has_every_error_and_a_job_stays_within_the_budget_with_the_d
     exporter.wait_until(lambda: exporter.values("gpu_job_info", job_id="7") == [1])
     uuid = uuid_of(0)
 
-    # when it has errors of more codes than there are series for
+    # when it has more Xid codes than there are series for
     codes = [*ACTIONABLE, *[code for code in XIDS if code not in ACTIONABLE][:9]]
     node.xid(0, *codes)
     exporter.wait_until(lambda: sum(exporter.values("gpu_xid_errors_total", uuid=uuid)) == len(codes))

@@ -1,4 +1,4 @@
-"""A record is one line, whatever it holds."""
+"""A log record is one line, whatever it contains."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_json_gives_back_what_was_said(written: Callable[[LogFormat], str]) -> N
 def test_logfmt_cannot_be_forged(written: Callable[[LogFormat], str]) -> None:
     (line,) = written("logfmt").splitlines()
 
-    # quoted values out of the way, what is left are the fields that are really there
+    # without quoted values, only the real fields are left
     assert re.findall(r"(\w+)=", re.sub(r'"(?:\\.|[^"\\])*"', '""', line)) == ["ts", "level", "component", "msg", "gpu", "age_s"]
     assert line.isprintable()
 

@@ -1,4 +1,4 @@
-"""Who does not read the log must not stop the exporter."""
+"""A stalled reader of the log must not stop the exporter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SMALLEST_PIPE = 4096
 
 
 def _fill(fd: int) -> None:
-    """Write into the pipe until it is full. Through a description of its own: the other writers go on waiting when it is."""
+    """Fill the pipe, through a separate file description so that the other writers still block."""
     own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK)
     try:
         for size in (_SMALLEST_PIPE, 1):
@@ -100,7 +100,7 @@ def test_lines_that_nobody_takes_are_dropped_and_counted_when_it_flows_again() -
     lines = text.replace("x", "").splitlines()
     kept = [line for line in lines if re.fullmatch(r"line \d", line)]
     assert kept == [f"line {number}" for number in range(len(kept))]
-    assert 3 <= len(kept) <= 4  # one may be on its way when the queue fills
+    assert 3 <= len(kept) <= 4  # one may be in the writer when the queue fills
     (dropped,) = lines[len(kept) :]
     assert dropped.endswith(f": {10 - len(kept)}")
     handler.handle(logging.LogRecord("x", logging.INFO, "", 0, "all is well", (), None))

@@ -1,4 +1,4 @@
-"""The collector loop: when its last result may still be shown."""
+"""The collector loop: how long its last result stays fresh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankscope.exporter.loop import CollectorLoop
 
 @pytest.mark.slow
 def test_a_slow_collector_that_answers_stays_fresh_and_one_that_hangs_does_not() -> None:
-    # given a collector whose passes take many intervals, and then one that never ends
+    # given a collector whose passes take many intervals, and a third pass that never ends
     passes = threading.Semaphore(0)
     entered = threading.Semaphore(0)
     release = threading.Event()
@@ -30,12 +30,12 @@ def test_a_slow_collector_that_answers_stays_fresh_and_one_that_hangs_does_not()
     loop.start()
     try:
         assert loop.wait_for_first_pass(60)
-        # then during the next slow pass the last result is shown all the time
+        # then the last result stays fresh during the next slow pass
         entered.acquire()
         entered.acquire()
         while not entered.acquire(blocking=False):
             assert loop.latest().fresh
-        # and while the third hangs it goes stale, and the reason says so
+        # and it becomes stale while the third pass hangs, with the reason
         while loop.latest().fresh:
             release.wait(0.01)
         assert "does not end" in str(loop.latest().reason)

@@ -1,4 +1,4 @@
-"""Prometheus's own programs and the page."""
+"""The page checked with Prometheus's own programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANK = rank_text(40, run="r1", run_id="id-r1", rank=2)
 
 @pytest.fixture
 def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
-    """An H100, an A100, and an H100 divided by MIG."""
+    """Fake driver with an H100, an A100, and an H100 divided by MIG."""
     gpus = [h100_state(0), a100_state(1), mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")])]
     return FakeDriver(tmp_path / "full-driver", fake_nvml_library, gpus)
 
@@ -62,7 +62,7 @@ def test_promtool_finds_nothing_to_object_to(
 def prometheus(
     require_program: Callable[[str], str], free_port: Callable[[], int], tmp_path: Path
 ) -> Iterator[Callable[[int], str]]:
-    """``prometheus(port)`` starts a Prometheus that scrapes the port of this machine, both pages, and returns its URL."""
+    """Function ``prometheus(port)`` that starts a Prometheus scraping both pages of a local port and returns its URL."""
     program = require_program("prometheus")
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -105,7 +105,7 @@ def _wait_for(url: str, expression: str, series: int) -> list[dict[str, Any]]:
     pytest.fail(f"{expression} never had {series} series")
 
 
-# What an operator joins, and how many series of the node answer.
+# Joins that operators use, and the number of series that each returns for the node.
 JOINS = {
     "gpu_power_watts * on (uuid) group_left (host, index, model) gpu_info": 3,
     "rate(gpu_energy_joules_total[1m]) * on (uuid) group_left (index) gpu_info": 3,
@@ -113,7 +113,7 @@ JOINS = {
     "gpu_mig_memory_used_bytes * on (uuid) group_left (parent_uuid, profile) gpu_mig_info": 2,
     "label_replace(gpu_mig_info, 'uuid', '$1', 'parent_uuid', '(.*)') * on (uuid) group_left (model) gpu_info": 2,
     "gpu_metric_absent_info{reason='before_hopper',metric='gpu_sm_active_ratio'} * on (uuid) group_left (model) gpu_info": 1,
-    # native and compatible names tell the same
+    # native and DCGM-compatible metrics agree
     "label_replace(DCGM_FI_DEV_POWER_USAGE, 'uuid', '$1', 'UUID', '(.*)') - on (uuid) gpu_power_watts == 0": 3,
     "sum by (UUID, GPU_I_ID) (DCGM_FI_DEV_FB_USED{GPU_I_ID!=''})": 2,
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{GPU_I_ID=''} < 1": 1,
@@ -124,7 +124,7 @@ JOINS = {
 def test_prometheus_scrapes_both_pages_and_answers_questions(
     start_exporter: Callable[..., RunningExporter], node: FakeDriver, prometheus: Callable[[int], str], tmp_path: Path
 ) -> None:
-    # given three GPUs, and two ranks, of whose metrics two are the same one to OpenMetrics, which Prometheus asks for
+    # given three GPUs, and two ranks with two metrics that are the same one in OpenMetrics, the format Prometheus requests
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a.prom").write_text(RANK)
     (tmp_path / "spool" / "b.prom").write_text(
@@ -150,7 +150,7 @@ def test_prometheus_scrapes_both_pages_and_answers_questions(
     assert {one["metric"]["job"] for one in _wait_for(url, "up == 1", 2)} == {"rankscope", "dcgm"}
     assert _query(url, "rankscope_exporter_simulated")[0]["value"][1] == "0"
 
-    # and when a GPU is lost, then its readings end while the others' go on
+    # and when a GPU is lost, then its readings end and the others' continue
     node.lose(0)
     (down,) = _wait_for(url, "gpu_up == 0", 1)
     assert down["metric"]["uuid"] == uuid_of(0)

@@ -1,4 +1,4 @@
-"""Flags, environment, file and SIGHUP: what counts, and how a mistake is told."""
+"""Flags, environment, file and SIGHUP: their precedence, and the reports of mistakes."""
 
 from __future__ import annotations
 

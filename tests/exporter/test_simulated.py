@@ -1,4 +1,4 @@
-"""Invented GPUs: plausible, the same again for the same clock, and never taken for real ones."""
+"""Simulated GPUs: plausible, reproducible for the same clock, and marked as simulated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_simulated_gpus_are_deterministic_and_vary_slowly() -> None:
     for key, value in before.items():
         uuid, metric, labels = key
         if metric == "gpu_energy_joules_total":
-            # one second of energy is the power, up to how much that changed
+            # the energy of one second equals the power, within the change of the power
             assert after[key] - value == pytest.approx(before[uuid, "gpu_power_watts", ()], rel=0.1)
         elif metric.endswith("_active_seconds_total"):
             ratio = before[uuid, metric.replace("_seconds_total", "_ratio"), labels]

@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA GPU: the exporter's page against what the official binding says of the same driver."""
+"""On a machine with an NVIDIA GPU: the exporter's page against the official NVML binding on the same driver."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_metric_is_there_or_explained(page: Series) -> None:
         row.name for row in BY_NAME.values() if row.collector in ("temperature", "memory", "utilization", "clocks", "power")
     }
 
-    # For a person who runs this: the support table of this GPU.
+    # Printed for the user: the support table of this GPU.
     for metric, reason in sorted(explained.items()):
         print(f"{metric}: {reason}", file=sys.stderr)
     assert default - shown - explained.keys() == set()

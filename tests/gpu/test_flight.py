@@ -1,4 +1,4 @@
-"""NCCL's Flight Recorder: on request, and when the watchdog's time is up."""
+"""Dumps of NCCL's Flight Recorder: on request, and at the watchdog's time-out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def launch(run: Path, ranks: int, *args: str) -> subprocess.Popen[str]:
 
 
 def enqueued(path: Path) -> int:
-    """The number of the last collective that a dump knows of."""
+    """Return the number of the last collective in a dump."""
     last: int = max(entry["collective_seq_id"] for entry in _Plain(io.BytesIO(path.read_bytes())).load()["entries"])
     return last
 
@@ -69,5 +69,5 @@ def test_what_the_watchdog_writes_before_it_ends_the_job_is_in_the_run(tmp_path:
     assert job.returncode != 0
     assert "switched itself off" not in said
     dumps = {path.name: enqueued(path) for path in run.glob("attempts/000/flight/*.pickle")}
-    # the one that waited is one collective ahead of the one it waited for
+    # the victim is one collective ahead of the origin
     assert dumps["rank-00000-watchdog-nccl.pickle"] == dumps["rank-00001-watchdog-nccl.pickle"] + 1

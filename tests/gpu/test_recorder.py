@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA GPU: device times against the device's own work, and that recording never waits for it."""
+"""On a machine with an NVIDIA GPU: device times match the device's work, and recording never waits for the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.runs.records import PHASES, StepRecord
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
 STEPS = 40
-# A training whose device works for long and whose host does not; the middle steps are replays of one captured graph.
+# A training with much device work and little host work; the middle steps are replays of one captured graph.
 SCRIPT = """
 import json, sys, time, torch
 from rankscope.profiler.step import StepProfiler
@@ -80,7 +80,7 @@ def recorded(run_dir: Path, kind: str) -> tuple[list[StepRecord], dict[str, floa
 def test_device_times_are_of_the_device_and_the_host_never_waits_for_them(tmp_path: Path) -> None:
     records, truth = recorded(tmp_path / "run", "plain")
     assert [row.step for row in records] == list(range(STEPS))
-    # The first step opens the recording; the last ones may not be over when it ends.
+    # The first step opens the recording; the device may not have finished the last ones when it ends.
     timed = [row for row in records if row.device_us is not None]
     assert len(timed) >= STEPS - 4
     assert records[0].device_us is None
@@ -89,11 +89,11 @@ def test_device_times_are_of_the_device_and_the_host_never_waits_for_them(tmp_pa
         assert row.device_us.h2d
         assert row.device_us.forward
         assert (row.device_us.backward or 0) > row.device_us.forward, "backward is twice the work"
-        # Nobody to wait for: own time is all of it.
+        # A single rank never waits: own time is all of it.
         assert row.own_us == pytest.approx(sum(row.device_us.get(phase) or 0 for phase in PHASES))
     total = sum(row.own_us or 0 for row in timed)
     assert total == pytest.approx(truth["device_us"] * len(timed) / STEPS, rel=0.2)
-    # The host only launches. Had it waited at every step, its steps would be as long as the device's.
+    # The host only launches. If it waited at every step, its steps would be as long as the device's.
     assert truth["host_us"] < truth["device_us"]
     assert any(row.allocated_bytes and row.reserved_bytes and row.peak_allocated_bytes for row in records)
     assert all(row.resident_bytes for row in records if row.allocated_bytes)
@@ -106,5 +106,5 @@ def test_a_graph_is_captured_as_without_recording(tmp_path: Path) -> None:
     assert records[20].device_us is None, "nothing was asked of the device while it was captured"
     replays = [row for row in records[22:] if row.device_us is not None]
     assert replays
-    # Inside a replay nothing can be told apart, but all of it is there.
+    # The phases of a replay cannot be separated, but its total time is recorded.
     assert all((row.own_us or 0) > 0 for row in replays)

@@ -1,4 +1,4 @@
-"""With Debian's Alertmanager: it accepts what the watcher sends, agrees on identity, routes, inhibits and forwards."""
+"""Debian's Alertmanager accepts the watcher's alerts, computes the same fingerprints, routes, inhibits and forwards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXAMPLE = CONFIG.read_text()
 def alertmanager(
     tmp_path: Path, target: Target, eventually: Callable[..., Any], require_program: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
-    """A real Alertmanager with the example configuration, made quick, in front of a real receiver: both addresses."""
+    """Addresses of a real Alertmanager (example configuration with shorter intervals) and of the real receiver behind it."""
     program = require_program("prometheus-alertmanager")
     with ReceiverProcess(tmp_path, f'[[target]]\nname = "chat"\nurl = "{target.url}"\n') as receiver:
         quick = EXAMPLE.replace("127.0.0.1:9099", f"127.0.0.1:{receiver.port}")
@@ -57,7 +57,7 @@ def test_every_inhibition_requires_the_labels_it_compares_and_alerts_that_have_t
     config = yaml.safe_load(EXAMPLE)
     for inhibition in config["inhibit_rules"]:
         for side in ("source_matchers", "target_matchers"):
-            # A label that both lack counts as equal
+            # Alertmanager counts a label that both alerts lack as equal
             assert {f'{label}=~".+"' for label in inhibition["equal"]} <= set(inhibition[side])
             for names in re.findall(r'alertname=~?"([^"]*)"', " ".join(inhibition[side])):
                 assert any(re.fullmatch(names, alert.alertname) for alert in ALERTS), names
@@ -94,7 +94,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
 ) -> None:
     manager, receiver = alertmanager
     run = make_run()
-    # Given a watcher over a live run whose rank 2 stands out
+    # Given a watcher over a live run whose rank 2 is a straggler
     with http_client(manager) as client:
         watcher = Watcher(
             run.path,
@@ -117,7 +117,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
         watcher.evaluate()
         [entry] = watcher.ledger.entries
 
-        # Then Alertmanager knows the alert by the fingerprint that we computed
+        # Then Alertmanager computes the same fingerprint for the alert
         [known] = httpx.get(f"{manager}/api/v2/alerts").json()
         assert known["fingerprint"] == entry.fingerprint
         assert known["labels"] == entry.alert.labels
@@ -136,7 +136,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
         assert alert["annotations"]["cause"] == "input"
         assert alert["generatorURL"] == "http://127.0.0.1:8050/run/llama-1?rank=2"
 
-        # When the run ends, the end arrives too
+        # When the run ends, the receiver gets the alert as resolved
         run.end()
         assert watcher.evaluate()
         payload = eventually(lambda: arrived("resolved"))[0]
@@ -151,7 +151,7 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
     program, urls = require_program("prometheus-alertmanager"), [""]
 
     class Restarted:
-        """The Alertmanager at whatever address it has by now."""
+        """The Alertmanager at its current address."""
 
         name = "Alertmanager"
 
@@ -177,12 +177,12 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
             [alert] = eventually(known)
             assert (alert["fingerprint"], unix_ns(alert["startsAt"]) // 10**9) == (found.fingerprint, began // 10**9)
             assert delivery.undelivered(ledger) == []
-            if number:  # A watcher that is gone posts nothing: then the alert ends
+            if number:  # Without posts from the watcher the alert expires
                 eventually(lambda: httpx.get(f"{urls[-1]}/api/v2/alerts").json() == [])
-                # And one that is back posts it again, as the same alert
+                # When the watcher posts again, it is the same alert
                 [again] = eventually(known)
                 assert again["startsAt"] == alert["startsAt"]
-        # Nothing answers at that address any more
+        # The Alertmanager at that address has exited
         delivery.deliver(ledger, now_unix_ns=time.time_ns(), wait_s=10)
     assert len([line for line in reports if "not delivered so far" in line]) == 2
 
@@ -192,7 +192,7 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
     alertmanager: tuple[str, str], eventually: Any, require_program: Callable[[str], str]
 ) -> None:
     manager, _ = alertmanager
-    # Given label sets of many kinds: unicode, quotes, empty rank, order; causes and their consequences
+    # Given label sets with unicode, quotes, an empty rank and other orders; causes and their consequences
     critical, warning = {"severity": "critical"}, {"severity": "warning"}
     gpu = {"uuid": "GPU-1", "gpu_uuid": "GPU-1", "host": "n1", "instance": "n1:9838"}
     bus = {"uuid": "GPU-2", "gpu_uuid": "GPU-2", "host": "n2", "instance": "n2:9838"}
@@ -291,7 +291,7 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
 
     assert eventually(inhibited) == consequences
 
-    # Maintenance can be said by hand, as the runbook, the documentation and the example say it
+    # A maintenance silence can be set by hand, with the command of the runbook, the documentation and the example
     require_program("amtool")
     [in_runbook] = re.findall(r"`(amtool .*)`", runbooks()["NodeMaintenance"])
     [in_docs] = re.findall(r"^amtool .*", (CONFIG.parents[2] / "docs" / "alerts.md").read_text(), flags=re.MULTILINE)

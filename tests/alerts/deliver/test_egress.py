@@ -1,4 +1,4 @@
-"""Where may be connected to: what the operator named, at the address that was checked, and through the operator's proxy."""
+"""Connections go only to hosts that the operator named, at the address that was checked, through the operator's proxy."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_a_name_never_leads_to_metadata_but_the_address_itself_may_be_written(ad
 
 @pytest.fixture
 def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], list[str]]:
-    """The name server's answers to come, and what was asked."""
+    """Function that sets the next answers of the name server and returns the list of hosts that were looked up."""
 
     def answer(addresses: list[str]) -> list[str]:
         asked: list[str] = []
         real = socket.getaddrinfo
 
         def getaddrinfo(host: str, port: int, *how: Any, **more: Any) -> list[Any]:
-            if host[0].isdigit():  # the address that was found, on its way to be connected to
+            if host[0].isdigit():  # an address that was resolved already
                 return real(host, port, *how, **more)
             asked.append(host)
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[min(len(asked), len(addresses)) - 1], port))]
@@ -66,7 +66,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], list[str]
 
 
 def test_the_address_that_was_checked_is_the_one_that_is_connected_to(resolver: Callable[[list[str]], list[str]]) -> None:
-    # Given a name that leads here, and elsewhere when it is asked again
+    # Given a name that resolves to this machine first, and to another address on the second look-up
     hosts: list[str] = []
 
     def note(request: BaseHTTPRequestHandler, _: bytes) -> None:
@@ -131,7 +131,7 @@ def tls_port(authority: Path) -> Iterator[int]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, *_: object) -> None:
-            """A client that does not trust us is the point of a test."""
+            """Ignore the failed handshake of a client that does not trust the certificate."""
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority)
@@ -164,7 +164,7 @@ def test_tls_is_for_the_name_and_with_the_operators_authority(
 
 @pytest.mark.parametrize("proxy", ["socks5://me:s3cr3t@h", "http://me:s3cr3t@[::1", "ftp://me:s3cr3t@h"])
 def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "socksio", None)  # not installed, whatever else is
+    monkeypatch.setitem(sys.modules, "socksio", None)  # as if it were not installed
     with pytest.raises(RankscopeError, match="proxy") as caught:
         http_client("http://hooks.example/", proxy=proxy)
     assert "s3cr3t" not in str(caught.value)
@@ -181,7 +181,7 @@ def test_an_error_of_a_proxy_names_it(
     for name in ("http_proxy", "all_proxy", "no_proxy", "NO_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTP_PROXY", value.format(port=port))
-    # the address has a path that the error must not be mistaken to quote
+    # the path equals the proxy's name: the error must name the proxy, not quote the path
     url = "http://10.1.2.3/garbage"
     with http_client(url) as client, pytest.raises(NoAnswerError) as caught:
         post(client, url, b"{}")
@@ -215,6 +215,6 @@ def test_the_environments_proxy_is_honoured(monkeypatch: pytest.MonkeyPatch) -> 
         assert (
             proxy_for("http://inside.example/") == proxy_for("http://10.0.0.1:80/") == proxy_for("https://hooks.invalid/") == ""
         )
-        # what the configuration says comes first
+        # the configuration takes precedence over the environment
         with http_client(url, proxy="") as client, pytest.raises(NoAnswerError):
             post(client, url, b"{}")

@@ -1,4 +1,4 @@
-"""The outbox: nothing that was put is lost or doubled, and nobody is told of what ended before it was heard of."""
+"""The outbox: no message is lost or duplicated, and alerts that ended before their delivery are not sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def claim(box: Outbox) -> ClaimedMessage:
 
 
 def alerts_of(box: Outbox) -> list[tuple[str, str]]:
-    """Rank and status of what waits, in the order in which it will be sent."""
+    """Return rank and status of the waiting alerts, in the order in which they will be sent."""
     bodies = [box.show(one.id) for one in box.listed(state="waiting")]
     payloads = [msgspec.json.decode(found[1]) for found in bodies if found is not None]
     return [(alert["labels"]["rank"], alert["status"]) for payload in payloads for alert in payload["alerts"]]
@@ -44,7 +44,7 @@ def test_what_is_put_twice_waits_once(box: Outbox) -> None:
     assert box.put(about(notice(1), notice(2))) == 0
     assert box.put(about(notice(2), notice(3))) == 1
     assert alerts_of(box) == [("1", "firing"), ("2", "firing"), ("3", "firing")]
-    # the next firing of the same alert is another one
+    # the next firing of the same alert is a new message
     assert box.put(about(notice(1, start_ns=10**18))) == 1
 
 
@@ -71,7 +71,7 @@ def test_something_more_about_an_alert_that_was_told_is_told(box: Outbox) -> Non
     box.put([message])
     states = tuple(msgspec.structs.replace(state, revision="capture") for state in message.alerts)
     assert box.put([msgspec.structs.replace(message, id="msg_more", alerts=states)]) == 1
-    # and both are dropped when it ends unheard
+    # and both are dropped when the alert ends before its delivery
     assert box.put(about(notice(1, ended=True))) == 0
     assert alerts_of(box) == []
 
@@ -83,13 +83,13 @@ def test_an_alert_that_ended_before_anybody_heard_of_it_is_told_to_nobody(box: O
     assert box.put(about(notice(2, ended=True), notice(3))) == 1
     assert alerts_of(box) == [("3", "firing")]
     assert box.counts() == {("hook", "overtaken"): 1, ("hook", "waiting"): 1}
-    # put again, it is not new
+    # the same notices again add no message
     assert box.put(about(notice(1, ended=True), notice(2, ended=True), notice(2))) == 0
 
 
 def test_where_a_beginning_may_have_been_heard_the_end_is_told_too(box: Outbox) -> None:
     box.put(about(notice(1)))
-    claim(box)  # and killed
+    claim(box)  # the sender is killed after its claim
     assert box.put(about(notice(1, ended=True))) == 1
     assert alerts_of(box) == [("1", "firing"), ("1", "resolved")]
 
@@ -107,11 +107,11 @@ def test_an_end_after_a_beginning_that_was_given_up_unheard_is_not_told(box: Out
     claimed = claim(box)
     box.record(claimed, "dead", reason="refused with 404")
     assert box.put(about(notice(1, ended=True))) == 0
-    # Replayed, what is still true is told
+    # Replayed, only the alerts that still fire are sent
     [dead] = box.listed(state="dead")
     assert box.replay([dead.id]) == [dead.id]
     assert alerts_of(box) == [("2", "firing")]
-    # and once all of it is over, nothing is
+    # and nothing is sent once all of them ended
     claimed = claim(box)
     box.record(claimed, "dead", reason="refused with 404")
     box.put(about(notice(2, ended=True)))
@@ -127,7 +127,7 @@ def test_messages_of_a_group_keep_their_order(box: Outbox) -> None:
     first = claim(box)
     box.put(about(notice(2), notice(1, run="other")))
     box.record(first, "waiting", received=True, next_attempt_ns=box.now_ns() + 10**9)
-    # While the first of a group has to wait, only other groups are sent
+    # While the first message of a group waits, only other groups are sent
     assert b'"run_id":"other"' in claim(box).body
 
 
@@ -213,12 +213,12 @@ def test_a_full_disk_loses_nothing_that_was_taken(tmp_path: Path) -> None:
             try:
                 box.put(about(notice(taken, run=str(taken))))
             except StoreError as error:
-                assert "alerts.sqlite: cannot be used" in str(error)  # noqa: PT017 - which of the puts fails is open
+                assert "alerts.sqlite: cannot be used" in str(error)  # noqa: PT017 - any of the puts may fail
                 break
             taken += 1
     assert 0 < taken < 1000
     assert len(alerts_of(box)) == taken
-    # with room again, what was refused can be put
+    # when the disk has room again, the refused message can be put
     assert box.put(about(notice(taken, run=str(taken)))) == 1
     assert len(alerts_of(Outbox(Store(path)))) == taken + 1
 
@@ -257,13 +257,13 @@ def test_messages_that_are_dropped_are_gone(box: Outbox) -> None:
     first, second = box.listed()
     assert box.drop([first.id]) == [first.id]
     assert [one.id for one in box.listed()] == [second.id]
-    # nobody heard of it, so nobody hears of its end
+    # its firing was never delivered, so its end is not sent either
     assert box.put(about(notice(1, ended=True))) == 0
     assert box.drop(state="waiting") == [second.id]
 
 
 def test_a_new_start_of_the_machine_puts_nothing_off_for_long(tmp_path: Path) -> None:
-    # Given a message that was planned by a clock that went wrong before the machine was started anew
+    # Given a message that was scheduled by a wrong clock before the machine rebooted
     path = tmp_path / "state"
     box = Outbox(Store(path))
     box.put(about(notice(1)))

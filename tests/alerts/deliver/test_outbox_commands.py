@@ -1,4 +1,4 @@
-"""The verbs about webhooks: a test alert, what waits, and what was given up."""
+"""The webhook commands: the test alert, and the listing and replay of waiting and dead messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def receiver() -> Iterator[WebhookReceiver]:
 
 @pytest.fixture
 def config(tmp_path: Path, receiver: WebhookReceiver) -> Path:
-    """Two targets: a webhook whose address is in a file, and Slack at the same receiver."""
+    """Configuration of two targets: a webhook whose address is in a file, and Slack at the same receiver."""
     (tmp_path / "url").write_text(f"{receiver.url}/{SECRET}\n")
     path = tmp_path / "alerts.toml"
     path.write_text(
@@ -40,7 +40,7 @@ def config(tmp_path: Path, receiver: WebhookReceiver) -> Path:
 
 @pytest.fixture
 def box(tmp_path: Path) -> Path:
-    """An outbox in which one message is dead, one delivered, one waits."""
+    """State folder of an outbox with one dead, one delivered and one waiting message."""
     path = tmp_path / "state" / "rankscope" / "watch-1"
     box = Outbox(Store(path))
     box.put(about(*(notice(1, run=f"run\x1b[2J{number}") for number in range(3))))
@@ -159,14 +159,14 @@ def test_a_watcher_tells_the_targets_of_its_configuration_and_what_waited_before
     run = make_run(slow=2)
     run.end()
     watch = ("alerts", "watch", run.path, "--once", "--config", config, "--state", tmp_path / "state")
-    # Given that nothing was accepted the first time
+    # Given a receiver that refused every message the first time
     receiver.behaviour = 422
     done = cli(*watch)
     assert done.returncode == 1
     assert "hook, chat" in done.stderr.splitlines()[-1]
     assert SECRET not in done.stderr
     assert SECRET.encode() not in b"".join(path.read_bytes() for path in (tmp_path / "state").iterdir())
-    # When it is replayed, the next watcher sends it, and tells nothing else
+    # When the messages are replayed, the next watcher sends them and nothing else
     receiver.behaviour = 200
     assert cli("alerts", "outbox", "replay", "--dead", "--state", tmp_path / "state").returncode == 0
     done = cli(*watch)

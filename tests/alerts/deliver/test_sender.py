@@ -1,4 +1,4 @@
-"""The sender against real receivers that fail in every way, with a clock that the test puts forward."""
+"""The sender against real receivers that fail in many ways, with a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class World:
         return self.sender
 
     def after(self, seconds: float) -> int:
-        """Attempts that long later."""
+        """Advance the clock by ``seconds`` and return the number of attempts that were due."""
         self.clock.advance(seconds)
         return self.sender.run_due()
 
@@ -110,7 +110,7 @@ def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: World) -> None:
 
 def test_a_fault_of_our_own_costs_no_alert(world: World) -> None:
     class Exhausted:
-        """A courier on a machine that is short of something for a while."""
+        """A courier whose first three attempts fail because the machine has no more threads."""
 
         tries = 0
 
@@ -181,7 +181,7 @@ def test_a_receiver_that_is_gone_for_good_is_left_alone_until_somebody_says_so(w
     [first, *_] = world.box.listed()
     world.box.replay([first.id])
     assert world.after(0) == 1
-    # or until the next start
+    # or until the sender restarts
     world.receiver.behaviour = 410
     world.box.put(about(notice(3)))
     world.after(0)
@@ -214,7 +214,7 @@ def test_who_asks_for_time_gets_it_within_bounds(world: World, headers: dict[str
     world.box.put(about(notice(1)))
     world.after(0)
     world.receiver.behaviour = 200
-    # also what comes later waits
+    # later messages wait, too
     world.box.put(about(notice(1, run="other")))
     assert (world.after(wait_s - 0.5), world.after(1)) == (0, 2)
 
@@ -226,7 +226,7 @@ def test_nobody_there_is_tried_again(world: World, free_port: Callable[[], int])
     [message] = world.box.listed()
     assert (message.state, message.attempts) == ("waiting", 1)
     assert "Connection refused" in message.last_error
-    # What was certainly not heard of need not be ended
+    # An alert that was certainly not delivered needs no end
     assert world.box.put(about(notice(1, ended=True))) == 0
     assert world.states() == {"overtaken": 1}
     assert SECRET not in "".join(world.reports)
@@ -274,7 +274,7 @@ def test_who_does_not_answer_may_have_heard(world: World, behaviour: Behaviour) 
     world.after(0)
     [message] = world.box.listed()
     assert (message.state, message.attempts) == ("waiting", 1)
-    # so the end is told, too, after the beginning
+    # so the end is sent, too, after the firing
     world.box.put(about(notice(1, ended=True)))
     world.receiver.behaviour = 200
     world.restarted(timeout_s=30.0)
@@ -331,7 +331,7 @@ def test_every_attempt_is_signed_anew_with_all_secrets(world: World, tmp_path: P
     world.box.put(about(notice(1)))
     world.after(0)
     world.receiver.behaviour = 200
-    # one of them is replaced between two attempts
+    # one of the keys is replaced between two attempts
     old.write_text(keys[2])
     world.after(5)
     first, second = world.receiver.headers
@@ -356,9 +356,9 @@ def test_a_secret_that_is_rotated_loses_no_message(world: World, tmp_path: Path,
     world.after(0)
     world.after(600)
     assert world.states() == {"waiting": 20}
-    # then one message at a time asks for it
+    # then only one message at a time is tried
     assert len(world.receiver.tried) <= 5
-    # and all arrive when the token is replaced here, too
+    # and all are delivered once the sender's token is replaced, too
     token.write_text("new")
     world.after(121)
     world.after(1)
@@ -396,7 +396,7 @@ def test_authorities_that_come_back_are_used_again(world: World, tmp_path: Path)
     world.restarted(ca_file=authorities)
     world.box.put(about(notice(1)))
     world.after(0)
-    # Given somebody who puts another file there, and then the same one again
+    # Given a file of authorities that is replaced by an invalid one, and then restored
     authorities.rename(aside)
     authorities.write_text("no certificate")
     world.box.put(about(notice(2)))

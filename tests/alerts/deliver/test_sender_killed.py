@@ -1,4 +1,4 @@
-"""Killed at any moment: everything that was put arrives, under the same id, in the order of its group."""
+"""A sender killed at any moment still delivers every message, under the same id, in the order of its group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOB = Path(__file__).parents[2] / "campaigns" / "jobs" / "sending.py"
 
 
 def send_killed(path: Path, receiver: WebhookReceiver, kills: int, chance: random.Random) -> int:
-    """Send an outbox by processes that are killed so often; the last one may finish. Returns how many were killed in time."""
+    """Send an outbox by ``kills`` processes that are killed and one that finishes; return how many were killed while running."""
     killed = 0
     for number in range(kills + 1):
         with subprocess.Popen([sys.executable, str(JOB), str(path), receiver.url], stdout=subprocess.PIPE) as process:
@@ -37,7 +37,7 @@ def send_killed(path: Path, receiver: WebhookReceiver, kills: int, chance: rando
 
 
 def check_delivered(receiver: WebhookReceiver, ids: list[str]) -> None:
-    """Everything arrived at least once, always with the same words, and for the first time in the order of its group."""
+    """Check that every message arrived at least once, always with the same body, and first in the order of its group."""
     assert set(receiver.ids) == set(ids)
     bodies: dict[str, list[Any]] = defaultdict(list)
     for message_id, payload in receiver.accepted:
@@ -73,7 +73,7 @@ def test_a_watcher_that_is_killed_tells_every_alert_under_one_id(make_run: Any, 
         status = -9
         for number in range(12):
             with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-                # The first ones are killed about where the alert is put and sent.
+                # The first four are killed at about the time at which they put and send the alert.
                 patience = 0.15 + 0.3 * chance.random() if number < 4 else 120.0
                 try:
                     status = process.wait(timeout=patience)

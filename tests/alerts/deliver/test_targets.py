@@ -1,4 +1,4 @@
-"""The operator's targets: every mistake is one line that names its place and repeats no secret."""
+"""The operator's targets: every mistake is reported in one line that names its place and contains no secret."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_files_that_are_not_there_yet_are_waited_for_and_all_else_is_a_mistake(t
     ]
     assert all(line.startswith("target away: ") for line in said)
     assert there.url.read() == "http://h/"
-    # and whoever brings messages to it learns that there is nothing yet, until there is
+    # and its courier answers "retry" as long as the file is missing
     courier = HttpCourier(away)
     judged = courier.attempt("msg_1", b"{}")
     assert (judged.kind, judged.reason) == ("retry", f"{tmp_path}/away/url: No such file or directory")

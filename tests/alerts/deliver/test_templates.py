@@ -1,4 +1,4 @@
-"""What Slack, Teams, PagerDuty and others are told: everything that matters, and nothing that a hostile text could do."""
+"""Bodies for Slack, Teams, PagerDuty and others: they hold every important fact, and hostile texts have no effect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def payload(*notices: Notice) -> bytes:
 
 
 def texts(value: Any) -> list[str]:
-    """Every string in it, keys left out."""
+    """Return every string in ``value``, without keys."""
     if isinstance(value, dict):
         return [text for item in value.values() for text in texts(item)]
     if isinstance(value, list):
@@ -69,12 +69,12 @@ def test_an_end_is_told_as_such(name: Any) -> None:
 
 
 def told(*notices: Notice, template: str = "slack") -> Any:
-    """The body that a target gets."""
+    """Return the decoded body that a target receives."""
     return msgspec.json.decode(TEMPLATES[template](payload(*notices), "key"))  # type: ignore[index]
 
 
 def lines_of(body: Any) -> list[str]:
-    """Every line that people see in Slack."""
+    """Return every line that Slack displays."""
     return [line for block in body["blocks"] for line in block["text"]["text"].splitlines()]
 
 
@@ -82,7 +82,7 @@ def test_slack_takes_no_markup_from_an_alert() -> None:
     texts_of_all = {**dict.fromkeys(FULL, HOSTILE), "next": f"{HOSTILE}\nrankscope {HOSTILE}"}
     body = told(notice(2, more=texts_of_all))
     marked_up = [block["text"] for block in body["blocks"] if block["text"]["type"] != "plain_text"]
-    # Only the command is read as markup, as code that it cannot end; in it is nothing that pings or links.
+    # Only the command is markup: a code span that its text cannot close, without mentions or links.
     [markup] = marked_up
     assert (markup["type"], markup["verbatim"]) == ("mrkdwn", True)
     assert re.fullmatch(r"`rankscope [^`<>]*`", markup["text"])
@@ -207,7 +207,7 @@ def test_teams_reads_no_text_of_an_alert_as_markdown() -> None:
     assert {block["type"] for block in card["body"]} == {"RichTextBlock"}
     assert {run["type"] for block in card["body"] for run in block["inlines"]} == {"TextRun"}
     assert "{{" not in "".join(texts(card))
-    # what is no address is no link
+    # an invalid address becomes no link
     assert card["actions"] == []
 
 

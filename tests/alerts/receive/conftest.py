@@ -1,4 +1,4 @@
-"""What several tests of the receiver need."""
+"""Fixtures shared by the tests of the receiver."""
 
 from __future__ import annotations
 

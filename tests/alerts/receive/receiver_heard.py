@@ -1,4 +1,4 @@
-"""A worker over a store in memory, for tests: what is news, and what is told because of it."""
+"""The receiver's worker over a store in memory, for tests of what it forwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STRAGGLER = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": 
 
 
 class Heard:
-    """A worker over a store in memory, at a time that the test says."""
+    """A worker over a store in memory, with a clock that the test sets."""
 
     def __init__(self, *rules: ActionRule) -> None:
         store = Store(None)
@@ -47,14 +47,14 @@ class Heard:
         return {"status": status, "labels": STRAGGLER | labels, "startsAt": rfc3339(starts * S)}
 
     def hear(self, *alerts: dict[str, Any], after_s: float = 0) -> list[tuple[str, dict[str, str]]]:
-        """Status and annotations of the messages that ``chat`` gets because of a delivery."""
+        """Return status and annotations of the alerts that ``chat`` gets after a delivery."""
         self.now_s += after_s
         body = msgspec.json.encode({"version": "4", "status": "firing", "alerts": alerts})
         assert self.inbox.accept(body, key=None, now_unix_ns=int(self.now_s * S))
         return self.wait(0)
 
     def wait(self, after_s: float) -> list[tuple[str, dict[str, str]]]:
-        """What ``chat`` gets without another delivery."""
+        """Return what ``chat`` gets within ``after_s`` seconds, without another delivery."""
         self.now_s += after_s
         while self.worker.run_due():
             pass
@@ -64,6 +64,6 @@ class Heard:
         return [(one["status"], one["annotations"]) for payload in payloads for one in payload["alerts"]]
 
     def attempt(self, message_id: str, payload: bytes) -> Judgement:
-        """Deliver a message, as a courier."""
+        """Record the body of a message, as a courier that always delivers."""
         self.delivered.append(payload)
         return Judgement(kind="delivered")

@@ -1,4 +1,4 @@
-"""A receiver as a process of its own, with a target that listens, for tests."""
+"""A receiver as a separate process, and a target that listens, for tests."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ PATIENCE_S = 180.0
 
 
 class Target:
-    """Takes what a sender brings, slowly if told; keeps ids and alerts."""
+    """A webhook target that accepts every message and keeps its ids and alerts."""
 
     def __init__(self) -> None:
         self.url = ""
         self.alerts: list[dict[str, Any]] = []
         self.alert_ids: list[str] = []
-        """Of each of them, the ``webhook-id`` it came with."""
+        """``webhook-id`` of the message that brought each of ``alerts``."""
         self._lock = threading.Lock()
 
     def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
-        """Take it."""
+        """Accept a message and answer 200."""
         payload = msgspec.json.decode(body)
         with self._lock:
             self.alert_ids += [request.headers["webhook-id"]] * len(payload["alerts"])
@@ -42,16 +42,16 @@ class Target:
 
 @contextmanager
 def listening_target() -> Iterator[Target]:
-    """A target."""
+    """Yield a target that listens."""
     target = Target()
     with answering(target.answer) as target.url:
         yield target
 
 
 class ReceiverProcess:
-    """``rankscope alerts serve``, with one folder for its state, and the port that it chose at the first start.
+    """``rankscope alerts serve``, with one state folder, and the port that it chose at the first start.
 
-    As a context manager it is started at the beginning, and killed at the end. ``settings`` are statements that run before it.
+    As a context manager it is started on entry and killed on exit. ``settings`` are Python statements that run before it.
     """
 
     def __init__(self, folder: Path, config: str, *arguments: str, settings: str = "") -> None:
@@ -68,12 +68,12 @@ class ReceiverProcess:
 
     @property
     def command(self) -> list[str]:
-        """What is started."""
+        """Command line of the receiver."""
         return [sys.executable, *self.launch, "alerts", "serve", "--listen", f"127.0.0.1:{self.port}", *self.arguments]
 
     @property
     def url(self) -> str:
-        """Its address, which it reports when it listens."""
+        """Address of the receiver; its port is known once it listens."""
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
@@ -84,7 +84,7 @@ class ReceiverProcess:
         self.kill()
 
     def start(self, *, wait: bool = True) -> None:
-        """Begin, and wait until it serves."""
+        """Start the process and wait until it listens and, with ``wait``, is healthy."""
         with self.shown.open("ab") as out, self.errors.open("ab") as errors:
             self._process = subprocess.Popen(self.command, stdout=out, stderr=errors, preexec_fn=self._limited)  # noqa: PLW1509
         if not self.port:
@@ -93,7 +93,7 @@ class ReceiverProcess:
             until(self.healthy)
 
     def limit_files(self, size: int | None) -> None:
-        """From the next start on no file may become larger: to who writes it, the disk is full."""
+        """Limit the size of files from the next start on; to the receiver the disk then seems full."""
         self._largest_file = size
 
     def _limited(self) -> None:
@@ -101,7 +101,7 @@ class ReceiverProcess:
             resource.setrlimit(resource.RLIMIT_FSIZE, (self._largest_file, self._largest_file))
 
     def _listening(self) -> bool:
-        """Whether it has reported its port."""
+        """Return whether the process has reported its port, and keep the port."""
         found = re.search(r"listening on https?://127\.0\.0\.1:(\d+)/", self.errors.read_text())
         self._check_running()
         self.port = int(found[1]) if found else 0
@@ -112,14 +112,14 @@ class ReceiverProcess:
         assert self._process.poll() is None, (self._process.returncode, self.errors.read_text())
 
     def healthy(self) -> bool:
-        """Whether it serves."""
+        """Return whether the receiver answers its health check with 200."""
         self._check_running()
         with suppress(httpx.TransportError):
             return httpx.get(f"{self.url}/-/healthy").status_code == 200
         return False
 
     def memory_mib(self) -> float:
-        """Its resident memory, 0 when it is gone."""
+        """Return the resident memory of the process in MiB, 0 if it has exited."""
         if self._process is not None:
             with suppress(OSError):
                 pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
@@ -127,25 +127,25 @@ class ReceiverProcess:
         return 0.0
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def post(self, *alerts: dict[str, Any], headers: dict[str, str] | None = None) -> httpx.Response:
-        """One delivery."""
+        """Post one delivery of ``alerts``."""
         body = msgspec.json.encode({"version": "4", "status": "firing", "alerts": alerts})
         return httpx.post(f"{self.url}/webhook", content=body, headers=headers, timeout=30)
 
     def count(self, name: str) -> float:
-        """A number of its page, 0 where it is not on it."""
+        """Return the sum of the series ``rankscope_receiver_{name}…`` of the metrics page, 0 without such series."""
         page = httpx.get(f"{self.url}/metrics").text
         return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(f"rankscope_receiver_{name}"))
 
 
 def until(question: Any) -> Any:
-    """Its answer, when that is true."""
+    """Call ``question`` until it returns a true value, and return that value; fail after 180 s."""
     patience = time.monotonic() + PATIENCE_S
     while not (answer := question()):
         assert time.monotonic() < patience, f"still {answer!r}"
@@ -154,7 +154,7 @@ def until(question: Any) -> Any:
 
 
 def straggler(run_id: str, **labels: str) -> dict[str, Any]:
-    """An alert as Prometheus' rule makes it."""
+    """Return a straggler alert as the Prometheus rule sends it."""
     known = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": run_id, "rank": "1"}
     return {
         "status": "firing",

@@ -1,4 +1,4 @@
-"""Senders that do not give up, and what a receiver that is killed again and again made of what they sent."""
+"""Senders that retry until acknowledged, while the receiver is killed repeatedly."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from tests.alerts.receive.receiver_process import ReceiverProcess, Target, until
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What happened."""
+    """Counts of one run of ``send_while_killed``."""
 
     acknowledged: int
     attempts: int
     kills: int
     told: Counter[str]
-    """Number of each alert to how often the target was told under an id of its own."""
+    """Number of different message ids under which the target got each alert, by the alert's number."""
     seconds: float
 
 
 def firing(number: int) -> dict[str, Any]:
-    """An alert that differs from all others in a label."""
+    """Return an alert that differs from all others in its label ``number``."""
     return {"status": "firing", "labels": {"alertname": "GpuDown", "number": str(number)}, "startsAt": "2026-01-01T00:00:00Z"}
 
 
 def send_while_killed(
     receiver: ReceiverProcess, target: Target, *, deliveries: int, senders: int, kills: int, pause_s: Callable[[], float]
 ) -> Course:
-    """Send so many deliveries side by side, each until it is acknowledged and then once more, while the receiver is killed."""
+    """Send deliveries in parallel while the receiver is killed; each is sent until acknowledged, and then once more."""
     began = time.monotonic()
     over = threading.Event()
     attempts = Counter[str]()
 
     def send(number: int) -> bool:
-        # As an Alertmanager beside another one: both send, and each repeats what was not acknowledged.
+        # Like two redundant Alertmanagers: both send, and each retries until acknowledged.
         for _ in range(2):
             while not over.is_set():
                 attempts["all"] += 1
@@ -68,7 +68,7 @@ def send_while_killed(
     until(receiver.healthy)
     until(lambda: receiver.count("waiting") == 0)
     until(lambda: {alert["labels"]["number"] for alert in target.alerts} >= {str(number) for number in range(deliveries)})
-    # An alert that is sent last is passed on after all others.
+    # The alert that is sent last is forwarded after all others.
     receiver.post(firing(deliveries))
     until(lambda: str(deliveries) in {alert["labels"]["number"] for alert in target.alerts})
     seen = {(alert_id, alert["labels"]["number"]) for alert_id, alert in zip(target.alert_ids, target.alerts, strict=True)}

@@ -1,4 +1,4 @@
-"""The receiver with runs: alerts are enriched, captures are asked for once, and what they show is told."""
+"""The receiver with runs: it enriches alerts, requests each capture once, and sends what the capture shows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def receiver(tmp_path: Path, target: Target) -> Iterator[ReceiverProcess]:
 
 
 def delivered(target: Target) -> list[dict[str, Any]]:
-    """Different alerts that came; one that was delivered just before the receiver was killed comes again."""
+    """Return the alerts without duplicates: an alert delivered just before the receiver was killed arrives twice."""
     found: list[dict[str, Any]] = []
     for alert in target.alerts:
         if alert not in found:
@@ -55,7 +55,7 @@ def delivered(target: Target) -> list[dict[str, Any]]:
 
 
 def told(target: Target, **annotations: str | None) -> list[dict[str, Any]]:
-    """Different alerts that say so; ``None``: that say something of the kind."""
+    """Return the different alerts with these annotations; ``None`` stands for any value."""
     return [
         alert
         for alert in delivered(target)
@@ -67,7 +67,7 @@ def told(target: Target, **annotations: str | None) -> list[dict[str, Any]]:
 
 
 def pass_another(receiver: ReceiverProcess, target: Target) -> None:
-    """Wait until an alert of now has been passed on: after all that was due before it."""
+    """Post another alert and wait until it is forwarded, which is after everything that was due before."""
     receiver.post(straggler("", alertname="GpuTooHot"))
     until(lambda: any(alert["labels"]["alertname"] == "GpuTooHot" for alert in target.alerts))
 
@@ -79,7 +79,7 @@ def test_what_a_capture_shows_follows_the_alert_and_a_kill_in_between_asks_nothi
     answering_now: list[bool] = []
 
     def serve(run: Path, request: ControlRequest) -> None:
-        # given ranks that answer when the receiver has been killed and is there again
+        # given ranks that answer only after the receiver was killed and restarted
         until(lambda: answering_now)
         accept(run, request)
         for rank in (0, 1):
@@ -94,16 +94,16 @@ def test_what_a_capture_shows_follows_the_alert_and_a_kill_in_between_asks_nothi
         answering_now.append(True)
         (follow_up,) = until(lambda: told(target, capture_outcome=None))
         pass_another(receiver, target)
-    # then one request was made, by whoever
+    # then one request was made, by either of the two processes
     assert [request.steps for request in seen] == [2]
     assert "TrainingStraggler" in str(seen[0].note)
-    # the alert went out at once, with a verdict or the reason why there is none, and is told once
+    # the alert was sent at once and only once, with a verdict or the reason why there is none
     (first,) = told(target, capture_request=None)
     assert "verdict" in first["annotations"]
     assert first["annotations"]["dashboard_url"] == "https://rankscope.example/run/r1?rank=1"
     assert first["annotations"]["summary"] == "Rank 1 makes the others wait."
-    # and the follow-up has its identity, and what the profiled steps showed
-    assert len(delivered(target)) == 3  # with the one that was passed last
+    # and the follow-up has the same identity, and the result of the profiled steps
+    assert len(delivered(target)) == 3  # with the alert of pass_another
     assert (follow_up["labels"], follow_up["startsAt"], follow_up["fingerprint"]) == (
         first["labels"],
         first["startsAt"],
@@ -133,7 +133,7 @@ def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
     (refused,) = told(target, capture_outcome="refused")
     assert "busy" in refused["annotations"]["summary"]
     assert "\x1b" not in refused["annotations"]["summary"]
-    # and of runs that are not there nothing is asked
+    # and missing runs get no request
     missing = [alert for alert in told(target, no_verdict=None) if alert["labels"]["run_id"] != "r1"]
     assert len(missing) == 2
     assert not any("capture_request" in alert["annotations"] for alert in missing)
@@ -141,7 +141,7 @@ def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
 
 
 def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(tmp_path: Path, target: Target) -> None:
-    # given a job in which rank 1 does not come to a collective
+    # given a job in which rank 1 never enters a collective
     run = two_ranks(tmp_path / "runs" / "one", simulated=True)
     hung = Job.of_events({"0": (0, 1)}, ["0"] * 3, stops={1: 1}).dumps()
 
@@ -166,11 +166,11 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
     assert words["summary"].startswith("[simulated GPUs] Run r1, ")
     assert "Rank 1" in words["summary"]
     assert words["simulated"] == "true"
-    # what to do begins with its process, and keeps what the alert said
+    # the next steps begin with the rank's process, and keep the alert's own step
     steps = words["next"].splitlines()
     assert steps[:3] == ["py-spy dump --pid 101   (rank 1, on node1)", f"rankscope hang {run}", "Ask Ann."]
     assert not any("PID" in step for step in steps)
-    # the alert gave a name only, and both say whom they are about
+    # the alert had only the run's name, and both messages name the run that was found
     (first,) = told(target, dump_request=None)
     assert (first["annotations"]["found_by_name"], words["found_by_name"]) == ("r1", "r1")
     assert "Run r1, " in first["annotations"]["verdict"]
@@ -178,12 +178,12 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
 
 def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follows(tmp_path: Path, target: Target) -> None:
     two_ranks(tmp_path / "runs" / "one")
-    # given less time than any analysis takes
+    # given a time limit shorter than any analysis
     config = CONFIG.format(url=target.url, steps=2).partition("[[action]]")[0].replace('"30s"', '"0.01ms"')
     with ReceiverProcess(tmp_path, config, settings=QUICK) as receiver:
         receiver.post(straggler("r1"), {**straggler("r1"), "labels": {"alertname": "GpuDown"}})
         until(lambda: len(delivered(target)) >= 2)
-        # also of a receiver that was killed in between
+        # also if the receiver was killed in between
         receiver.kill()
         receiver.start()
         (follow_up,) = until(lambda: told(target, verdict=None))
@@ -191,14 +191,14 @@ def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follo
     (late,) = told(target, no_verdict=None)
     assert "within 1e-05 s" in late["annotations"]["no_verdict"]
     assert (follow_up["labels"], follow_up["startsAt"]) == (late["labels"], late["startsAt"])
-    assert len(delivered(target)) == 4  # with the one that was passed last
+    assert len(delivered(target)) == 4  # with the alert of pass_another
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
 def test_a_straggler_alert_about_a_real_job_is_followed_by_the_rank_and_the_cause(tmp_path: Path, target: Target) -> None:
-    # given two ranks that train, of which rank 1 takes longer in backward: by more than other work on this machine may take, and
-    # asked for so many steps, of one collective each, that it cannot be by chance that it is the last at most of them
+    # given two ranks that train; rank 1 takes longer in backward, by more than the noise of this machine, and the capture has
+    # enough steps (one collective each) that rank 1 cannot be last at most of them by chance
     run = tmp_path / "runs" / "real"
     run.parent.mkdir()
     training = begin(run, pause_s=0.3)
@@ -214,7 +214,7 @@ def test_a_straggler_alert_about_a_real_job_is_followed_by_the_rank_and_the_caus
         receiver.kill()
         training.send_signal(signal.SIGTERM)
         training.communicate(timeout=120)
-    # then what follows names the rank
+    # then the follow-up names the rank
     words = follow_up["annotations"]
     assert words["capture_outcome"] == "shown", words
     assert words.get("verdict_rank") == "1", words

@@ -1,4 +1,4 @@
-"""What is asked of runs because of alerts: what the file allows, once, and only so often."""
+"""Requests to runs because of alerts: only those that the configuration allows, once each, and rate-limited."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_capture_is_wanted_once_in_an_episode() -> None:
     assert (action.kind, action.run_id, action.steps) == ("capture", "r1", 3)
     heard.hear(heard.alert(), after_s=5 * 3600)
     assert len(heard.inbox.actions("wanted")) == 1
-    # and again when it comes back
+    # and a second request when the alert fires again
     heard.hear(heard.alert("resolved"), after_s=60)
     heard.hear(heard.alert(starts=990_000), after_s=7200)
     assert len(heard.inbox.actions("wanted")) == 2
@@ -47,7 +47,7 @@ def test_captures_are_so_many_per_run_and_in_all() -> None:
     asked = [words["capture_request"] for run in "bcd" for _, words in heard.hear(heard.alert(run_id=run))]
     assert ["follows" in one for one in asked] == [True, False, False]
     assert "2/1h" in asked[1]
-    # later there is room again
+    # an hour later the rate limit allows another one
     ((_, words),) = heard.hear(heard.alert(run_id="e"), after_s=3601)
     assert "follows" in words["capture_request"]
 
@@ -83,7 +83,7 @@ def acting(heard: Heard, *rules: ActionRule, shown: list[str]) -> Actor:
 def test_what_the_file_allows_no_more_when_it_is_due_is_not_done() -> None:
     heard, shown = Heard(CAPTURE), list[str]()
     heard.hear(heard.alert())
-    # given a restart with a file that allows captures for another team only
+    # given a restart with a configuration that allows captures only for another team
     actor = acting(heard, ActionRule(alert="TrainingStraggler", do="capture", match={"team": "a"}), shown=shown)
     actor.run_due()
     assert heard.inbox.actions("wanted", "requested", "recorded") == []
@@ -121,14 +121,14 @@ def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Pat
     assert words["no_verdict"].startswith("Run r1, ")
     assert words["no_verdict"].endswith(": damaged")
     assert words["found_by_name"] == "r1"
-    # when another has begun by the time it is due
+    # when a second run of that name has begun before the action is due
     two_ranks(tmp_path / "one")
     two_ranks(tmp_path / "two", run_id="r2")
     runs = KnownRuns([tmp_path])
     (action,) = heard.inbox.actions("wanted")
     alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
     assert runs.find(_run_of(action, alert)).run_id == "r1"
-    # of one that was not looked at in time, there is only the name
+    # an action whose run was not looked up in time has only the name
     with pytest.raises(UnknownRunError, match="are 2"):
         runs.find(_run_of(msgspec.structs.replace(action, run_id="test"), alert))
 

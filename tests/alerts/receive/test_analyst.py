@@ -1,4 +1,4 @@
-"""The processes in which the receiver analyses runs: limited, and never left behind."""
+"""The processes in which the receiver analyses runs: they have limits and never outlive the receiver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ threading.Thread(target=start).start()
 
 
 def running(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -86,7 +86,7 @@ def test_the_file_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest
     assert [rule.do for rule in config.actions] == ["capture", "dump"]
     assert load_credentials(config.receive, folder=tmp_path, report=pytest.fail).any
     assert [target.name for target in load_targets(tmp_path / "alerts.toml")] == config.targets
-    # and it says of every field of the receiver's own sections what it is for
+    # and the page names every field of the receiver's own sections
     for section in (ReceiveSection, ActionRule):
         for name in section.__struct_fields__:
             assert re.search(rf"\b{name}\b", page), name

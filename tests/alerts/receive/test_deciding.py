@@ -1,4 +1,4 @@
-"""What is news, where alerts go on to, and what senders say; nobody is asked, and nothing is sent."""
+"""Which alerts are new, their routes, and the parsing of notifications; without requests to runs and without sockets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_that_more_is_known_of_an_alert_is_told_once(heard: Heard) -> None:
         return {**heard.alert(), "annotations": words}
 
     assert heard.hear(of(50), after_s=60) == [("firing", {"culprit": "2", "updated_at": "1970-01-12T13:46:50.000Z"})]
-    # Repeated, or said before by another Alertmanager that is late, it is no news
+    # A repetition, or an older state from a second Alertmanager that is late, is not forwarded
     assert heard.hear(of(50), after_s=60) == []
     assert heard.hear(of(40), after_s=60) == []
     assert heard.hear(heard.alert(), after_s=60) == []
@@ -74,7 +74,7 @@ def test_two_alertmanagers_say_everything_twice_and_not_quite_alike(heard: Heard
     assert heard.hear(heard.alert(starts=900_000), after_s=1) == []
     assert len(heard.hear(heard.alert("resolved", starts=900_000), after_s=60)) == 1
     assert heard.hear(heard.alert("resolved", starts=900_010), after_s=1) == []
-    # a copy of the beginning that comes after the end
+    # a copy of the firing alert that arrives after its end
     assert heard.hear(heard.alert(starts=900_000), after_s=1) == []
 
 
@@ -93,7 +93,7 @@ def test_the_end_of_what_nobody_heard_of_is_not_told(heard: Heard) -> None:
 def test_an_end_that_does_not_say_of_what_is_an_end(heard: Heard) -> None:
     heard.hear(heard.alert())
     assert [status for status, _ in heard.hear(heard.alert("resolved") | {"startsAt": ""}, after_s=60)] == ["resolved"]
-    # and a beginning that does not say when it was is none that came late
+    # and a firing alert without a start time does not count as late
     assert [status for status, _ in heard.hear(heard.alert() | {"startsAt": ""}, after_s=1)] == ["firing"]
 
 
@@ -199,7 +199,7 @@ def test_runs_are_found_by_what_they_say_and_not_by_path(tmp_path: Path) -> None
     for name in ("outside", "../outside", str(root / "a"), "a", "link", "\x00", "id-a/../id-b"):
         with pytest.raises(UnknownRunError, match="not under"):
             runs.find(RunName(name, ""))
-    # a copy that says to be the same run: neither is believed
+    # two folders with the same run id: neither is used
     create_run(root / "c", RunInfo(run_id="id-a", name="llama", start_unix_ns=1))
     with pytest.raises(UnknownRunError, match="2 folders"):
         runs.find(RunName("id-a", ""))
@@ -211,13 +211,13 @@ def test_a_run_is_found_by_its_name_only_if_it_is_the_only_live_one(tmp_path: Pa
     create_run(tmp_path / "begins", RunInfo(run_id="begins", name="test", start_unix_ns=1))
     for rank in (0, 1):
         end(old, rank)
-    end(one, 0)  # of which rank 1 goes on
+    end(one, 0)  # rank 1 still runs
     with pytest.raises(UnknownRunError, match="no run_id, and live runs of this name are 2"):
         runs.find(RunName("", "test"))
     end(two, 0)
     end(two, 1)
     assert runs.find(RunName("", "test")).run_id == "one"
-    # nobody is left to say that it has ended
+    # a run that was quiet for too long does not count as live
     monkeypatch.setattr(known_runs_module, "QUIET_S", 0.0)
     with pytest.raises(UnknownRunError, match="are 0"):
         runs.find(RunName("", "test"))
@@ -236,6 +236,6 @@ def test_a_folder_of_runs_that_is_away_is_no_reason_to_know_nothing_and_none_to_
         runs.find(RunName("two", "test"))
     with pytest.raises(UnknownRunError, match=f"are 1; {gone}"):
         runs.find(RunName("", "test"))
-    # when it is back, nobody has to start anything
+    # when the folder is back, its runs are found without a restart
     two_ranks(away / "two", run_id="two")
     assert runs.find(RunName("two", "test")).run_id == "two"

@@ -1,4 +1,4 @@
-"""The inbox: what it keeps, for whom, and what it forgets."""
+"""The inbox: which deliveries and ids it keeps, and which it prunes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_inbox_forgets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert [one.number for one in inbox.kept()[1]] == [8, 9, 10, 11, 12]
         assert [inbox.accept(b"x", key=str(number), now_unix_ns=1) for number in (4, 5)] == [True, False]
         inbox.prune(now_unix_ns=2 * 86400 * S)
-        assert inbox.accept(b"x", key="6", now_unix_ns=1)  # known for a day only
+        assert inbox.accept(b"x", key="6", now_unix_ns=1)  # ids are kept for a day only
         assert [one.number for one in inbox.waiting(9)] == [12, 13, 14]
 
 
@@ -55,5 +55,5 @@ def test_kept_bodies_are_bounded_in_bytes(folder: Path, monkeypatch: pytest.Monk
         with store.transaction() as db:
             db.execute("UPDATE deliveries SET done_unix_ns = 0 WHERE number <> 2")
         inbox.prune(now_unix_ns=1)
-        # the last two, and one that is not processed yet
+        # the last two, and one delivery that is not processed yet
         assert store.query("SELECT number FROM deliveries WHERE body IS NOT NULL ORDER BY number") == [(2,), (4,), (5,)]

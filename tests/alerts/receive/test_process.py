@@ -1,4 +1,4 @@
-"""A receiver as a real process: killed while senders send, with a full disk, and fed with what nobody should send."""
+"""A receiver as a real process: killed while senders send, with a full disk, and with hostile input."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
         assert receiver.post(alert).status_code == 200
     bomb = [{"status": "firing", "labels": {"n": str(number)}} for number in range(10_000)]
     assert receiver.post(*bomb).status_code == 200
-    # then it goes on, and tells all of them but those beyond 2,000 of one delivery, of which it says how many
+    # then it still serves, forwards at most 2,000 alerts of one delivery, and counts those beyond
     assert receiver.post(straggler("r1")).status_code == 200
     until(lambda: any(alert["labels"].get("run_id") == "r1" for alert in target.alerts))
     assert receiver.count("truncated_alerts_total") == 8_000
@@ -93,7 +93,7 @@ def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
 
 
 def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target: Target) -> None:
-    # given a process whose files cannot grow beyond a little
+    # given a process whose files cannot grow beyond 600 kB
     receiver = ReceiverProcess(tmp_path, CONFIG.format(url=target.url))
     receiver.limit_files(600_000)
     receiver.start()
@@ -116,7 +116,7 @@ def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target
         receiver.kill()
     errors = receiver.errors.read_text()
     assert all(fact in errors for fact in ("alerts.sqlite: cannot be used", "503", "not_stored"))
-    # when there is room again, everything that was accepted is told
+    # when there is room again, everything that was accepted is forwarded
     receiver.limit_files(None)
     receiver.start()
     try:
@@ -163,11 +163,11 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
         until(lambda: target.alerts)
         (told,) = target.alerts
         assert f"{tmp_path.name}/away" in told["annotations"]["no_verdict"]
-        # then what was not there is used when it is
+        # then a missing file is used once it exists
         (tmp_path / "away").mkdir()
         (tmp_path / "away" / "url").write_text(target.url)
         until(lambda: len(target.alerts) == 2)
-    # and all of it was said at the start
+    # and all problems of the configuration were reported at the start
     doubts = [
         ("alerts.toml", "action[0].alert", "TrainingStragler", "TrainingStraggler?"),
         (f"{tmp_path}/short", "24 characters"),
@@ -176,7 +176,7 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
     ]
     for line, facts in zip(receiver.errors.read_text().splitlines(), doubts, strict=False):
         assert all(fact in line for fact in facts), line
-    # what waiting would not mend is an error
+    # a mistake that waiting cannot fix is an error
     receiver.arguments += ["--runs", str(tmp_path / "alerts.toml" / "runs")]
     done = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
@@ -210,7 +210,7 @@ rankscope.cli.main.main()
 
 @pytest.mark.parametrize(("config", "thread"), [(CONFIG, "rankscope-send-chat"), ("", "worker")])
 def test_types_are_looked_through_before_threads_decode_them(tmp_path: Path, config: str, thread: str) -> None:
-    # as msgspec does it at the first use, and two threads that are the first at once have ended the process
+    # msgspec inspects types at their first use; two threads doing so at once crashed the process
     receiver = ReceiverProcess(tmp_path, config.format(url="http://127.0.0.1:1/"))
     receiver.launch = ["-c", LOOKED_THROUGH]
     done = subprocess.run(receiver.command, capture_output=True, text=True, check=False, env={**os.environ, "NAME": thread})
@@ -310,7 +310,7 @@ def test_tls(tmp_path: Path) -> None:
     try:
         until(healthy)
         assert "certificate" not in receiver.errors.read_text()
-        # a renewed one serves the next handshake, and one that cannot be used does not
+        # a renewed certificate serves the next handshake, an unusable one does not
         good = certificate.read_bytes()
         certificate.write_text("nothing")
         assert healthy()
@@ -324,7 +324,7 @@ def test_tls(tmp_path: Path) -> None:
     finally:
         receiver.kill()
     assert "expired" not in receiver.errors.read_text()
-    # one that has expired is told of, and served: somebody may not verify it
+    # an expired certificate is reported and still served: some clients do not verify it
     request = tmp_path / "request"
     subprocess.run(
         ["openssl", "req", "-new", "-key", str(key), "-subj", "/CN=localhost", "-out", str(request)],
@@ -341,7 +341,7 @@ def test_tls(tmp_path: Path) -> None:
         until(lambda: f"{certificate}: this certificate is expired" in receiver.errors.read_text())
     finally:
         receiver.kill()
-    # one that is none is one line
+    # an invalid certificate at the start is a one-line error
     certificate.write_text("nothing")
     done = subprocess.run(receiver.command, capture_output=True, text=True, check=False)
     assert done.returncode == 3

@@ -1,4 +1,4 @@
-"""The receiver, as a real process where that matters, as an application where many cases must be tried."""
+"""The receiver: as a real process where that matters, as an ASGI application for the many cases."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_deliveries_are_appended_one_per_line(
     client.post(PAYLOAD)
     lines = [msgspec.json.decode(line) for line in out.read_bytes().splitlines()]
     assert lines == [{"received_unix_ns": 7, "payload": PAYLOAD}] * 2
-    # and only those that were accepted, once
+    # and only accepted deliveries are written, once each
     body, key = msgspec.json.encode(PAYLOAD), {"webhook-id": "one"}
     assert [client.request("POST", "/webhook", body, key).status_code for _ in range(3)] == [200] * 3
     monkeypatch.setattr(inbox_module, "MAX_WAITING", 3)
@@ -198,7 +198,7 @@ def test_deliveries_are_appended_one_per_line(
 
 
 def test_what_cannot_be_stored_is_asked_for_again(tmp_path: Path, shown: list[str], inbox: Inbox) -> None:
-    # given a folder: nobody can append to it
+    # given a folder in place of the file: appending fails
     client = Client(ReceiverApp(inbox, show=shown.append, report=shown.append, out=tmp_path))
     answer = client.post(PAYLOAD)
     assert answer.status_code == 503
@@ -216,13 +216,13 @@ def test_lines_that_nobody_takes_hold_up_nobody(monkeypatch: pytest.MonkeyPatch)
         free.wait()
         written.append(line)
 
-    # given somebody who looks on, and stops reading
+    # given a reader of the output that stops reading
     lines = shown_module.LineQueue(write)
     for number in range(100):
         lines(str(number))
     lines.close()
     assert written == []
-    # when he goes on, he learns how many he missed
+    # when the reader resumes, it gets the number of lines it missed
     free.set()
     monkeypatch.setattr(shown_module, "CLOSE_S", 60.0)
     lines.close()
@@ -241,7 +241,7 @@ UNREAD = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); from ranksco
 
 @pytest.fixture
 def serving(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
-    """The real process, its address and file; a parameter is Python to run instead of the command, in the same process."""
+    """The real process, its address and its file; a fixture parameter is Python code to run instead of the command."""
     out = tmp_path / "deliveries.jsonl"
     launch = ["-c", request.param] if hasattr(request, "param") else ["-m", "rankscope"]
     process = subprocess.Popen(
@@ -267,7 +267,7 @@ def test_the_real_process_receives_and_ends_cleanly(
 ) -> None:
     process, url, out = serving
     assert httpx.post(f"{url}/webhook", json=PAYLOAD).status_code == 200
-    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))):  # a silent connection must not hold up the end
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))):  # a silent connection must not delay the shutdown
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""Deliveries that are refused, and the largest ones, which must not be."""
+"""Deliveries that are refused, and the largest valid ones, which are accepted."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def client(reports: list[str], inbox: Inbox) -> Client:
 
 async def until(question: Callable[[], bool]) -> None:
     """Wait until the answer is true."""
-    while not question():  # noqa: ASYNC110 - the answer is no event
+    while not question():  # noqa: ASYNC110 - no event to wait for
         await asyncio.sleep(0.01)
 
 
 def largest_alert() -> dict[str, Any]:
-    """The largest of our rules' alerts as Alertmanager sends it, with labels as long as clusters have them."""
+    """Return the largest alert of our rules as Alertmanager sends it, with labels as long as real clusters have."""
     names = ("run", "host", "pod", "namespace", "container", "cluster", "reason", "device", "name")
     labels = {name: name[0] * 63 for name in names} | {
         "run_id": "r" * 128,
@@ -77,7 +77,7 @@ def test_the_largest_incident_is_accepted(client: Client) -> None:
     alerts = [alert | {"labels": alert["labels"] | {"rank": str(rank)}} for rank in range(MAX_ALERTS)]
     body = msgspec.json.encode({**PAYLOAD, "commonAnnotations": alert["annotations"], "alerts": alerts})
     assert len(body) > 5 * 2**20
-    # with a quarter to spare
+    # with a quarter of the limit to spare
     assert len(body) < 0.75 * MAX_BODY_BYTES
     assert client.post(body).status_code == 200
 
@@ -209,14 +209,14 @@ def test_a_disk_that_has_room_again_is_noticed_without_a_delivery(
             async def status(path: str) -> int:
                 return (await client.get(path)).status_code
 
-            # given nowhere to write deliveries to, and then no room in the inbox either
+            # given no folder for the deliveries file, and then no room in the inbox either
             assert (await client.post("/webhook", json=PAYLOAD)).status_code == 503
             with disk_with_room_for(500_000):
                 out.parent.mkdir()
                 await asyncio.sleep(0.2)
                 assert await status("/-/ready") == 503
                 assert "writable 0\n" in (await client.get("/metrics")).text
-            # when there is
+            # when there is room again
             await until(lambda: app._writable)
             assert await status("/-/ready") == 200
             assert "writable 1\n" in (await client.get("/metrics")).text

@@ -1,4 +1,4 @@
-"""Who may send: tokens, passwords, signatures, their rotation, and those who guess."""
+"""Authentication of senders: tokens, passwords, signatures, their rotation, and limits against guessing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OLD, NEW = (f"whsec_{base64.b64encode(bytes([number]) * 32).decode()}" for numbe
 
 
 class Asked:
-    """A receiver that asks who sends, as a file would have it."""
+    """A receiver that authenticates senders by the given ``receive`` section."""
 
     def __init__(self, folder: Path, inbox: Inbox, **receive: Any) -> None:
         self.said: list[str] = []
@@ -51,7 +51,7 @@ def basic(text: str) -> dict[str, str]:
 
 
 def signed(secret: str, body: bytes = BODY, *, age_s: float = 0, id_: str = "msg_1") -> dict[str, str]:
-    """By the reference implementation."""
+    """Return the headers of a delivery signed with the reference implementation of Standard Webhooks."""
     at = datetime.now(tz=UTC) - timedelta(seconds=age_s)
     signature = Webhook(secret).sign(msg_id=id_, timestamp=at, data=body.decode())
     return {"webhook-id": id_, "webhook-timestamp": str(int(at.timestamp())), "webhook-signature": signature}
@@ -79,10 +79,10 @@ def test_a_token_lets_in_and_nothing_else_does(tmp_path: Path, inbox: Inbox) -> 
     assert [asked.post(headers) for headers in wrong] == [401] * len(wrong)
     assert asked.list({}) == 401
     assert asked.list(bearer("right")) == 200
-    # what says only how it is, is open
+    # health and metrics need no authentication
     for path in ("/-/healthy", "/-/ready", "/metrics"):
         assert asked.client.request("GET", path).status_code == 200
-    # and the first of them is told, no secret with it
+    # and only the first failure is reported, without the secret
     assert len(asked.said) == 1
     assert "wrong" not in asked.said[0]
     assert inbox.kept()[0] == 1
@@ -106,13 +106,13 @@ def test_signatures_of_standard_webhooks(tmp_path: Path, inbox: Inbox) -> None:
     assert asked.post(signed(OLD)) == 200
     assert asked.post(signed(NEW, id_="msg_2")) == 200
     assert asked.post(signed(NEW, BODY + b" ")) == 401  # another body
-    assert asked.post(signed(NEW, age_s=400)) == 401  # sent again by somebody who has seen it
+    assert asked.post(signed(NEW, age_s=400)) == 401  # a replay attack
     assert asked.post(signed(NEW) | {"webhook-id": "msg_3"}) == 401
     assert asked.post({}) == 401
-    # the same again is one delivery
+    # a repeated delivery counts once
     assert asked.post(signed(OLD)) == 200
     assert inbox.kept()[0] == 2
-    # and while one is being replaced the other is good
+    # and while one secret is being replaced the other one is valid
     (tmp_path / "new").write_text("whsec_")
     assert [asked.post(signed(secret)) for secret in (OLD, NEW)] == [200, 401]
 
@@ -123,7 +123,7 @@ def test_signatures_of_grafana(tmp_path: Path, inbox: Inbox) -> None:
     assert asked.post(grafana(b"g")) == 200
     assert asked.post(grafana(b"h")) == 401
     assert asked.post(grafana(b"g", b"{}")) == 401
-    # with a time, an old one is not good any more
+    # with a timestamp, an old signature is refused
     timed = Asked(tmp_path, inbox, grafana_secrets=[{"file": "secret"}], grafana_timestamp_header="X-Grafana-Time")
     now = int(time.time())
     given = [grafana(b"g", at=str(now)), grafana(b"g", at=str(now - 400)), grafana(b"g", at="soon"), grafana(b"g")]
@@ -136,7 +136,7 @@ def test_a_secret_is_changed_without_a_restart(tmp_path: Path, inbox: Inbox) -> 
     asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
     token.write_text("second")
     assert [asked.post(bearer(one)) for one in ("first", "second")] == [401, 200]
-    # while it is away, the last one stays
+    # while the file is missing, the last token stays valid
     token.unlink()
     assert asked.post(bearer("second")) == 200
     assert "stays in use" in asked.said[-1]
@@ -176,12 +176,12 @@ def test_who_guesses_is_not_heard_for_a_while_and_told_to_come_again(
     monkeypatch.setattr(asked.client.app, "_failures", failures)
     given = [asked.post(bearer("wrong")) for _ in range(25)]
     assert given == [401] * 20 + [503] * 5
-    # a right one gets 503 as well, never what would lose it
+    # a correct token gets 503 as well, so that the sender retries
     assert asked.post(bearer("right")) == 503
     now[0] += 61.0
     assert asked.post(bearer("right")) == 200
     assert len(asked.said) == 2
-    # but who says what nobody can guess is heard, as from behind the same proxy
+    # but a sender with an unguessable secret is accepted, even from the same proxy's address
     for _ in range(20):
         asked.post(bearer("wrong"))
     (tmp_path / "long").write_text("r" * 24)
@@ -208,7 +208,7 @@ def test_who_guesses_is_not_heard_for_a_while_and_told_to_come_again(
         {},
     )
     assert [proxied.post(headers) for headers in guessed] == [503] * 6
-    # however many addresses guess, few are remembered
+    # the number of addresses that are remembered is bounded
     for number in range(3000):
         failures.failed(str(number))
     assert len(failures._counted) == authentication.MAX_ADDRESSES

@@ -1,4 +1,4 @@
-"""Alerts that wait for the verdict about their run, and verdicts that are late."""
+"""Alerts that wait for the verdict of their run, and verdicts that come late."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def heard() -> Heard:
 
 def test_an_alert_waits_for_a_verdict_and_not_for_long(heard: Heard) -> None:
     heard.worker._analyst = SimpleNamespace(facts=lambda _: None)  # type: ignore[assignment]
-    # given more alerts than are looked at in one round, about runs that nobody has analysed yet, and one about none
+    # given more alerts than one round handles, of runs without an analysis yet, and one alert without a run
     for number in range(70):
         assert heard.hear(heard.alert(run_id=str(number))) == []
-    # then that one is told at once
+    # then the alert without a run is sent at once
     assert len(heard.hear(heard.alert(run_id="", run="", alertname="GpuDown"))) == 1
-    assert heard.hear(heard.alert("resolved", run_id="0"), after_s=10) == []  # it does not overtake its beginning
+    assert heard.hear(heard.alert("resolved", run_id="0"), after_s=10) == []  # the end does not overtake the firing
     # when the time for a verdict is over
     heard.now_s += 10.0
     while heard.worker.run_due():
         pass
     heard.sender.run_due()
-    # then all of them go out without
+    # then all of them are sent without a verdict
     told = [alert for body in heard.delivered for alert in msgspec.json.decode(body)["alerts"]]
     without = [alert for alert in told if alert["annotations"].get("no_verdict", "").endswith("within 20 s")]
-    # the first ended before anybody heard of it
+    # the first alert ended before it was sent
     assert {alert["labels"]["run_id"] for alert in without} == {str(number) for number in range(1, 70)}
 
 
@@ -51,7 +51,7 @@ VERDICT = Facts(run_id="r1", verdict=Verdict(kind="straggler", rank=1, cause="in
 
 @pytest.fixture
 def late(heard: Heard) -> dict[str, Facts | None]:
-    """What is known of runs by id, which the test changes; nothing at first."""
+    """Facts by run id that the worker finds; empty at first, changed by the test."""
     known: dict[str, Facts | None] = {}
     analyst: Any = SimpleNamespace(facts=lambda named: known.get(named.run_id))
     heard.worker._analyst = analyst
@@ -115,10 +115,10 @@ def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., A
     straggler = words_about(facts, alertname="TrainingStraggler", rank="2")
     assert (straggler["explained_by"], straggler["next"]) == ("cpu_contention", "look at the data loader")
     assert (straggler["verdict_rank"], straggler["gpu_uuid"]) == ("2", "GPU-2")
-    # of another rank that is one, what was found of that
+    # an alert of another straggler gets the finding of that rank
     other = words_about(facts, alertname="TrainingStraggler", rank="3")
     assert (other["cause"], other["verdict_rank"], "next" in other) == ("input", "3", False)
-    # of a rank that is gone, or a run that stands still or is slower than it was, it is one line
+    # alerts of a lost or silent rank, a hang or a slowdown get one line
     for name, rank in (
         ("TrainingRankLost", "2"),
         ("RankSilent", "2"),

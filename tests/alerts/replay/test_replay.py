@@ -1,4 +1,4 @@
-"""Would it have fired: the watcher over a recorded run."""
+"""Replay: which alerts the watcher would have fired over a recorded run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 def replayed(run: Path, options: Options = DEFAULTS) -> Replayed:
-    """The rule about stragglers, over a run."""
+    """Return the result of the straggler rule replayed over a run."""
     [rule] = replay_run(run, ["TrainingStraggler"], options=options).rules
     return rule
 
@@ -56,7 +56,7 @@ def test_a_straggler_would_have_fired_after_three_evaluations_and_ended_with_the
     # When it is replayed
     rule = replayed(run.path)
 
-    # Then the alert was pending as soon as there was enough to judge by, fired two evaluations later, and ended with the run
+    # Then the alert was pending once there were enough steps, fired two evaluations later, and ended with the run
     [spell] = rule.spells
     assert spell.labels == {
         "alertname": "TrainingStraggler", "severity": "warning", "run_id": "llama-1", "run": "llama", "rank": "2", "host": "node1"
@@ -65,7 +65,7 @@ def test_a_straggler_would_have_fired_after_three_evaluations_and_ended_with_the
     assert spell.fired_unix_ns == spell.pending_unix_ns + 10 * SECOND
     assert spell.ended_unix_ns == START_NS + 60 * SECOND
 
-    # And it says what the watcher would have said, of the run itself, with the numbers
+    # And its annotations are the watcher's, with the path of the run and the numbers
     assert spell.annotations["summary"].startswith("Rank 2 on host node1")
     assert str(run.path) in spell.annotations["next"]
     assert {value.name for value in spell.values} >= {"slowdown", "confidence", "imposed_wait"}
@@ -97,7 +97,7 @@ def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
 
 
 def test_the_patience_and_the_budgets_of_the_watcher_decide_what_is_found(make_run: Callable[..., Any]) -> None:
-    # Given a run that stood still after a minute, in which a twentieth of the step went into waiting for data
+    # Given a run that stalled after a minute, with a twentieth of each step spent waiting for data
     run = make_run(slow=None)
     run.grow(600)
 
@@ -124,7 +124,7 @@ def test_a_run_that_was_well_would_not_have_woken_anybody(make_run: Callable[...
 
 
 def test_an_alert_ends_when_the_rank_recovers_and_fires_again(make_run: Callable[..., Any]) -> None:
-    # Given a rank that is slow for a minute, well for two, and slow again
+    # Given a rank that is slow for one minute, normal for two, and slow again
     run = make_run(slow=2)
     run.grow(540)
     run.slow = None
@@ -133,7 +133,7 @@ def test_an_alert_ends_when_the_rank_recovers_and_fires_again(make_run: Callable
     run.grow(600)
     run.end(end_unix_ns=START_NS + 240 * SECOND)
 
-    # When it is replayed with an eye for the last few steps: the watcher judges by the last 500
+    # When it is replayed; the watcher judges only the last 500 steps
     spells = replayed(run.path).spells
 
     # Then there are two alerts, one after the other
@@ -154,20 +154,20 @@ def test_a_run_that_never_said_goodbye_has_its_alerts_ended_an_hour_later(make_r
 
 
 def test_a_run_that_stood_still_would_have_been_told_after_two_minutes(make_run: Callable[..., Any]) -> None:
-    # Given a run that made steps for a minute, and never said how it ended
+    # Given a run that made steps for a minute, and whose end was not recorded
     run = make_run(slow=None)
     run.grow(540)
 
     [rule] = replay_run(run.path, ["TrainingHang"]).rules
 
-    # Then it would have been told as soon as patience was at its end, for three evaluations
+    # Then it would have fired after the patience of two minutes and three evaluations
     [spell] = rule.spells
     assert spell.fired_unix_ns is not None
     assert 120 * SECOND <= spell.fired_unix_ns - (START_NS + 60 * SECOND) <= 140 * SECOND
 
 
 def test_damage_costs_only_what_is_damaged(make_run: Callable[..., Any]) -> None:
-    # Given records that are torn, and one that says it is of the year 2200
+    # Given torn records, and one record with a time in the year 2200
     run = make_run(slow=2)
     run.grow(540)
     run.end(end_unix_ns=START_NS + 60 * SECOND)

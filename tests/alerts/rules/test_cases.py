@@ -1,4 +1,4 @@
-"""What each alert does, tried by promtool: the cases are in ``rules/*.tests.yaml``, named ``ALERT: kind, kind; what about``."""
+"""Unit tests of each alert, run by promtool: cases in ``rules/*.tests.yaml``, named ``ALERT: kind, kind; subject``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cases_in(file: Path) -> list[dict[str, Any]]:
 
 
 def by_alert() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Alert to kind to the tests that show it."""
+    """Return the tests by alert and by kind."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for test in (test for file in CASES for test in cases_in(file)):
         alert, colon, what = test["name"].partition(": ")
@@ -41,17 +41,17 @@ def by_alert() -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 def outcomes(test: dict[str, Any], alert: str) -> list[bool]:
-    """Whether it fires, in the order of time."""
+    """Return for each evaluation of a test, in order of time, whether the alert fires."""
     return [bool(case["exp_alerts"]) for case in test.get("alert_rule_test", ()) if case["alertname"] == alert]
 
 
 def recorded_names(text: str) -> set[str]:
-    """Names of recorded series in an expression, a rule or a test: those with a colon."""
+    """Return the names of recorded series in an expression, a rule or a test: those with a colon."""
     return set(re.findall(r"[a-zA-Z_]\w*:[\w:]+", text))
 
 
 def rules_needed(test: dict[str, Any], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups, reduced to the alerts of one case and the recorded series that they rest on."""
+    """Return the groups with only the alerts of one case and the recording rules that they depend on."""
     expressions = yaml.safe_dump(test.get("promql_expr_test", []))
     names = {case["alertname"] for case in test.get("alert_rule_test", ())} | set(re.findall(r'alertname="(\w+)"', expressions))
     names |= recorded_names(expressions)
@@ -69,7 +69,7 @@ def rules_needed(test: dict[str, Any], groups: list[dict[str, Any]]) -> list[dic
 @pytest.mark.slow
 @pytest.mark.parametrize("file", CASES, ids=lambda file: file.name.removesuffix(".tests.yaml"))
 def test_alerts_do_as_the_cases_say(file: Path, tmp_path: Path, require_program: Callable[[str], str]) -> None:
-    # Each case is a file with the rules that it needs: promtool evaluates every rule that a file names, for each of its cases.
+    # One file per case, with only the rules that it needs: promtool evaluates every rule of a file for each of its cases.
     document = yaml.safe_load(file.read_text())
     loaded = [group for group in groups() if f"{group['name']}.yaml" in document["rule_files"]]
     names = []
@@ -85,7 +85,7 @@ def test_alerts_do_as_the_cases_say(file: Path, tmp_path: Path, require_program:
         text=True,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "GOGC": "400", "GOMAXPROCS": "1"},  # collects less garbage, on one core
+        env={**os.environ, "GOGC": "400", "GOMAXPROCS": "1"},  # less garbage collection, one core
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -103,7 +103,7 @@ def test_cases_show_what_their_names_say() -> None:
             assert any("stale" in series["values"] for series in test["input_series"]), alert
             gone = any("ALERTS" in case["expr"] and not case["exp_samples"] for case in test.get("promql_expr_test", ()))
             assert gone or not outcomes(test, alert)[-1], alert
-        # What flaps is either never told of, or told of once and without a break; or the case says how often.
+        # A flapping condition fires never, or once without a break; otherwise the case states how often.
         assert all(
             "ALERTS" in str(test.get("promql_expr_test")) or len(outcomes(test, alert)) > 2 for test in kinds["flapping"]
         ), alert

@@ -1,4 +1,4 @@
-"""What an Xid or an alert means: facts with their source, and apart from them what is done."""
+"""``alerts explain`` of an Xid or an alert: facts with their source, and separate from them the actions."""
 
 from __future__ import annotations
 

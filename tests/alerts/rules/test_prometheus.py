@@ -1,4 +1,4 @@
-"""Ranks write to the spool, a real exporter shows them, a real Prometheus evaluates the shipped rules over that."""
+"""Ranks write to the spool, a real exporter serves their metrics, a real Prometheus evaluates the shipped rules."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SLOW, SILENT = 2, 3
 
 
 class Ranks:
-    """Four ranks that take ten steps per second; each needs 40 ms of its own, the slow one 90 ms.
+    """Four ranks that take ten steps per second, with an own time of 40 ms each, 90 ms for the slow rank.
 
-    When told, one falls silent, or all hang.
+    On an event of the test, one rank falls silent, or all ranks hang.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,7 +82,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 def prometheus(
     tmp_path: Path, ranks: Ranks, free_port: Callable[[], int], require_program: Callable[[str], str]
 ) -> Iterator[Callable[[str], Any]]:
-    """``prometheus("alerts")`` asks the API of a Prometheus that evaluates the shipped rules with shorter times."""
+    """Function that queries the API of a Prometheus with the shipped rules and shorter times: ``prometheus("alerts")``."""
     program = require_program("prometheus")
     quick = (
         rules_text().replace("[5m]", "[8s]").replace("for: 5m", "for: 2s").replace("for: 1m", "for: 1s").replace("> 600", "> 3")
@@ -132,13 +132,13 @@ def test_prometheus_records_the_slow_rank_reports_the_silent_one_and_nothing_els
         alerts = [alert for alert in (prometheus("alerts") or {"alerts": []})["alerts"] if alert["state"] == "firing"]
         return alerts if name in {alert["labels"]["alertname"] for alert in alerts} else []
 
-    # When Prometheus has watched four ranks for a while, then it has recorded which is slow; the alert is for the watcher to send
+    # When Prometheus has scraped four ranks for a while, then it has recorded the slow one; only the watcher alerts about it
     excess = "query?query=run_id_rank:rank_own_excess:ratio_rate5m > 0.3"
     [slow] = eventually(lambda: (prometheus(excess) or {"result": []})["result"])
     assert slow["metric"]["rank"] == str(SLOW)
     assert {alert["labels"]["alertname"] for alert in prometheus("alerts")["alerts"] if alert["state"] == "firing"} == set()
 
-    # When another rank no longer writes, then it is reported as silent, with its host
+    # When another rank stops writing, then it is reported as silent, with its host
     ranks.silent.set()
     alerts = eventually(lambda: firing("RankSilent"))
     assert {"alertname": "RankSilent", "severity": "critical", "run_id": "r1", "rank": "3", "run": "llama", "host": "n1"} in [
@@ -146,14 +146,14 @@ def test_prometheus_records_the_slow_rank_reports_the_silent_one_and_nothing_els
     ]
     assert {alert["labels"]["rank"] for alert in alerts} == {"3"}
 
-    # When the others hang, their processes still there, then the run is reported, once
+    # When the other ranks hang while their processes live, then the run is reported once
     ranks.hung.set()
     alerts = eventually(lambda: firing("TrainingStalled"))
     assert [alert["labels"] for alert in alerts if alert["labels"]["alertname"] == "TrainingStalled"] == [
         {"alertname": "TrainingStalled", "severity": "critical", "run_id": "r1", "run": "llama"}
     ]
 
-    # Nobody is told of the node, whose GPUs are well: each is in one state, and what it is, is known
+    # The healthy node has no alert, and each of its GPUs has exactly one known state
     told = [alert["labels"]["alertname"] for alert in prometheus("alerts")["alerts"]]
     assert {name for name in told if not name.startswith(("Training", "Rank"))} == set()
     states = eventually(lambda: prometheus("query?query=uuid_state:gpu_state:active")["result"])
@@ -161,5 +161,5 @@ def test_prometheus_records_the_slow_rank_reports_the_silent_one_and_nothing_els
     assert {state["metric"]["state"] for state in states} <= {"computing", "idle", "allocated_idle"}
     assert {state["metric"]["simulated"] for state in states} == {"true"}
 
-    # And every rule could be evaluated
+    # And every rule was evaluated without an error
     assert {rule["health"] for group in prometheus("rules")["groups"] for rule in group["rules"]} == {"ok"}

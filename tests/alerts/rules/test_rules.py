@@ -1,4 +1,4 @@
-"""The rule file: it is sound, it uses only metrics that exist, and it does what the runbooks say."""
+"""The rule file is valid, uses only metrics that exist, and agrees with the runbooks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def metrics_in(query: str) -> set[str]:
-    """Names of the series a query selects: what is left without strings, matchers, label lists, ranges and functions."""
+    """Return the names of the series of a query: without strings, matchers, label lists, ranges and functions."""
     query = re.sub(r'\\?"[^"]*"', "", query)
     query = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", query)
     query = re.sub(r"\b(by|on|group_left|group_right|without|ignoring)\s*\([^)]*\)", "", query)
@@ -48,7 +48,7 @@ def metrics_in(query: str) -> set[str]:
 
 
 def queries() -> list[str]:
-    """Every expression, and every query in an annotation."""
+    """Return every expression of a rule, and every query in an annotation."""
     found = [rule["expr"] for rule in all_rules()]
     for rule in alerts():
         for text in rule["annotations"].values():
@@ -57,7 +57,7 @@ def queries() -> list[str]:
 
 
 def other_thresholds(path: Path, number: str) -> Tables:
-    """Every setting is another: all numbers ``number``, durations of several units, a price."""
+    """Return tables in which every setting differs from its default: numbers, durations of several units, and a price."""
     lines = ["[price]", "per_gpu_hour = 2.5"]
     for table, settings in DEFAULTS.items():
         lines += [f"[{table}]"] if table != "price" else []
@@ -153,7 +153,7 @@ def test_every_alert_about_hardware_prints_the_drain_commands_and_says_when_it_i
     for rule in of_gpus + of_links:
         node = '{{ or $labels.host (reReplaceAll ":[0-9]+$" "" $labels.instance) }}'
         text = rule["annotations"]["description"]
-        # First nothing new, then jobs end, then what ends those that are left
+        # First no new jobs are scheduled, then jobs end, then the remaining ones are evicted
         commands = (
             f"Slurm: scontrol update NodeName={node} State=DRAIN Reason=",
             f"Kubernetes: kubectl cordon {node}",
@@ -179,7 +179,7 @@ def test_every_alert_about_hardware_prints_the_drain_commands_and_says_when_it_i
 
 
 def test_a_ratio_is_divided_by_something_that_is_not_zero() -> None:
-    """What is divided by is a number, or what ``> 0`` left of it."""
+    """Check that each divisor is a number, or an expression filtered by ``> 0``."""
     for rule in all_rules():
         for divisor in re.sub(r'"[^"]*"', "", rule["expr"]).split("/")[1:]:
             assert re.match(r"\s*(on \(\w+\)\s*)?(group_left \(\)\s*)?(\d|\(.*?> 0\s*\))", divisor, re.DOTALL), rule
@@ -195,7 +195,7 @@ def test_every_runbook_says_what_to_do_and_those_about_nodes_print_the_drain_com
         assert page.startswith(f"# {name}\n\n**Severity:** {severities[name]} ")
         for heading in ("## What it means", "## How to confirm", "## What to do", "## When it is quiet"):
             assert heading in page, (name, heading)
-        # No placeholder is left, and what jobs have not saved is not drained away
+        # No placeholder is left, and a node is cordoned before it is drained
         assert "${" not in page, name
         assert (
             page.count("kubectl drain HOST") == page.count("kubectl cordon HOST") == page.count(f'State=DRAIN Reason="{name}"')
@@ -205,7 +205,7 @@ def test_every_runbook_says_what_to_do_and_those_about_nodes_print_the_drain_com
         assert bool(re.search(r"(?: |`)RUN[ `/][^i]", page)) == ("RUN is the folder of the run" in page), name
 
 
-# The start of a condition, in the alert's text and in its runbook.
+# First words of the condition under which to drain, in the alert's text and in its runbook.
 CONDITIONS = {
     "GpuRowRemapPending": ("Not urgent", "Not urgent"),
     "GpuRetiredPagesPending": ("Not urgent", "Not urgent"),
@@ -239,7 +239,7 @@ def test_a_runbook_says_to_do_what_its_alert_says() -> None:
             in_text, in_page = CONDITIONS.get(name, ("Take the node out of service (", "1. Take "))
             assert in_text in text, name
             assert in_page in page, name
-        # A page has no run's name in a command, and an alert has the id of the run and no folder
+        # A runbook has no run's name in a command; an alert has the id of the run, but no folder
         assert "analyze RUN" not in text, name
         assert "RUN_ID" not in text, name
 
@@ -333,19 +333,19 @@ def test_links_to_a_run_quote_its_name_as_the_dashboard_does() -> None:
 
 
 def test_what_somebody_changed_is_not_replaced_unasked(tmp_path: Path) -> None:
-    # Given an export that is made again with other settings, and then once more as the first
+    # Given an export that is repeated with other settings, and then again with the first ones
     for url in ("https://a.example", "https://b.example", "https://a.example"):
         export(tmp_path, dashboard_url=url)
-    # When somebody writes down what they know
+    # When the user adds a line to a runbook
     page, rules = tmp_path / "runbooks" / "GpuDown.md", tmp_path / "rankscope.rules.yaml"
     page.write_text(f"{page.read_text()}\nCall the data centre first.\n")
     before = rules.read_text()
-    # Then nothing of the next is written, and it says why
+    # Then the next export writes nothing and reports why
     with pytest.raises(InputError, match=r"GpuDown.md: .*--force"):
         export(tmp_path, dashboard_url="https://c.example")
     assert "Call the data centre" in page.read_text()
     assert rules.read_text() == before
-    # Unless it is to be, or nothing tells any more who wrote what
+    # With --force it is replaced; without a valid record of written files the export refuses again
     export(tmp_path, dashboard_url="https://c.example", force=True)
     assert page.read_text() == runbooks()["GpuDown"]
     (tmp_path / WRITTEN_FILE).write_text("{")

@@ -1,4 +1,4 @@
-"""What rules compare with comes from a file, which is checked before anything is written."""
+"""Thresholds of the rules come from a file, which is checked before anything is written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rankscope.base.errors import InputError
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[[str | bytes], Path]:
-    """``written(toml)`` is a file of it."""
+    """Function that writes ``toml`` to a file: ``written(toml)`` returns its path."""
 
     def write(content: str | bytes) -> Path:
         path = tmp_path / "ours.toml"
@@ -63,7 +63,7 @@ def test_every_alert_has_its_table_and_every_table_its_alert() -> None:
 
 
 def test_every_setting_is_explained_in_the_file() -> None:
-    """With a comment in the lines before it, or, for those of every alert, at the top."""
+    """Check for a comment in the lines before each setting, or at the top for the settings that every alert has."""
     lines = default_text().splitlines()
     own = [
         (number, line)

@@ -1,4 +1,4 @@
-"""A watcher that ended with its run and one that was killed, as a real Prometheus sees them."""
+"""A real Prometheus reports a watcher that was killed, but not one that ended with its run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ports(free_port: Callable[[], int]) -> tuple[int, int, int]:
 
 @pytest.fixture
 def ask(tmp_path: Path, ports: tuple[int, int, int], require_program: Callable[[str], str]) -> Iterator[Callable[[str], Any]]:
-    """``ask("alerts")`` asks the API of a Prometheus that scrapes two watchers and has no patience with them."""
+    """Function that queries the API of a Prometheus, ``ask("alerts")``; it scrapes two watchers, with short alert delays."""
     program = require_program("prometheus")
     shipped = rules_text()
     quick = shipped.replace("last1d > 300", "last1d > 3").replace("for: 5m", "for: 1s")
@@ -80,11 +80,11 @@ def test_a_watcher_whose_run_is_over_is_not_missed_and_one_that_was_killed_is(
     with watching(0) as first, watching(1) as second:
         try:
             eventually(lambda: recorded() == {ended, killed})
-            # When the run of the one ends, and the other is killed
+            # When the first watcher ends with its run, and the second one is killed
             runs[0].end()
             assert first.wait(300) == 0
             second.kill()
-            # Then only the other is missed, although nothing answers at either address
+            # Then only the second one is reported, although neither address answers
             eventually(lambda: silent() == {killed})
             assert recorded() == {killed}
             assert {one["value"][1] for one in ask("query?query=up")["result"]} == {"0"}

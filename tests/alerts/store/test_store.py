@@ -1,4 +1,4 @@
-"""The file of the store: created, locked, checked, repaired, and read beside its owner."""
+"""The store file: creation, locking, checks, repair, and reading by other processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def filled(folder: Path) -> Store:
-    """A store with something of everyone in it."""
+    """Return a store with data of the inbox, the outbox and the ledger."""
     store = Store(folder, report=pytest.fail)
     Inbox(store).accept(b"{}", key="k", now_unix_ns=1)
     Outbox(store).put(about(*(notice(rank, run=str(rank)) for rank in range(20))))
@@ -50,7 +50,7 @@ def test_all_parts_share_one_file_for_its_owner_only(folder: Path) -> None:
 def test_one_holder_at_a_time(folder: Path) -> None:
     with Store(folder) as first, Store(folder) as second:
         assert (first.hold(), first.hold(), second.hold()) == (True, True, False)
-        # the other one may write all the same
+        # the other one may still write
         Outbox(second).put(about(notice(1)))
         first.release()
         assert second.hold()

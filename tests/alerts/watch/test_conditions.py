@@ -1,4 +1,4 @@
-"""Parts of the step over budget, runs that became slower, what it costs, and very many ranks at once."""
+"""Alerts about parts of the step over budget, slower runs, costs, and very many ranks at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOUR_NS = 3_600_000_000_000
 
 
 def with_shares(analysis: Analysis, *, device: str = "cuda", **shares: float) -> Analysis:
-    """An analysis of a run of 100 steps of 0.36 s, whose waterfall has these parts."""
+    """Return an analysis of a run of 100 steps of 0.36 s, whose waterfall has these shares."""
     parts = [WaterfallPart(name=name, us=None, share=shares.get(name)) for name in MEANING]
     ranks = [msgspec.structs.replace(rank, device_kind=device) for rank in analysis.ranks]
     fall = Waterfall(unit="step", step_us=360_000, steps=100, parts=parts)
@@ -86,7 +86,7 @@ def test_the_words_of_the_analysis_are_kept_where_there_are_any(make_analysis: C
     analysis = msgspec.structs.replace(with_shares(make_analysis(), host=0.5), findings=[finding])
     [found] = candidates(analysis)
     assert found.alert.annotations["cause"] == "gc"
-    # what decided comes first
+    # the deciding value comes first
     assert found.alert.annotations["evidence"] == "share host 50%; budget 35% (of the step); share compute 50%"
 
 
@@ -112,7 +112,7 @@ def test_of_several_stragglers_each_has_its_alert_whichever_is_the_worst(make_an
         verdict = msgspec.structs.replace(analysis.verdict, ranks=[1, 2, 3])
         return sorted(one.fingerprint for one in candidates(msgspec.structs.replace(analysis, verdict=verdict)))
 
-    # The host is known of the ranks' own results, and of the worst by the finding.
+    # The host comes from each rank's result, and from the finding for the worst rank.
     assert len(of(1)) == len(of(2)) == 3
 
 
@@ -128,7 +128,7 @@ def test_a_slowness_that_moves_is_one_alert(make_analysis: Callable[..., Analysi
 
 
 def noisy(*levels: tuple[float, int], seed: int = 1) -> list[float]:
-    """Steps in seconds: so many around each level."""
+    """Return noisy step times in seconds: for each level, ``count`` steps around it."""
     rng = np.random.default_rng(seed)
     return [level * float(noise) for level, count in levels for noise in np.exp(rng.normal(0, 0.02, count))]
 
@@ -181,7 +181,7 @@ def test_less_in_each_step_is_a_loss_of_throughput() -> None:
     [found] = regressions(past_of(noisy((0.1, 400)), tokens=tokens)) or []
     assert found.name == "TrainingThroughputLoss"
     assert found.alert.annotations["summary"].startswith("30% fewer tokens a second")
-    # Longer steps are told as such, and not twice
+    # Longer steps are reported as a step regression, not as a throughput loss too
     slower = regressions(past_of(noisy((0.1, 300), (0.13, 100)), tokens=[1000.0] * 400))
     assert names(slower) == ["TrainingStepRegression"]
 
@@ -208,7 +208,7 @@ def test_what_is_lost_adds_up_while_it_lasts() -> None:
     loss = Loss(gpu_hours=1.0, per_hour=6.0, price=2.0, currency="USD")
     found = SUBJECT.candidate(HANG, {"summary": "s"}, loss=loss)
     ledger = Ledger()
-    for minutes in (0, 10, 20, 20 + 24 * 60):  # the last: a clock that was set, or a watcher that was away
+    for minutes in (0, 10, 20, 20 + 24 * 60):  # the last gap is as of a clock that was set, or a watcher that was stopped
         ledger.update("x", [found], now_unix_ns=10**18 + minutes * HOUR_NS // 60, policy=Policy(1, 1))
         ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
     [entry] = ledger.entries
@@ -261,13 +261,13 @@ def test_an_alert_fires_for_a_while_at_least() -> None:
     assert entry.ends_at_unix_ns == 60 * 10**9
 
 
-# How often ---------------------------------------------------------------------------------------------------------------------
+# Pace of analyses --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_dear_analysis_is_made_less_often() -> None:
     pace = Pace(0.05, 0.2)
     assert pace.due(RUN, 0, runs=1, pending=False)
-    pace.analysed(RUN, 0, 100.0)  # the first reads everything, and does not count
+    pace.analysed(RUN, 0, 100.0)  # the first analysis reads everything, and does not count
     assert pace.due(RUN, 5, runs=1, pending=False)
     pace.analysed(RUN, 5, 1.0)
     assert not pace.due(RUN, 24, runs=1, pending=False)

@@ -1,4 +1,4 @@
-"""Single attempts over real sockets, and who still has to be told what: no secret is in any message."""
+"""Single delivery attempts over real sockets, and pending notices per receiver; no message contains a secret."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_an_error_that_quotes_the_address_is_not_repeated() -> None:
 
 
 class Elapsed:
-    """Seconds of a clock that is never set, and passes when the test says so."""
+    """A monotonic clock in seconds that the test advances."""
 
     now_s = 0.0
 
@@ -151,7 +151,7 @@ class Elapsed:
 
 
 class Note:
-    """A webhook that notes what it is told, or refuses."""
+    """A webhook that records its notices, or refuses them."""
 
     def __init__(self, key: str, *, broken: bool = False) -> None:
         self.key = self.name = key
@@ -165,7 +165,7 @@ class Note:
 
 
 class Manager:
-    """An Alertmanager that notes its posts, or refuses."""
+    """An Alertmanager that records its posts, or refuses them."""
 
     name = "Alertmanager"
 
@@ -193,14 +193,14 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     ledger = Ledger(entries=[entry(2)])
     delivery.deliver(ledger, now_unix_ns=0)
     assert delivery.undelivered(ledger) == ["broken"]
-    # When both fail to hear of its end, work again, and rank 3 of the same run fires
+    # When both fail to receive its end, recover, and rank 3 of the same run fires
     working.broken = True
     ledger.resolve("r", now_unix_ns=2, because="over")
     delivery.deliver(ledger, now_unix_ns=0)
     working.broken = broken.broken = False
     ledger.entries.append(entry(3))
     delivery.deliver(ledger, now_unix_ns=0)
-    # Then each is told what it can understand, and the one that has ended is forgotten
+    # Then only the receiver that got the firing gets the end, and the ended alert is forgotten
     assert sorted(working.heard) == [("2", False), ("2", True), ("3", False)]
     assert broken.heard == [("3", False)]
     assert [one.alert.labels["rank"] for one in ledger.entries] == ["3"]
@@ -209,7 +209,7 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
 
 
 def firing(*ranks: int) -> Ledger:
-    """A ledger in which these are firing and nobody was told."""
+    """Return a ledger in which these ranks fire and no receiver was notified."""
     notices = [notice(rank) for rank in ranks]
     return Ledger(
         entries=[
@@ -227,7 +227,7 @@ def firing(*ranks: int) -> Ledger:
 
 def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twice() -> None:
     outbox, target = Outbox(Store(None)), webhook_target("http://hooks.example/x")
-    # Given a ledger as it was saved before the webhook was told, from which a second watcher begins
+    # Given a second watcher that begins with a ledger saved before the webhook was notified
     for _ in range(2):
         ledger = firing(2, 3)
         delivery = Delivery(receivers=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=pytest.fail)
@@ -254,20 +254,20 @@ def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch
 
 
 class Posting:
-    """A delivery to one Alertmanager, every ten seconds of a clock that the test puts forward."""
+    """A delivery to one Alertmanager, every ten seconds of a clock that the test advances."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.manager, self.ledger, self.clock = Manager(), ledger, Elapsed()
         self.reports: list[str] = []
         self.step_s = 0
-        """By how much the clock of the machine has been set."""
+        """Seconds by which the clock of the machine has been set."""
         self.delivery = Delivery(managers=[self.manager], interval_s=10, report=self.reports.append, elapsed=self.clock)
 
     def unix_ns(self) -> int:
         return 10**18 + (self.step_s + int(self.clock.now_s)) * 10**9
 
     def deliver_after(self, seconds: float) -> int:
-        """How many posts there are after an evaluation so much later."""
+        """Deliver ``seconds`` later and return the number of posts so far."""
         self.clock.now_s += seconds
         self.delivery.deliver(self.ledger, now_unix_ns=self.unix_ns(), wait_s=30.0)
         return len(self.manager.posts)
@@ -278,7 +278,7 @@ def test_alertmanager_is_posted_what_fires_at_every_interval_whatever_the_machin
     posting = Posting(firing(2, 3))
     assert posting.deliver_after(0) == 1
     posting.step_s = step_s
-    # Not at once again, but at every interval; a change at once
+    # Repeated at every interval only; a change is posted at once
     assert [posting.deliver_after(seconds) for seconds in (1, 9, 10)] == [1, 2, 3]
     posting.ledger.entries += firing(4).entries
     assert posting.deliver_after(1) == 4
@@ -330,13 +330,13 @@ def test_a_slow_alertmanager_holds_up_neither_the_webhooks_nor_the_evaluation() 
     release = threading.Event()
     slow, quick, clock, ledger = Slow(), Note("quick"), Elapsed(), firing(2)
     delivery = Delivery(managers=[slow], receivers=[quick], interval_s=1, report=pytest.fail, elapsed=clock)
-    # Given that it is over before the slow one has answered to the beginning
+    # Given an alert that ends before the slow receiver has answered to its firing
     delivery.deliver(ledger, now_unix_ns=10**9, wait_s=0)
     ledger.resolve("r", now_unix_ns=2 * 10**9, because="over")
     delivery.deliver(ledger, now_unix_ns=2 * 10**9, wait_s=0)
     assert quick.heard == [("2", False), ("2", True)]
     assert delivery.undelivered(ledger) == ["Alertmanager"]
-    # Then the end is posted to it, too
+    # Then the end is posted to the slow one, too
     release.set()
     while delivery.undelivered(ledger):
         clock.now_s += 1

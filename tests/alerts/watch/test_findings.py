@@ -1,4 +1,4 @@
-"""What an alert says: identity in labels, everything that changes in annotations."""
+"""Content of an alert: identity in labels, everything that changes in annotations."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_the_verdict_knows_goes_only_to_the_rank_it_is_about(make_analysis:
     about, other = candidates(make_analysis(2, 3))
     assert about.alert.annotations["cost"] == "0.50 USD"
     assert not {"cost", "explained_by"} & set(other.alert.annotations)
-    # Where no runbooks are served, how to print the one is all that is left to say
+    # Without a server for runbooks, the next step is the command that prints the runbook
     assert other.alert.annotations["next"] == "rankscope alerts explain TrainingStraggler"
 
 

@@ -1,4 +1,4 @@
-"""Runs that go on are followed; what is over is not kept."""
+"""Live runs are followed incrementally; ended runs are released."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_run_that_grows_is_read_on_from_where_it_was(make_run: Any, monkeypatc
     following.update(run.path)
     assert 0 < reads.bytes < first / 2
     assert following.update(run.path) == analyze_run(run.path)
-    # Until it is not kept any more: then it is new.
+    # Once released, the run is read as new.
     reads.bytes = 0
     following.keep([run.path])
     following.update(run.path)
@@ -60,7 +60,7 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
 
 
 def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a run that hangs, with dumps in it: rank 2 did not come
+    # Given a run that hangs, with dumps: rank 2 is missing in a collective
     run = make_run(slow=None)
     write(flight_dir(run.path, 0), Job.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps())
     read: list[Any] = []
@@ -71,13 +71,13 @@ def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, m
 
     monkeypatch.setattr(hung_run, "analyze_hang", reading)
     following = Following()
-    # When it is judged again and again
+    # When the run is evaluated repeatedly
     for _ in range(3):
         report = following.hang(run.path, True)
         assert report is not None
         assert report.culprits == [2]
         following.update(run.path)
-    # Then they are read once, and again when there is another
+    # Then the dumps are read once, and again when a new dump arrives
     assert len(read) == 1
     (flight_dir(run.path, 0) / "rank-00002-end-nccl.pickle").write_bytes(b"no dump")
     following.hang(run.path, True)

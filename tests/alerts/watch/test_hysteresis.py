@@ -1,4 +1,4 @@
-"""A finding must last to become an alert, and be gone for a while to end one."""
+"""A finding must last to become an alert, and be absent for a while to end one."""
 
 from __future__ import annotations
 

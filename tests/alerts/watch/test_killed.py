@@ -1,4 +1,4 @@
-"""A watcher that is killed at any moment, and started again: every change is told, and noted in the run once."""
+"""A watcher killed at any moment and restarted still delivers every change and records it once in the run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rankscope.alerts.watch.ledger import Ledger
 
 
 class KilledError(BaseException):
-    """Nothing on the way may handle it."""
+    """Stands for a kill: a ``BaseException``, so that no code handles it."""
 
 
 class Reaper:
-    """Kills at one of the moments at which something leaves the process: before it does, or after."""
+    """Kills the watcher at one of the moments before or after an output leaves the process."""
 
     def __init__(self, at: int) -> None:
         self.at = at
         self.moments = 0
 
     def around(self, act: Callable[..., Any]) -> Callable[..., Any]:
-        """``act``, between two moments."""
+        """Wrap ``act`` in two moments, one before and one after it."""
 
         def acting(*args: Any, **kwargs: Any) -> Any:
             self.pass_by()
@@ -46,21 +46,21 @@ class Reaper:
 
 
 def lines_of(run: Path) -> list[tuple[str, str]]:
-    """What stands in ``findings.jsonl``: status and rank."""
+    """Return status and rank of each line of ``findings.jsonl``."""
     rows = [msgspec.json.decode(line) for line in (run / "findings.jsonl").read_bytes().splitlines()]
     assert all(row["finding"] is not None for row in rows if row["status"] == "firing")
     return [(row["status"], row["labels"]["rank"]) for row in rows]
 
 
 def followed(make_run: Any, make_analysis: Any, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, name: str) -> tuple[Any, Told]:
-    """Two ranks become slow and well again, while whoever watches is killed once and started anew."""
+    """Follow two ranks that become slow and recover, with a watcher that is killed once and restarted."""
     run, told = make_run(name), Told()
     monkeypatch.setattr(announcing, "append_finding", reaper.around(append_finding))
     saved: list[bytes] = [msgspec.json.encode(Ledger())]
 
     def start(before: World | None) -> World:
         world = World(run.path, receiver=told, ledger=msgspec.json.decode(saved[-1], type=Ledger))
-        # The ledger that is saved is what a next one finds; killed in the midst, it finds the one before.
+        # The next watcher loads the last saved ledger; after a kill during the save, the one before.
         saving = reaper.around(lambda ledger: saved.append(msgspec.json.encode(ledger)))
         world.watcher._save = world.watcher._announcer._save = saving
         monkeypatch.setattr(world.watcher._delivery, "deliver", reaper.around(world.watcher._delivery.deliver))
@@ -91,7 +91,7 @@ def test_killed_at_any_moment_it_notes_every_change_once_and_tells_it(
         assert sorted(lines_of(run.path)) == [("firing", "2"), ("firing", "3"), ("resolved", "2"), ("resolved", "3")], at
         for rank in ("2", "3"):
             heard = [status for status, of in told.heard if of == rank]
-            # A receiver that was told in the moment of the end may be told again: by the same identity and start.
+            # A receiver notified at the moment of the kill may be notified again, with the same identity and start.
             assert (heard[0], heard[-1]) == ("firing", "resolved"), at
             assert heard == sorted(heard), at
         for call in told.calls:
@@ -128,6 +128,6 @@ def test_a_second_watcher_of_a_folder_says_so_and_leaves(
             assert cli(*watch, "--once").returncode == 0
         finally:
             first.kill()
-    # Killed, it holds nothing
+    # A killed watcher holds no lock
     run.end()
     assert cli(*watch).returncode == 0

@@ -1,4 +1,4 @@
-"""Ranks that fall silent and runs that stand still: by files that grow or do not, on the watcher's own clock."""
+"""Silent ranks and stalled runs, detected from files that stop growing, by the watcher's own clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def world(make_run: Any, make_analysis: Any) -> Callable[..., tuple[Any, World]]:
-    """``world()``: a run of steps of 0.1 s, and a watcher that has no patience for more than a minute."""
+    """Factory ``world()`` of a run with steps of 0.1 s and a watcher with a patience of one minute."""
 
     def make(path: str = ".", **options: Any) -> tuple[Any, World]:
         run = make_run(slow=None)
@@ -43,7 +43,7 @@ def world(make_run: Any, make_analysis: Any) -> Callable[..., tuple[Any, World]]
 
 
 def let_pass(world: World, seconds: float, run: Any = None, **grown: Any) -> None:
-    """Evaluations until so much time has passed; at each of them the run has made a step, if one is given."""
+    """Evaluate every 5 s for ``seconds`` seconds; ``run``, if given, makes a step before each evaluation."""
     for _ in range(round(seconds / 5)):
         if run is not None:
             run.grow(1, **grown)
@@ -71,7 +71,7 @@ def test_a_rank_that_is_silent_while_others_go_on_is_named(world: Callable[..., 
     let_pass(watched, PATIENCE_S + 10, run, ranks=[0, 1, 3])
     assert watched.firing() == ["TrainingRankLost 2"]
     assert watched.events[0].labels["host"] == "node1"
-    # Its process may be dead: py-spy is proposed only for one that is there
+    # The process may be dead: the py-spy step first checks that it exists
     [stack] = [step for step in watched.events[0].annotations["next"].splitlines() if "py-spy" in step]
     assert "ps -p 102" in stack
     let_pass(watched, 10, run)
@@ -81,7 +81,7 @@ def test_a_rank_that_is_silent_while_others_go_on_is_named(world: Callable[..., 
 def test_ranks_that_stop_one_after_the_other_make_one_alert(world: Callable[..., tuple[Any, World]]) -> None:
     run, watched = world()
     let_pass(watched, 20, run)
-    let_pass(watched, 15, run, ranks=[0, 1, 3])  # what a file server shows of others may be as old
+    let_pass(watched, 15, run, ranks=[0, 1, 3])  # a file server may show other ranks' files with such a delay
     let_pass(watched, 2 * PATIENCE_S)
     assert watched.firing() == ["TrainingHang"]
     assert watched.said() == ["firing"]
@@ -90,7 +90,7 @@ def test_ranks_that_stop_one_after_the_other_make_one_alert(world: Callable[...,
 def test_the_time_a_watcher_was_suspended_does_not_count(world: Callable[..., tuple[Any, World]]) -> None:
     run, watched = world()
     let_pass(watched, 20, run)
-    for _ in range(3):  # a laptop that is closed for an hour, with nothing new at its first look
+    for _ in range(3):  # a laptop that was closed for an hour, with nothing new at the first evaluation
         watched.now_s += 3600
         watched.evaluate()
         let_pass(watched, 10, run)
@@ -205,7 +205,7 @@ def test_a_rank_that_was_killed_while_others_have_not_ended_is_reported(world: C
     assert watched.firing() == ["TrainingRankLost 2"]
     told = watched.annotations("TrainingRankLost")
     assert "was killed" in told["summary"]
-    # Its process is dead: there is no stack to look at
+    # The process is dead: there is no stack to dump
     assert "py-spy" not in told["next"]
     assert "dmesg" in told["next"]
 
@@ -269,7 +269,7 @@ def test_alerts_about_silence_outlast_those_about_steps(world: Callable[..., tup
 
 
 def hung(folder: Path) -> Any:
-    """What dumps say of four ranks, of which rank 2 did not come to the second all-reduce."""
+    """Return the analysis of the dumps of four ranks, of which rank 2 never entered the second all-reduce."""
     return analyze_hang([write(folder, Job.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps())])
 
 
@@ -284,7 +284,7 @@ def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(
     let_pass(watched, 20, run)
     let_pass(watched, PATIENCE_S)
     [asked] = requests(run.path)
-    # While dumps may still come, nobody is told half of it
+    # While dumps may still arrive, no incomplete alert is sent
     let_pass(watched, 15)
     assert watched.said() == []
     write(flight_dir(run.path, 0), {})
@@ -299,7 +299,7 @@ def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(
     assert told["next"].startswith(f"rankscope hang {run.path}\npy-spy dump --pid 102   (rank 2, on node1)\n")
     assert "PID" not in told["next"]
     assert "rank" not in watched.events[0].labels
-    # And they are asked once
+    # And dumps are requested only once
     let_pass(watched, 10 * PATIENCE_S)
     assert requests(run.path) == [asked]
 
@@ -319,7 +319,7 @@ def test_without_an_answer_the_alert_comes_all_the_same_and_its_text_changes_whe
     let_pass(watched, 10)
     assert watched.annotations("TrainingHang")["culprit"] == "2"
     assert {entry.fingerprint for entry in watched.watcher.ledger.entries} == {before}
-    # The same alert once more, to those who were told as much as was known; and not again
+    # The same alert is sent once more, to receivers that got the incomplete one
     let_pass(watched, 60)
     assert watched.said() == ["firing", "firing"]
     first, second = watched.receiver.calls
@@ -387,7 +387,7 @@ def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(
     let_pass(watched, CRASH_FIRING_S)
     assert watched.firing() == []
     assert watched.events[-1].annotations["ended_because"].endswith("10 min")
-    # Whoever is told of changes only is not told that it is mended
+    # Receivers that get only changes receive no resolution of a crash
     assert sum(map(len, watched.receiver.calls)) == len(heard)
     assert watched.watcher.ledger.entries == []
     assert [event.labels["alertname"] for event in watched.events if event.event == "firing"] == [

@@ -1,4 +1,4 @@
-"""The command beside a real job: a rank that is stopped is found, and named, and its recovery is seen."""
+"""The watch command beside a real job reports a rank that is stopped, and its recovery."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankscope.runs.reader import RunReader
 
 
 def alive(state: Path) -> list[str]:
-    """Runs that the watcher has seen making steps."""
+    """Return the runs that the watcher has seen making steps."""
     with Store(state) as store:
         return load_ledger(store).active
 
@@ -28,7 +28,7 @@ def alive(state: Path) -> list[str]:
 def test_a_rank_that_is_stopped_is_found_and_named_and_its_recovery_is_seen(
     tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
-    # Given a job of two ranks, and somebody who watches with little patience
+    # Given a job of two ranks, and a watcher with little patience
     run, stop, state = tmp_path / "run", tmp_path / "stop", tmp_path / "state"
     with training(run, stop, 2) as job:
         eventually(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == 2, timeout=120)
@@ -42,15 +42,15 @@ def test_a_rank_that_is_stopped_is_found_and_named_and_its_recovery_is_seen(
                 eventually(lambda: watch.of("TrainingHang"), timeout=120)
             finally:
                 os.kill(info.pid, signal.SIGCONT)
-            # Then both stand still, and it is said which of them the other waits for, if torch can tell
+            # Then the hang is reported, with the rank that the other one waits for if torch's dumps show it
             [fired] = watch.of("TrainingHang")
             assert fired["event"] == "firing"
             assert "rank" not in fired["labels"]
             assert fired["annotations"].get("culprit", "1") == "1"
-            # And when it goes on, that is over
+            # And the alert ends when the rank continues
             eventually(lambda: [event["event"] for event in watch.of("TrainingHang")] == ["firing", "resolved"])
             stop.touch()
             assert job.wait(60) == 0
             assert watch.process.wait(60) == 0
-    # That steps of 20 ms take longer when the machine has more to do is true, and another matter.
+    # Steps of 20 ms may become longer on a busy machine.
     assert watch.fired() - {"TrainingStepRegression"} == {"TrainingHang"}

@@ -38,18 +38,18 @@ class PoweredOff:
         self.off_s = 0.0
 
     def power_off(self) -> None:
-        """Let the run make some steps, the last of them now."""
+        """Let the run make its remaining steps up to ``STEPS``, the last of them now."""
         for _ in range(self.STEPS - self.run.steps):
             self.watched.evaluate(run=self.run)
         self.off_s = self.watched.now_s
 
     def let_pass(self, seconds: float) -> None:
-        """Evaluate until so much time has passed since ``power_off``, every 5 s."""
+        """Evaluate every 5 s until ``seconds`` have passed since ``power_off``."""
         while self.watched.now_s < self.off_s + seconds:
             self.watched.evaluate()
 
     def crash(self, *, after_s: float, ranks: range = SURVIVORS, reason: str = "crash", clock_off_s: float = 0.0) -> None:
-        """End ranks so long after their last step. ``clock_off_s`` is what the clock of their host is wrong by."""
+        """End ranks ``after_s`` after their last step; ``clock_off_s`` is the error of their host's clock."""
         self.let_pass(after_s)
         end_unix_ns = START_NS + self.run.steps * 100_000_000 + int(after_s * 1e9)
         self.run.end(reason, ranks=ranks, end_unix_ns=end_unix_ns + int(clock_off_s * 1e9))
@@ -57,7 +57,7 @@ class PoweredOff:
 
 @pytest.fixture
 def powered_off(make_run: Any, make_analysis: Any) -> Callable[..., PoweredOff]:
-    """``powered_off()``: steps of 0.1 s, and a watcher that has no patience for more than a minute."""
+    """Factory ``powered_off()`` of a run with steps of 0.1 s and a watcher with a patience of one minute."""
 
     def make(path: str = ".", *, past: Any = None, **options: Any) -> PoweredOff:
         run = make_run(slow=None)
@@ -73,7 +73,7 @@ def powered_off(make_run: Any, make_analysis: Any) -> Callable[..., PoweredOff]:
 
 
 def fired(watched: World) -> list[str]:
-    """Alerts that have fired so far, each with its rank."""
+    """Return the alerts that have fired so far, each with its rank."""
     events = [event for event in watched.events if event.event == "firing"]
     return sorted({f"{event.labels['alertname']} {event.labels.get('rank', '')}".rstrip() for event in events})
 
@@ -116,7 +116,7 @@ def test_clocks_of_hosts_that_are_hours_apart_do_not_matter(powered_off: Callabl
 
     def shift(rows: Any) -> Any:
         rows["start_unix_ns"] += int(clock_off_s * 1e9)
-        return np.append(rows, rows[-1:])  # the watcher reads a file again when it has grown
+        return np.append(rows, rows[-1:])  # the watcher reads a file again only if it has grown
 
     for rank in SURVIVORS:
         for file in rank_dir(job.run.path, 0, rank).glob("steps-*"):
@@ -135,7 +135,7 @@ def test_ranks_that_crash_within_their_step_are_reported_themselves(powered_off:
 
 
 def test_one_rank_that_crashed_within_its_step_is_the_origin(powered_off: Callable[..., PoweredOff]) -> None:
-    """Rank 0 fails, the others wait for it without a launcher that ends them, and rank 1 crashes when its patience is over."""
+    """Rank 0 fails, the others wait without a launcher that ends them, and rank 1 crashes at its time-out."""
     job = powered_off()
     job.crash(after_s=1, ranks=range(1))
     job.crash(after_s=40, ranks=range(1, 2))
@@ -154,7 +154,7 @@ def test_ranks_that_went_on_after_the_others_waited_are_not_silent(powered_off: 
 
 
 def test_ranks_that_crash_before_they_count_as_silent_are_not_lost(powered_off: Callable[..., PoweredOff]) -> None:
-    """Time-outs that differ between hosts: node1 crashes after the grace of a restart, and before the silence is over."""
+    """Time-outs differ between hosts: node1 crashes after the restart grace and before it counts as silent."""
     job = powered_off()
     job.crash(after_s=WAITED_S)
     job.crash(after_s=PATIENCE_S - 5, ranks=range(2, 4))
@@ -204,7 +204,7 @@ def test_a_watcher_that_is_restarted_goes_on_with_the_alert(powered_off: Callabl
     assert fired(job.watched) == []
 
 
-# The recorders of ranks that wait answer the watcher ---------------------------------------------------------------------------
+# The recorders of waiting ranks answer the watcher -----------------------------------------------------------------------------
 
 
 def answers(job: PoweredOff, *ranks: int) -> None:
@@ -234,7 +234,7 @@ def test_without_a_silent_rank_those_that_crashed_are_reported(powered_off: Call
 
 
 def test_ranks_that_vanish_as_the_others_crash_are_reported_with_them(powered_off: Callable[..., PoweredOff]) -> None:
-    """As when a container is killed with all its processes: who was first is not known."""
+    """All processes vanish together, as when their container is killed: the first one is unknown."""
     job = powered_off(ask_for_dumps=True)
     job.crash(after_s=1)
     job.let_pass(RESTART_GRACE_S + 15)

@@ -1,4 +1,4 @@
-"""The watcher over real run directories, with an analysis that says what the test wants."""
+"""The watcher over real run directories, with an analysis that the test sets."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_once_tells_about_a_finished_run_without_resolving(make_run: Any, make_a
     world.evaluate(make_analysis(2))
     assert told.heard == [("firing", "2")]
     assert world.said() == ["verdict", "firing"]
-    # Asked again, with the state kept, it does not tell the webhook again.
+    # A second watcher with the saved state does not notify the webhook again.
     again = World(run.path, receiver=told, once=True, fire_after=1, ledger=msgspec.json.decode(world.saved[-1], type=Ledger))
     again.evaluate(make_analysis(2))
     assert told.heard == [("firing", "2")]
@@ -231,7 +231,7 @@ def test_an_analysis_that_fails_is_reported_once_and_changes_nothing(
     assert [line for line in world.reports if words in line] == world.reports
     assert len(world.reports) == 1
     assert told.heard == [("firing", "2")]
-    # A run that ends unreadable has ended all the same, and the watcher knows that it owes a verdict.
+    # A run that ends while unreadable still ends, and the watcher records that its verdict is missing.
     run.end()
     for _ in range(FINAL_TRIES - 1):
         assert not world.evaluate(error)
@@ -383,7 +383,7 @@ def test_a_ledger_of_another_version_is_an_error_naming_the_file(tmp_path: Path)
 
 
 def _hide(path: Path) -> None:
-    """Nobody can look into it, whoever it is."""
+    """Make a folder unreadable for every user, root included: a file takes its place."""
     shutil.rmtree(path)
     path.write_text("")
 
@@ -394,7 +394,7 @@ def _with_unreadable(analysis: Analysis, *paths: str) -> Analysis:
 
 def test_ranks_that_cannot_be_read_cost_nobody_else_and_are_told_once(make_run: Any, make_analysis: Any, told: Told) -> None:
     run = make_run()
-    # given a run of which the folder of one rank cannot be looked into
+    # given a run in which the folder of one rank is unreadable
     folder = rank_dir(run.path, 0, 3)
     _hide(folder)
     seen = ("attempts/000/ranks/00003", "attempts/000/ranks/00003/rank.json")
@@ -403,7 +403,7 @@ def test_ranks_that_cannot_be_read_cost_nobody_else_and_are_told_once(make_run: 
     for step in range(4):
         append(rank_dir(run.path, 0, 0), "steps", run._step(run.steps + step, 0))
         world.evaluate(_with_unreadable(make_analysis(2), *seen))
-    # then alerts of the others go out, and the one is named, once, with the reason
+    # then alerts of the other ranks are sent, and the unreadable one is reported once, with the reason
     assert told.heard == [("firing", "2")]
     [report] = world.reports
     assert report.startswith(f"{folder}: Not a directory")
@@ -425,10 +425,10 @@ def test_a_rank_that_cannot_be_read_is_not_well(make_run: Any, make_analysis: An
     world = World(run.path, receiver=told)
     for _ in range(2):
         world.evaluate(make_analysis(2), run)
-    # when nothing of the straggler can be read any more, for longer than it takes to be well again
+    # when the straggler's records are unreadable for longer than a recovery takes
     for _ in range(6):
         world.evaluate(_with_unreadable(make_analysis(), "attempts/000/ranks/00002/steps-000000.npy"), run)
-    # then its alert goes on; and ends when its records say so
+    # then its alert keeps firing, and ends when readable records show the recovery
     assert told.heard == [("firing", "2")]
     for _ in range(2):
         world.evaluate(make_analysis(), run)
@@ -436,7 +436,7 @@ def test_a_rank_that_cannot_be_read_is_not_well(make_run: Any, make_analysis: An
 
 
 def test_a_run_is_followed_whatever_one_rank_left(make_run: Any, told: Told) -> None:
-    # given a run whose rank 1 has a folder where its steps should be, and the real analysis
+    # given a run whose rank 1 has a folder in place of its steps file, and the real analysis
     run = make_run()
     steps = segment(rank_dir(run.path, 0, 1), "steps", 0)
     steps.unlink()

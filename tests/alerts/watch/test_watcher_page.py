@@ -1,4 +1,4 @@
-"""Whether a watcher still watches, asked over HTTP."""
+"""Health and metrics of the watcher over HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_last_evaluation_is_served_and_one_that_is_long_ago_is_no_health() -
     page = WatcherPage(clock=lambda: 1_700_000_000.0 + now_s[0], elapsed=lambda: now_s[0])
     port = page.serve("127.0.0.1", 0)
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-        # Before the first evaluation nothing is known: no zeros
+        # Before the first evaluation the page has no samples, rather than zeros
         assert client.get("/metrics").text == ""
         assert client.get("/-/healthy").status_code == 200
         page.evaluated(SEEN)
@@ -54,11 +54,11 @@ def test_an_address_that_is_taken_is_said() -> None:
 def test_the_end_is_reported_to_every_client_that_scraped() -> None:
     page = WatcherPage()
     page.evaluated(SEEN)
-    assert page.finish(0.0)  # nothing scrapes it
+    assert page.finish(0.0)  # no client scrapes it
     page = WatcherPage()
     page.evaluated(SEEN)
     assert FINISHED not in page.metrics()
-    for client in ("10.0.0.1", "10.0.0.2"):  # two Prometheus servers, as where one may fail
+    for client in ("10.0.0.1", "10.0.0.2"):  # a redundant pair of Prometheus servers
         page.scraped(client, finished=False)
     told: list[bool] = []
     ending = threading.Thread(target=lambda: told.append(page.finish(300)))

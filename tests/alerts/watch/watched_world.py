@@ -1,4 +1,4 @@
-"""A watcher over real run directories, with an analysis that says what the test wants and a clock that the test puts forward."""
+"""A watcher over real run directories, with an analysis that the test sets and a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankscope.analysis.result import Analysis
 
 
 class Told:
-    """A receiver that notes what it is told, or refuses."""
+    """A receiver that records its notices, or refuses them."""
 
     def __init__(self) -> None:
         self.key = self.name = "told"
@@ -44,7 +44,7 @@ class Told:
 
 
 class World:
-    """A watcher, the clock it reads, and everything it says."""
+    """A watcher, its clock, and everything that it reports."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class World:
     ) -> None:
         self.now_s = 1_700_000_100.0
         self.clock_off_s = 0.0
-        """By how much the clock has been set, besides."""
+        """Seconds by which the clock has been set, in addition."""
         self.answer: Analysis | Exception | None = None
         self.analysed: list[Path] = []
         self.followed: list[Path] = []
@@ -106,7 +106,7 @@ class World:
         return self.answer
 
     def evaluate(self, answer: Analysis | Exception | None = None, run: Any = None) -> bool:
-        """Five seconds later, with one more step in ``run``."""
+        """Advance the clock by 5 s, add a step to ``run`` if given, and evaluate."""
         self.now_s += 5
         if answer is not None:
             self.answer = answer
@@ -118,18 +118,18 @@ class World:
         return [event.event for event in self.events]
 
     def firing(self) -> list[str]:
-        """The alerts that fire now: their names, with the rank of those that are about one."""
+        """Return the names of the alerts that fire now, each with its rank if it is about one."""
         entries = [entry for entry in self.watcher.ledger.entries if entry.track.state == "firing"]
         return sorted(f"{entry.name} {entry.alert.labels.get('rank', '')}".rstrip() for entry in entries)
 
     def annotations(self, name: str) -> dict[str, str]:
-        """Of the one alert of that name that fires."""
+        """Return the annotations of the only firing alert of that name."""
         [found] = [one for one in self.watcher.ledger.entries if (one.name, one.track.state) == (name, "firing")]
         return found.alert.annotations
 
 
 def past_of(seconds: Sequence[float], **columns: Any) -> StepPast:
-    """A past of steps that took so long each; ``tags`` as in ``RankColumns``, other columns by their names."""
+    """Return a past of steps of the given durations; ``tags`` as in ``RankColumns``, other columns by their names."""
     walls = np.array(seconds) * 1e6
     tags = columns.pop("tags", {})
     past = StepPast()

@@ -1,9 +1,9 @@
-"""Pairs of gloo ranks that train a few steps and exit, one pair after the other; prints how many processes ended in which status.
+"""Run pairs of gloo ranks that train a few steps and exit, one pair after the other; print the count of each exit status.
 
-``exiting.py PAIRS FOLDER [--recorded]``. Each rank has a processor of its own on which gloo's threads run only when training does
-not (SCHED_IDLE), as on a machine with more to do than it can: torch aborts a process whose interpreter ends while a thread of
-gloo's still holds tensors of the last collective, or waits for that thread for ever, and this makes it happen in one of about
-fifty processes.
+``exiting.py PAIRS FOLDER [--recorded]``. Each rank has its own processor. There gloo's threads run only when training does not
+(SCHED_IDLE), as on an overloaded machine. If a gloo thread still holds tensors of the last collective when the interpreter
+ends, torch aborts the process or waits for that thread for ever. The starvation makes this happen in about one of fifty
+processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankscope.profiler.step import StepProfiler
 
 RANKS = 2
 PATIENCE_SECONDS = 15
-"""A process that hangs is ended by SIGALRM."""
+"""Seconds after which SIGALRM ends a process that hangs."""
 
 
 def starve(rank: int) -> None:
@@ -43,7 +43,7 @@ def starve(rank: int) -> None:
 
 
 def train(rank: int, folder: Path, *, recorded: bool) -> None:
-    """Until the end of the script, which is what is looked at."""
+    """Train a few steps; the campaign then observes how the process exits."""
     signal.alarm(PATIENCE_SECONDS)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_WORLD_SIZE=str(RANKS))
     torch.set_num_threads(1)
@@ -63,13 +63,13 @@ def train(rank: int, folder: Path, *, recorded: bool) -> None:
 
 
 def main() -> None:
-    """Fork the pairs; a child leaves through the end of the script, as people's do."""
+    """Fork the pairs; a child exits through the end of the script, as user scripts do."""
     parser = argparse.ArgumentParser()
     parser.add_argument("pairs", type=int)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--recorded", action="store_true")
     args = parser.parse_args()
-    # Imported once, by a first step without ranks.
+    # A first step without ranks imports everything once, before the forks.
     torch.optim.SGD(nn.Linear(1, 1).parameters()).step()
     statuses: Counter[int] = Counter()
     for pair in range(args.pairs):

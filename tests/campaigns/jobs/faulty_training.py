@@ -1,6 +1,6 @@
 """A DistributedDataParallel training on gloo that keeps its own log: step, loss, wall time and resident memory, a line per step.
 
-``--fault KIND`` makes the script itself do something that no recorder likes; see ``FAULTS``. Knows nothing of rankscope.
+``--fault KIND`` plants a fault in the script itself; see ``FAULTS``. The script does not use rankscope.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ FAULTS = ("none", "exception", "keyboard", "sigterm", "oom", "fork", "profiler_r
 
 
 def resident_kib() -> int:
-    """Resident memory of this process."""
+    """Return the resident memory of this process in KiB."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 def strike(kind: str, step: int, at: int) -> None:
-    """Do what ``kind`` says, once, before the optimizer of step ``at``."""
+    """Plant the fault ``kind`` once, before the optimizer of step ``at``."""
     if step != at:
         return
     if kind == "exception":
@@ -42,7 +42,7 @@ def strike(kind: str, step: int, at: int) -> None:
         with contextlib.suppress(RuntimeError):
             torch.empty(1 << 60)
     if kind == "fork":
-        for leave in (os._exit, sys.exit):  # the second runs what is registered for the end of Python
+        for leave in (os._exit, sys.exit):  # sys.exit also runs the atexit handlers
             child = os.fork()
             if child == 0:
                 with contextlib.suppress(SystemExit):
@@ -52,12 +52,12 @@ def strike(kind: str, step: int, at: int) -> None:
 
 
 def broken(*_args: object, **_kwargs: object) -> None:
-    """What torch's profiler does in this job."""
+    """Stand-in for torch's profiler that always raises ``RuntimeError``."""
     raise RuntimeError("no profiler today")
 
 
 def main() -> None:
-    """Train."""
+    """Train with the planted fault."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)

@@ -1,8 +1,8 @@
-"""Mutated real traces through the whole analysis: an answer, or one line that names the file. Anything else is printed.
+"""Run mutated real traces through the whole analysis: each must give an answer, or one line that names the file.
 
     python fuzzing.py FOLDER_OF_TRACES SCRATCH FIRST_SEED COUNT
 
-Prints one JSON object per failure and a last one with counts. Each seed is one case: the same seed, the same file.
+Prints one JSON object per failure and a last one with counts. Each seed is one case and always gives the same file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BASES = (
     "timesformer_h100/rank-0.json.gz",
 )
 EVENTS = 300
-"""Of each trace, spread over it, so that a case takes milliseconds."""
+"""Number of events sampled evenly from each trace, so that a case takes milliseconds."""
 
 WEIRD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, -0.0, 0.5, 1e-320, 1e300, -1e300, 2**31, 2**53 + 1, 2**62, 2**63, 2**64, -(2**63), 10**30,
@@ -60,7 +60,7 @@ TOKENS = (
 
 
 def load_bases(traces: Path, names: Sequence[str] = BASES) -> list[Any]:
-    """Real traces with a sample of their events."""
+    """Load real traces with a sample of their events."""
     bases = []
     for name in names:
         whole = json.loads(gzip.decompress((traces / name).read_bytes()))
@@ -71,7 +71,7 @@ def load_bases(traces: Path, names: Sequence[str] = BASES) -> list[Any]:
 
 
 def odd_values(rng: random.Random, trace: Any) -> Any:
-    """Some values replaced, keys dropped, events shuffled: still JSON."""
+    """Replace values, drop keys or shuffle events; the result is still JSON."""
     trace = copy.deepcopy(trace)
     for _ in range(rng.randrange(1, 30)):
         place = trace if rng.random() < 0.15 else rng.choice(trace["traceEvents"] or [{}])
@@ -95,7 +95,7 @@ def odd_values(rng: random.Random, trace: Any) -> Any:
 
 
 def flip_bits(rng: random.Random, data: bytes) -> bytes:
-    """One, or many."""
+    """Flip one bit, or many."""
     changed = bytearray(data)
     for _ in range(rng.choice([1, 1, 5, 200])):
         changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -103,7 +103,7 @@ def flip_bits(rng: random.Random, data: bytes) -> bytes:
 
 
 def odd_text(rng: random.Random, data: bytes) -> bytes:
-    """Bytes changed, removed, doubled, put in."""
+    """Change, remove, duplicate or insert bytes."""
     for _ in range(rng.randrange(1, 4)):
         if not data:
             break
@@ -125,7 +125,7 @@ def odd_text(rng: random.Random, data: bytes) -> bytes:
 
 
 def make_case(rng: random.Random, bases: list[Any]) -> bytes:
-    """The file of one case."""
+    """Return the content of the file of one case."""
     trace = rng.choice(bases)
     if rng.random() < 0.6:
         trace = odd_values(rng, trace)
@@ -141,7 +141,7 @@ def make_case(rng: random.Random, bases: list[Any]) -> bytes:
 
 
 def run_case(seed: int, bases: list[Any], scratch: Path) -> tuple[str, str | None]:
-    """What came of it (``answer``, ``refused``), or ``failure`` and how."""
+    """Run one case; return its outcome (``answer`` or ``refused``) and ``None``, or ``failure`` and its description."""
     rng = random.Random(seed)
     path = scratch / "rank-0.json"
     path.write_bytes(make_case(rng, bases))
@@ -160,7 +160,7 @@ def run_case(seed: int, bases: list[Any], scratch: Path) -> tuple[str, str | Non
         if "\n" in str(error) or str(scratch) not in str(error):
             return "failure", f"no single line with the file's name: {error!r}"
         return "refused", None
-    except Exception:  # noqa: BLE001  # this is what is looked for
+    except Exception:  # noqa: BLE001  # any other exception is a failure
         return "failure", traceback.format_exc()
     return "answer", None
 

@@ -1,4 +1,4 @@
-"""Sends what is in an outbox to a webhook until all of it is delivered: OUTBOX URL. Made to be killed."""
+"""Send the messages of an outbox to a webhook until all are delivered: OUTBOX URL. The tests kill this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.alerts.store.database import Store
 
 
 def main(path: Path, url: str) -> None:
-    """Send until nothing waits; prints a line when it has begun."""
+    """Send until no message waits; print a line when the sender has begun."""
     outbox = Outbox(Store(path))
     target = Target(name="hook", key="target-hook", label="hook", url=Secret(value=url))
     sender = Sender(outbox, [target], report=lambda _: None)

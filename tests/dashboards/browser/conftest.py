@@ -1,4 +1,4 @@
-"""Servers of runs, and pages in the browser that must not complain."""
+"""Servers of runs, and browser pages that must log no errors or warnings."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ HOSTS = (
     "\u202e\u2067gnp.exe\u200b",
     "+1" + "W" * 10_000,
 )
-"""Of the ranks of the hostile run."""
+"""Host names of the ranks of the hostile run."""
 
 
 @contextmanager
 def _serving(path: Path, folder: Path, **environment: str) -> Iterator[str]:
-    """The real command, with a cache and a state of its own below ``folder``; yields its address."""
+    """Run the real command with its cache and state below ``folder``; yield its address."""
     command = [sys.executable, "-m", "rankscope", "dashboard", str(path), "--listen", "127.0.0.1:0"]
     homes = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
     around = {**os.environ, "PYTHONUNBUFFERED": "1", **homes, **environment}
@@ -50,14 +50,14 @@ def _serving(path: Path, folder: Path, **environment: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
-    """``serve(path, NAME=value)`` starts the command until the end of the file, and returns its address."""
+    """Function ``serve(path, NAME=value)`` that runs the command until the end of the module and returns its address."""
     with ExitStack() as stack:
         yield lambda path, **environment: stack.enter_context(_serving(path, tmp_path_factory.mktemp("homes"), **environment))
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory, write_run: Callable[..., Path]) -> Iterator[str]:
-    """Address of three runs that no test changes: ``run-1``, a straggler with samples of GPUs; ``a``, sound; ``b``, hostile."""
+    """Address of three runs that no test changes: ``run-1``, a straggler with GPU samples; ``a``, sound; ``b``, hostile."""
     folder = tmp_path_factory.mktemp("site")
     straggler = write_run(folder / "runs" / "run-1")
     write_samples(straggler, "node-1", samples_of(2), samples_of(3))
@@ -72,7 +72,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, write_run: Callable[..., Path
 
 @pytest.fixture(scope="session")
 def run_url(site: str) -> str:
-    """Address of the straggler's page at the site."""
+    """Address of the straggler run's page."""
     return f"{site}/run/run-1"
 
 
@@ -102,7 +102,7 @@ def _opened(browser: Browser, url: str, *, may_fail: str | None = None, **contex
 
 
 def _is_complaint(message: ConsoleMessage) -> bool:
-    """Dash's table asks its grid once more for the selection when its page is left in that moment: nobody is worse off."""
+    """Return whether a message is an error or warning. Dash's table may warn when its page is left; this is harmless."""
     return message.type in {"error", "warning"} and "as the grid has been destroyed" not in message.text
 
 
@@ -112,8 +112,8 @@ def _elsewhere(url: str, host: str) -> bool:
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser) -> Callable[..., AbstractContextManager[Page]]:
-    """``with opened(url, **context) as page``: a page that must neither complain nor make requests to another host.
+    """Context manager ``opened(url, **context)`` of a page that must log no errors and make no requests to other hosts.
 
-    ``may_fail``: end of the address of a request that may be refused.
+    ``may_fail``: suffix of the address of a request that may be refused.
     """
     return partial(_opened, browser)

@@ -1,4 +1,4 @@
-"""What tests wait for and look at in a page."""
+"""Waits and checks of browser pages, shared by the tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_MS = 60_000
 
 
 def drawn(page: Page, *names: str) -> None:
-    """Wait until these figures are there, and their captions."""
+    """Wait until these figures and their captions are drawn."""
     for name in names:
         expect(page.locator(f"#{name} .main-svg").first).to_be_visible()
         expect(page.locator(f"#{name} .says")).not_to_be_empty()
@@ -26,14 +26,14 @@ def all_drawn(page: Page) -> None:
         expect(graph.locator(".main-svg").first).to_be_visible()
         expect(graph.locator("figcaption")).not_to_be_empty()
     page.wait_for_load_state("networkidle")
-    # A table makes the rows of its head before what is in them.
+    # A table creates its header rows before their cells.
     page.wait_for_function("() => [...document.querySelectorAll('.ag-header-row')].every(row => row.childElementCount)")
 
 
 def view_drawn(page: Page) -> None:
-    """Wait until all of a view is there."""
+    """Wait until a view is completely drawn."""
     expect(page.locator("#view")).to_be_visible()
-    expect(page.locator("#page h1")).to_have_count(1)  # while a run is being analysed, another says so
+    expect(page.locator("#page h1")).to_have_count(1)  # during the analysis there is a second heading
     all_drawn(page)
 
 
@@ -44,13 +44,13 @@ def ranks_drawn(page: Page) -> None:
 
 
 def fits(page: Page) -> bool:
-    """Whether nothing is wider than the screen."""
+    """Return whether nothing is wider than the screen."""
     found: bool = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     return found
 
 
 def saved_rows(page: Page, button: str, *, exact: bool = False) -> tuple[str, list[dict[str, str]]]:
-    """Name and rows of the CSV file that a button saves."""
+    """Click a button; return name and rows of the CSV file that it saves."""
     with page.expect_download() as download:
         page.get_by_role("button", name=button, exact=exact).click()
     with download.value.path().open(encoding="utf-8-sig", newline="") as file:
@@ -58,7 +58,7 @@ def saved_rows(page: Page, button: str, *, exact: bool = False) -> tuple[str, li
 
 
 def serious(page: Page) -> list[str]:
-    """What axe-core finds serious or critical."""
+    """Return axe-core's serious and critical violations."""
     return [
         f"{found['id']}: {node['html'][:160]} {node['any'][:1]}"
         for found in Axe().run(page).response["violations"]

@@ -20,7 +20,7 @@ AT = 1_790_000_000_000_000_000
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, write_run: Callable[..., Path]) -> Path:
-    """A run that has ended, long enough to be replayed, and one that goes on and in which something fires."""
+    """Folder with an ended run, long enough for a replay, and a live run with a firing alert."""
     root = tmp_path_factory.mktemp("runs")
     over = write_run(root / "a", run_id="a", name="over", steps=400, windows=False)
     live = write_run(root / "b", run_id="b", name="live", finished=False)
@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, write_run: Callable[..., Path
 
 @pytest.fixture(scope="module")
 def url(runs: Path, serve: Callable[[Path], str]) -> str:
-    """Where they are served."""
+    """Address of the server of these runs."""
     return serve(runs)
 
 
@@ -53,14 +53,14 @@ def found_in(run: Path, run_id: str, rank: int, *, ended: bool, name: str = "Tra
 
 def test_alerts_of_all_runs_are_searched_read_saved_and_followed(runs: Path, url: str, opened: Opened) -> None:
     with opened(f"{url}/alerts") as page:
-        # Then what fires comes first, though the other is younger
+        # Then the firing alert comes first, although the other one is newer
         rows = page.locator(".ag-center-cols-container .ag-row")
         expect(rows).to_have_count(2)
         expect(rows.first).to_contain_text("Fires")
         expect(page.locator("#alerts-count")).to_have_text("2 alerts, 1 firing")
         expect(page.locator("#alert-counts")).to_contain_text("2 alerts, 1 of them firing")
 
-        # And it can be read, with its runbook, by keyboard as well
+        # And its text and runbook can be opened, also by keyboard
         rows.first.locator(".ag-cell").nth(1).click()
         expect(page.locator("#alerts-picked")).to_contain_text("=Rank 2 <b>is slow</b>.")
         expect(page.locator("#alerts-picked summary", has_text="Runbook")).to_be_visible()
@@ -68,11 +68,11 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(runs: Path, url
         page.keyboard.press("Space")
         expect(page.locator("#alerts-picked")).to_contain_text("=Rank 3")
 
-        # And saved, so that no spreadsheet takes it for a formula
+        # And it can be saved with formulas escaped for spreadsheets
         _, saved = saved_rows(page, "Save as CSV", exact=True)
         assert [row["What it says"] for row in saved] == ["'=Rank 2 <b>is slow</b>.", "'=Rank 3 <b>is slow</b>."]
 
-        # And searched
+        # And the search works
         page.get_by_label("Search alerts").fill("over")
         expect(rows).to_have_count(1)
         expect(page).to_have_url(re.compile(r"/alerts\?q=over&picked=[0-9a-f]{18}$"))
@@ -82,11 +82,11 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(runs: Path, url
         page.get_by_label("Search alerts").fill("")
         expect(rows).to_have_count(2)
 
-        # And a new one comes by itself
+        # And a new alert appears without a reload
         found_in(runs / "a", "a", 1, ended=True)
         expect(rows).to_have_count(3)
 
-        # And the run's page opens with the rank picked out
+        # And the run's page opens with the rank selected
         page.get_by_role("link", name="live").click()
         expect(page).to_have_url(f"{url}/run/b?rank=2")
 
@@ -94,7 +94,7 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(runs: Path, url
 def test_a_run_is_replayed_from_its_page(url: str, opened: Opened) -> None:
     with opened(f"{url}/run/a/alerts") as page:
         expect(page.locator("#replay-times")).to_contain_text("Nothing is replayed")
-        all_drawn(page)  # what comes above the list moves it, so a click would miss
+        all_drawn(page)  # content above the list moves it, so an early click would miss
 
         page.get_by_role("textbox", name="Replay").click()
         page.get_by_role("option", name="TrainingStraggler").click()

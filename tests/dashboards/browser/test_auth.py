@@ -24,7 +24,7 @@ SECRET = "0123456789abcdef0123456789abcdef"
 
 @contextmanager
 def another_site(content: str) -> Iterator[str]:
-    """A page under another name; yields its address."""
+    """Serve a page under another host name; yield its address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -47,13 +47,13 @@ def another_site(content: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, write_run: Callable[..., Path]) -> Path:
-    """A run that goes on."""
+    """Folder of a live run."""
     return write_run(tmp_path_factory.mktemp("live") / "run", finished=False)
 
 
 @pytest.fixture(scope="module")
 def url(run: Path, serve: Callable[..., str]) -> str:
-    """Where it is served to those who know the token."""
+    """Address of the server of the run, which requires the token."""
     return serve(run, RANKSCOPE_DASHBOARD_TOKEN=SECRET)
 
 
@@ -86,7 +86,7 @@ def test_logging_in_leads_to_the_page_that_was_asked_for(run: Path, url: str, br
         ranks_drawn(page)
         assert SECRET not in page.evaluate("document.cookie"), "scripts do not see it"
 
-        # when somebody follows a link on another site, then they are still logged in
+        # when the user follows a link on another site, then the session is still valid
         hostile = f"""<a href="{url}/run/run-1/ranks?rank=1">look</a>
             <form method="post" action="{url}/api/run/run-1/capture" enctype="text/plain">
             <input name='{{"steps":1,"x":"' value='"}}'><button>win</button></form>"""
@@ -95,7 +95,7 @@ def test_logging_in_leads_to_the_page_that_was_asked_for(run: Path, url: str, br
             page.get_by_text("look").click()
             expect(page).to_have_url(f"{url}/run/run-1/ranks?rank=1")
             ranks_drawn(page)
-            # and a form there cannot ask the run for anything
+            # and a form on that site cannot send requests to the run
             page.goto(site)
             with page.expect_response(f"{url}/api/run/run-1/capture") as refused:
                 page.get_by_text("win").click()
@@ -103,7 +103,7 @@ def test_logging_in_leads_to_the_page_that_was_asked_for(run: Path, url: str, br
         inbox = Inbox(run, "capture", since_unix_ns=0, report=pytest.fail)
         assert inbox.pending(now=True) == []
 
-        # but the page itself can
+        # but rankscope's own page can
         page.goto(f"{url}/run/run-1/ranks")
         ranks_drawn(page)
         status = page.evaluate(
@@ -113,9 +113,9 @@ def test_logging_in_leads_to_the_page_that_was_asked_for(run: Path, url: str, br
         assert status == 202
         assert [request.steps for request in Inbox(run, "capture", since_unix_ns=0, report=pytest.fail).pending(now=True)] == [2]
 
-        # when the session has ended, then the page that is open says so
+        # when the session has ended, then the open page goes to the login
         session.clear_cookies()
-        with suppress(NotInTimeError):  # the page of a live run asks by itself, too
+        with suppress(NotInTimeError):  # the page of a live run may poll first
             page.get_by_text("Dark", exact=True).click(timeout=3_000)
         expect(page).to_have_url(re.compile(r"/login\?next="))
         page.get_by_label("Token").fill(SECRET)

@@ -1,4 +1,4 @@
-"""Who delayed whom, and what-if, in a real browser."""
+"""The views of wait attribution and what-if in a real browser."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ pytestmark = pytest.mark.slow
 
 
 def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opened) -> None:
-    """Given a straggler, when it is picked by keys, its cell and its bar, then the address has it, and the page what it gains."""
+    """Given a straggler, when it is selected by keyboard, cell and bar, then the address has it, and the page its gain."""
     with opened(f"{run_url}/blame") as page:
         drawn(page, "imposed-bars", "wait-matrix", "cause-bars", "cause-timeline")
         expect(page.locator("#ledger-section")).to_contain_text("node-1")
-        # without a mouse
+        # by keyboard
         page.locator('#ledger-section .ag-row[row-id="2"] .ag-cell[col-id="rank"]').focus()
         page.keyboard.press("Enter")
         page.wait_for_url(re.compile(r"rank=2"))
         page.get_by_label("Picked rank").fill("1")
         page.wait_for_url(re.compile(r"rank=1"))
-        # with one
+        # by mouse
         area = page.locator("#wait-matrix .nsewdrag").first.bounding_box()
         assert area is not None
         page.mouse.click(area["x"] + 0.62 * area["width"], area["y"] + 0.1 * area["height"])  # rank 0 waited for rank 2
@@ -46,7 +46,7 @@ def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opene
 
 
 def test_a_link_brings_everything_back(run_url: str, opened: Opened) -> None:
-    """Given an address with a choice, when it is opened, then the control and the sentence have it."""
+    """Given an address with a selection, when it is opened, then the control and the sentence show it."""
     with opened(f"{run_url}/whatif?without=rank:2,cause:input&price=3&currency=EUR") as page:
         drawn(page, "whatif-ranks")
         expect(page.locator(".whatif-sentence")).to_contain_text("Without rank 2 and slow input")

@@ -16,7 +16,7 @@ def test_a_drag_over_the_trend_is_in_the_address(run_url: str, opened: Opened) -
     with opened(run_url) as page:
         drawn(page, "waterfall", "trend", "rate")
         expect(page.locator("#trend figcaption")).to_contain_text("Over 60 steps the median step takes")
-        # When some of the steps are dragged over
+        # When a range of steps is dragged over
         page.locator("#trend").scroll_into_view_if_needed()
         box = page.locator("#trend .nsewdrag").bounding_box()
         assert box is not None
@@ -24,7 +24,7 @@ def test_a_drag_over_the_trend_is_in_the_address(run_url: str, opened: Opened) -
         page.mouse.down()
         page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 50, steps=5)
         page.mouse.up()
-        # Then the address has them, and the figure shows them alone
+        # Then the address has the range, and the figure shows only these steps
         expect(page).to_have_url(re.compile(r"steps=1[0-9]-[23][0-9]$"))
         expect(page.locator("#trend figcaption")).not_to_contain_text("Over 60 steps")
         page.go_back()

@@ -20,7 +20,7 @@ ROWS = ".ag-center-cols-container .ag-row"
 
 
 def write_many(root: Path, write_run: Callable[..., Path], count: int) -> None:
-    """So many runs, the records of which are the same files."""
+    """Write ``count`` runs that share their record files by hard links."""
     first = write_run(root / "run-0000", run_id="id-0000", name="job-0", steps=12, ranks=2, slow_rank=1, windows=False)
     told = json.loads((first / "run.json").read_text())
     for number in range(1, count):
@@ -40,7 +40,7 @@ def test_many_runs_are_searched_sorted_selected_and_compared(
     write_many(tmp_path, write_run, count)
     last = count - 1
     some = last // 10
-    search = f"job-{some}"  # the one of that name, and ten that begin with it
+    search = f"job-{some}"  # one run has this name, ten names begin with it
     picked = (f"id-{some:04}", f"id-{some * 10:04}")
     either = "|".join(picked)
     url = serve(tmp_path)
@@ -63,7 +63,7 @@ def test_many_runs_are_searched_sorted_selected_and_compared(
         page.go_back()
         expect(page).to_have_url(f"{url}/?q={search}&sort=name")
         expect(page.locator(".run-link").first).to_have_text(search)
-        for number, run in enumerate(picked, start=1):  # by name: sorting may still move rows
+        for number, run in enumerate(picked, start=1):  # rows are addressed by id: sorting may still move them
             page.locator(f".ag-row[row-id='{run}'] .ag-checkbox-input").check()
             expect(page).to_have_url(re.compile(f"sort=name&picked=(({either}),?){{{number}}}$"))
         page.get_by_role("link", name="Compare 2 runs").click()
@@ -102,12 +102,12 @@ def test_the_list_follows_runs_and_verdicts_as_they_come_without_losing_what_is_
     url = serve(tmp_path)
     with opened(url) as page:
         selected = page.locator(".ag-pinned-left-cols-container .ag-row-selected")
-        # given all verdicts
+        # given a list with all verdicts
         for run in ("a", "b"):
             expect(page.locator(f"{ROWS}[row-id='{run}']")).to_contain_text("Straggler")
-        # when one comes at the moment of a choice
+        # when a verdict arrives at the moment of a selection
         page.evaluate(TOLD)
-        # then it is shown, found, and does not undo the choice
+        # then it is shown and searchable, and the selection stays
         expect(page.locator(f"{ROWS}[row-id='b']")).to_contain_text("late")
         expect(page).to_have_url(f"{url}/?picked=a")
         expect(selected).to_have_count(1)
@@ -117,7 +117,7 @@ def test_the_list_follows_runs_and_verdicts_as_they_come_without_losing_what_is_
         page.get_by_label("Search runs").fill("")
         expect(page.locator(ROWS)).to_have_count(2)
         expect(selected).to_have_count(1)
-        # and neither does a new run
+        # and a new run does not undo the selection either
         write_run(tmp_path / "c", run_id="c", name="c", steps=12, finished=False, start_unix_ns=1_790_000_100_000_000_000)
         expect(page.locator(".run-link")).to_have_count(3)
         expect(page.locator(".run-link").first).to_have_text("c")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def heat(page: Page) -> dict[str, Any]:
-    """What the heat map shows now."""
+    """Return hover template, colour scale and tick labels of the heat map."""
     script = (
         "() => { const g = document.querySelector('#step-heatmap .js-plotly-plot');"
         " return JSON.stringify({hover: g.data[0].hovertemplate, scale: g.data[0].colorscale, ticks: g.layout.yaxis.ticktext}); }"
@@ -29,7 +29,7 @@ def heat(page: Page) -> dict[str, Any]:
 
 
 def wait_for_heat(page: Page, text: str) -> None:
-    # While it is drawn anew it may have no data for a moment.
+    # It may have no data for a moment while it is redrawn.
     script = (
         "text => { const g = document.querySelector('#step-heatmap .js-plotly-plot');"
         " return JSON.stringify([g?.layout?.yaxis?.ticktext, g?.data?.[0]?.hovertemplate]).includes(text); }"
@@ -40,14 +40,14 @@ def wait_for_heat(page: Page, text: str) -> None:
 def test_a_live_run_shows_new_steps_by_itself_and_saves_its_table(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
-    # given a folder with one run, which has no steps yet
+    # given a folder with one run without steps
     run = write_run(tmp_path / "run", ranks=0)
     url = serve(run)
     with opened(url) as page:
         expect(page).to_have_url(f"{url}/run/run-1")
         expect(page).to_have_title("bert-base · rankscope")
         expect(page.locator("#verdict")).to_contain_text("Not enough data")
-        # when it has
+        # when the run has steps
         write_run(run)
         # then the page names the rank
         expect(page.locator("#verdict-sentence")).to_contain_text("Rank 2")
@@ -93,8 +93,8 @@ def test_selections_live_in_the_address_and_the_back_button_undoes_them(run_url:
         expect(page.locator("#step-section")).to_contain_text("own time")
         expect(page).to_have_url(re.compile("rank=2&step="))
 
-        # A double click is two clicks on a cell, too; what counts is that it shows all steps again. On a busy machine the page
-        # may see two single clicks.
+        # A double click also clicks the cell twice; the test requires only that all steps are shown again. On a busy machine
+        # the page may see two single clicks.
         page.goto(f"{run_url}/ranks?steps=4-9")
         ranks_drawn(page)
         deadline = time.monotonic() + 120

@@ -1,4 +1,4 @@
-"""A report in a real browser, opened from a disk."""
+"""A report file opened in a real browser."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain() -> Report:
 
 @pytest.fixture
 def opened(browser: Browser, tmp_path: Path, plain: Report) -> Iterator[Callable[..., Page]]:
-    """``opened(**context)`` opens the report of the straggler run; it must not complain, nor ask for anything but itself."""
+    """Function ``opened(**context)`` that opens the straggler run's report; no errors and no requests but the file itself."""
     file = tmp_path / "report.html"
     file.write_bytes(plain.file)
     complaints: list[str] = []
@@ -75,7 +75,7 @@ def test_it_opens_from_a_disk_and_draws_everything(opened: Callable[..., Page]) 
     for name in ("step-heatmap", "breakdown-bars", "imposed-bars"):
         expect(page.locator(f".plot[data-figure={name}] .main-svg").first).to_be_visible()
     expect(page.locator("#not-drawn")).to_be_hidden()
-    # links lead within the file
+    # links stay within the file
     page.get_by_role("link", name="Who delayed whom").click()
     assert page.url.endswith("#view-blame")
 
@@ -90,7 +90,7 @@ def test_figures_follow_the_scheme_of_the_system_and_of_the_buttons(opened: Call
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(244, 246, 249)"
     page.get_by_role("button", name="System").click()
     assert lightest(page) == dark
-    # on paper it is light, and open
+    # in print it is light, with all details open
     page.emulate_media(color_scheme="dark")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert lightest(page) == light
@@ -120,7 +120,7 @@ def test_tables_sort_and_everything_can_be_saved(opened: Callable[..., Page]) ->
     sort.click()
     assert column(1)[0] == "2"
     assert table.locator("th[aria-sort=descending]").inner_text().startswith("Own ms")
-    # given a column in which something is not known: it is last in both directions
+    # given a column with unknown values: they are last in both directions
     sort = table.get_by_role("button", name="Imposed ms")
     for _ in range(2):
         sort.click()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def test_a_window_is_zoomed_chosen_saved_and_asked_for(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
-    """A live run with a window, in a dashboard: zoom, click, deep link, export, a refused capture."""
+    """A live run with a captured window: zoom, click, deep link, export, a refused capture."""
     host = serve(write_run(tmp_path / "run", finished=False))
     with opened(f"{host}/run/run-1/timeline?span=0-60000", may_fail="/capture", viewport={"width": 1440, "height": 1000}) as page:
         says = page.locator("#timeline-lanes .says")
@@ -26,7 +26,7 @@ def test_a_window_is_zoomed_chosen_saved_and_asked_for(
         expect(page.locator("#timeline-arrival .says")).to_contain_text("last: rank 2")
         expect(page.get_by_text("3 collectives matched")).to_be_visible()
 
-        # Dragging over a part zooms into it, in the address, too.
+        # Dragging over a range zooms into it and changes the address.
         box = page.locator("#timeline-lanes .nsewdrag").first.bounding_box()
         assert box is not None
         page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
@@ -36,13 +36,13 @@ def test_a_window_is_zoomed_chosen_saved_and_asked_for(
         page.wait_for_function("() => !location.search.includes('span=0-60000') && location.search.includes('span=')")
         expect(says).not_to_contain_text("from 0.00")
 
-        # A click on a collective chooses it; one that comes while the figure is still being drawn is lost, as it is for a person.
+        # A click on a collective selects it. A click during the drawing of the figure is lost, so the test repeats it.
         for _ in range(20):
             page.locator("#timeline-lanes .nsewdrag").first.click(position={"x": box["width"] * 0.5, "y": 12})
             with suppress(NotInTimeError):
                 page.wait_for_url(re.compile("collective="), timeout=3_000)
                 break
-        assert "collective=default_pg:2" in page.url  # 20, or its neighbour where the figure is drawn a pixel wider
+        assert "collective=default_pg:2" in page.url  # 20, or its neighbour if the figure is one pixel wider
 
         page.go_back()
         page.wait_for_function("() => !location.search.includes('collective=')")

@@ -17,16 +17,16 @@ by_slug = pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.slug or "
 
 
 def darken(page: Page) -> None:
-    """The system turns dark, and everything follows."""
+    """Switch the system to the dark scheme and wait until the page has followed."""
     page.emulate_media(color_scheme="dark")
     scheme = "document.documentElement.getAttribute('data-mantine-color-scheme')"
-    page.wait_for_function(f"() => [null, 'dark'].includes({scheme})")  # the page for logging in is not part of the app
+    page.wait_for_function(f"() => [null, 'dark'].includes({scheme})")  # the login page is not part of the app
     page.wait_for_function(FADED)
 
 
 FADED = """() => document.getAnimations().every(one =>
     one.playState === 'finished' || one.effect.getComputedTiming().iterations === Infinity)"""
-"""Colours fade over."""
+"""Script that returns true once all colour transitions have finished."""
 
 
 @by_slug
@@ -84,7 +84,7 @@ SITE = {
     "/login": "No login here",
     "/run/a/hardware": "<b>sound</b>",
 }
-"""Pages about many runs, and one of a run without samples; and their titles."""
+"""Headings by path: pages about many runs, and the page of a run without samples."""
 
 
 @pytest.mark.parametrize("where", SITE)
@@ -122,7 +122,7 @@ CONTROLS = """() => {
     mine.forEach((one, number) => { one.dataset.number = number; });
     return mine.length;
 }"""
-"""Numbers them; those inside a table have keys of their own: the arrows."""
+"""Script that numbers the focusable controls and returns their count; cells of tables are reached by arrow keys."""
 
 FOCUSED = """() => {
     const one = document.activeElement;
@@ -132,7 +132,7 @@ FOCUSED = """() => {
     });
     return [Number(one.dataset.number ?? -1), framed || one === document.body || one.matches('input')];
 }"""
-"""Its number, and whether one sees that it has the focus: a frame, or the caret of an input."""
+"""Script that returns the number of the focused control, and whether its focus is visible (outline, or an input's caret)."""
 
 
 CHOICES: dict[str, tuple[str, str, str]] = {
@@ -141,7 +141,7 @@ CHOICES: dict[str, tuple[str, str, str]] = {
     "timeline": ("Picked rank", "1", "rank=1"),
     "whatif": ("Think away", "rank 2", "without=rank:2"),
 }
-"""A control of a view, what is chosen in it, and what the address then has."""
+"""By view: a control, the option to choose in it, and the resulting query of the address."""
 
 
 @pytest.mark.parametrize("slug", ["ranks", *(pytest.param(slug, marks=pytest.mark.full) for slug in CHOICES if slug != "ranks")])

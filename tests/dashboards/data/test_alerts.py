@@ -27,7 +27,7 @@ LABELS = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "ru
 
 @pytest.fixture(autouse=True)
 def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No state file of whoever runs the tests."""
+    """State folder of the test instead of the user's own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
@@ -89,7 +89,7 @@ def test_two_watchers_of_one_run_tell_of_one_alert(run: RunSummary) -> None:
 
 @pytest.mark.parametrize("watched", ["root", "run"])
 def test_what_the_watcher_follows_just_now_comes_from_its_state(run: RunSummary, watched: str) -> None:
-    # Given a watcher of the folder, or of the run, with a finding that may become an alert, and one of a run that is not here
+    # Given a watcher of the folder or of the run, with a pending finding of this run and one of a run elsewhere
     root = Path(run.path).parent
     entries = [
         Entry(run=folder, fingerprint="1", alert=Alert(labels=LABELS, annotations={"summary": "S."}), track=Track("pending", 2))
@@ -166,7 +166,7 @@ def test_a_run_is_told_of_its_own_alerts_and_of_those_of_its_hardware() -> None:
 
 
 def test_an_alert_that_fires_is_shown_once_though_two_watchers_follow_it(run: RunSummary) -> None:
-    # Given the line in the run and the states of the watchers of the run and of its folder
+    # Given the line in the run, and the states of two watchers, of the run and of its folder
     root = Path(run.path).parent
     finding(run, "firing", 0, summary="Rank 2 is slow.")
     for watched in (root, Path(run.path)):

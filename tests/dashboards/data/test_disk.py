@@ -1,4 +1,4 @@
-"""Runs on disk: what is found, how it is doing, and that nothing is computed twice."""
+"""Runs on disk: discovery, status, and caching of computed results."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_copy_does_not_hide_the_run_whose_folder_is_called_as_its_id(tmp_path:
     assert "has the same run id (run-1)" in str(problems["run-1"])
     assert source.analysis("run-1").verdict.rank == 2
 
-    # Nor does one that cannot be read
+    # Nor does an unreadable copy hide the run
     (tmp_path / "run-1" / "run.json").write_text("{")
     problems = {Path(run.path).name: run.problem for run in source.runs()}
     assert problems["backup"] is None
@@ -149,7 +149,7 @@ def test_a_run_that_lost_ranks_has_failed_and_says_which(
     source = DiskRuns(tmp_path)
 
     assert (source.summary("over").status, source.summary("over").losses) == ("failed", losses)
-    # the others have not ended yet, whether they wait for it in vain or not
+    # the other ranks have not ended yet, even if they wait for the killed one
     assert (source.summary("going-on").status, source.summary("going-on").losses) == ("live", "rank 3 killed")
 
 

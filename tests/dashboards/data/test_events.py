@@ -1,4 +1,4 @@
-"""What happened to GPUs, told from their samples."""
+"""Hardware events, derived from the samples of GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIGHT = PALETTES["light"]
 
 
 def found(samples: Iterable[dict[str, Any]]) -> list[HardwareEvent]:
-    """One sample a second."""
+    """Return the events found in samples taken one per second."""
     finder = EventFinder("node-1", "GPU-1")
     for second, values in enumerate(samples):
         finder.add(HardwareSample(unix_ns=second * SECOND, gpu_uuid="GPU-1", **values))

@@ -40,7 +40,7 @@ def write_samples(run: Path, host: str, samples: list[HardwareSample]) -> None:
 
 
 def sample(rank: int, step: float, **values: Any) -> HardwareSample:
-    """Taken so many steps after the start."""
+    """Return a sample taken ``step`` steps after the start."""
     return HardwareSample(unix_ns=START_NS + int(step * STEP_NS), gpu_uuid=uuid(rank), gpu_index=rank, **values)
 
 
@@ -190,7 +190,7 @@ def test_samples_that_come_in_parts_are_those_that_come_at_once(tmp_path: Path) 
 
 
 def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: WriteRun) -> None:
-    """Updates as its process makes them, one before and one after there is more of everything."""
+    """The following process updates twice: before and after steps and samples are added."""
     run = write_run(tmp_path / "run", steps=60, finished=False)
     files = [steps_file(run, rank) for rank in range(4)]
     whole = [file.read_bytes() for file in files]

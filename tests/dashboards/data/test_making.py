@@ -1,4 +1,4 @@
-"""What pages show is made beside the server, once for all who ask."""
+"""Results are computed in processes beside the server, once for all clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_is_made_once_and_found_after_a_restart(tmp_path: Path, write_run: Wr
 
 @pytest.mark.slow
 def test_two_live_runs_of_one_id_are_told_apart(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
-    """Whoever names a run after another one does not get their verdict shown for it."""
+    """A run with another run's id does not get the other run's verdict."""
     making = MadeBeside(Store(tmp_path / "cache"))
     runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
     verdicts = [until_ready(lambda run=run: making.live(run, "run-1", "-")).analysis().verdict for run in runs]  # type: ignore[misc]
@@ -86,7 +86,7 @@ def test_processes_beside_make_it_for_all_who_ask(tmp_path: Path, write_run: Wri
     derived = other.finished(run, "run-1", revision)
     assert derived.analysis().source.steps == 30
     assert making.finished(run, "run-1", revision).folder == derived.folder
-    # Nothing half made is left, and nobody waits; the process goes on for a moment after what it made is there
+    # No partial result and no waiting process is left; the process may run for a moment after its result appears
     deadline = time.monotonic() + LIMIT_S
     while not {path.name.split("-")[0] for path in (tmp_path / "cache").glob(".*")} <= {".lock", ".slot"}:
         assert time.monotonic() < deadline
@@ -140,7 +140,7 @@ def test_a_live_run_is_followed_while_somebody_looks(tmp_path: Path, write_run: 
         assert time.monotonic() < end
         time.sleep(0.05)
     assert look().version != before
-    (derived.folder / "looked").unlink()  # nobody looks any more
+    (derived.folder / "looked").unlink()  # no client reads the run any more: the process ends
 
 
 def test_an_error_of_ours_is_said_and_not_tried_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Every metric that can be had of a run, per rank and step."""
+"""Every metric of a run, per rank and step."""
 
 from __future__ import annotations
 

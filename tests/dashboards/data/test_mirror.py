@@ -1,4 +1,4 @@
-"""Runs on another filesystem: their copy grows with them, goes with them, and says when it is not as they are."""
+"""Runs on a remote filesystem: their local copy follows growth and removal, and reports when it is outdated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ URL = "memory://bucket/runs"
 
 @pytest.fixture
 def remote() -> Iterator[Callable[[Path], None]]:
-    """``remote(folder)`` makes the files at ``URL`` those of a folder."""
+    """Function ``remote(folder)`` that replaces the files at ``URL`` by those of a folder."""
     filesystem = fsspec.filesystem("memory")
 
     def put(folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_copy_grows_changes_and_shrinks_with_what_is_there(
     shutil.rmtree(runs / "b")
     (runs / "a" / "run.json").write_text((runs / "a" / "run.json").read_text() + " ")
     remote(runs)
-    Mirror(URL, here).bring()  # another process: nothing is known but what is here
+    Mirror(URL, here).bring()  # as in another process, which knows only the local files
     assert files_of(here) == files_of(runs)
     assert steps.stat().st_ino == inode, "who follows it reads on where it was"
     assert not (here / "b").exists()

@@ -1,4 +1,4 @@
-"""Rows by rank, by host, by place in the parallel layout, by what they cost the others."""
+"""Order of rows: by rank, by host, by place in the parallel layout, by imposed wait."""
 
 from __future__ import annotations
 

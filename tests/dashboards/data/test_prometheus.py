@@ -1,4 +1,4 @@
-"""Readings and alerts from a Prometheus: a real one, one that is not there, and servers that answer anything."""
+"""Readings and alerts from a Prometheus: a real one, an absent one, and servers with hostile answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_span_has_no_more_points_than_wanted_nor_than_prometheus_gives(seconds
     assert step_for((0, seconds * 10**9), most_points=points, least_s=5.0) == step
 
 
-# A real one ------------------------------------------------------------------------------------------------------------------
+# A real Prometheus -----------------------------------------------------------------------------------------------------------
 
 
 def samples(name: str, labels: str, value: Callable[[int], float], *, last_s: int = 600) -> list[str]:
@@ -48,7 +48,7 @@ def samples(name: str, labels: str, value: Callable[[int], float], *, last_s: in
 
 
 def past() -> str:
-    """Two GPUs, one of them scraped by two jobs, with a MIG device on the other; one is gone after a while."""
+    """Return series of two GPUs, one scraped by two jobs, the other with a MIG device; one disappears after a while."""
     families: dict[str, list[str]] = {
         "gpu_info": [
             line
@@ -86,10 +86,10 @@ def real(tmp_path_factory: pytest.TempPathFactory, require_program: Callable[[st
 
 @pytest.mark.slow
 def test_readings_come_per_gpu_in_the_runs_words_whoever_scraped_them(real: str) -> None:
-    # When the GPUs of four ranks are asked for: one scraped twice, a MIG device as CUDA names it, one that nobody knows
+    # When the GPUs of four ranks are queried: one scraped twice, a MIG device by its CUDA name, an unknown one
     found = hardware_of(Prometheus(Server(url=real)), {"GPU-1": (0, 1), "GPU-9": (2,), "GPU-7": (3,)}, SPAN)
 
-    # Then each has its gauges on one time line, with gaps where there is nothing
+    # Then each has its gauges on one time line, with gaps where data is missing
     first, mig = found.gpus
     assert (first.gpu_uuid, first.host, first.ranks, first.simulated) == ("GPU-1", "n1", [0, 1], False)
     assert set(first.gauges) == {"temperature_celsius", "sm_clock_hertz"}
@@ -98,13 +98,13 @@ def test_readings_come_per_gpu_in_the_runs_words_whoever_scraped_them(real: str)
     assert set(rows["sm_clock_hertz"]) == {1.5e9}
     assert np.isnan(rows["power_watts"]).all()
 
-    # And the MIG device shows what it shares with the GPU that it is a part of, as long as there is anything
+    # And the MIG device shows the readings of its parent GPU, as long as there are any
     assert (mig.gpu_uuid, mig.host, mig.ranks, mig.simulated) == ("GPU-9", "n2", [2], True)
     assert set(found.rows["GPU-9"]["temperature_celsius"]) == {80.0}
     assert mig.last_unix_ns is not None
     assert mig.last_unix_ns < SPAN[1]
 
-    # And it is said of whom nothing is known
+    # And the unknown GPU is reported as missing
     assert found.missing == ["GPU-7"]
     assert found.step_s == 5.0
 
@@ -121,7 +121,7 @@ def test_of_many_points_only_so_many_are_fetched(real: str) -> None:
 def test_past_alerts_come_from_what_prometheus_remembers(real: str) -> None:
     silent, down = sorted(prometheus_alerts(Prometheus(Server(url=real)), SPAN), key=lambda alert: alert.name, reverse=True)
 
-    # Then one is past, with its beginning and its end; Prometheus holds on to a series without a successor for 5 minutes
+    # Then one alert is past, with start and end; Prometheus keeps a series without new samples for 5 minutes
     assert (silent.name, silent.state, silent.run_id, silent.rank, silent.severity) == (
         "RankSilent",
         "resolved",
@@ -133,7 +133,7 @@ def test_past_alerts_come_from_what_prometheus_remembers(real: str) -> None:
     assert silent.ended_unix_ns is not None
     assert 120 * 10**9 < silent.ended_unix_ns - SPAN[0] <= (120 + 300 + 15) * 10**9
 
-    # And of one nobody says that it ended; an alert that is neither rankscope's nor about a run is none of ours
+    # And one has no known end; alerts that are neither rankscope's nor about a run are left out
     assert (down.name, down.state, down.ended_unix_ns, down.run_id) == ("GpuDown", "lost", None, None)
 
 
@@ -154,7 +154,7 @@ def test_a_server_without_alerts_has_none(real: str) -> None:
 
 
 class Hostile:
-    """A server whose answer is ``answer(request)``; it keeps the requests it got."""
+    """A server that answers with ``answer(request)`` and keeps its requests."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -252,7 +252,7 @@ def test_credentials_come_from_a_file_read_each_time_or_from_the_environment(
     file.write_text("old")
     client = Prometheus(Server(url=hostile.url, token_file=file))
 
-    # When the file has been renewed since
+    # When the token file has been renewed
     file.write_text(token)
     client.alerts()
     monkeypatch.setenv("RANKSCOPE_PROMETHEUS_TOKEN", token)

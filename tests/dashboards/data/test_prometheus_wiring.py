@@ -1,4 +1,4 @@
-"""What a Prometheus adds to the pages: idle GPUs by who holds them, and hardware of runs without samples of their own."""
+"""Data that a Prometheus adds to the pages: idle GPUs by holder, and hardware of runs without their own samples."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def past() -> str:
     ann, bob = 'user="ann",account="ml",job_id="7"', 'user="bob",account="ml",job_id="8"'
     parts = [
         held("GPU-1", allocated=1, in_use=0, job=ann),
-        # Its exporter is scraped by a second job of Prometheus
+        # The exporter is scraped by a second job of Prometheus
         {"gpu_job_info": samples("gpu_job_info", f'uuid="GPU-1",{ann},job="b"')},
         {"gpu_info": samples("gpu_info", 'uuid="GPU-1",host="n1"') + samples("gpu_info", 'uuid="GPU-3",host="n3"')},
         # Idle all the time, but under another job until half an hour ago
@@ -100,11 +100,11 @@ def test_idle_gpus_are_those_that_somebody_holds_and_no_process_has_open(real: P
     assert (first.uuid, first.host, first.user, first.account, first.job_id) == ("GPU-1", "n1", "ann", "ml", "7")
     assert first.idle_hours == pytest.approx(1.0, abs=0.1)
 
-    # Only the hours under the job that holds it now; of a host that nobody tells nothing is said
+    # Only the hours under its current job count; an unreported host stays unknown
     assert (second.uuid, second.host, second.user, second.job_id) == ("GPU-2", None, "bob", "8")
     assert second.idle_hours == pytest.approx(0.5, abs=0.1)
 
-    # A MIG device is on its GPU's host; a pod is a job; a user that is not told is not known
+    # A MIG device has its GPU's host; a pod counts as a job; an unreported user stays unknown
     assert (mig.uuid, mig.host, mig.user, mig.job_id) == ("MIG-9", "n3", None, "nlp/tune-0")
     assert [holder.user for holder in by_holder([first, second, mig])] == [None, "ann", "bob"]
 
@@ -126,7 +126,7 @@ def test_hardware_of_a_run_without_samples_is_that_of_the_exporters(
 
     hardware = DiskRuns(tmp_path, prometheus=real).hardware("r")
 
-    # Then the GPU of one rank has its readings, and it is said who told of them and what is missing
+    # Then the GPU of one rank has readings, and their source and the ranks without readings are named
     [gpu] = hardware.gpus
     assert (gpu.gpu_uuid, gpu.host, gpu.ranks, gpu.simulated) == (OF_RANK_0, "node-0", [0], True)
     assert hardware.index.prometheus == real.name

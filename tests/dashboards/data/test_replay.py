@@ -1,4 +1,4 @@
-"""Replaying the watcher over a run from its page."""
+"""Replay of the watcher over a run, started from the run's page."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_bars_show_when_it_was_pending_and_when_it_fired() -> None:
     assert (pending.name, list(pending.x), list(pending.y)) == ("Pending", [10_000, 5_000, 10_000], [0, 0, 1])
     assert list(marks.x) == ["2026-09-21 14:14:30", "2026-09-21 14:21:50"]
     assert [text.split("<br>")[0] for text in drawn.figure.layout.yaxis.ticktext] == ["TrainingStraggler"] * 2
-    # What did not end within the replay reaches to its end
+    # An alert without an end within the replay lasts to the replay's end
     assert (fires.name, list(fires.x), list(fires.y)) == ("Fires", [230_000, 90_000], [0, 1])
     assert pending.marker.pattern.shape != fires.marker.pattern.shape
     assert drawn.says == "Alerts that would have fired: 2; pending without firing: 1."
@@ -133,7 +133,7 @@ def test_a_replay_of_a_run_finds_what_the_watcher_would_have_and_tells_how_far_i
     counts = [progress.done for progress in told if progress.of]
     assert counts == sorted(counts)
     assert counts[-1] == 99
-    # And the run is as it was
+    # And the run is unchanged
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
 
 
@@ -199,7 +199,7 @@ def test_the_address_says_which_alert_is_replayed(run: RunData) -> None:
 def test_an_alert_that_there_is_not_is_said_with_those_there_are(run: RunData) -> None:
     with pytest.raises(RankscopeError, match="no alert '<b>x'; there are TrainingStraggler"):
         part(run, PageState(replay="<b>x"))
-    # Asked for by the address, the rest of the page is there
+    # With an unknown rule in the address, the rest of the page is shown
     assert "there are TrainingStraggler" in str(VIEW.layout(run, PageState(replay="<b>x")))
 
 

@@ -1,4 +1,4 @@
-"""Matrices on disk: what was written is what is read, however it came."""
+"""Matrices on disk: reads return the written values, for any order of writes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ADDED = st.tuples(
     st.sets(st.sampled_from(["own_us", "wall_us", "gc_us"]), min_size=1),
     st.booleans(),
 )
-"""A rank, its steps, metrics, and whether readers are shown it at once."""
+"""One write: a rank, its steps, metrics, and whether it is published at once."""
 
 
 def cells_of(tiles: Tiles) -> Cells:
-    """Everything that is known."""
+    """Return all finite cells by metric, rank and step."""
     found: Cells = {}
     for metric in tiles.meta.metrics:
         values = tiles.part(metric, most_columns=10**9).values
@@ -64,7 +64,7 @@ def test_what_was_written_last_is_read_in_whichever_order_ranks_and_steps_came(
 
 @pytest.fixture
 def noise() -> NDArray[np.float32]:
-    """Values of 5 ranks and more steps than two blocks hold."""
+    """Random values of 5 ranks and more steps than two blocks hold."""
     return np.random.default_rng(3).random((5, 2 * BLOCK_STEPS + 100), dtype=np.float32)
 
 

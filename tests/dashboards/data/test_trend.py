@@ -1,4 +1,4 @@
-"""What is worked out of all ranks together, step by step."""
+"""The trend: statistics over all ranks, per step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONE = np.array([], np.int64)
 
 
 def tiles(folder: Path, **metrics: np.ndarray) -> Tiles:
-    """Of ranks 0, 2, 4 …, steps from 100."""
+    """Write tiles of ranks 0, 2, 4 …, with steps from 100."""
     matrix = next(iter(metrics.values()))
     writer = TileWriter(folder)
     writer.fill([2 * row for row in range(len(matrix))], 100 + np.arange(matrix.shape[1]), metrics.items())
@@ -37,13 +37,13 @@ def same(one: Trend, other: Trend) -> bool:
 
 
 def test_percentiles_are_those_of_numpy_and_the_slowest_rank_is_named(tmp_path: Path) -> None:
-    # Given times of 20 ranks at more steps than a block has, a tenth of them not known
+    # Given times of 20 ranks for more steps than one block, a tenth of them unknown
     rng = np.random.default_rng(0)
     wall = rng.gamma(4, 10_000, (20, 300)).astype(np.float32)
     wall[rng.random(wall.shape) < 0.1] = np.nan
     # When the trend is made
     trend = trend_of(tiles(tmp_path, wall_us=wall, own_us=wall), np.array([103]))
-    # Then its percentiles are those of what is known
+    # Then its percentiles are those of the known values
     assert np.allclose(trend.wall_us, np.nanpercentile(wall, PERCENTILES, axis=0), rtol=1e-5)
     assert (trend.slowest == 2 * np.nanargmax(wall, axis=0)).all()
     assert np.flatnonzero(trend.profiled).tolist() == [3]
@@ -69,7 +69,7 @@ def test_a_run_without_steps_has_an_empty_trend(tmp_path: Path) -> None:
 
 
 class _Counted:
-    """Matrices that tell which columns were read."""
+    """Tiles that record which columns were read."""
 
     def __init__(self, held: Tiles) -> None:
         self._held = held
@@ -85,10 +85,10 @@ def test_of_a_run_that_goes_on_only_what_is_new_is_read_and_the_answer_is_the_sa
     # Given a trend of the first 500 steps
     wall = np.random.default_rng(0).gamma(4, 10_000, (5, 700)).astype(np.float32)
     before = trend_of(tiles(tmp_path / "a", wall_us=wall[:, :500], own_us=wall[:, :500]), NONE)
-    # When 200 more have come
+    # When 200 more steps have been added
     grown = _Counted(tiles(tmp_path / "b", wall_us=wall, own_us=wall))
     after = trend_of(grown, NONE, before=before, since=600)
-    # Then the first 500 were not read again
+    # Then the first 500 steps were not read again
     assert min(grown.read) == 500
     assert same(after, trend_of(grown, NONE))
 

@@ -1,4 +1,4 @@
-"""Figures hold the records' values, nothing more and nothing less."""
+"""Figures contain exactly the values of the records."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_binning_keeps_the_highest_value_of_every_block(matrix: NDArray[np.float
 
 
 def test_missing_values_are_null_on_the_wire(table: StepTable) -> None:
-    """Plotly reads NaN in a typed array as a gap; a literal NaN in JSON would break the page."""
+    """Plotly draws NaN in a typed array as a gap; a literal NaN in JSON would break the page."""
     figure = step_heatmap(table.matrix("own_us"), table.ranks, table.steps, LIGHT, label="own time", unit="us")
     json.loads(figure.to_json(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
 

@@ -1,4 +1,4 @@
-"""Collectives and the spread of the overlap ratio: what is drawn, and what is said where something is not known."""
+"""Figures of collectives and of the spread of the overlap ratio, and their texts for unknown values."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def texts(figure: Any) -> list[str]:
 
 
 def test_transfer_and_waiting_are_stacked_and_the_costliest_is_first() -> None:
-    # Given two collectives, the second of which costs more, and one of which nothing is known
+    # Given two collectives, of which the second costs more, and one without known times
     cheap = msgspec.structs.replace(GRADIENTS, op="barrier", bytes=None, wait_us=0.0, matched=1)
     rows = by_cost([cheap, UNKNOWN, GRADIENTS], None)
     assert [row.op for row in rows] == ["all_reduce", "barrier", "all_gather"]
     # When they are drawn
     figure = wait_bars(rows, LIGHT)
-    # Then each bar is instances times transfer, and times waiting
+    # Then each bar is instances × transfer time plus instances × waiting time
     assert [(bar.name, list(bar.x)) for bar in figure.data] == [("Transfer", [20, 2]), ("Waiting for later ranks", [60, 0])]
     assert texts(figure) == [
         "80 ms · 75% waiting", "2 ms · 0% waiting", "all_reduce · dp (8 ranks) · 4.0 MiB",
@@ -100,11 +100,11 @@ def test_what_is_missing_is_said_with_how_to_get_it() -> None:
 
 
 def test_the_spread_counts_ranks_and_steps_and_points_out_ranks() -> None:
-    # Given eight ratios of ranks 0, 1 and 4, one of them not known
+    # Given nine ratios of ranks 0, 1 and 4, one of them unknown
     ratios = np.array([[0.02, 0.03, 0.04], [0.52, 0.53, np.nan], [0.96, 0.97, 1.0]], np.float32)
-    # When they are drawn, rank 4 blamed, and a rank picked that is not there
+    # When they are drawn with rank 4 as the straggler and a missing rank selected
     figure = overlap_spread(ratios, [0, 1, 4], LIGHT, profiled=True, blamed=4, picked=3)
-    # Then shares are of what is known
+    # Then shares are those of the known values
     (bars,) = figure.data
     assert {int(x): round(float(y), 1) for x, y in zip(bars.x, bars.y, strict=True) if y} == {2: 37.5, 52: 25.0, 97: 37.5}
     assert texts(figure) == ["median", "<b>⚑ rank 4</b>"]

@@ -1,4 +1,4 @@
-"""Waterfall, trend and throughput: what is drawn, with small numbers that can be checked by eye."""
+"""Figures of waterfall, trend and throughput, with small numbers that can be checked by eye."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def texts(figure: Any) -> list[str]:
 
 
 def trend(count: int = 4, **others: Any) -> Trend:
-    """Steps from 10; percentiles 1 ms apart, the median rank at 12 ms."""
+    """Return a trend of steps from 10 on; percentiles are 1 ms apart, the median rank is at 12 ms."""
     rows = np.arange(len(PERCENTILES), dtype=np.float32)[:, None] * 1_000 + 10_000
     times = np.broadcast_to(rows, (len(PERCENTILES), count)).copy()
     whole = Trend(
@@ -39,7 +39,7 @@ def trend(count: int = 4, **others: Any) -> Trend:
 
 
 def test_parts_of_the_waterfall_begin_where_the_one_before_ends_and_what_is_not_known_has_no_bar() -> None:
-    # Given a step of 100 ms of which compute, communication and input are known
+    # Given a step of 100 ms with known compute, communication and input
     costs = Costs(
         step_us=100_000,
         steps=50,
@@ -51,7 +51,7 @@ def test_parts_of_the_waterfall_begin_where_the_one_before_ends_and_what_is_not_
     )
     # When it is drawn
     figure = waterfall_bars(waterfall(costs), LIGHT)
-    # Then bars join, and the last is the whole step
+    # Then each bar begins where the previous one ends, and the last is the whole step
     assert [(bar.name, bar.base[0] if bar.base else 0, bar.x[0]) for bar in figure.data] == [
         ("compute", 0, 40),
         ("exposed communication", 40, 30),
@@ -59,7 +59,7 @@ def test_parts_of_the_waterfall_begin_where_the_one_before_ends_and_what_is_not_
         ("unexplained", 70, 30),
         ("actual", 0, 100),
     ]
-    # And how long each takes is below its name, where nothing cuts it off; zero is zero, what is not known is not known
+    # And each duration is below its name, where it is not cut off; zero and unknown are distinct
     assert list(figure.layout.yaxis.ticktext) == [
         "ideal<br><i>not known</i>", "compute<br><b>40 ms</b> · 40%", "exposed communication<br><b>30 ms</b> · 30%",
         "straggler wait<br><i>not known</i>", "copies<br><i>not known</i>", "input<br><b>0 ms</b> · 0%",
@@ -97,7 +97,7 @@ def test_changes_profiled_steps_and_a_later_attempt_are_marked() -> None:
     figure = trend_lines(marked, 0, 4, LIGHT, attempt="attempt 2")
     assert texts(figure) == ["+31%", "attempt 2"]
     assert [(shape.x0, shape.x1) for shape in figure.layout.shapes] == [(10.5, 12.5), (12, 12), (10, 10)]
-    # And of what is not shown nothing is marked
+    # And marks outside the shown range are not drawn
     assert texts(trend_lines(marked, 3, 4, LIGHT, attempt="attempt 2")) == []
 
 
@@ -116,9 +116,9 @@ def test_of_many_steps_the_slowest_one_and_its_rank_are_kept() -> None:
     # Given 10,000 steps, at one of which rank 3 takes a second
     long = trend(10_000)
     long.own_us[-1, 5_003], long.slowest[5_003] = 1e6, 3
-    # When they are brought to as many points as a screen has
+    # When they are reduced to the number of points of a screen
     course = course_of(long, 0, 10_000)
-    # Then it is still there, and the median is the median
+    # Then the slow step is still there, and the median is unchanged
     assert len(course.steps) <= MOST_POINTS
     at = int(course.highest_own_us.argmax())
     assert course.highest_own_us[at] == 1e6

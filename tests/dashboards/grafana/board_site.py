@@ -1,4 +1,4 @@
-"""A site as boards see it: a node with GPUs of many kinds, ranks that step, a job; and a Prometheus that scrapes it."""
+"""A site for the boards: a node with GPUs of many kinds, ranks that make steps, a job, and a Prometheus."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ for = "0s"
 [RecorderDisabled]
 for = "0s"
 """
-"""So that there is something to see at once."""
+"""Thresholds without delays, so that alerts fire at once."""
 
 
 def gpus() -> list[State]:
-    """H100, A100 (no GPM), H100 divided by MIG, one that will be lost, one held and idle, one hot, one free."""
+    """Return an H100, an A100 (no GPM), an H100 with MIG, one that will be lost, one held and idle, one hot, one free."""
     hot = {**h100_state(5), "throttle": 0x48, "margin": 0, "field.161@0": "3 ull", "fans": 1, "fan.0": 55}
     nothing = {"utilization": 0, "samples.1": "0,0,0", "gpm.1": 0, "gpm.2": "0", "gpm.5": "0", "gpm.10": 0}
     held, free = ({**h100_state(index), **nothing} for index in (HELD, FREE))
@@ -73,12 +73,12 @@ node_infiniband_port_errors_received_total{{device="mlx5_0",port="1"}} {0}
 # TYPE node_infiniband_port_discards_transmitted_total counter
 node_infiniband_port_discards_transmitted_total{{device="mlx5_0",port="1"}} {0}
 """
-"""What node_exporter says of the node: an active port, and one whose link is down and goes down again with every scrape."""
+"""node_exporter's page: an active InfiniBand port, and one whose link is down and whose counters grow per scrape."""
 
 
 @contextmanager
 def node_exporter() -> Iterator[str]:
-    """The address of one that answers as ``NODE_EXPORTER``, its counters one more each time."""
+    """Yield the address of a server of ``NODE_EXPORTER``, whose counters grow by one per scrape."""
     scrapes = itertools.count(1)
 
     def answer(request: BaseHTTPRequestHandler, _: bytes) -> None:
@@ -90,7 +90,7 @@ def node_exporter() -> Iterator[str]:
 
 
 def write_collectives(spool: Path) -> None:
-    """Files of NCCL Inspector about three GPUs of one communicator; GPU 5 arrives last, so its own time is the shortest."""
+    """Write NCCL Inspector files of three GPUs of one communicator; GPU 5 arrives last, so its time is the shortest."""
     for gpu, (bandwidth, exec_us) in {0: (80, 5000), 1: (79, 5100), 5: (200, 2000)}.items():
         buckets = [
             collective(bandwidth, exec_us, comm="DP", nranks=3, gpu=gpu),
@@ -101,7 +101,7 @@ def write_collectives(spool: Path) -> None:
 
 
 class Ranks:
-    """Four ranks on the GPUs 0, 1, 5 and none; the third is slow, the last is not observed. Their files grow every moment."""
+    """Four ranks on GPUs 0, 1, 5 and none; the third is slow, the last is not observed. A thread keeps updating their files."""
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool
@@ -112,7 +112,7 @@ class Ranks:
         self._thread.start()
 
     def stop(self) -> None:
-        """No more steps."""
+        """Stop the steps."""
         self._ended.set()
         self._thread.join(20)
 
@@ -151,7 +151,7 @@ class Ranks:
 
 
 def prepared(folder: Path, library: Path) -> tuple[FakeDriver, list[str]]:
-    """The driver of the node, and what its exporter is started with."""
+    """Return the driver of the node and the arguments of its exporter."""
     driver = FakeDriver(folder / "site-driver", library, gpus())
     held = ",".join(uuid_of(index) for index in (0, 1, HELD))
     job = {"CUDA_VISIBLE_DEVICES": held, "SLURM_JOB_ACCOUNT": "physics", "SLURM_JOB_PARTITION": "gpu"}
@@ -163,13 +163,13 @@ def prepared(folder: Path, library: Path) -> tuple[FakeDriver, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A Prometheus that can be asked."""
+    """A Prometheus with its HTTP client."""
 
     url: str
     client: httpx.Client
 
     def instant(self, expr: str) -> list[dict[str, Any]]:
-        """Series that an expression has now. Raises ``AssertionError`` for one that is none."""
+        """Return the series of an expression at this moment. Raises ``AssertionError`` for an invalid expression."""
         answer = self.client.post(f"{self.url}/api/v1/query", data={"query": expr}).json()
         assert answer["status"] == "success", f"{answer.get('error')}\n{expr}"
         found: list[dict[str, Any]] = answer["data"]["result"]
@@ -180,7 +180,7 @@ class Asked:
 def scraping(
     program: str, folder: Path, address: str, jobs: Mapping[str, tuple[str, Sequence[str]]], rules: str
 ) -> Iterator[Asked]:
-    """A Prometheus that scrapes every second; ``jobs``: name to path and addresses."""
+    """Run a Prometheus that scrapes every second; ``jobs`` maps names to path and addresses."""
     (folder / "site.rules.yaml").write_text(rules)
     config = folder / "site.yml"
     config.write_text(

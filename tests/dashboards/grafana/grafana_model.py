@@ -1,4 +1,4 @@
-"""What Grafana does with a board's JSON, as far as the tests need it: panels, queries, variables put in."""
+"""Grafana's handling of a board's JSON, as far as the tests need it: panels, queries, interpolated variables."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BUILT_IN = {
     "__interval": "5s",
 }
 LONGER = BUILT_IN | {"__interval": "300s", "__interval_ms": "300000"}
-"""In a panel with a least interval, when somebody looks at a longer time."""
+"""Built-in variables of a panel with a minimum interval, for a longer time range."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)")
 
 
 def boards(kind: str) -> dict[str, Json]:
-    """The shipped boards by uid; ``native`` or ``dcgm``."""
+    """Return the shipped boards of a kind (``native`` or ``dcgm``) by uid."""
     folder = files("rankscope.dashboards") / "grafana" / "json" / kind
     found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir()]
     return {board["uid"]: board for board in found if "uid" in board}
@@ -35,7 +35,7 @@ def all_boards() -> dict[str, Json]:
 
 
 def panels(board: Json) -> Iterator[Json]:
-    """Panels, those in collapsed rows included; no rows."""
+    """Yield the panels, including those in collapsed rows, without the rows themselves."""
     for panel in board["panels"]:
         if panel["type"] != "row":
             yield panel
@@ -50,7 +50,7 @@ class Target:
     expr: str
 
     def asked(self, values: Mapping[str, list[str] | str]) -> str:
-        """What Prometheus is asked."""
+        """Return the query that Prometheus gets."""
         return put_in(self.expr, values, built_in=LONGER if self.panel.get("interval") else BUILT_IN)
 
     @property
@@ -67,13 +67,13 @@ def targets(board: Json) -> list[Target]:
 
 
 def put_in(expr: str, values: Mapping[str, list[str] | str], *, built_in: Mapping[str, str] = BUILT_IN) -> str:
-    """The expression as Prometheus gets it: several values as an alternative of escaped texts; a text as it is (all of them)."""
+    """Return the expression that Prometheus gets: a list becomes an alternation of escaped values, a string is kept (for All)."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name in built_in:
             return built_in[name]
-        if name.isdigit():  # of label_replace; Grafana leaves what is no variable
+        if name.isdigit():  # a group of label_replace; Grafana leaves non-variables unchanged
             return match[0]
         found = values[name]
         if isinstance(found, str):

@@ -1,4 +1,4 @@
-"""What a PromQL expression selects, and in which function: enough of the language to check boards by."""
+"""Selectors of a PromQL expression and the functions around them: enough of the language to check boards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """``function`` is the nearest one around it; ``range`` without brackets, empty where there is none."""
+    """A selector. ``function`` is the innermost one around it; ``range`` has no brackets and is empty for none."""
 
     metric: str
     matchers: dict[str, tuple[str, str]]
@@ -26,13 +26,13 @@ class Selector:
 
 
 def functions(expr: str) -> set[str]:
-    """Functions and aggregations of an expression."""
+    """Return the functions and aggregations of an expression."""
     tokens = list(_tokens(expr))
     return {text for kind, text, after in tokens if kind == "name" and after in ("(", "by") and text not in _LABELS | _WORDS}
 
 
 def selectors(expr: str) -> list[Selector]:  # noqa: C901  # one branch per kind of token
-    """Every selector, in order. Raises ``ValueError`` for what is no PromQL, as far as this can tell."""
+    """Return every selector, in order. Raises ``ValueError`` for invalid PromQL, as far as this parser detects it."""
     found: list[Selector] = []
     around: list[str] = []
     opening = ""
@@ -53,7 +53,7 @@ def selectors(expr: str) -> list[Selector]:  # noqa: C901  # one branch per kind
             pairs = {name: (operator, value) for name, operator, value in _MATCHER.findall(text)}
             found.append(Selector(last.metric, pairs, last.range, last.function))
         elif kind == "range":
-            if before != ")" and found and (opening or around):  # after a bracket it is of a subquery
+            if before != ")" and found and (opening or around):  # after a bracket it belongs to a subquery
                 last = found.pop()
                 found.append(Selector(last.metric, last.matchers, text[1:-1], last.function))
         elif text == "(":
@@ -68,7 +68,7 @@ def selectors(expr: str) -> list[Selector]:  # noqa: C901  # one branch per kind
 
 
 def _tokens(expr: str) -> Iterator[tuple[str, str, str]]:
-    """Kind, text, and the text of the next token."""
+    """Yield kind, text, and the text of the next token."""
     found: list[tuple[str, str]] = []
     place = 0
     while place < len(expr):

@@ -1,7 +1,7 @@
-"""The boards as files: generated from the code, and held to the rules of grafana/dashboard-linter and to our own.
+"""The boards as files: generated from the code, checked by the rules of grafana/dashboard-linter and our own.
 
-The linter itself needs a newer Go than Debian has, and modules from elsewhere: its rules are checked here, by its names. It was
-run by hand, and agreed (docs/grafana.md).
+The linter itself needs a newer Go than Debian has, and downloaded modules. Its rules are checked here under its names. It was
+run by hand with the same result (docs/grafana.md).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rankscope.runs.links import overview_url
 from rankscope.runs.metrics import RANK_METRICS
 
 KINDS = {"timeseries", "stat", "table", "state-timeline", "heatmap"}
-"""Panels of Grafana 11 and newer, none of them Angular's."""
+"""Panel types of Grafana 11 and newer, without Angular panels."""
 UNITS = {
     *("none", "short", "percentunit", "bool", "bool_yes_no", "bool_on_off"),
     *("bytes", "Bps", "celsius", "cps", "opm", "flops", "hertz", "s", "watt", "kwatth", "dateTimeAsIso"),
 }
-"""Those of Grafana that the boards use."""
+"""Grafana's units that the boards use."""
 PUT_IN = dict.fromkeys(("cluster", "job", "instance", "gpu", "run_id", "rank", "slurm_job_id", "comm_name", "collective"), ".+")
 
 BOARDS = all_boards()
@@ -256,7 +256,7 @@ def test_links_lead_to_boards_there_are_and_to_the_page_of_the_run() -> None:
 
 
 def test_a_link_in_a_table_takes_what_the_table_has() -> None:
-    # a column that is not shown is filtered away, and a link cannot name it
+    # a hidden column is filtered out, so a link cannot name it
     for board in BOARDS.values():
         for panel in panels(board):
             if panel["type"] != "table":
@@ -274,7 +274,7 @@ def test_the_table_of_alerts_keeps_apart_what_differs() -> None:
     (table,) = [target for target in TARGETS if target.name == ("rankscope-alerts", "Firing alerts", "A")]
     shown = set(re.findall(r"\w+", table.expr))
     assert "uuid" in labels
-    assert labels - {"uuid", "run", "model"} <= shown  # the gpu_uuid is the uuid; the others follow from what is shown
+    assert labels - {"uuid", "run", "model"} <= shown  # the gpu_uuid is the uuid; the others follow from shown columns
 
 
 def test_every_exclusion_has_a_reason_and_is_needed() -> None:

@@ -1,4 +1,4 @@
-"""``rankscope grafana``: what it writes, and what it makes of bad input."""
+"""``rankscope grafana``: its output, and its errors for bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every query of every board, asked of a real Prometheus that scrapes the real exporter and loads the shipped rules."""
+"""Every query of every board, against a real Prometheus that scrapes the real exporter and loads the shipped rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOT_HERE = {
     ("rankscope-cluster", "GPUs by state", "B"): "no GPU hangs: that takes minutes to suspect",
     ("rankscope-cluster", "GPUs by state", "H"): "every GPU's state can be told",
 }
-"""Queries that rightly have no data at this site, and why: a value would be a fault."""
+"""Queries that must have no data at this site, with the reason."""
 
 PLANTED = {
     ("rankscope-cluster", "Hosts"): 2,
@@ -58,14 +58,14 @@ PLANTED = {
     ("rankscope-run", "Exposed communication"): 0.1,
     ("rankscope-run", "Overlap"): 0.75,
 }
-"""What the figures say of what the site is made of: a GPU that is lost draws nothing."""
+"""Expected values of single-number panels at this site; a lost GPU draws no power."""
 
 
 STEADY = (
     *("Utilisation", "Graphics or compute engine active", "Memory bandwidth", "SM clock", "Memory clock", "Memory in use"),
     *("Memory free", "Memory read and written", "Temperature", "Memory temperature", "Power", "PCIe sent", "PCIe received"),
 )
-"""Graphs of what does not change here, so that it does not matter when each of the two pages was scraped."""
+"""Graphs of constant readings, which do not depend on the scrape times of the two pages."""
 
 
 def test_every_query_has_data_or_a_reason(
@@ -75,7 +75,7 @@ def test_every_query_has_data_or_a_reason(
     free_port: Callable[[], int],
     tmp_path: Path,
 ) -> None:
-    # given a node with GPUs of many kinds, a job, ranks that step, an exporter that is dead, and simulated GPUs
+    # given a node with GPUs of many kinds, a job, ranks that make steps, a dead exporter, and simulated GPUs
     with ExitStack() as stack:
         driver, arguments = prepared(tmp_path, fake_nvml_library)
         (tmp_path / "thresholds.toml").write_text(THRESHOLDS)
@@ -116,7 +116,7 @@ def test_every_query_has_data_or_a_reason(
             assert time.monotonic() < until, sorted(target.name for target in left)
             time.sleep(0.3)
 
-        # and so it is when all is chosen, and figures are what was planted
+        # and also with All selected, and the panels show the planted values
         empty = {target.name for target in _queries() if not asked.instant(target.asked(_everything(target.board)))}
         assert empty == NOT_HERE.keys()
         shown = {
@@ -131,11 +131,11 @@ def test_every_query_has_data_or_a_reason(
         lost = {one["metric"].get("gpu_uuid") for one in asked.instant(firing.asked(_values("rankscope-alerts", jobs)))}
         assert uuid_of(LOST) in lost
 
-        # and the errors of the time shown are counted, the first of each code, too
+        # and the errors in the time range are counted, including the first of each code
         xids = _labelled(asked, jobs, "rankscope-alerts", "Xids", "B", by=("host", "index", "xid"))
         assert xids == {("node1", "0", "31"): 1, ("node1", "0", "79"): 1}
 
-        # and a graph says of what it has no line, in which of two states it is
+        # and a graph names devices without a line, with the reason
         (missing,) = [target for target in _queries() if target.name == ("rankscope-node", "SMs active", "B")]
         told = {
             (one["metric"]["of"], one["metric"]["why"]) for one in asked.instant(missing.asked(_values("rankscope-node", jobs)))
@@ -146,7 +146,7 @@ def test_every_query_has_data_or_a_reason(
             (dead, "collection dead (no answer)"),
         }
 
-        # and InfiniBand is found by the host, and said to be missing where node_exporter does not tell of it
+        # and InfiniBand is found by the host, and reported as missing without node_exporter's metrics
         up = _labelled(asked, jobs, "rankscope-node", "InfiniBand link up", "A")
         assert up == {("node1", "mlx5_0", "1"): 1, ("node1", "mlx5_1", "1"): 0}
         downs = _labelled(asked, jobs, "rankscope-cluster", "Every host", "H", by=("host",))
@@ -158,7 +158,7 @@ def test_every_query_has_data_or_a_reason(
             (dead, "collection dead (no answer)"),
         }
 
-        # and of each communicator the bus bandwidth is known, and the rank that the others wait for
+        # and each communicator has its bus bandwidth and the rank that the others wait for
         bandwidths = _labelled(
             asked, jobs, "rankscope-collectives", "Bus bandwidth", "A", by=("run_id", "comm_name", "collective")
         )
@@ -169,12 +169,12 @@ def test_every_query_has_data_or_a_reason(
         absent = _labelled(asked, jobs, "rankscope-collectives", "Bus bandwidth", "B", by=("of", "why"))
         assert absent.keys() == {("node2", "not available (no NCCL Inspector)"), (dead, "collection dead (no answer)")}
 
-        # and over DCGM's names there are the same values
+        # and the DCGM boards show the same values
         ours, theirs = (_by_panel(asked, uid, _values(uid, jobs)) for uid in ("rankscope-node", "rankscope-node-dcgm"))
         for title in STEADY:
             assert theirs[title] == pytest.approx(ours[title], abs=2**20 if title.startswith("Memory") else 1e-3), title
 
-        # and variables have something to choose from, except that nobody here has clusters
+        # and variables have options, except cluster, which this site lacks
         for board in all_boards().values():
             for variable in board["templating"]["list"]:
                 if variable["type"] == "query":
@@ -189,14 +189,14 @@ def _queries() -> list[Target]:
 
 
 def _values(board: str, jobs: Mapping[str, tuple[str, list[str]]]) -> dict[str, list[str] | str]:
-    """What somebody has chosen: these hosts, this run, all GPUs and ranks."""
+    """Return a selection of variables: these hosts, this run, all GPUs and ranks."""
     job = "dcgm" if board.endswith("dcgm") else "gpus"
     chosen: dict[str, list[str] | str] = {"cluster": ".*", "job": [job, "other"], "instance": jobs[job][1]}
     return chosen | ({"run_id": [RUN_ID], "rank": ".+"} if board == "rankscope-run" else dict.fromkeys(_of_gpus(board), ".+"))
 
 
 def _by_panel(asked: Asked, uid: str, values: Mapping[str, list[str] | str]) -> dict[str, float]:
-    """What each graph's first query says of the first GPU, where that is one line."""
+    """Return for each graph the first query's value for the first GPU, where it has one line."""
     found = {}
     for target in targets(all_boards()[uid]):
         if target.letter == "A" and target.panel["type"] == "timeseries":
@@ -212,7 +212,7 @@ def _labelled(
     *name: str,
     by: Sequence[str] = ("host", "device", "port"),
 ) -> dict[tuple[str, ...], float]:
-    """Values of one query, by labels."""
+    """Return the values of one query by labels."""
     (target,) = [target for target in _queries() if target.name == name]
     series = asked.instant(target.asked(_values(target.board, jobs)))
     return {tuple(one["metric"][label] for label in by): float(one["value"][1]) for one in series}
@@ -228,12 +228,12 @@ def _everything(board: str) -> dict[str, list[str] | str]:
 
 
 def _of_gpus(board: str) -> tuple[str, ...]:
-    """What can be chosen on boards of GPUs besides exporters."""
+    """Return the variables of a GPU board besides those of exporters."""
     return ("gpu", "slurm_job_id", "comm_name", "collective") if board == "rankscope-collectives" else ("gpu",)
 
 
 def _choices(asked: Asked, variable: Json, values: Mapping[str, list[str] | str]) -> set[tuple[str, str]]:
-    """Text and value of what can be chosen."""
+    """Return text and value of the options of a variable."""
     function, _, inner = put_in(variable["query"]["query"], values).partition("(")
     if function == "label_values":
         series, _, label = inner.removesuffix(")").rpartition(",")

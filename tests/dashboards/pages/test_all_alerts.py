@@ -38,7 +38,7 @@ COLORS = PALETTES["light"]
 
 @pytest.fixture(autouse=True)
 def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No state file of whoever runs the tests."""
+    """State folder of the test instead of the user's own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
@@ -97,7 +97,7 @@ def test_a_row_has_what_is_known_and_leaves_out_what_is_not() -> None:
         "minutes": 1.0,
         "summary": "Rank 2 is slow.",
     }
-    # That nobody has seen the end is not that it has gone on until now
+    # An alert without a known end has no duration up to now
     assert set(unknown) == {"id", "state", "state_tone", "started"}
 
 
@@ -154,7 +154,7 @@ def test_the_figure_says_how_many_fire_and_which_most_often() -> None:
     drawn = alert_counts([alert("firing", end_ns=None), alert(start_ns=AT + SECOND), alert(alertname="GpuDown")], COLORS)
 
     assert drawn.says == "3 alerts, 1 of them firing; TrainingStraggler most often, 2 times."
-    # Told apart without colour
+    # Distinguishable without colour
     assert len({bar.marker.pattern.shape for bar in drawn.figure.data}) == 3
 
 
@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -
 def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
     tmp_path: Path, write_run: Callable[..., Path]
 ) -> None:
-    # Given a run that goes on and one that has ended, a damaged one, and a Prometheus that is down
+    # Given a live run, an ended one, a damaged one, and a Prometheus that is down
     root = tmp_path / "runs"
     live = write_run(root / "live", run_id="live", finished=False)
     over = write_run(root / "over", run_id="over")

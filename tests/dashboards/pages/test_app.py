@@ -27,7 +27,7 @@ START_NS = 1_790_000_000_000_000_000
 
 
 def texts(component: Any) -> str:
-    """All text of a serialised component tree, and of its titles."""
+    """Return all text of a serialised component tree, including titles."""
     if isinstance(component, dict):
         props = component.get("props", component)
         return " ".join(
@@ -39,7 +39,7 @@ def texts(component: Any) -> str:
 
 
 def find(component: Any, identifier: str) -> dict[str, Any]:
-    """Props of the component with that id in a serialised tree."""
+    """Return the props of the component with that id in a serialised tree."""
     found = _find(component, identifier)
     assert found is not None, f"no {identifier} on the page"
     return found

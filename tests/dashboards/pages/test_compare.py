@@ -1,4 +1,4 @@
-"""Comparing runs on a page: what is said, what is drawn, what cannot be compared."""
+"""The page that compares runs: its texts, its figures, and runs that cannot be compared."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(folder: Path, write_run: WriteRun) -> DiskRuns:
-    """A sound run, one with a slow loader, a larger one, and one that is too short."""
+    """Source of a sound run, one with a slow data loader, a larger one, and one that is too short."""
     if not (folder / "sound").exists():
         write_run(folder / "sound", run_id="sound", name="monday", slow_rank=None, steps=120)
         write_run(folder / "slow", run_id="slow", name="tuesday", slow_rank=2, steps=120)

@@ -1,4 +1,4 @@
-"""The ledger: GPU time lost by host and cause over many runs, what is not in the sum, who holds idle GPUs."""
+"""The page of lost GPU-hours by host and cause over many runs, of parts not in the sum, and of idle GPUs by holder."""
 
 from __future__ import annotations
 

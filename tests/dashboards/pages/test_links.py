@@ -1,4 +1,4 @@
-"""Symbolic links in and around runs: what is outside of the folder that is served stays there."""
+"""Symbolic links in and around runs: data outside the served folder is not shown."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ WriteRun = Callable[..., Path]
 
 @pytest.fixture
 def secret(tmp_path: Path, write_run: WriteRun) -> Path:
-    """A run that is not served."""
+    """Folder of a run outside the served folder."""
     return write_run(tmp_path / "private" / "secret", run_id="secret", name="secret-project")
 
 
 @pytest.fixture
 def root(tmp_path: Path, write_run: WriteRun) -> Path:
-    """The folder that is."""
+    """The served folder, with one run."""
     write_run(tmp_path / "runs" / "own", run_id="own")
     return tmp_path / "runs"
 

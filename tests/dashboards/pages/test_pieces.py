@@ -1,4 +1,4 @@
-"""Small parts that several pages are made of."""
+"""Small components shared by several pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.dashboards.pages.pieces import first_of, run_link, unbroken
 
 
 def whole(parts: list[Any]) -> list[str]:
-    """What no line may end within."""
+    """Return the texts that must not be broken over lines."""
     return [part.children for part in parts if isinstance(part, html.Span)]
 
 

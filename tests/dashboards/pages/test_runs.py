@@ -1,4 +1,4 @@
-"""The list of runs: rows, verdicts as they are asked for, the address, what is sent when something changes."""
+"""The list of runs: rows, verdicts on request, the address, and updates after changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WriteRun = Callable[..., Path]
 
 
 def listed(client: Any, search: str = "") -> dict[str, Any]:
-    """The table of the list, as the page has it."""
+    """Return the table of the list of runs from the page."""
     response = client("page.children", {"url.pathname": "/", "url.search": search}, triggered="url.pathname")
     return grid_of(response["page"]["children"])
 
@@ -55,7 +55,7 @@ def find(component: Any, identifier: str) -> dict[str, Any] | None:
 
 
 def ask(client: Any, *run_ids: str) -> Any:
-    """Rows that the browser is sent for those in view."""
+    """Return the response to a request for the rows in view."""
     return client("runs-answer.data", {"runs-asked.data": {"number": 3, "ids": list(run_ids)}}, triggered="runs-asked.data")
 
 
@@ -156,7 +156,7 @@ def test_only_what_changed_is_sent(memory_runs: Any, analysis: Analysis, table: 
     memory_runs.put(analysis, table, run_id="live", status="live")
     seen = list_revision(memory_runs.runs())
 
-    def poll() -> Any:  # of a new app each time, for an answer is given again for a while
+    def poll() -> Any:  # a new app each time, because answers are cached for a while
         client = caller(create_app(memory_runs))
         values = {"run-list-poll.n_intervals": 1, "run-list-revision.data": seen}
         return client("runs-grid.rowData", values, triggered="run-list-poll.n_intervals")
@@ -321,7 +321,7 @@ def test_many_viewers_share_a_look() -> None:
 
     def look() -> int:
         asked.append(1)
-        now[0] += 0.5  # so long it takes
+        now[0] += 0.5  # duration of the call
         return len(asked)
 
     lately = Lately(look, clock_s=lambda: now[0])

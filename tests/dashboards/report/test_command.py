@@ -1,4 +1,4 @@
-"""``rankscope report``: from a run to a file, and what it says when it cannot."""
+"""``rankscope report``: from a run to a file, and its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def command(cli: Command) -> Command:
-    """``command(run, …)`` runs ``rankscope report`` in this process."""
+    """Function ``command(run, …)`` that runs ``rankscope report`` in this process."""
     return lambda *args: cli("report", *args)
 
 
@@ -40,7 +40,7 @@ def test_the_command_writes_a_file_and_replaces_the_one_before(
     assert "Selected: rank 1; metric wall_us; steps 10-30." in text
     assert "Made 2026-11-18 11:06:40 UTC" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
-    # and on standard output, where nothing else is
+    # and to standard output, without other output
     first = target.read_bytes()
     done = command(run, "-o", "-", "--rank", "1", "--steps", "10-30", "--metric", "wall_us")
     assert (done.returncode, done.stdout.encode()) == (0, first)

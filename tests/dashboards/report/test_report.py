@@ -47,7 +47,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\"'&"
 
 
 class Parsed(HTMLParser):
-    """What a browser would find in the file."""
+    """Tags and text of the file, as a browser parses them."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Parsed(HTMLParser):
         self.text += data
 
     def texts(self, *tags: str) -> list[str]:
-        """What is in each of these, up to the next one."""
+        """Return the text from each of these tags to the next one."""
         begins = [at for name, at in self._begins if name in tags]
         return [self.text[at:end].strip() for at, end in zip(begins, [*begins[1:], len(self.text)], strict=True)]
 
@@ -74,33 +74,33 @@ class Parsed(HTMLParser):
 
 
 def made(source: Any, state: PageState | None = None) -> Report:
-    """A report of the only run of ``source``."""
+    """Return a report of the run ``run-1`` of ``source``."""
     return report(RunData(source, source.summary("run-1")), state or PageState(), made_unix_ns=MADE_NS, tell=lambda _: None)
 
 
 @pytest.fixture(scope="module")
 def kept() -> dict[str, Report]:
-    """For ``plain``."""
+    """Cache of the fixture ``plain``."""
     return {}
 
 
 @pytest.fixture
 def plain(kept: dict[str, Report], memory_runs: Any) -> Report:
-    """The report of the straggler run as it is; made once."""
+    """Report of the unchanged straggler run, made once."""
     if not kept:
         kept["plain"] = made(memory_runs)
     return kept["plain"]
 
 
 def unpacked(page: str, name: str) -> Any:
-    """A packed part of the file."""
+    """Return a decompressed part of the file."""
     found = re.search(f'id="{name}">([^<]*)<', page)
     assert found is not None
     return gzip.decompress(base64.b64decode(found[1])).decode()
 
 
 def one_view(monkeypatch: pytest.MonkeyPatch, view: View) -> None:
-    """A registry with nothing else in it."""
+    """Replace the registry by one with only this view."""
     for module in (contents, document):
         monkeypatch.setattr(module, "VIEWS", (view,))
 
@@ -114,11 +114,11 @@ def view_with(children: list[Component], **makers: Any) -> View:
 
 @given(text=st.text(), title=st.text())
 def test_whatever_a_text_holds_it_stays_a_text(text: str, title: str) -> None:
-    # given texts of any kind, in every place that takes one
+    # given arbitrary texts in every place that takes a text
     tree = html.Div([html.P(text, title=title), text], id="a", className=title, **aria(label=title))
     # when it is written
     found = Parsed(StaticHtml().html(tree))
-    # then nothing has become a tag, and they read as they were
+    # then no text has become a tag, and all texts are unchanged
     assert [tag for tag, _ in found.tags] == ["div", "p"]
     newlines = text.replace("\r\n", "\n").replace("\r", "\n")
     assert found.text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "") == (newlines * 2).replace("\0", "")
@@ -141,7 +141,7 @@ def test_only_attributes_known_to_be_harmless_are_written() -> None:
 def test_what_only_a_server_can_do_is_left_out_and_the_rest_is_kept() -> None:
     tree = html.Section(
         [
-            dmc.Group([dmc.Select(data=["a"], label="Metric"), html.B("kept")]),  # a container is no loss, what is in it would be
+            dmc.Group([dmc.Select(data=["a"], label="Metric"), html.B("kept")]),  # the container may go, its content must stay
             dmc.CopyButton("Copy", value="x"),
             html.Button("Capture"),
             html.Div("ask again", className=f"card {LIVE_ONLY}"),
@@ -186,7 +186,7 @@ def test_a_format_that_is_not_understood_leaves_the_number_as_it_is(formatter: s
 
 
 def test_what_is_cut_off_of_a_table_is_said(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a table with more rows than a file should have, and cells a spreadsheet would take for formulas
+    # given a table with more rows than the limit of a file, and cells that a spreadsheet would read as formulas
     rows = [{"name": "=HYPERLINK(1)", "value": -number} for number in range(MOST_ROWS + 5)]
     columns = [{"field": "name", "headerName": "Name"}, {"field": "value", "headerName": "Value"}]
     one_view(monkeypatch, view_with([dag.AgGrid(id=identity("grid", "long"), rowData=rows, columnDefs=columns)]))
@@ -203,7 +203,7 @@ def test_what_is_cut_off_of_a_table_is_said(memory_runs: Any, monkeypatch: pytes
 
 
 def changed(one: Any, changes: list[tuple[tuple[str | int, ...], Any]]) -> Any:
-    """As page.js does it."""
+    """Apply changes to a figure as page.js does."""
     copy = json.loads(json.dumps(one))
     for path, value in changes:
         if not path:
@@ -250,11 +250,11 @@ def test_it_has_every_view_with_its_words_figures_and_help(plain: Report, memory
         assert view.help.formula in found.text
     placed: set[str] = set()
     for view in VIEWS:
-        with suppress(RankscopeError):  # what-if is not known of this run
+        with suppress(RankscopeError):  # this run has no what-if
             placed |= set(_graphs(view.layout(RunData(memory_runs, memory_runs.summary("run-1")), PageState())))
     assert {"step-heatmap", "breakdown-bars", "imposed-bars"} <= placed
     assert {attributes["data-figure"] for _, attributes in found.tags if attributes.get("class") == "plot"} == placed
-    # what figures say in words is there without any script
+    # the captions of figures are present without scripts
     assert "Rank 2 made the others wait most" in found.text
 
 
@@ -322,7 +322,7 @@ def test_hostile_names_are_inert(memory_runs: Any, analysis: Any) -> None:
     verdict = msgspec.structs.replace(analysis.verdict, summary=HOSTILE)
     memory_runs.analyses["run-1"] = msgspec.structs.replace(analysis, ranks=ranks, verdict=verdict)
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], name=HOSTILE, path=HOSTILE)
-    # then it is text, everywhere
+    # then it is plain text everywhere
     found = Parsed(made(memory_runs).file.decode())
     assert "img" not in {tag for tag, _ in found.tags}
     assert found.text.count(HOSTILE) >= 6
@@ -375,12 +375,12 @@ def test_a_figure_that_cannot_be_drawn_costs_only_itself(memory_runs: Any, monke
     one_view(monkeypatch, view_with([figure(name, name) for name in makers], figures=makers))
     done = made(memory_runs)
     text = Parsed(done.file.decode()).text
-    # what is missing is said in its place, and is no fault
+    # missing data is explained in its place, and is no fault
     assert "no window was captured: rankscope capture asks for one" in text
     assert "This could not be drawn: an error in rankscope" in text
     assert "All is well" in text
     assert done.faults == ["Made up, figure two: ZeroDivisionError: by zero"]
-    # and numbers that are cut off are said to be
+    # and truncated tables are marked as such
     assert f'title="the first {MOST_CSV_ROWS:,} of {MOST_CSV_ROWS + 1:,} rows"' in done.file.decode()
 
 
@@ -395,9 +395,9 @@ def test_a_view_that_cannot_be_laid_out_costs_only_itself(memory_runs: Any, monk
 
 
 def test_a_run_that_goes_on_is_looked_at_once(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    # given a live run that has been looked at
+    # given a live run that has been read once
     making = MadeHere(Store(tmp_path / "store"), once=True)
     run = write_run(tmp_path / "run", finished=False)
     first = making.live(run, "run-1", "a")
-    # when it goes on, what is seen of it does not
+    # when the run grows, the report's state stays the same
     assert making.live(run, "run-1", "b") == making.finished(run, "run-1", "c") == first

@@ -1,4 +1,4 @@
-"""The view of alerts: bars over time, words, what is missing."""
+"""The view of alerts: bars over time, texts, and notes about missing data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_bars_reach_from_the_beginning_to_the_end_or_to_now_one_row_per_alert() 
     assert (list(bars["Past"].x), list(bars["Past"].y)) == ([60_000, 60_000], [0, 1])
     assert list(bars["Fires"].base) == ["2026-09-21 14:15:00"]
     assert list(figure.layout.yaxis.ticktext) == ["TrainingStraggler rank 2", "TrainingStraggler rank 3"]
-    # Told apart without colour
+    # Distinguishable without colour
     assert bars["Fires"].marker.pattern.shape != bars["Past"].marker.pattern.shape
 
 
@@ -77,7 +77,7 @@ def test_what_alerts_say_comes_after_what_is_missing_and_with_the_runbook(run: R
     assert "Prometheus: gone" in text
     assert text.index("Prometheus: gone") < text.index("It is slow.")
     assert "by the watcher" in text
-    assert "Markdown" in text  # nobody serves the runbook, so the page has it
+    assert "Markdown" in text  # without a server for runbooks, the page contains it
 
 
 def test_replaying_is_one_command_away_whatever_the_folder_is_called(memory_runs: Any, analysis: Any, table: Any) -> None:

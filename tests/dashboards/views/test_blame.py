@@ -1,4 +1,4 @@
-"""Who delayed whom: what is worked out of a run, its figures, and what a click selects."""
+"""The view of wait attribution: its data, its figures, and the selection by a click."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def text_of(components: Sequence[object]) -> str:
 
 
 def group_of(names: list[str], *, by_host: bool = False, cells: list[tuple[int, int, float]] | None = None) -> WaitGroup:
-    """``cells``: victim, origin, microseconds."""
+    """Return a wait group; ``cells`` are victim, origin, and waiting time in microseconds."""
     cells = [(0, 1, 5_000.0), (2, 1, 8_000.0)] if cells is None else cells
     return WaitGroup(
         key="dp", label="dp", ranks=len(names), imposed_us=sum(cell[2] for cell in cells), by_host=by_host, names=names,
@@ -43,7 +43,7 @@ def group_of(names: list[str], *, by_host: bool = False, cells: list[tuple[int, 
 
 
 def test_windows_tell_pairs_and_step_records_tell_causes(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given a run whose rank 2 loads data slowly, when it is worked out, then all waited for rank 2, for its input."""
+    """Given a run with a slow data loader on rank 2, when waits are attributed, then all waited for rank 2's input."""
     book = opened(write_run(tmp_path / "run")).blame
 
     assert book.matrix_source == "windows"
@@ -59,7 +59,7 @@ def test_windows_tell_pairs_and_step_records_tell_causes(tmp_path: Path, write_r
 
 
 def test_causes_add_up_to_the_imposed_wait_of_the_analysis(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given step records only, when causes are told apart, then their sums are the imposed wait, by rank and over the steps."""
+    """Given step records only, when causes are separated, then they add up to the imposed wait, by rank and over the steps."""
     run = opened(write_run(tmp_path / "run", windows=False))
     book = run.blame
 
@@ -75,7 +75,7 @@ def test_causes_add_up_to_the_imposed_wait_of_the_analysis(tmp_path: Path, write
 
 
 def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given more ranks than fit, when the matrix is made, then it is of hosts, and nothing of the waiting is missing."""
+    """Given more ranks than fit, when the matrix is made, then its rows are hosts, and it holds all of the waiting."""
     run = opened(write_run(tmp_path / "run", ranks=70, steps=12, windows=False))
     group = run.blame.groups[0]
 
@@ -87,7 +87,7 @@ def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable
 
 
 def test_the_view_says_that_groups_take_a_window(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given step records only, when the matrix is shown, then it says that they do not tell groups."""
+    """Given step records only, when the matrix is shown, then it explains that groups need a profiled window."""
     run = opened(write_run(tmp_path / "run", windows=False))
 
     assert "Groups take a profiled window" in text_of(VIEW.parts["about-matrix"](run, PageState()))
@@ -95,7 +95,7 @@ def test_the_view_says_that_groups_take_a_window(tmp_path: Path, write_run: Call
 
 @pytest.mark.parametrize("name", list(VIEW.figures))
 def test_figures_without_evidence_say_what_is_missing(tmp_path: Path, write_run: Callable[..., Path], name: str) -> None:
-    """Given a run of one rank, when a figure is drawn, then it is a note."""
+    """Given a run of one rank, when a figure is drawn, then it is only a note."""
     drawn = VIEW.figures[name](opened(write_run(tmp_path / "run", ranks=1, windows=False, slow_rank=None)), PageState(), COLORS)
 
     assert not drawn.figure.data
@@ -104,7 +104,7 @@ def test_figures_without_evidence_say_what_is_missing(tmp_path: Path, write_run:
 
 
 def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given a straggler, when the figures are drawn, then tables and sentences tell the same."""
+    """Given a straggler, when the figures are drawn, then their tables and sentences agree."""
     run = opened(write_run(tmp_path / "run"))
     drawn = {name: make(run, PageState(), COLORS) for name, make in VIEW.figures.items()}
 
@@ -117,7 +117,7 @@ def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Ca
 
 
 def test_the_ledger_has_dashes_for_what_is_not_known(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given step records only, when the ledger is filled, then direct and knock-on are not known, not 0."""
+    """Given step records only, when the wait attribution is filled, then direct and knock-on waits are unknown, not 0."""
     (worst, *_) = VIEW.grids["blame-ledger"](opened(write_run(tmp_path / "run", windows=False)), PageState())
 
     assert worst["rank"] == SLOW
@@ -127,7 +127,7 @@ def test_the_ledger_has_dashes_for_what_is_not_known(tmp_path: Path, write_run: 
 
 
 def test_a_click_on_a_cell_picks_who_was_waited_for(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given matrices of ranks and of hosts, when a cell is clicked, then the delaying rank is picked."""
+    """Given matrices of ranks and of hosts, when a cell is clicked, then the delaying rank is selected."""
     run, pick = opened(write_run(tmp_path / "run")), VIEW.picks["wait-matrix"]
     ranks = wait_matrix(group_of(["0", "1", "2"]), COLORS)
     hosts = wait_matrix(msgspec.structs.replace(group_of(["a 7", "<b>b", "c"], by_host=True), worst=[11, 12, 13]), COLORS)
@@ -138,12 +138,12 @@ def test_a_click_on_a_cell_picks_who_was_waited_for(tmp_path: Path, write_run: C
 
 
 def test_a_group_without_waits_is_a_note() -> None:
-    """Given a group in which nobody waited, when it is drawn, then it says so."""
+    """Given a group without waits, when it is drawn, then a note replaces the matrix."""
     assert wait_matrix(group_of(["0", "1"], cells=[]), COLORS).layout.annotations[0].text == NOBODY
 
 
 def test_an_unknown_group_in_the_address_is_the_first(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given an old link, when its group is not there any more, then the first group is drawn."""
+    """Given an old link, when its group no longer exists, then the first group is drawn."""
     run = opened(write_run(tmp_path / "run"))
     make = VIEW.figures["wait-matrix"]
 
@@ -165,13 +165,13 @@ def test_the_timeline_is_per_step_and_names_who_is_charged() -> None:
 
 
 def test_without_step_records_causes_are_not_known() -> None:
-    """Given no ranks that could be judged, when causes are drawn, then it is said what it takes."""
+    """Given no ranks with enough data, when causes are drawn, then a note names the required data."""
     assert cause_bars([], COLORS).layout.annotations[0].text == NO_STEPS
     assert cause_timeline(None, COLORS).layout.annotations[0].text == NO_STEPS
 
 
 def test_a_book_survives_being_written(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given a run, when it is opened twice, then the second reads what the first made."""
+    """Given a run, when it is opened twice, then the second opening reads the cached result."""
     source = DiskRuns(write_run(tmp_path / "run"))
 
     assert isinstance(source.blame("run-1"), BlameBook)

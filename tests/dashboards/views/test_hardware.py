@@ -1,4 +1,4 @@
-"""The view of a run's GPUs: figures, table and what it says is missing."""
+"""The view of a run's GPUs: figures, table and notes about missing data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WriteRun = Callable[..., Path]
 
 @pytest.fixture
 def run(tmp_path: Path, write_run: WriteRun) -> RunData:
-    """Two GPUs of node-1, simulated; of node-0, which has two as well, there are no samples."""
+    """Run with samples of the two simulated GPUs of node-1, and none of the two GPUs of node-0."""
     path = write_run(tmp_path / "run", simulated=True)
     write_samples(path, "node-1", samples_of(2, simulated=True), samples_of(3, simulated=True))
     source = DiskRuns(path)

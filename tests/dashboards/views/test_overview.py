@@ -1,4 +1,4 @@
-"""The overview's and the overlap view's words."""
+"""Texts of the overview and of the overlap view."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ADVICE = Advice(
 
 
 def words(component: Any) -> str:
-    """All text and links of a serialised component tree."""
+    """Return all text and links of a serialised component tree."""
     if isinstance(component, dict):
         props = component.get("props", component)
         return " ".join(words(props[name]) for name in ("children", "href", "value") if name in props)
@@ -53,7 +53,7 @@ def words(component: Any) -> str:
 
 
 def slowing(at: int, by_us: float, *, steps: int = 100) -> StepTable:
-    """Four ranks; from step ``at`` on rank 1 takes longer, and the others wait for it."""
+    """Return steps of four ranks; from step ``at`` on rank 1 takes longer, and the others wait for it."""
     rng = np.random.default_rng(0)
 
     def record(rank: int, step: int) -> StepRecord:
@@ -73,7 +73,7 @@ def test_a_change_is_told_with_its_step_its_size_its_rank_and_a_link(memory_runs
     memory_runs.put(msgspec.structs.replace(analysis, findings=[]), slowing(60, 20_000.0))
     # When the list of changes is made
     said = words(caller(create_app(memory_runs)).written("changes", "?rank=3"))
-    # Then it says so, and the link shows the steps around it and keeps what is selected
+    # Then the change is listed, and its link shows the steps around it and keeps the selection
     assert re.search(r"the step takes 7\d(\.\d)? ms instead of (50|49\.\d) ms \(\+4\d%\): own time changed on rank 1", said), said
     assert "From step 60" in said
     assert "/run/run-1?rank=3&steps=20-99" in said
@@ -120,7 +120,7 @@ def test_advice_says_what_it_saves_at_most_and_how_to_check_it(
     assert "Saves at most 26% of the step (8 ms)" in said
     assert "share.exposed_communication = 0.266 (>= 0.1, from windows)" in said
     assert "To check: share of exposed communication must fall" in said
-    # And the command that all of it is checked by stands there once
+    # And the command that checks all of it is there once
     assert said.count("rankscope compare runs/bert NEW_RUN") == 2  # to read, and to copy
 
 

@@ -1,4 +1,4 @@
-"""The registry of views: what callbacks rely on."""
+"""The registry of views: the properties that callbacks rely on."""
 
 from __future__ import annotations
 

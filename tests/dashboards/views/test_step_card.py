@@ -1,4 +1,4 @@
-"""A click into the map of ranks and steps, and the numbers of one step."""
+"""Clicks on the map of ranks and steps, and the card with the numbers of one step."""
 
 from __future__ import annotations
 

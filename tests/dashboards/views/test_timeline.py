@@ -26,7 +26,7 @@ WriteRun = Callable[..., Path]
 
 @pytest.fixture
 def run(tmp_path: Path, write_run: WriteRun) -> RunData:
-    """Four ranks, one window of steps 20 to 22; rank 2 is late by 40 ms."""
+    """Run of four ranks with a window of steps 20 to 22, in which rank 2 is late by 40 ms."""
     source = DiskRuns(write_run(tmp_path / "run"))
     return RunData(source, source.summary("run-1"))
 
@@ -72,7 +72,7 @@ def test_a_part_of_the_window_is_what_is_in_the_address(run: RunData) -> None:
     times = [sum(value for value in row[2:] if value is not None) for row in drawn.table.rows]
     assert 0 < max(times) <= 10_000
     assert "10.00 to 20.00 ms" in drawn.says
-    assert "0.00 to" in picture(run, "?span=999999999-9999999999").says  # beyond it: all is shown
+    assert "0.00 to" in picture(run, "?span=999999999-9999999999").says  # outside the window: everything is shown
 
 
 def test_dragging_and_double_click_set_and_clear_the_part(run: RunData) -> None:

@@ -1,4 +1,4 @@
-"""Cutting a rank's time into parts and parts into cells: nothing is lost, and nothing counts twice."""
+"""Split of a rank's time into parts and of parts into cells: without loss or double counting."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def some_spans(draw: st.DrawFn) -> Spans:
 
 @st.composite
 def some_parts(draw: st.DrawFn) -> Parts:
-    """Of up to three lanes, disjoint within each."""
+    """Draw parts of up to three lanes, disjoint within each lane."""
     found: list[tuple[int, int, int, int, int]] = []
     for lane in range(draw(st.integers(1, 3))):
         edges = sorted(draw(st.sets(st.integers(0, END), max_size=30)))
@@ -125,7 +125,7 @@ def test_the_cell_of_a_column_has_what_took_most_of_it() -> None:
 
 
 def lanes(count: int) -> Lanes:
-    """One lane of ``count`` parts of a microsecond."""
+    """Return one lane with ``count`` parts of a microsecond each."""
     at = np.arange(count, dtype=np.int64) * 1000
     parts = Parts(np.zeros(count, np.int64), at, at + 1000, at // 1000 % len(Kind), np.zeros(count, np.int64))
     return Lanes(["rank 0"], parts, ["all_reduce · pg · 7"], [0])

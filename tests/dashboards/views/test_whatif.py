@@ -1,4 +1,4 @@
-"""What-if: what is thought away, what it is worth, and its figures."""
+"""The what-if view: removed delays, their gain, and their figures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text_of(components: Sequence[object]) -> str:
 
 
 def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
-    """Given a straggler, when it, its cause or all are thought away, then the step loses the 40 ms it was late."""
+    """Given a straggler, when it, its cause or all delays are removed, then the step is shorter by the 40 ms of its delay."""
     result = run.scenarios.answer.result
     assert result.step_seconds is not None
     for items in (("rank:2",), ("cause:input",), ("rank:2", "rank:0"), ("rank:2", "cause:input"), ("all",)):
@@ -61,7 +61,7 @@ def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
     ],
 )
 def test_what_cannot_be_thought_away_says_why(run: RunData, items: tuple[str, ...], why: str) -> None:
-    """Given an address with what is not there, when it is answered, then it is not known, with a reason; not 0."""
+    """Given items that cannot be removed, when the address is answered, then the result is unknown with a reason, not 0."""
     thought = thought_away(run.scenarios, items)
 
     assert thought is not None
@@ -71,7 +71,7 @@ def test_what_cannot_be_thought_away_says_why(run: RunData, items: tuple[str, ..
 
 
 def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given nine ranks, when they are thought away together, then the bound is said."""
+    """Given nine ranks, when they are removed together, then the answer names the limit."""
     run = opened(write_run(tmp_path / "run", ranks=12, steps=20, windows=False))
 
     thought = thought_away(run.scenarios, [f"rank:{rank}" for rank in range(9)])
@@ -81,7 +81,7 @@ def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Cal
 
 
 def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None:
-    """Given a recorded price, when another is in the address, then money is counted with that one."""
+    """Given a recorded price, when the address has another, then costs use the address's price."""
     answer = run.scenarios.answer
     recorded, told = pace_of(answer), pace_of(answer, price=5.0, currency="EUR")
 
@@ -94,7 +94,7 @@ def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None
 
 
 def test_ranks_on_cpus_without_a_price_have_no_gpu_hours(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given no price and CPU ranks, when it is asked what is saved, then hours and money are not known, and how to get them."""
+    """Given CPU ranks without a price, when savings are shown, then hours and cost are unknown, with the way to get them."""
     path = write_run(tmp_path / "run")
     info = msgspec.json.decode((path / "run.json").read_bytes())
     (path / "run.json").write_bytes(msgspec.json.encode({**info, "price_per_gpu_hour": None}))
@@ -108,7 +108,7 @@ def test_ranks_on_cpus_without_a_price_have_no_gpu_hours(tmp_path: Path, write_r
 
 
 def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:
-    """Given an answer, when ranks are drawn, then the best comes first, and the table has what each is worth."""
+    """Given an answer, when ranks are drawn, then the largest gain comes first, and the table has each rank's gain."""
     drawn = VIEW.figures["whatif-ranks"](run, PageState(without=("rank:2",)), COLORS)
 
     actual, parts, ideal = drawn.figure.data
@@ -123,7 +123,7 @@ def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:
 
 
 def test_clicks_think_away_and_take_back(run: RunData) -> None:
-    """Given bars, when one is clicked it is thought away, again and it is not; the first bar takes all back."""
+    """Given bars, when one is clicked, then its delay is removed, and restored by a second click; the first bar restores all."""
     pick = VIEW.picks["whatif-ranks"]
     one = pick(run, PageState(without=("cause:gc",)), {"hovertext": "rank:2"})
 
@@ -133,7 +133,7 @@ def test_clicks_think_away_and_take_back(run: RunData) -> None:
 
 
 def test_fleet_measures_are_said_with_what_they_mean(run: RunData) -> None:
-    """Given one straggler of four, when the measures are shown, then M_W is near 1 and M_S is not known."""
+    """Given one straggler of four ranks, when the measures are shown, then M_W is near 1 and M_S is unknown."""
     text = text_of(VIEW.parts["whatif-fleet"](run, PageState()))
 
     assert "a few ranks are to blame" in text
@@ -142,7 +142,7 @@ def test_fleet_measures_are_said_with_what_they_mean(run: RunData) -> None:
 
 
 def test_too_little_says_what_is_missing(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given one rank, when a what-if is asked for, then every piece says why there is none."""
+    """Given one rank, when a what-if is requested, then every part gives the reason why there is none."""
     run = opened(write_run(tmp_path / "run", ranks=1, slow_rank=None, windows=False))
 
     assert "Not enough data" in text_of(VIEW.parts["whatif-answer"](run, PageState(without=("all",))))
@@ -151,7 +151,7 @@ def test_too_little_says_what_is_missing(tmp_path: Path, write_run: Callable[...
 
 
 def test_while_it_is_made_the_view_shows_progress(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a what-if that takes long, when the view is opened, then it says how far it is and asks again."""
+    """Given a slow what-if, when the view is opened, then it shows the progress and polls again."""
 
     def busy(*_: object) -> None:
         raise NotReadyError(Progress("playing the run", 3, 8))
@@ -162,7 +162,7 @@ def test_while_it_is_made_the_view_shows_progress(run: RunData, monkeypatch: pyt
 
 
 def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given a live run, when minutes pass, then the answer is of the run as it is then."""
+    """Given a live run, when minutes pass, then the answer is computed from the run's current state."""
     path, now = write_run(tmp_path / "run", finished=False), [1e9]
     source = DiskRuns(path, MadeHere(Store(tmp_path / "store")), clock_s=lambda: now[0])
     first = source.scenarios("run-1")
@@ -173,7 +173,7 @@ def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_ru
 
 
 def test_two_live_runs_of_one_id_do_not_have_the_same_answer(tmp_path: Path, write_run: Callable[..., Path]) -> None:
-    """Given a run that is named as another one elsewhere, when both are asked, then each answer is of its own run."""
+    """Given two runs with the same id in different folders, when both are queried, then each gets its own answer."""
     store = Store(tmp_path / "store")
     runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
     slow, even = (DiskRuns(run, MadeHere(store), clock_s=lambda: 1e9).scenarios("run-1").answer.result.slowdown for run in runs)
@@ -194,7 +194,7 @@ def test_two_live_runs_of_one_id_do_not_have_the_same_answer(tmp_path: Path, wri
     ],
 )
 def test_prices_in_addresses(search: str, price: float | None, currency: str | None) -> None:
-    """Given what people type, when the address is read, then only a price is a price; and it survives."""
+    """Given arbitrary input, when the address is parsed, then only valid prices are kept, and they survive a round trip."""
     state = PageState.parse(search)
 
     assert (state.price, state.currency) == (price, currency)
@@ -202,5 +202,5 @@ def test_prices_in_addresses(search: str, price: float | None, currency: str | N
 
 
 def test_joined() -> None:
-    """Given names, when they are joined, then they read as people write them."""
+    """Given names, when they are joined, then they form an English enumeration."""
     assert [joined(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]

@@ -1,4 +1,4 @@
-"""What ships beside the code fits the code: the systemd unit, the image, Prometheus' configuration."""
+"""The systemd unit, the image and the Prometheus configuration agree with the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can become a
 
 
 def known_variables() -> set[str]:
-    """Every environment variable that the command reads."""
+    """Return every environment variable that the command reads."""
     found: set[str] = set()
     for param in command.params:
         found |= {param.envvar} if isinstance(param.envvar, str) else set(param.envvar or ())
@@ -37,7 +37,7 @@ def known_variables() -> set[str]:
 
 
 def accepts(arguments: list[str]) -> click.Context:
-    """The command line is one the real command takes; raises ``click.UsageError`` otherwise."""
+    """Parse a command line as the real command does; raises ``click.UsageError`` if it is invalid."""
     return command.make_context("exporter", list(arguments))
 
 
@@ -45,7 +45,7 @@ def accepts(arguments: list[str]) -> click.Context:
 
 
 class _Unit(configparser.RawConfigParser):
-    """A unit file: case matters, a key without value clears a list."""
+    """A unit file: keys are case-sensitive, a key without a value clears a list."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(strict=False)
@@ -58,7 +58,7 @@ def test_the_unit_is_one_that_systemd_takes_and_thinks_well_of(require_systemd_a
         folder = tmp_path / str(drop_in)
         folder.mkdir()
         unit = folder / UNIT.name
-        # Drop-ins are not looked for beside a file that is checked offline: what they say last counts, as there.
+        # The offline check ignores drop-ins, so the drop-in is appended: later settings win, as in systemd.
         unit.write_text(UNIT.read_text() + ((SYSTEMD / drop_in).read_text() if drop_in else ""))
 
         verified = subprocess.run(
@@ -88,7 +88,7 @@ def test_the_units_command_line_and_variables_are_the_exporters() -> None:
     program, *arguments = shlex.split(service["ExecStart"].removeprefix("/usr/bin/env "))
 
     assert [program, arguments[0]] == ["rankscope", "exporter"]
-    # What the unit sets is a variable: the administrator's file comes after it, and a flag would count before that.
+    # The unit sets variables, not flags: a flag would take precedence over the administrator's file.
     assert arguments[1:] == []
     text = UNIT.read_text()
     assert 0 < text.index("Environment=RANKSCOPE_EXPORTER_SPOOL=/run/rankscope/spool") < text.index("EnvironmentFile=")
@@ -102,7 +102,7 @@ def test_nothing_in_the_unit_takes_away_what_nvml_and_the_view_of_the_node_need(
         assert breaks not in service
     assert service["DeviceAllow"] == "char-* rw"
     assert service["AmbientCapabilities"] == service["CapabilityBoundingSet"]
-    # A process stuck in the driver must not hold up the stop, nor may its death by memory end the others.
+    # A process stuck in the driver must not delay the stop, and its OOM kill must not end the others.
     assert (service["KillMode"], service["OOMPolicy"]) == ("mixed", "continue")
     assert int(service["TimeoutStopSec"]) <= 10
 
@@ -117,7 +117,7 @@ def test_the_spool_is_everybodys_and_slurms_folder_is_roots() -> None:
 
 @pytest.fixture
 def another_users_process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of uid 65533 that has RANK=3 in its environment."""
+    """Process of uid 65533 with RANK=3 in its environment."""
     become = ["setpriv", "--reuid=65533", "--regid=65533", "--clear-groups"]
     process = subprocess.Popen([*become, "sleep", "600"], env={"PATH": "/usr/bin:/bin", "RANK": "3"}, cwd="/")
     try:
@@ -130,7 +130,7 @@ def another_users_process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def as_the_unit_does(*command_line: str, capabilities: str) -> subprocess.CompletedProcess[str]:
-    """Run it as a user without rights but these, and no way to gain others."""
+    """Run a command as a user with only these capabilities, and no way to gain others."""
     names = ["+" + name.removeprefix("CAP_").lower() for name in capabilities.split()]
     rights = ",".join(["-all", *names])
     limits = [f"--inh-caps={rights}", f"--ambient-caps={rights}", f"--bounding-set={rights}", "--no-new-privs"]
@@ -169,7 +169,7 @@ def _instructions() -> list[tuple[str, str]]:
 
 
 def _ignored(source: str) -> bool:
-    """Whether the last pattern of the ignore file that speaks of this path leaves it out of the build."""
+    """Return whether the last pattern of the ignore file that matches this path excludes it from the build."""
     verdict = False
     for line in Path(f"{DOCKERFILE}.dockerignore").read_text().splitlines():
         pattern = line.removeprefix("!")
@@ -186,7 +186,7 @@ def test_the_image_is_made_of_what_is_there() -> None:
     for source in sources:
         assert (ROOT / source).exists(), source
         assert not _ignored(source), source
-    # All that the build of the package reads has to be among them.
+    # The sources must include every file that the package build reads.
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert {package.removesuffix("/rankscope") for package in packages} <= set(sources)

@@ -1,4 +1,4 @@
-"""The Helm chart, as far as it can be read without helm: its values, its templates, and that they fit the exporter."""
+"""The Helm chart, read without helm: its values and templates, and their agreement with the exporter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def outline(template: str) -> list[dict[str, Any]]:
-    """The documents of a template with every branch taken and every inserted value an ``x``."""
+    """Return the documents of a template with every branch taken and ``x`` for every inserted value."""
     text = re.sub(r"^\s*\{\{-?.*?\}\}\s*\n", "", (CHART / "templates" / template).read_text(), flags=re.MULTILINE)
     return [document for document in yaml.safe_load_all(ACTION.sub("x", text)) if document]
 
@@ -111,7 +111,7 @@ def test_what_is_mounted_is_declared_and_the_kubelets_folder_rather_than_its_soc
     mounted = {mount["name"]: mount["mountPath"] for container in containers for mount in container["volumeMounts"]}
 
     assert set(mounted) == {volume["name"] for volume in spec["volumes"]}
-    # Every path the exporter is told about is below a mount: its own root is read-only.
+    # Every path in the arguments is below a mount: the root file system is read-only.
     for argument in spec["containers"][0]["args"]:
         path = argument.partition("=")[2]
         if path.startswith("/"):

@@ -1,4 +1,4 @@
-"""The self-contained build: made for real, unpacked, and run where there is no Python."""
+"""The self-contained build: really built, unpacked, and run without a Python installation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unpacked(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The root of a node on which the tarball was unpacked."""
+    """Root folder of a node with the unpacked tarball."""
     node = tmp_path_factory.mktemp("node")
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         archive.extractall(node, filter="fully_trusted")
@@ -59,7 +59,7 @@ def unpacked(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(node: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Without anything of this machine's environment: no PATH, no HOME, no Python."""
+    """Run the program with an empty environment: no PATH, no HOME, no Python."""
     program = node / "opt" / "rankscope" / "rankscope"
     return subprocess.run(
         [program, *arguments], capture_output=True, text=True, check=False, cwd="/", env=environment, timeout=120

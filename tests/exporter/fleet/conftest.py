@@ -1,4 +1,4 @@
-"""``start_fleet``: real processes over the real nvidia-ml-py and the fake driver, with little patience."""
+"""``start_fleet``: real processes over the real nvidia-ml-py and the fake driver, with short time-outs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATIENCE = {
 
 @pytest.fixture
 def start_fleet(fake_nvml: FakeDriver, tmp_path: Path) -> Iterator[Callable[..., FleetHost]]:
-    """``start_fleet(state_dir=…, pci_root=…, patience={…})`` runs a fleet until the test ends."""
+    """Function ``start_fleet(state_dir=…, pci_root=…, patience={…})`` that runs a fleet until the test ends."""
     with contextlib.ExitStack() as stack:
         number = iter(range(100))
 

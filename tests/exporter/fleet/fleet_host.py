@@ -1,4 +1,4 @@
-"""A process with a fleet in it, for tests: options as JSON in argv, a command per line on stdin, an answer per line on stdout."""
+"""A process that runs a fleet, for tests: options as JSON in argv, one command per line of stdin, one answer per line."""
 
 from __future__ import annotations
 

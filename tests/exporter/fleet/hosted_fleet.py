@@ -1,4 +1,4 @@
-"""A fleet in a process of its own, and what a test asks it."""
+"""A fleet in a separate process, and the queries of the tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEADLINE_S = 120
 
 
 class FleetHost:
-    """The process."""
+    """The process that runs the fleet."""
 
     def __init__(self, process: subprocess.Popen[str], stderr: Path) -> None:
         self.process = process
@@ -27,7 +27,7 @@ class FleetHost:
         return self._stderr.read_text()
 
     def lines(self, words: str) -> list[str]:
-        """Lines of the log with these words."""
+        """Return the lines of the log with these words."""
         return [line for line in self.log.splitlines() if words in line]
 
     def ask(self, *command: object) -> Any:
@@ -48,7 +48,7 @@ class FleetHost:
         return next((gpu for gpu in self.state()["gpus"] if gpu["identity"]["uuid"] == uuid), None)
 
     def until(self, condition: Callable[[Any], object]) -> Any:
-        """Wait for a state and return it."""
+        """Wait for a state that meets the condition and return it."""
         deadline = time.monotonic() + DEADLINE_S
         while not condition(state := self.state()):
             assert time.monotonic() < deadline, f"it did not come to that: {state}\n{self.log}"
@@ -59,7 +59,7 @@ class FleetHost:
         return self.until(lambda state: {gpu["identity"]["uuid"] for gpu in state["gpus"] if gpu["up"]} == set(uuids))
 
     def until_down(self, uuid: str, reason: str, detail: str = "") -> Any:
-        """Wait for the reason and these words, and return the GPU."""
+        """Wait until the GPU is down with this reason and detail, and return the GPU."""
         state = self.until(lambda state: any(_is_down(gpu, uuid, reason) and detail in gpu["detail"] for gpu in state["gpus"]))
         return next(gpu for gpu in state["gpus"] if gpu["identity"]["uuid"] == uuid)
 
@@ -67,7 +67,7 @@ class FleetHost:
         self.until(lambda _: words in self.log)
 
     def until_sampled(self, uuid: str, seconds: float) -> Any:
-        """Wait until the GPU has a sample that is so much newer, and return the state."""
+        """Wait until the GPU has a sample that is newer by ``seconds``, and return the state."""
         before = self.gpu(uuid)["sample"]["monotonic_s"]
         return self.until(
             lambda state: any(
@@ -77,7 +77,7 @@ class FleetHost:
         )
 
     def children(self) -> dict[str, int]:
-        """The processes that call the driver: pid by name."""
+        """Return the processes that call the driver: pid by name."""
         nursery = self.ask("info")["nursery"]
         pids = map(int, Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split())
         named = {}
@@ -106,7 +106,7 @@ def until_gone(pids: list[int]) -> None:
 
 
 def _alive(pid: int) -> bool:
-    """Whether it runs; a zombie that this machine's init has not reaped yet does not."""
+    """Return whether a process runs; a zombie that init has not reaped yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""The driver as a whole: missing, exchanged, hanging, no longer the library's; and what the fleet remembers of its GPUs."""
+"""The driver as a whole: missing, replaced, hanging, mismatched; and the fleet's memory of its GPUs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_a_driver_that_is_not_there_is_a_problem_until_it_is(
     fake_nvml.heal()
 
     assert fleet.until_up(ZERO, ONE)["problem"] is None
-    # ... and when it is unloaded under its users, which then see no more than errors
+    # ... and when it is unloaded while in use, where the processes only get errors
     fake_nvml.fail("nvmlInitWithFlags", NO_DRIVER)
     fake_nvml.fail("nvmlDeviceGetFieldValues", 1)
     state = fleet.until(lambda state: not state["driver_answers"] and _reasons(state) == ["no_driver"] * 2)
     assert fleet.log.count("driver_not_loaded in nvmlInit\n") == 2
-    assert state["driver"]["driver_version"] == "580.65.06"  # labels stay while it does not answer
+    assert state["driver"]["driver_version"] == "580.65.06"  # labels stay while the driver does not answer
     fake_nvml.heal()
     fleet.until_up(ZERO, ONE)
     assert len(fleet.lines("INFO GPU")) == 2
@@ -79,7 +79,7 @@ def test_another_driver_gets_new_processes(start_fleet: Callable[..., FleetHost]
 
 
 def _after_surveys(fleet: FleetHost, fake_nvml: FakeDriver) -> Any:
-    """The state when the driver was opened in vain for longer than a restart waits for."""
+    """Return the state after more failed attempts to open the driver than a restart needs."""
     before = fake_nvml.counts().get("nvmlInitWithFlags", 0)
     return fleet.until(lambda _: fake_nvml.counts().get("nvmlInitWithFlags", 0) > before + 5)
 
@@ -89,7 +89,7 @@ def test_a_library_that_no_longer_matches_asks_for_a_restart_when_no_gpu_answers
 ) -> None:
     fleet = start_fleet(interval_s=0.3)
     fleet.until_up(ZERO, ONE)
-    # those that are open go on, and a new exporter could not open them: an upgrade without a reload does that
+    # as after an upgrade without a reload: open GPUs keep working, but a new exporter could not open them
     fake_nvml.fail("nvmlInitWithFlags", MISMATCH)
     fleet.until(lambda state: "lib_rm_version_mismatch" in (state["driver_problem"] or ""))
     state = _after_surveys(fleet, fake_nvml)
@@ -142,7 +142,7 @@ def test_the_pci_bus_shows_what_the_driver_does_not(
     fleet.until_down(ONE, "missing", "the driver does not list it")
     fleet.until_up(ZERO)
 
-    # ... then one that is taken from the driver, and from the bus
+    # ... then a GPU that is unbound from the driver, and then removed from the bus
     (root / "devices" / "0000:1b:00.0" / "driver").unlink()
     (root / "drivers" / "nvidia" / "0000:1b:00.0").unlink()
     fleet.until_down(ONE, "not_in_driver", "bound to no driver")
@@ -171,7 +171,7 @@ def test_a_gpu_that_appears_in_the_driver_only_is_found(start_fleet: Callable[..
     assert "1 GPUs" in fewer
     assert "--expected-gpus" in fewer
     assert "2 GPUs" in enough
-    # ... and goes and comes back, which is logged once each
+    # ... and it disappears and returns, logged once each
     fake_nvml.gpus.pop()
     fake_nvml.write()
     os.kill(fleet.worker(1), signal.SIGKILL)
@@ -233,7 +233,7 @@ def test_a_gpu_that_is_gone_after_a_restart_is_missed_until_it_is_replaced_or_fo
     assert down["identity"]["serial"] == "165001"
     assert fleet.state()["counts"] == {"driver": 1, "remembered": 2}
 
-    # one that was put in its place on purpose ends the search
+    # a replacement in the same place ends the search
     fake_nvml.gpus.append({**gone, "uuid": "GPU-new"})
     fake_nvml.write()
     state = fleet.until_up(ZERO, "GPU-new")

@@ -1,4 +1,4 @@
-"""The fleet's processes: one per GPU, replaced when they die, ended for a release and with the daemon."""
+"""The fleet's processes: one per GPU, replaced when they die, ended by a release and with the daemon."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_gpu_has_a_process_of_its_own_that_holds_nothing_of_the_daemon(
     assert len([target for target in held if target.startswith("socket:")]) == 1
     assert held.count("/dev/null") == 3
 
-    # and samples go on
+    # and samples continue
     fleet.until_sampled(ZERO, 0)
     fake_nvml.gpus[1]["temperature"] = 77
     fake_nvml.write()
@@ -154,7 +154,7 @@ def test_release_ends_the_processes_until_they_are_resumed(start_fleet: Callable
     assert (down["reason"], down["sample"]) == ("released", None)
     assert fleet.ask("release", "GPU-none", 1) == "KeyError"
     assert fleet.ask("resume", "GPU-none") == "KeyError"
-    # no survey opens the driver in the meantime, and the other GPU's process goes on
+    # no survey opens the driver in the meantime, and the other GPU's process continues
     enough = fleet.gpu(ZERO)["sample"]["monotonic_s"] + 0.6
     while (other := fleet.until_up(ZERO)["gpus"][0])["sample"]["monotonic_s"] < enough:
         assert set(fleet.children()) == {"rs-gpu-1a:00.0"}
@@ -163,7 +163,7 @@ def test_release_ends_the_processes_until_they_are_resumed(start_fleet: Callable
     assert fleet.ask("resume", "00000000:1B:00.0") is None
     fleet.until_up(ZERO, ONE)
 
-    # all of them, for another driver
+    # all GPUs are released, for another driver
     assert fleet.ask("release", "all", 3600) is None
     assert fleet.children() == {}
     assert [gpu["reason"] for gpu in fleet.state()["gpus"]] == ["released"] * 2

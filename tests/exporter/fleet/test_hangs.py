@@ -1,4 +1,4 @@
-"""Calls that hang, drivers that are slow, and processes that do not die: each costs its GPU only."""
+"""Hanging calls, slow drivers, and processes that do not die affect only their own GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_hang_in_one_gpu_leaves_the_other_fresh_and_names_the_call(
     assert "nvmlDeviceGetPowerUsage did not return" in down["detail"]
     assert down["sample"] is None
     assert down["since_unix_s"] <= time.time()
-    # while its process is tried again and again, the other has never been anything but fresh
+    # while its process is restarted repeatedly, the other GPU stays fresh
     while (state := fleet.state())["gpus"][1]["restarts"] < 2:
         assert state["gpus"][0]["up"], state
         time.sleep(0.02)
@@ -72,7 +72,7 @@ def test_a_driver_that_is_slow_but_answers_stays_fresh(start_fleet: Callable[...
     fleet = start_fleet(interval_s=0.05, patience={"call_s": 60})
 
     first = fleet.until_up(ZERO, ONE)
-    enough = first["gpus"][1]["sample"]["monotonic_s"] + 0.6  # one more pass, and a part of the next
+    enough = first["gpus"][1]["sample"]["monotonic_s"] + 0.6  # one more pass and part of the next
     while (state := fleet.state())["gpus"][1]["sample"]["monotonic_s"] < enough:
         assert state["gpus"][1]["up"], state
         time.sleep(0.02)
@@ -112,7 +112,7 @@ def test_a_stopped_process_is_hung(start_fleet: Callable[..., FleetHost]) -> Non
     os.kill(fleet.worker(1), signal.SIGSTOP)
 
     down = fleet.until_down(ONE, "hung")
-    assert "1 s" in down["detail"] or "did not return" in down["detail"]  # of silence, or of a call it was in
+    assert "1 s" in down["detail"] or "did not return" in down["detail"]  # reported as silence, or as a call in progress
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
@@ -137,7 +137,7 @@ def test_the_end_of_the_daemon_ends_processes_that_hang_as_well(
 
 @pytest.fixture
 def frozen() -> Iterator[Callable[[int, str], None]]:
-    """``frozen(pid, "FROZEN")``: not even SIGKILL ends it until "THAWED", as a process in the kernel's driver."""
+    """Function ``frozen(pid, "FROZEN")``: not even SIGKILL ends the process until "THAWED", as if stuck in the driver."""
     folder = FREEZER / f"rankscope-test-{os.getpid()}"
     try:
         folder.mkdir()
@@ -170,11 +170,11 @@ def test_a_process_that_does_not_die_is_stuck_and_gets_no_second(
     down = fleet.until_down(ONE, "stuck")
     assert f"pid {pid}" in down["detail"]
     assert fleet.state()["stuck"] == 1
-    # no second one, however often it would have been tried by now
+    # no second process was started, although several retries were due by now
     state = fleet.until_sampled(ZERO, 0.5)
     assert state["gpus"][1]["restarts"] == 0
     assert fleet.worker(1) == pid
-    # it cannot be released either, and those that could be are not left alone
+    # the stuck GPU cannot be released, and after the failed release the other one is monitored again
     assert fleet.ask("release", "all", 60) == "TimeoutError"
     assert fleet.gpu(ONE)["reason"] == "stuck"
     fleet.until_up(ZERO)
@@ -184,7 +184,7 @@ def test_a_process_that_does_not_die_is_stuck_and_gets_no_second(
     assert state["stuck"] == 0
     assert not Path(f"/proc/{pid}").exists()
 
-    # and the next one does not hold up the end
+    # and the next stuck process does not delay the shutdown
     pid = fleet.worker(1)
     frozen(pid, "FROZEN")
     fleet.until_down(ONE, "stuck")

@@ -1,4 +1,4 @@
-"""The fleet's pure parts: PCI, the inventory, counters that go on, the call board, frames."""
+"""The fleet's pure parts: PCI, the inventory, continuous counters, the call board, frames."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_only_time_in_which_somebody_looked_makes_a_gpu_forgotten(tmp_path: Path
     inventory.save()
     inventory.wait(10)
 
-    # the absence is remembered as well
+    # the duration of an absence is kept across restarts
     later = Inventory(tmp_path, forget_after_s=30 * DAY_S)
     later.pass_time(0.5 * DAY_S, frozenset({"GPU-0"}))
     assert len(later) == 2
@@ -178,7 +178,7 @@ def test_a_full_disk_is_said_once_and_leaves_the_old_file_and_no_other(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpus.json", "gpus.lock"]
     assert Inventory(tmp_path).identities() == (_identity(0),)
 
-    # when there is room again, all is written
+    # when there is room again, everything is written
     monkeypatch.undo()
     inventory.save()
     inventory.wait(10)
@@ -195,7 +195,7 @@ def test_the_file_is_for_the_exporters_user_only(tmp_path: Path) -> None:
         inventory.wait(10)
         written = (folder / "gpus.json").stat().st_mode & 0o777
         inventory.see(_identity(1))
-        (folder / "gpus.json").chmod(0o644)  # as an older exporter left it
+        (folder / "gpus.json").chmod(0o644)  # as older exporters wrote it
         inventory.save()
         inventory.wait(10)
         forget(folder, "GPU-1")
@@ -330,7 +330,7 @@ def test_counters_of_the_driver_are_left_as_they_are() -> None:
 
     after = counters.carry_on((Reading("gpu_energy_joules_total", 5.0), Reading("gpu_pcie_transmit_bytes_total", 600.0)))
 
-    # a reset of the driver's own is one; what never went back needs no help
+    # a decrease of a driver's counter is published as it is; a counter that never decreased needs no offset
     assert [reading.value for reading in after] == [5.0, 600.0]
 
 
@@ -353,11 +353,11 @@ def test_only_the_second_look_at_the_same_call_makes_it_a_hang() -> None:
         return child.trouble(at, deadline_s=5, silence_s=10)
 
     assert look(late) is None
-    board.mark("nvmlDeviceGetTemperature")  # it was only stopped, with everything else
+    board.mark("nvmlDeviceGetTemperature")  # the process was only stopped, together with everything else
     assert look(late) is None
     assert look(late) == "nvmlDeviceGetTemperature did not return within 5 s"
     board.mark("")
-    # in no call, and silent
+    # silent, without a call in progress
     assert look(late) is None
     child.pid = 7
     trouble = look(late)
@@ -457,7 +457,7 @@ def test_only_readings_that_differ_are_sent_and_all_of_them_arrive() -> None:
     passes = [
         (Reading("a", 1), Reading("b", 2, fan), Reading("c", 3)),
         (Reading("a", 1), Reading("b", 2.5, fan), Reading("c", 3)),
-        (Reading("a", 1), Reading("b", 2.5, clock), Reading("c", 3, (), "MIG-1")),  # others in their places
+        (Reading("a", 1), Reading("b", 2.5, clock), Reading("c", 3, (), "MIG-1")),  # other readings in their places
         (Reading("a", 1), Reading("b", 2.5, clock), Reading("c", 3, (), "MIG-1")),
         (Reading("b", 2.5, clock), Reading("a", 1)),
         (),

@@ -1,8 +1,8 @@
 """A kubelet's PodResources service on a Unix socket, as a process: ``python fake_kubelet.py SOCKET STATE``.
 
-``STATE`` is JSON, read anew at each call: ``pods`` ([namespace, pod, {container: {resource: [device ids]}}]), ``claims``
-([namespace, pod, container, driver, device name, CDI name]), ``allocatable`` ({resource: [device ids]}, null for a kubelet that
-has no such call), and ``how``: ``well``, ``hang``, ``garbage``, ``refuse``.
+``STATE`` is JSON, read again at each call: ``pods`` ([namespace, pod, {container: {resource: [device ids]}}]), ``claims``
+([namespace, pod, container, driver, device name, CDI name]), ``allocatable`` ({resource: [device ids]}, null for a kubelet
+without that call), and ``how``: ``well``, ``hang``, ``garbage``, ``refuse``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GARBAGE = b"\x0a\xff\xff\xff\xff\x0fnonsense"
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited field of a message, written by hand: what is tested must not be what writes."""
+    """Encode a length-delimited field of a message, by hand: the code under test must not encode its own input."""
     length, encoded = len(content), b""
     while length >= 0x80:
         encoded += bytes([length & 0x7F | 0x80])

@@ -1,4 +1,4 @@
-"""A node as the join of jobs sees it: a ``/proc`` made of files, a fleet at a moment, jobs of Slurm."""
+"""A node as the job join sees it: a ``/proc`` made of files, a snapshot of the fleet, jobs of Slurm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_job(job_id: int) -> str:
 
 
 class Proc:
-    """``/proc`` in a folder. ``start_ticks`` is when a process began; the name has what field splitting stumbles over."""
+    """``/proc`` in a folder. ``start_ticks`` is a process's start time; the default name breaks naive splitting of fields."""
 
     def __init__(self, path: Path, *, first_namespace: bool = True) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class Proc:
         return folder
 
     def minors(self, numbers: Mapping[str, int]) -> None:
-        """Numbers of the device files by PCI bus id with a domain of four digits."""
+        """Set the minor numbers of the device files by PCI bus id with a domain of four digits."""
         for place, number in numbers.items():
             folder = self.path / "driver" / "nvidia" / "gpus" / place
             folder.mkdir(parents=True)
@@ -64,7 +64,7 @@ class Proc:
 def gpu(
     index: int, *, pids: Iterable[int | tuple[int, str]] | None = (), migs: tuple[MigDevice, ...] = (), up: bool = True
 ) -> GpuState:
-    """A GPU with processes, by pid or (pid, MIG uuid)."""
+    """Return a GPU with processes, given by pid or (pid, MIG uuid)."""
     identity = GpuIdentity(gpu_uuid(index), index, "Test GPU", f"00000000:{0x1A + index:02x}:00.0")
     if not up:
         return GpuState(identity, up=False, reason="hung")
@@ -83,7 +83,7 @@ def mig(index: int, gpu_instance: int) -> MigDevice:
 
 
 def slurm_folder(folder: Path, **jobs: Mapping[str, str]) -> Path:
-    """``slurm_folder(path, job_7={"SLURM_JOB_GPUS": "0"})``."""
+    """Write the folder of Slurm's job files: ``slurm_folder(path, job_7={"SLURM_JOB_GPUS": "0"})``."""
     folder.mkdir(mode=0o755, exist_ok=True)
     folder.chmod(0o755)
     (folder / ".slurm").touch()
@@ -95,7 +95,7 @@ def slurm_folder(folder: Path, **jobs: Mapping[str, str]) -> Path:
 
 
 def labels_of(series: Iterable[Series], uuid: str) -> dict[str, str] | None:
-    """Labels of the one ``gpu_job_info`` of a uuid, without the uuid; None when there is none."""
+    """Return the labels of the only ``gpu_job_info`` of a uuid, without the uuid; ``None`` if there is none."""
     found: list[Labels] = [one.labels for one in series if one.metric == "gpu_job_info" and ("uuid", uuid) in one.labels]
     assert len(found) <= 1
     return {name: value for name, value in found[0] if name != "uuid"} if found else None

@@ -1,4 +1,4 @@
-"""Control groups and environments of processes, as the various launchers and runtimes leave them."""
+"""Control groups and environments of processes, as the various launchers and runtimes set them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ IN_POD = Place(pod_uid=UID, container_id=ONE)
         (f"12:devices:/kubepods/besteffort/pod{UID}/{ONE}\n1:name=systemd:/kubepods/besteffort/pod{UID}/{ONE}", IN_POD),
         (f"4:memory:/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UNDER}.slice/docker-{ONE}.scope", IN_POD),
         (f"0::/system.slice/containerd.service/kubepods-burstable-pod{UNDER}.slice:cri-containerd:{ONE}", IN_POD),
-        # a reader with a cgroup namespace of its own
+        # a reader in its own cgroup namespace
         (f"0::/../../kubepods-burstable-pod{UNDER}.slice/cri-containerd-{ONE}.scope", IN_POD),
         (f"0::/../cri-containerd-{ONE}.scope", Place(container_id=ONE)),
-        # a pod of a file has a hash; a node that is itself a container; a container in a pod's container
+        # a static pod has a hash; a node that is itself a container; a container in a pod's container
         (f"0::/kubepods/pod{'a' * 32}/{ONE}", Place(pod_uid="a" * 32, container_id=ONE)),
         (f"0::/docker/{TWO}/kubelet.slice/kubelet-kubepods-pod{UNDER}.slice/cri-containerd-{ONE}.scope", IN_POD),
         (f"0::/kubepods/pod{UID}/{TWO}/kubepods/pod{'b' * 32}/{ONE}", IN_POD),
@@ -43,7 +43,7 @@ IN_POD = Place(pod_uid=UID, container_id=ONE)
         ("0::/system.slice/node1_slurmstepd.scope/job_123/step_extern/user", Place(job_id="123")),
         ("0::/../job_123/step_0/user/task_1", Place(job_id="123")),
         (f"0::/kubepods/pod{UID}/{ONE}/system.slice/slurmstepd.scope/job_5/step_0", Place("5", UID, ONE)),
-        # what users may make themselves
+        # paths that users can create themselves
         ("0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0/slurmstepd.scope/job_999/step_0", Place(job_id="123")),
         (f"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_999/step_0/{ONE}", Place()),
         ("0::/system.slice/my.service/job_999/step_0", Place()),

@@ -1,4 +1,4 @@
-"""The jobs collector: from a node's files, sockets and processes to the series, and to Prometheus's joins."""
+"""The jobs collector: from a node's files, sockets and processes to its series and Prometheus joins."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def proc(tmp_path: Path) -> Proc:
 
 @pytest.fixture
 def node(tmp_path: Path, proc: Proc) -> Callable[..., JobsCollector]:
-    """``node(pods=[Hold…])`` is a collector that sees the folder ``jobs`` and these pods."""
+    """Factory ``node(pods=[Hold…])`` of a collector that reads the folder ``jobs`` and these pods."""
 
     def make(*, pods: list[Hold] | None = None, **options: Any) -> JobsCollector:
         names = UserNames(lambda uid: NAMES[uid])
@@ -64,7 +64,7 @@ def _pod(name: str, *devices: Device) -> Hold:
 
 
 def _facts(series: tuple[Series, ...], uuid: str) -> tuple[float | None, float | None, float | None]:
-    """Allocated, in use, jobs."""
+    """Return ``gpu_allocated``, ``gpu_in_use`` and ``gpu_jobs`` of a device; ``None`` where there is no series."""
     allocated, in_use, jobs = (value_of(series, metric, uuid) for metric in ("gpu_allocated", "gpu_in_use", "gpu_jobs"))
     return allocated, in_use, jobs
 
@@ -116,7 +116,7 @@ def test_a_gpu_that_hangs_still_has_its_holder(node: Callable[..., JobsCollector
 def test_a_process_nobody_can_tell_about_is_not_nobodys(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs")
     elsewhere = Proc(tmp_path / "container", first_namespace=False)
-    elsewhere.process(10)  # somebody else's number 10
+    elsewhere.process(10)  # a different process with pid 10
 
     series = node(proc=elsewhere.path).read(fleet(gpu(0, pids=[10])))
 
@@ -131,7 +131,7 @@ def test_numbers_of_slurm_are_those_of_the_device_files(node: Callable[..., Jobs
     jobs = node()
     assert labels_of(jobs.read(fleet(gpu(0), gpu(1))), gpu_uuid(1)) == ANN_7
 
-    # also when the driver tells only later
+    # also if the driver's information appears only later
     (proc.path / "driver").rename(proc.path / "unloaded")
     jobs = node()
     assert labels_of(jobs.read(fleet(gpu(0), gpu(1))), gpu_uuid(0)) == ANN_7
@@ -162,11 +162,11 @@ def test_mig_devices_have_holders_of_their_own(node: Callable[..., JobsCollector
     assert labels_of(series, mig_uuid(0)) == ANN_7 | {"rank": "0"}
     assert labels_of(series, mig_uuid(1)) == {"job_id": "8", "user": "bob"}
     assert [_facts(series, mig_uuid(index)) for index in range(3)] == [(1, 1, 1), (1, 0, 1), (0, 0, 0)]
-    # nobody holds the whole
+    # no job holds the whole GPU
     assert (labels_of(series, gpu_uuid(0)), _facts(series, gpu_uuid(0))) == (None, (None, None, None))
     assert [jobs.job_at(uuid) for uuid in (mig_uuid(0), mig_uuid(1), gpu_uuid(0))] == ["7", "8", "multiple"]
 
-    # and when the GPU hangs, its parts are still theirs
+    # and when the GPU hangs, the jobs still hold its MIG devices
     series = jobs.read(fleet(gpu(0, up=False), gpu(1)))
     assert [_facts(series, mig_uuid(index)) for index in range(3)] == [(1, None, 1), (1, None, 1), (0, None, None)]
 
@@ -183,16 +183,16 @@ def test_who_has_the_whole_has_its_parts(node: Callable[..., JobsCollector]) -> 
 def test_where_a_gpu_is_divided_a_number_is_an_undivided_one_or_cannot_be_told(
     node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # given a job with a whole GPU, and one whose number may be a part of the divided one
+    # given a job with a whole GPU, and one whose device number may mean a MIG device
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "1"}, job_8={"SLURM_JOB_GPUS": "0"})
     divided = fleet(gpu(0, migs=(mig(0, 1), mig(1, 2))), gpu(1), gpu(2))
 
-    # when nobody says whose number that is
+    # when the device numbers are unknown
     series = node().read(divided)
     assert {one.value for one in series if one.metric == "gpu_jobs"} == {0}
     assert not [one for one in series if one.metric == "gpu_allocated"]
 
-    # and when the driver does
+    # and when the driver lists the device numbers
     caplog.clear()
     proc.minors({"0000:1a:00.0": 0, "0000:1b:00.0": 1, "0000:1c:00.0": 2})
     jobs = node()
@@ -257,7 +257,7 @@ def test_a_source_that_hangs_or_fails_costs_what_it_alone_knows(node: Callable[.
         jobs._sources[1]._call = trouble
         for _ in range(2):
             series = jobs.read(fleet(gpu(0), gpu(1)))
-            # GPU 1 may be somebody's: of whom, only the kubelet knows
+            # GPU 1 may be allocated: only the kubelet knows the pod
             assert [_facts(series, gpu_uuid(index)) for index in range(2)] == [(1, 0, 1), (None, 0, 0)]
             asked = {one.labels[0][1]: one.value for one in series if one.metric == "rankscope_exporter_jobs_source_ok"}
             assert asked == {"slurm": 1, "kubelet": 0}
@@ -268,7 +268,7 @@ JOIN = "gpu_temperature_celsius * on (uuid) group_left (job_id, user, rank, run_
 
 
 def _sharing(proc: Proc, folder: Path, node: Callable[..., JobsCollector]) -> tuple[JobsCollector, FleetState, dict[str, str]]:
-    """MPS on GPU 0, time slicing on 1, MIG on 2, a stray process and many ranks on 3; and the job expected on each device."""
+    """Set up MPS on GPU 0, time slicing on 1, MIG on 2, a stray process and many ranks on 3; return also the expected jobs."""
     slurm_folder(
         folder,
         job_7={"SLURM_JOB_GPUS": "", "CUDA_VISIBLE_DEVICES": gpu_uuid(0)},
@@ -311,7 +311,7 @@ def test_what_is_shared_is_multiple_and_counted(node: Callable[..., JobsCollecto
     counts = {
         uuid: value_of(series, "gpu_jobs", uuid) for uuid in (gpu_uuid(0), gpu_uuid(1), mig_uuid(0), mig_uuid(1), gpu_uuid(3))
     }
-    # a process of the holder's user that no group names is taken for the holder's
+    # a process of the holder's user without a job's cgroup counts as the holder's
     assert counts == {gpu_uuid(0): 2, gpu_uuid(1): 3, mig_uuid(0): 1, mig_uuid(1): 1, gpu_uuid(3): 2}
 
 
@@ -321,7 +321,7 @@ def test_the_join_never_becomes_many_to_many(
     jobs, state, expected = _sharing(proc, tmp_path / "jobs", node)
     series = jobs.read(state)
     uuids = [uuid for gpu in state.gpus for uuid in (gpu.identity.uuid, *(mig.uuid for mig in gpu.sample.mig_devices))]  # type: ignore[union-attr]
-    uuids += uuids[:1]  # a second metric of the same device, told apart by a label
+    uuids += uuids[:1]  # a second metric of the same device, with another label
     lines = [f'      - {{series: "{_text(one)}", values: "{one.value:g}x4"}}' for one in series]
     lines += [
         f"      - {{series: \"gpu_temperature_celsius{{uuid='{uuid}', sensor='{index}'}}\", values: \"{40 + index}x4\"}}"
@@ -334,7 +334,7 @@ def test_the_join_never_becomes_many_to_many(
             joined = {name: value for name, value in info.items() if name in {"job_id", "user", "rank", "run_id"}}
             labels = ", ".join(f"{name}='{value}'" for name, value in {"uuid": uuid, "sensor": index, **joined}.items())
             wanted.append(f'          - {{labels: "{{{labels}}}", value: {40 + index}}}')
-    assert len(wanted) == len(expected) + 2  # also those of the pods, and the second metric of GPU 0
+    assert len(wanted) == len(expected) + 2  # plus the pods', and the second metric of GPU 0
     test = tmp_path / "join.yaml"
     test.write_text(
         "\n".join(
@@ -360,7 +360,7 @@ def test_the_join_never_becomes_many_to_many(
     )
 
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    # and the test can fail: with one more answer for a device Prometheus refuses
+    # and the test can fail: with a second series for a device Prometheus refuses the join
     test.write_text(
         test.read_text().replace("    promql_expr_test:", f"{lines[0].replace('job_id=', 'odd=')}\n    promql_expr_test:")
     )
@@ -398,7 +398,7 @@ def test_the_real_exporter_tells_who_holds_and_who_uses_a_gpu(start_exporter: Ca
             exporter.wait_until(lambda: exporter.values("gpu_in_use", uuid=uuid_of(0)) == [1])
 
             assert exporter.values("gpu_job_info", uuid=uuid_of(0), job_id="7", user="ann") == [1]
-            # the driver of the tests names the processes of this namespace, a real one those of the node
+            # the fake driver lists pids of this namespace, a real one those of the node
             ranks = {"rank": "3", "local_rank": "0", "world_size": "8"} if ProcessTable().sees_all() else {}
             assert exporter.values("gpu_job_info", **ranks) == [1]
             assert [exporter.values("gpu_allocated", uuid=uuid_of(index)) for index in range(2)] == [[1], [0]]

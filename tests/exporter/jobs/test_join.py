@@ -1,4 +1,4 @@
-"""One answer per device, whatever happens on it."""
+"""The join gives one series per device, whatever happens on it."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def _check(series: tuple[Series, ...]) -> None:
     for one in series:
         labels = dict(one.labels)
         allowed = BY_NAME[one.metric].labels
-        # at most one per uuid, the catalogue's labels in the catalogue's order, none twice and none empty
+        # at most one series per uuid; labels in the catalogue's order, without duplicates or empty values
         assert (one.metric, labels.get("uuid", labels.get("source"))) not in seen
         seen.add((one.metric, labels.get("uuid", labels.get("source"))))
         assert [name for name in allowed if name in labels] == [name for name, _ in one.labels]

@@ -28,7 +28,7 @@ MIG = "MIG-10000000-aaaa-bbbb-cccc-111111111111"
 
 
 class FakeKubelet:
-    """Its socket is in a short folder: the path of a Unix socket has 107 bytes."""
+    """The fake kubelet's process. Its folder must be short: the path of a Unix socket has at most 107 bytes."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "kubelet.sock"
@@ -48,7 +48,7 @@ class FakeKubelet:
         assert self._process.stdout.readline() == "ready\n"
 
     def stop(self) -> None:
-        """As a kubelet that goes: the socket is left behind by a killed one, and then taken away."""
+        """Kill the kubelet, which leaves its socket behind, and remove the socket."""
         if self._process is not None:
             with self._process:
                 self._process.kill()
@@ -126,7 +126,7 @@ def test_nobody_holds_a_gpu_only_where_the_kubelet_gives_gpus_away(fake: FakeKub
     fake.says(allocatable={"intel.com/nic": ["eth0"]})
     assert kubelet.read() is None
 
-    fake.says(allocatable={"nvidia.com/gpu": [GPU]})  # its plugin has come
+    fake.says(allocatable={"nvidia.com/gpu": [GPU]})  # its device plugin has registered
     assert kubelet.read() == ()
 
 
@@ -144,7 +144,7 @@ def test_a_kubelet_that_restarts_is_found_again(fake: FakeKubelet, kubelet: Kube
 
     fake.stop()
 
-    # then it is still believed for a while, and no longer
+    # then its last answer is used for ``KEEP_S``, and no longer
     assert (source.read(KEEP_S), source.ok, source.known) == (first, False, True)
     assert (source.read(KEEP_S + 1), source.ok, source.known) == (None, False, False)
 

@@ -1,4 +1,4 @@
-"""Processes, read from ``/proc``: real ones, and those that are gone, foreign, or stuck."""
+"""Processes, read from ``/proc``: real, exited, foreign, and stuck ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _now(*pids: int) -> dict[int, float]:
 
 
 def test_a_real_process(sleeper: subprocess.Popen[bytes]) -> None:
-    uses = ProcessTable().read(_now(sleeper.pid, 2**22 + 1))  # no process has the other number
+    uses = ProcessTable().read(_now(sleeper.pid, 2**22 + 1))  # no process has the second pid
 
     assert list(uses) == [sleeper.pid]
     use = uses[sleeper.pid]
@@ -65,12 +65,12 @@ def test_a_number_that_another_process_got_is_noticed(proc: Proc) -> None:
     assert table.read({10: 1000.0}, now_s=1000.0)[10].uid == 1000
 
     proc.process(10, uid=2000, start_ticks=100)
-    assert table.read({10: 1001.0}, now_s=1001.0)[10].uid == 1000  # read again only after a while
+    assert table.read({10: 1001.0}, now_s=1001.0)[10].uid == 1000  # cached: read again only after a while
 
     proc.process(10, uid=2000, start_ticks=200)
     assert table.read({10: 1002.0}, now_s=1002.0)[10].uid == 2000
 
-    # and one that began after the driver named it is somebody else
+    # and a process that began after the driver listed its pid is a different process
     proc.process(10, uid=2000, start_ticks=os.sysconf("SC_CLK_TCK") * 2**31)
     assert table.read({10: 1003.0}, now_s=2.0**40) == {}
 

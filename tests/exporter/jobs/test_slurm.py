@@ -1,4 +1,4 @@
-"""Slurm's prolog and epilog, run as Slurm runs them, and the folder they leave."""
+"""Slurm's prolog and epilog, run as Slurm runs them, and the folder they write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANN = {"SLURM_JOB_USER": "ann", "SLURM_JOB_UID": "1000", "SLURM_JOB_ACCOUNT": "p
 
 @pytest.fixture(params=["sh", "bash"])
 def script(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``script("prolog", SLURM_JOB_ID="7")`` with no other variables, as Slurm does it."""
+    """Function ``script("prolog", SLURM_JOB_ID="7")`` that runs a script with no other variables, as Slurm does."""
 
     def run(name: str, *, folder: Path = tmp_path / "run" / "jobs", **variables: str) -> subprocess.CompletedProcess[str]:
         env = {"RANKSCOPE_JOBS_DIR": str(folder), **variables}
@@ -49,7 +49,7 @@ def test_a_job_is_there_from_prolog_to_epilog(script: Callable[..., subprocess.C
 
     assert script("epilog", SLURM_JOB_ID="123").returncode == 0
 
-    # then nobody holds anything, which is known: Slurm is here
+    # then no job holds a GPU, and this is known because Slurm's folder exists
     assert _read(folder).read() == ()
     assert [path.name for path in folder.iterdir()] == [".slurm"]
 
@@ -91,7 +91,7 @@ def test_without_a_job_nothing_is_written(
 def test_no_job_fails_because_of_the_scripts(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "job-7").mkdir()  # what mv would move into
+    (tmp_path / "folder" / "job-7").mkdir()  # a folder in place of the file: mv would move into it
     for folder in (tmp_path / "file", Path("/proc/none"), tmp_path / "folder", Path("/dev/full")):
         for name in ("prolog", "epilog"):
             assert script(name, folder=folder, SLURM_JOB_ID="7", SLURM_JOB_GPUS="0").returncode == 0
@@ -127,7 +127,7 @@ def test_only_files_of_the_folders_owner_count(tmp_path: Path) -> None:
     (folder / "job-2").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(folder / "job-3")
     (folder / "job-4").write_bytes(b"SLURM_JOB_ID=4\n" + b"#" * 20_000)
-    (folder / "job-5").write_text("SLURM_JOB_ID=6\n")  # says it is another
+    (folder / "job-5").write_text("SLURM_JOB_ID=6\n")  # file name and content differ
     (folder / "job-8").mkdir()
     (folder / "job-9").write_bytes(b"\xff\xfe\0\n")
     if os.getuid() == 0:

@@ -1,4 +1,4 @@
-"""The prolog and epilog under a real Slurm of one node: what it tells them, and what the exporter makes of it."""
+"""The prolog and epilog under a real one-node Slurm: the variables they get, and the exporter's series."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 class JobNode:
-    """A node with GPUs; ``jobs`` is where the prolog leaves its files."""
+    """A node with GPUs; ``jobs`` is the folder of the prolog's files."""
 
     def __init__(self, folder: Path, slurm: Slurm) -> None:
         self.jobs = folder / "jobs"
@@ -36,7 +36,7 @@ class JobNode:
 @pytest.fixture
 def slurm(require_program: Callable[[str], str], free_port: Callable[[], int], tmp_path: Path) -> Iterator[JobNode]:
     for script in ("prolog", "epilog"):
-        # Slurm gives its prolog an environment of its own making, so that the folder has to be said inside.
+        # Slurm builds the prolog's environment itself, so the script must set the folder.
         file = tmp_path / script
         file.write_text(f"#!/bin/sh\nRANKSCOPE_JOBS_DIR={tmp_path}/jobs exec {SCRIPTS}/{script}.sh\n")
         file.chmod(0o755)
@@ -68,7 +68,7 @@ def test_who_holds_a_gpu_is_known_before_its_first_process_and_until_the_job_end
     array = slurm.submit("--gres=gpu:1", "--array=1-2")
     exporter.wait_until(lambda: len(exporter.values("gpu_job_info")) == GPUS)
 
-    # then every GPU is held, by three jobs, and used by nobody
+    # then every GPU is held, by three jobs, and used by none
     jobs = {dict(labels)["job_id"] for name, labels in exporter.page() if name == "gpu_job_info"}
     assert first in jobs
     assert len(jobs) == 3

@@ -1,4 +1,4 @@
-"""One ``NvmlGpu`` in a process of its own, over the real nvidia-ml-py and the fake driver; a test tells it what to do next."""
+"""One ``NvmlGpu`` in its own process, over the real nvidia-ml-py and the fake driver, controlled by the test."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rankscope.exporter.source import GpuIdentity, GpuSample
 DEFAULT = frozenset(name for name, collector in COLLECTORS.items() if collector.default_on)
 ALL = frozenset(COLLECTORS)
 
-# Forks a process per GPU that is to be asked, for importing everything takes longer than the rest of most tests.
-# The marks of a step are the calls it made, in their order.
+# Forks one process per GPU: importing everything anew would take longer than the rest of most tests.
+# The marks of a step are its calls, in order.
 _NURSERY = """
 import json, os, signal, socket, sys, msgspec, pynvml
 from rankscope.exporter.nvml.gpu import NvmlGpu, load_nvml
@@ -76,7 +76,7 @@ class DownError(Exception):
 
 
 class Sample:
-    """A sample, to be looked up by name."""
+    """A sample with look-ups by metric name."""
 
     def __init__(self, sample: GpuSample) -> None:
         self.raw = sample
@@ -92,12 +92,12 @@ class Sample:
         return self.series[metric, tuple(labels.items()), uuid]
 
     def all(self, metric: str) -> dict[tuple[str, ...], float]:
-        """Values by those of the labels."""
+        """Return the values of a metric by the values of its labels."""
         return {tuple(value for _, value in labels): value for (name, labels, _), value in self.series.items() if name == metric}
 
 
 class AskedGpu:
-    """The process. ``marks`` are the calls of the last step."""
+    """The process of one GPU. ``marks`` are the calls of the last step."""
 
     def __init__(self, stdin: IO[str], stdout: IO[str]) -> None:
         self._stdin = stdin
@@ -128,7 +128,7 @@ class AskedGpu:
 
 @functools.cache
 def _nursery(library: Path) -> socket.socket:
-    """Where to send requests to the process that forks the others, which ends when the tests do."""
+    """Return the request socket of the process that forks the others; it ends with the tests."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         environment = {**os.environ, "LD_LIBRARY_PATH": str(library.parent)}
@@ -140,7 +140,7 @@ def _nursery(library: Path) -> socket.socket:
 
 @contextmanager
 def asking(fake: FakeDriver, gpu: int = 0, collectors: frozenset[str] = DEFAULT) -> Iterator[AskedGpu]:
-    """A process that is about to open the GPU of this index."""
+    """Yield a process that has not opened its GPU yet."""
     (stdin, to_it), (from_it, stdout) = os.pipe(), os.pipe()
     request = json.dumps([fake.gpus[gpu]["bus"], sorted(collectors), fake.env])
     socket.send_fds(_nursery(fake.library), [request.encode()], [stdin, stdout])
@@ -156,14 +156,14 @@ def asking(fake: FakeDriver, gpu: int = 0, collectors: frozenset[str] = DEFAULT)
 
 @contextmanager
 def opened(fake: FakeDriver, gpu: int = 0, collectors: frozenset[str] = DEFAULT) -> Iterator[AskedGpu]:
-    """A process that has opened it."""
+    """Yield a process that has opened its GPU."""
     with asking(fake, gpu, collectors) as asked:
         asked.open()
         yield asked
 
 
 def sample_of(fake: FakeDriver, gpu: int = 0, collectors: frozenset[str] = DEFAULT) -> Sample:
-    """The second sample of a process: the first has nothing to compare with."""
+    """Return the second sample of a process: the first has no previous one to compare with."""
     with opened(fake, gpu, collectors) as asked:
         asked.sample()
         return asked.sample()

@@ -1,4 +1,4 @@
-"""Activity: GPM's intervals join without gaps, bounds come of their parts, and busy seconds count every sample of the driver."""
+"""Activity: GPM intervals have no gaps, minima and maxima come from their parts, busy seconds count every driver sample."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fake(tmp_path: Path) -> FakeDriver:
 
 
 def let_a_part_pass() -> None:
-    """GPM needs a tenth of a second between two samples."""
+    """Sleep 0.11 s: GPM needs a tenth of a second between two samples."""
     time.sleep(0.11)
 
 
@@ -44,7 +44,7 @@ def test_integrals_are_what_the_driver_measured_over_all_intervals(fake: FakeDri
         let_a_part_pass()
         sample = asked.sample()
 
-    # The graphics engine was busy all the time: its counter is the time that was measured.
+    # The graphics engine was always busy: its counter equals the measured time.
     seconds = sample.value("gpu_graphics_active_seconds_total")
     assert seconds > 0.1 * 5
     assert sample.value("gpu_sm_active_seconds_total") == pytest.approx(0.4 * seconds)
@@ -92,7 +92,7 @@ def test_samples_are_never_closer_than_gpm_permits(fake: FakeDriver) -> None:
         for _ in range(5):
             asked.part()
 
-    # What there was to tell is told again.
+    # The last values are published again.
     assert again[-1].value("gpu_graphics_active_ratio") == 0.98
     assert TOO_CLOSE not in fake.counts()
 
@@ -183,7 +183,7 @@ def test_busy_seconds_count_every_sample_of_the_driver(fake: FakeDriver) -> None
     elapsed = time.monotonic() - began
 
     assert first.value("gpu_busy_seconds_total") == 0
-    # Half of the samples are 1, the others 0, each for 50 ms.
+    # Half of the samples are 1, the others 0; each covers 50 ms.
     busy = second.value("gpu_busy_seconds_total")
     assert busy == pytest.approx(0.05 * round(busy / 0.05))
     assert 0.2 <= busy <= elapsed / 2 + 0.05
@@ -248,7 +248,7 @@ for line in sys.stdin:
 
 @contextmanager
 def busy_seconds_at(fake: FakeDriver) -> Iterator[Callable[[float], float]]:
-    """The counter of a process whose passes are at the monotonic times that are given; the test moves the wall clock."""
+    """Yield a function: it runs a pass at a monotonic time and returns the counter. The test moves the wall clock."""
     command = [sys.executable, "-c", _PASSES]
     with subprocess.Popen(
         command, env={**os.environ, **fake.env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -278,7 +278,7 @@ def test_the_counter_is_right_at_every_interval_and_with_every_buffer_of_the_dri
             fake.write()
             busy = busy_at(100 + number * interval_s)
 
-    # The machine's own clock goes on between passes as well, by as much as the test takes.
+    # The machine's own clock also advances between passes, by the duration of the test.
     assert 0.93 * passes * interval_s - 0.1 <= busy <= 0.93 * (passes * interval_s + 5)
 
 

@@ -83,7 +83,7 @@ def test_devices_come_and_go(tmp_path: Path) -> None:
     assert [device.profile for device in changed.raw.mig_devices] == ["3g.40gb"]
     assert changed.value("gpu_mig_memory_total_bytes", uuid(0)) == 40 * GIB
     assert (after.value("gpu_mig_enabled"), after.raw.mig_devices) == (0, ())
-    # Samples of devices that are gone were freed with them.
+    # Samples of removed devices were freed with them.
     assert fake.counts()["nvmlGpmSampleFree"] == fake.counts()["nvmlGpmSampleAlloc"]
 
 

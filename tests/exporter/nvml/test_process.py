@@ -1,4 +1,4 @@
-"""GPUs: the real exporter over the real nvidia-ml-py, and a driver library that fails as a test says."""
+"""GPUs: the real exporter over the real nvidia-ml-py, and a fake driver library with planted failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_values_follow_the_driver_and_end_while_a_gpu_is_lost(
     assert exporter.values("gpu_temperature_celsius", uuid=SECOND) == [41.0]
     assert exporter.values("rankscope_exporter_collector_success", collector="gpu") == [1.0]
 
-    # ... and it comes back by itself
+    # ... and the exporter recovers without a restart
     fake_nvml.heal()
     exporter.wait_until(lambda: exporter.values("gpu_temperature_celsius", uuid=FIRST) == [40.0])
 
@@ -67,7 +67,7 @@ def test_a_call_that_hangs_costs_that_gpu_only(start_exporter: Callable[..., Run
     assert exporter.get("/-/healthy").status == 200
     assert "nvmlDeviceGetPowerUsage" in exporter.get("/-/ready").text
 
-    # when the driver comes to its senses, so does the page
+    # when the driver recovers, so does the page
     fake_nvml.heal()
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
     exporter.wait_until(lambda: exporter.get("/-/ready").status == 200)
@@ -88,7 +88,7 @@ def test_a_signal_before_the_first_sample_ends_it_as_well(fake_nvml: FakeDriver,
     command = [sys.executable, "-m", "rankscope", "exporter", "--listen", "127.0.0.1:0", "--spool", str(tmp_path / "spool")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **fake_nvml.env})
     try:
-        # given a process that waits for its driver: the spool was made just before
+        # given a process that waits for its driver: it creates the spool just before
         while process.poll() is None and not (tmp_path / "spool").exists():
             time.sleep(0.02)
 

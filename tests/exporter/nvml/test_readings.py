@@ -1,4 +1,4 @@
-"""What is published of a GPU: every row of the tables, of a full H100, an A100, and one that says little or nonsense."""
+"""Published readings of a GPU: every row of the tables for an H100, an A100, and GPUs with few or invalid answers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tests.exporter.nvml.asked_gpu import ALL, Sample, opened, sample_of
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
 
-# Made by others from what becomes of the GPU's process.
+# Not part of the sample: derived from the state of the GPU's process.
 _NOT_OF_THE_SAMPLE = {"gpu_info", "gpu_up", "gpu_down_info", "gpu_down_since_timestamp_seconds", "gpu_sample_age_seconds"}
 _NOT_OF_THE_SAMPLE |= {"gpu_metric_absent_info"}
-# Only where there is something that they are about.
+# Only published where their object exists.
 _WHERE_THERE_IS = {metric.name for metric in CATALOGUE if metric.name.startswith("gpu_mig_")}
 _WHERE_THERE_IS -= {"gpu_mig_enabled", "gpu_mig_instances"}
 
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
-    """An H100, an A100, and a GPU that gives only what the oldest do."""
+    """Fake driver with an H100, an A100, and a GPU with only the readings of the oldest models."""
     return FakeDriver(tmp_path_factory.mktemp("driver"), build_library(), [h100_state(0), a100_state(1), gpu_state(2)])
 
 
@@ -125,7 +125,7 @@ def test_every_metric_is_there_or_named_as_absent(which: str, request: pytest.Fi
         if metric.group == "gpu" and metric.collector != "xid" and COLLECTORS[metric.collector].reads_gpu
     }
 
-    # A metric about processes is absent when nobody is there, which is neither missing nor unsupported.
+    # Without processes the metrics about processes have no series, which is neither missing nor unsupported.
     processes = {name for name in expected if name.startswith("gpu_process_")}
     assert expected - sample.metrics - named - processes == _NOT_OF_THE_SAMPLE | _WHERE_THERE_IS
     assert sample.metrics <= expected
@@ -316,7 +316,7 @@ def test_drivers_that_lack_functions_cost_what_those_give(tmp_path: Path) -> Non
 
     missing = {metric for (metric, *_), reason in sample.absent.items() if reason == "function_not_found"}
     assert missing >= {"gpu_energy_joules_total", "gpu_memory_used_bytes", "gpu_sm_active_ratio", "gpu_fabric_state"}
-    # What has an older function of the same meaning is there.
+    # Readings with an equivalent older function are present.
     assert sample.value("gpu_throttle_active", reason="sw_power_cap") == 1
     assert sample.value("gpu_temperature_margin_celsius") == 89 - 40
     assert [process.pid for process in sample.processes or ()] == [4000]

@@ -1,4 +1,4 @@
-"""What ends everything, what costs a collector, what costs a metric; Xid errors; and the driver that comes and goes."""
+"""Errors that end the GPU's process, a collector, or a metric; Xid errors; and a driver that is unloaded and reloaded."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_lost_gpu_says_so_in_a_field_too(fake: FakeDriver) -> None:
 def test_a_lost_gpu_says_so_between_two_samples(fake: FakeDriver) -> None:
     with opened(fake) as asked:
         asked.sample()
-        # GPM does not ask twice within a tenth of a second.
+        # GPM takes no second sample within a tenth of a second.
         fake.lose(0)
         fake.slow("nvmlDeviceGetTemperature", 100)
 
@@ -90,7 +90,7 @@ def test_why_a_gpu_cannot_be_opened(fake: FakeDriver, call: str, code: int, reas
     with asking(fake) as asked:
         assert why(asked, "open")[0] == reason
 
-        # The same process can try again.
+        # The same process can retry.
         fake.heal()
         assert asked.open().index == 0
 
@@ -239,7 +239,7 @@ def test_processes_of_all_kinds_are_named_once(fake: FakeDriver) -> None:
 
 def test_no_process_is_an_empty_table(fake: FakeDriver) -> None:
     del fake.gpus[0]["process.0"]
-    # The utilisation of no process is raised by nvidia-ml-py as the error "SUCCESS".
+    # nvidia-ml-py raises the error "SUCCESS" if no process has a utilisation.
     del fake.gpus[0]["process_util.0"]
     fake.write()
 

@@ -13,5 +13,5 @@ H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" f
 
 
 def node() -> FleetState:
-    """An H100, an A100 with an unreadable clock and a failing collector, an H100 divided by MIG, and a GPU that hangs."""
+    """Return an H100, an A100 with an unreadable clock and a failing collector, an H100 divided by MIG, and a GPU that hangs."""
     return msgspec.json.decode((GOLDEN / "node.json").read_bytes(), type=FleetState)

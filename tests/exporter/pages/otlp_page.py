@@ -1,4 +1,4 @@
-"""A page about the golden node for OTLP, with or without a rank's histogram."""
+"""The page of the golden node for OTLP, with or without a rank's histogram."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def page_of(state: FleetState | Callable[[], FleetState], spooled: SpoolSample |
 
 
 def spooled_histogram(*counts: int, total: float) -> SpoolSample:
-    """Buckets up to 1 s, 10 s and beyond."""
+    """Return a rank's histogram with the counts of the buckets up to 1 s, up to 10 s, and above."""
     name, rank = "rank_step_duration_seconds", (("rank", "3"), ("run", "r"), ("slot", "0"))
     cumulated = list(zip(("1.0", "10.0", "+Inf"), itertools.accumulate(counts), strict=True))
     series = [SpoolSeries(f"{name}_bucket", (("le", bound), *rank), count) for bound, count in cumulated]

@@ -1,4 +1,4 @@
-"""The page with DCGM's names: what boards and rules written for dcgm-exporter find there."""
+"""The DCGM-compatible page, for boards and rules written for dcgm-exporter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rankscope.exporter.source import Absent, FleetState, GpuSample, Reading, Se
 
 ALL = frozenset(COLLECTORS)
 
-# Names, types and the label order are what dcgm-exporter 3 and 4 have without a file of counters.
+# Names, types and label order of dcgm-exporter 3 and 4 without a counters file.
 DEFAULT_SET = {
     "DEV_SM_CLOCK": "gauge",
     "DEV_MEM_CLOCK": "gauge",
@@ -66,7 +66,7 @@ XIDS = (
 
 
 def node() -> FleetState:
-    """An H100, an A100, an H100 divided by MIG, and a GPU that hangs; the first has an idle video encoder."""
+    """Return the golden node; its first H100 also has readings of the video encoder and decoder."""
     state = golden_node.node()
     first, *others = state.gpus
     assert first.sample is not None
@@ -93,7 +93,7 @@ def _earlier(sample: GpuSample, ago_s: float) -> GpuSample:
 
 
 class SampledTwice:
-    """A fleet whose first state is of four seconds earlier: what DCGM shows as a rate needs two samples."""
+    """A fleet whose first state is four seconds old, because DCGM's rates need two samples."""
 
     simulated = False
 
@@ -142,7 +142,7 @@ def test_the_default_set_has_the_names_and_types_of_dcgm_exporter(page: Page) ->
 
     shown = {line.split()[2]: line.split()[3] for line in text(page).splitlines() if line.startswith("# TYPE")}
 
-    # what no GPU of this node has is told in a comment
+    # a metric that no GPU of this node has is named in a comment
     assert {name.removeprefix("DCGM_FI_") for name in shown} == DEFAULT_SET.keys() - {"DEV_VGPU_LICENSE_STATUS"}
     assert all(kind == DEFAULT_SET[name.removeprefix("DCGM_FI_")] for name, kind in shown.items())
 
@@ -174,7 +174,7 @@ def test_where_there_is_no_vgpu_none_is_licensed() -> None:
 
     assert values(body, "DEV_VGPU_LICENSE_STATUS", UUID=H100) == [0]
     assert "DEV_VGPU_LICENSE_STATUS not available" not in body
-    # here it stays what it is: absent
+    # on the native page the metric stays absent
     assert not [family for family in page.families() if family.name == "gpu_vgpu_license_status"]
 
 
@@ -197,12 +197,12 @@ def test_a_divided_gpu_is_told_by_its_instances_and_never_twice(page: Page) -> N
     assert values(body, "DEV_FB_USED", UUID=DIVIDED) == [10 * 1024, 11 * 1024]
     assert values(body, "DEV_FB_USED", UUID=DIVIDED, GPU_I_ID="2", GPU_I_PROFILE="3g.40gb") == [11 * 1024]
     assert values(body, "DEV_FB_USED", GPU_I_ID="1", pod="small-0") == [10 * 1024]
-    # and by the profile of the instance, where its first device is a part of it
+    # with the profile of the GPU instance, if its first device is a compute instance of it
     divided = json.loads((GOLDEN / "node.json").read_bytes().replace(b'"3g.40gb"', b'"1c.3g.40gb"'))
     of_a_part = text(page_of(msgspec.convert(divided, FleetState)))
     assert values(of_a_part, "DEV_FB_USED", UUID=DIVIDED, GPU_I_ID="2", GPU_I_PROFILE="3g.40gb") == [11 * 1024]
     assert len(values(body, "PROF_GR_ENGINE_ACTIVE", UUID=DIVIDED)) == 2
-    # what only the whole has stays the whole's
+    # readings of the whole GPU have no instance labels
     (line,) = (line for line in body.splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{") and DIVIDED in line)
     assert "GPU_I_ID" not in line
 
@@ -225,7 +225,7 @@ def test_rates_are_those_of_the_counters_between_two_samples() -> None:
     assert values(first, "PROF_PCIE_RX_BYTES", UUID=H100) == [3e9]
     assert values(first, "DEV_NVLINK_BANDWIDTH_TOTAL", UUID=H100) == [pytest.approx(100, abs=0.01)]
 
-    # when it is asked again before there is a new sample, it says the same
+    # a second scrape of the same sample gives the same rates
     page = DcgmPage(page_of(state))
     assert values(page.render()[0].decode(), "PROF_PCIE_TX_BYTES") == []
     again = [values(page.render()[0].decode(), "PROF_PCIE_TX_BYTES", UUID=H100) for _ in range(2)]
@@ -255,7 +255,7 @@ def test_a_counter_that_was_reset_has_no_rate() -> None:
 
 
 def test_what_only_one_gpu_cannot_give_is_said_of_that_gpu(page: Page) -> None:
-    # given two H100, of which the one that is divided has no utilisation
+    # given two H100s, of which the one with MIG has no utilisation
     assert f"# DCGM_FI_DEV_GPU_UTIL not available on {DIVIDED}: not_supported\n" in text(page)
 
 
@@ -303,7 +303,7 @@ DCGM_FI_DEV_BRAND, label, Brand.
 
 def test_a_file_of_counters_decides_on_names_types_and_help(page: Page, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "counters.csv"
-    file.write_text(COUNTERS, encoding="utf-8-sig")  # as some editors save it
+    file.write_text(COUNTERS, encoding="utf-8-sig")  # with a byte order mark, as some editors save it
     served = DcgmPage(page, read_counters(file))
     body = served.render()[0].decode()
 
@@ -390,7 +390,7 @@ def test_absent_metrics_without_a_dcgm_name_are_no_remark() -> None:
 
 
 def test_promtool_reads_it(page: Page, require_program: Callable[[str], str]) -> None:
-    # names and help are DCGM's matter: what promtool says of those is not asked
+    # DCGM sets names and help texts, so promtool's remarks about them are ignored
     checked = subprocess.run(
         [require_program("promtool"), "check", "metrics"], input=text(page).encode(), capture_output=True, check=False
     )

@@ -1,4 +1,4 @@
-"""What goes into a page comes out of it again, whatever the texts are, in both formats."""
+"""Pages in both formats parse back to the families they were made from, for arbitrary texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rankscope.exporter.pages.exposition import (
     text,
 )
 
-# Every character but half ones, with those that hurt more often.
+# Every character except surrogates, with troublesome ones more often.
 TEXTS = st.text(
     st.one_of(
         st.characters(exclude_categories=["Cs"]),
@@ -49,7 +49,7 @@ def families(draw: st.DrawFn) -> list[Family]:
     for name in draw(st.lists(NAMES.map(lambda name: f"m_{name}_x"), unique=True, max_size=3)):
         kind = draw(st.sampled_from(["gauge", "counter"]))
         series = draw(st.dictionaries(LABELS, VALUES if kind == "gauge" else COUNTS, min_size=1, max_size=4))
-        # To a parser the order of labels is no difference.
+        # Parsers ignore the order of labels.
         unique = {tuple(sorted(labels)): (labels, value) for labels, value in series.items()}
         full = f"{name}_total" if kind == "counter" else name
         found.append(Family(full, kind, draw(TEXTS), points=[Point(*one) for one in unique.values()]))  # type: ignore[arg-type]
@@ -76,13 +76,13 @@ def _assert_same(read: Any, given_families: list[Family]) -> None:
 @given(families())
 @example([Family("m_x", "gauge", 'a \\ "quoted"\nhelp', points=[Point((("a", 'C:\\new\n"x"'), ("b", "\\")), 1.0)])])
 def test_both_formats_read_back_exactly_what_went_in(given_families: list[Family]) -> None:
-    for _ in range(2):  # the second time with the labels that points keep
+    for _ in range(2):  # the second time with the labels cached in the points
         as_openmetrics = openmetrics(given_families).decode()
         _assert_same(parse_text(text(given_families).decode()), given_families)
         _assert_same(parse_openmetrics(as_openmetrics), given_families)  # type: ignore[no-untyped-call]
     documented = {one.name: one.documentation for one in parse_openmetrics(as_openmetrics)}  # type: ignore[no-untyped-call]
     for family in given_families:
-        # The reference parser takes white space off the ends of a line.
+        # The reference parser strips white space from the ends of a line.
         assert documented[family.name.removesuffix("_total")].strip() == family.help.strip()
 
 
@@ -106,7 +106,7 @@ def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
         'gpu_energy_joules_total{uuid="a"} 1e+21\n'
         "# HELP gpu_io_bytes_per_second Rate.\n# TYPE gpu_io_bytes_per_second gauge\ngpu_io_bytes_per_second +Inf\n"
     )
-    # a unit is a unit there only where the name ends in it
+    # OpenMetrics has a UNIT only if the name ends in it
     assert openmetrics(given_families).decode() == (
         "# HELP gpu_energy_joules Energy.\n# TYPE gpu_energy_joules counter\n# UNIT gpu_energy_joules joules\n"
         'gpu_energy_joules_total{uuid="a"} 1e+21\n'
@@ -137,7 +137,7 @@ def test_points_that_are_kept_give_the_same_page_as_new_ones(pages: list[list[tu
 
         points = source.points(values)
         assert text([Family("m", "gauge", "", points=points)]) == text([Family("m", "gauge", "", points=expected)])
-        if len(once) == len(values):  # what did not change is not rendered again
+        if len(once) == len(values):  # unchanged points are not rendered again
             assert all(new is old and new.line for new, old in zip(source.points(values), points, strict=True))
 
 

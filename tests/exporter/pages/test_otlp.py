@@ -1,4 +1,4 @@
-"""What a collector receives by OTLP: decoded with the official messages, over HTTP and gRPC."""
+"""Messages that an OpenTelemetry collector receives, decoded with the official protobufs, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Sent = tuple[dict[str, str], ExportMetricsServiceRequest, ExportMetricsServiceRe
 
 @dataclass
 class Received:
-    """Messages, as they came."""
+    """Messages in the order of their arrival."""
 
     messages: list[tuple[dict[str, str], ExportMetricsServiceRequest]] = field(default_factory=list)
     port: int = 0
@@ -54,7 +54,7 @@ class Received:
 
 @contextmanager
 def receiving_metrics(port: int = 0) -> Iterator[Received]:
-    """A collector over HTTP."""
+    """Yield the messages received by a collector over HTTP."""
     received = Received()
 
     def receive(headers: dict[str, str], message: ExportMetricsServiceRequest) -> None:
@@ -74,7 +74,7 @@ def http_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Received]:
 
 @pytest.fixture
 def pushing() -> Iterator[Callable[[Page], OtlpPush]]:
-    """``pushing(page)`` sends until the test ends."""
+    """Function ``pushing(page)`` that sends a page by OTLP until the test ends."""
     started: list[OtlpPush] = []
 
     def start(page: Page) -> OtlpPush:
@@ -93,7 +93,7 @@ def _attributes(pairs: Any) -> Attributes:
 
 
 def points(*messages: ExportMetricsServiceRequest) -> dict[str, dict[Attributes, float]]:
-    """Values by name and attributes; a point that comes twice fails here."""
+    """Return values by name and attributes; fail if a point appears twice."""
     found: dict[str, dict[Attributes, float]] = {}
     for metric in (metric for message in messages for metric in _metrics(message)):
         data = metric.gauge if metric.HasField("gauge") else metric.sum
@@ -118,7 +118,7 @@ def _of(found: dict[str, dict[Attributes, float]], name: str, **attributes: str)
 
 @pytest.fixture(scope="module")
 def sent() -> Sent:
-    """Headers and body of the message about the golden node, and the message about its MIG devices."""
+    """Headers and body of the golden node's message, and the message of its MIG devices."""
     with receiving_metrics() as received, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{received.port}")
         patch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "50")
@@ -223,7 +223,7 @@ def test_the_temporality_preference_is_honoured(
 
     metrics = {metric.name: metric for metric in _metrics(http_collector.wait(3)[-1])}
     assert metrics["hw.energy"].sum.aggregation_temporality == 1  # delta
-    assert metrics["hw.gpu.memory.usage"].sum.aggregation_temporality == 2  # a level is never a delta
+    assert metrics["hw.gpu.memory.usage"].sum.aggregation_temporality == 2  # a level stays cumulative
 
 
 def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing: Callable[[Page], OtlpPush]) -> None:
@@ -286,18 +286,18 @@ def test_a_collector_that_is_away_is_logged_once_and_gets_everything_when_it_is_
 
     def state() -> FleetState:
         passes.append(1)
-        if len(passes) >= 4:  # two a message
+        if len(passes) >= 4:  # two passes per message
             asked.set()
         return node()
 
-    port = free_port()  # closed to clients until there is a collector
+    port = free_port()  # no process listens here until the collector starts
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second try
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # long enough for a second attempt
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
     page = page_of(state)
     push = pushing(page)
     assert asked.wait(120)
-    # a page is rendered all the same
+    # pages are rendered meanwhile
     assert b"gpu_up" in page.render()[0]
 
     with receiving_metrics(port) as received:

@@ -56,7 +56,7 @@ def _states(state: FleetState) -> set[str]:
 
 
 class Exported(MetricExporter):
-    """What a page's pipelines export, in memory."""
+    """In-memory exporter of a page's OTLP pipelines."""
 
     def __init__(self, page: Page, temporality: AggregationTemporality = AggregationTemporality.CUMULATIVE) -> None:
         super().__init__({ObservableCounter: temporality})
@@ -64,7 +64,7 @@ class Exported(MetricExporter):
         self._messages: list[MetricsData] = []
 
     def metrics(self) -> dict[str, Metric]:
-        """By name, of one more export; of one name in two messages, that of the node."""
+        """Export once more and return the metrics by name; a name in two messages is taken from the node's."""
         self._messages.clear()
         assert self.pipelines.export(60) is None
         found = [
@@ -77,7 +77,7 @@ class Exported(MetricExporter):
         return {metric.name: metric for metric in reversed(found)}
 
     def points(self, name: str) -> list[Any]:
-        """The points of one metric of one more export."""
+        """Export once more and return the points of one metric."""
         metric = self.metrics().get(name)
         return [*metric.data.data_points] if metric is not None else []
 
@@ -93,7 +93,7 @@ class Exported(MetricExporter):
 
 
 class _Node:
-    """One GPU with one counter, whose value a test decides."""
+    """One GPU with one counter, whose value a test sets."""
 
     def __init__(self, temporality: AggregationTemporality = AggregationTemporality.CUMULATIVE) -> None:
         self.joules: float | None = None
@@ -108,7 +108,7 @@ class _Node:
         return FleetState((gpu,), None, {}, 0, 0, None, None)
 
     def energy(self, joules: float | None) -> Any:
-        """The point that is exported."""
+        """Set the counter, export, and return the exported point, if any."""
         self.joules = joules
         points = self._exported.points("hw.energy")
         assert len(points) <= 1
@@ -121,10 +121,10 @@ def test_a_counter_never_decreases_and_keeps_its_start() -> None:
     first = counter.energy(500)
     assert first.value == 500
     assert counter.energy(700).value == 700
-    # the driver was loaded anew
+    # the driver was reloaded
     assert counter.energy(10).value == 710
     assert counter.energy(20).value == 720
-    # nothing stale while the series is away
+    # no stale point while the series is absent
     assert counter.energy(None) is None
     last = counter.energy(30)
     assert last.value == 730
@@ -150,7 +150,7 @@ def test_a_histogram_of_a_rank_goes_out_as_counters_that_survive_a_restart_of_th
     for sample in (
         spooled_histogram(1, 2, 0, total=9.5),
         spooled_histogram(2, 2, 1, total=40.5),
-        spooled_histogram(0, 1, 0, total=2.5),  # started again
+        spooled_histogram(0, 1, 0, total=2.5),  # the rank was restarted
     ):
         page.spool = page_of(node(), sample).spool
         metrics = exported.metrics()
@@ -222,7 +222,7 @@ def test_every_name_is_one_instrument() -> None:
         if otel is not None:
             kinds.setdefault(otel.name, set()).add((otel.kind, otel.unit))
             placeholders = {label for label in row.labels if any(f"{{{label}}}" in value for value in otel.attributes.values())}
-            # what tells series apart has to be in the attributes
+            # labels that distinguish series must be in the attributes
             assert not otel.attributes or placeholders >= set(row.labels) - {"uuid"}, row.name
     assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
     assert len(kinds) > 70

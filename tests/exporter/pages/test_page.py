@@ -1,4 +1,4 @@
-"""From a node's state to its page, byte for byte, and what is said when something is not well."""
+"""From a node's state to its page, byte for byte, and the reports of problems on it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 def loop(name: str, last: Any, *, reason: str | None = None, fresh: bool = True) -> Any:
-    """A collector that knows what it is told."""
+    """Return a collector loop with a fixed last result."""
     snapshot = Snapshot(last, fresh, reason is None, 0.5, 0.002, reason)
     return SimpleNamespace(name=name, latest=lambda: snapshot)
 
@@ -120,7 +120,7 @@ def test_prometheus_has_nothing_to_object_to(page: Page, require_program: Callab
     assert len(list(parse_openmetrics(page.render(OPENMETRICS)[0].decode()))) == len(page.families())  # type: ignore[no-untyped-call]
 
 
-# What joins an operator writes, and how many series of the node they give.
+# Joins that operators write, and the number of series that each gives for the node.
 JOINS = {
     "gpu_power_watts * on (uuid) group_left (index, model, host) gpu_info": 3,
     "(gpu_up == 0) * on (uuid) group_left (reason) gpu_down_info": 1,
@@ -133,7 +133,7 @@ JOINS = {
 
 
 def test_joins_by_uuid_are_never_many_to_many(page: Page, require_program: Callable[[str], str], tmp_path: Path) -> None:
-    # given the page as it is, for ten minutes
+    # given ten minutes of the unchanged page
     input_series = [
         {
             "series": f"{family.name}{{{','.join(f'{name}={json.dumps(value)}' for name, value in point.labels)}}}",
@@ -275,7 +275,7 @@ def test_stale_values_of_a_loop_are_left_out(state: FleetState) -> None:
 
 
 def test_whether_a_gpu_that_is_down_is_in_use_nobody_knows(state: FleetState) -> None:
-    # given a pass over the jobs from before a GPU, and one with MIG devices, went down
+    # given a pass over the jobs made before two GPUs went down, one of them with MIG devices
     def page_with(*down: int) -> Page:
         gpus = [
             msgspec.structs.replace(gpu, up=False, sample=None) if index in down else gpu for index, gpu in enumerate(state.gpus)
@@ -289,7 +289,7 @@ def test_whether_a_gpu_that_is_down_is_in_use_nobody_knows(state: FleetState) ->
     before = page_with()
     assert len(_of(before, "gpu_in_use")) == 4
     assert len(_of(page_with(0), "gpu_in_use")) == 3
-    # what is remembered of its MIG devices is still theirs
+    # its remembered MIG devices keep their allocation
     before.fleet = page_with(0, 2).fleet
     assert (len(_of(before, "gpu_in_use")), len(_of(before, "gpu_allocated"))) == (0, 4)
 
@@ -300,7 +300,7 @@ def test_a_scrape_may_ask_for_some_collectors(page: Page) -> None:
     assert "gpu_clock_hertz" in asked
     assert "rank_steps_total" in asked
     assert {"gpu_up", "gpu_power_watts", "gpu_job_info"} & asked.keys() == set()
-    # only what these collectors lack is said to be absent
+    # only absent metrics of these collectors are listed
     lacking = {(dict(labels)["metric"], dict(labels)["series"]) for labels in asked["gpu_metric_absent_info"]}
     assert lacking == {("gpu_clock_hertz", "clock=sm")}
     health = {dict(labels)["collector"] for labels in asked["rankscope_exporter_collector_success"]}
@@ -344,11 +344,11 @@ READINGS = st.builds(
 
 @given(st.lists(st.lists(READINGS, max_size=6), min_size=2, max_size=4))
 def test_what_is_kept_from_page_to_page_does_not_show(passes: list[list[Reading]]) -> None:
-    # given one page that sees pass after pass, with whatever comes, goes, changes, moves or is there twice
+    # given one page over several passes, in which readings appear, disappear, change, move or are duplicated
     states = []
     for readings in passes:
         state = node()
-        absent = (Absent("gpu_mig_sm_active_ratio", "first_sample"),) * 2  # of two MIG devices that were just made
+        absent = (Absent("gpu_mig_sm_active_ratio", "first_sample"),) * 2  # of two MIG devices that were just created
         sample = msgspec.structs.replace(state.gpus[0].sample, readings=tuple(readings), absent=absent)  # type: ignore[type-var]
         states.append(msgspec.structs.replace(state, gpus=(msgspec.structs.replace(state.gpus[0], sample=sample),)))
     shown = iter(states)
@@ -358,7 +358,7 @@ def test_what_is_kept_from_page_to_page_does_not_show(passes: list[list[Reading]
     for state in states:
         body = lasting.render()[0].decode()
 
-        # then it is the page of one that never saw another, and Prometheus would take it
+        # then each page equals that of a fresh page object, and Prometheus would accept it
         assert body == page_of(state).render()[0].decode()
         names = [line.rpartition(" ")[0] for line in body.splitlines() if not line.startswith("#")]
         assert len(names) == len(set(names))

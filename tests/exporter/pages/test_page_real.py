@@ -13,7 +13,7 @@ import pytest
 from tests.exporter.fake_driver import FakeDriver, a100_state, h100_state, mig_state
 from tests.exporter.pages.golden_node import GOLDEN
 
-# What depends on when one looks.
+# Series that depend on the time of the scrape.
 MOVING = re.compile(
     r"^(gpu_busy_seconds_total|gpu_\w+_active_seconds_total|\w+_age_seconds|\w+_duration_seconds|gpu_down_since_timestamp_seconds"
     r")((?:{.*})?) \S+$",
@@ -32,7 +32,7 @@ def test_the_page_of_a_node_is_the_golden_one(
 ) -> None:
     # given an H100, an A100, an H100 divided by MIG, and one that is lost
     gpus = [h100_state(0), a100_state(1), mig_state(2, [(4, "4g.40gb"), (3, "3g.40gb")]), h100_state(3)]
-    # How many parts an interval has, and how many of the driver's samples, is a matter of timing: these are the same in all.
+    # The number of parts and driver samples in an interval depends on timing, so all of them have equal values.
     for gpu in (gpus[0], gpus[2], gpus[3]):
         gpu |= {"gpm.2": 60, "gpm.5": 25}
     for gpu in gpus:

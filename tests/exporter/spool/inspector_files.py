@@ -1,4 +1,4 @@
-"""Texts in the format of NCCL Inspector (NCCL 2.30), written by the tests: no program recorded them."""
+"""Texts in the format of NCCL Inspector (NCCL 2.30), composed by the tests, not recorded."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _UUID = "6d3a1f00-0000-4000-8000-00000000000{}"
 
 
 def uuid_of(gpu: int) -> str:
-    """The uuid by which the driver knows the GPU."""
+    """Return the driver's uuid of the GPU."""
     return f"GPU-{_UUID.format(gpu)}"
 
 
 def file_name(uuid: str) -> str:
-    """The name that the plugin gives the file of a GPU."""
+    """Return the plugin's file name for a GPU."""
     return f"nccl_inspector_metrics_{uuid.removeprefix('GPU-')}.prom"
 
 
@@ -29,7 +29,7 @@ def collective(
     nranks: int = 4,
     job: str = "77",
 ) -> str:
-    """The two lines about one communicator, collective and message size."""
+    """Return the two lines of one communicator, collective and message size."""
     labels = (
         f'version="v5.1",slurm_job_id="{job}",node="node1",gpu="GPU{gpu}",comm_name="{comm}",n_nodes="1",nranks="{nranks}",'
         f'collective="{name}",message_size="{size}",algo_proto="Ring_ll"'
@@ -40,7 +40,7 @@ def collective(
 
 
 def p2p(bandwidth: float, exec_us: float, *, operation: str = "Send", comm: str = "PP Group 0", job: str = "77") -> str:
-    """The two lines about the sends or receives of a communicator."""
+    """Return the two lines of the sends or receives of a communicator."""
     labels = (
         f'version="v5.1",slurm_job_id="{job}",node="node1",gpu="GPU0",comm_name="{comm}",n_nodes="1",nranks="2",'
         f'p2p_operation="{operation}",message_size="512-513MB"'
@@ -49,7 +49,7 @@ def p2p(bandwidth: float, exec_us: float, *, operation: str = "Send", comm: str 
 
 
 def write_in_place(path: Path, buckets: Sequence[str]) -> None:
-    """Write as the plugin does: truncate the file, then flush it after each bucket; everybody may write it."""
+    """Write as the plugin does: truncate the file, then flush it after each bucket; the file has mode 0777."""
     with path.open("w") as file:
         path.chmod(0o777)
         for bucket in buckets:

@@ -1,4 +1,4 @@
-"""Files of ranks in a spool, and how a test reads them."""
+"""Files of ranks in a spool, and helpers to read them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def gauge(labels: str = LABELS, *, name: str = "rank_x", value: str = "1") -> by
 
 
 def gauged(value: float) -> str:
-    """A file that is as agreed, with one more series."""
+    """Return a valid file with one more series."""
     return INFO + gauge(value=str(value)).decode()
 
 
 def values_of(sample: SpoolSample) -> list[float]:
-    """The values of everything but the identities."""
+    """Return the values of all series except ``rank_info``."""
     return [series.value for family in sample.families if family.name != "rank_info" for series in family.series]
 
 

@@ -1,4 +1,4 @@
-"""What one user's files may cost the others: bounded numbers, names, bytes and series."""
+"""Bounds on one user's files, to protect the others: number of files, names, bytes and series."""
 
 from __future__ import annotations
 

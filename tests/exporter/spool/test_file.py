@@ -1,4 +1,4 @@
-"""One file: read to the last series, or refused with the reason."""
+"""One spool file: read completely, or rejected with the reason."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_line_that_is_none_costs_the_file(line: str) -> None:
 
 @given(text=st.text(max_size=300))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    with pytest.raises(RejectedError):  # nothing of this kind says whose it is
+    with pytest.raises(RejectedError):  # such a text has no identity of a rank
         parse(text.encode())
 
 
@@ -124,10 +124,10 @@ def test_a_sound_histogram_is_read(text: str) -> None:
     "text",
     [
         histogram(),  # no bucket
-        histogram(("1.0", "3")),  # not to infinity
+        histogram(("1.0", "3")),  # no +Inf bucket
         histogram(("1.0", "1"), ("0.5", "1"), ("+Inf", "3")),  # out of order
-        histogram(("1", "1"), ("1.0", "1"), ("+Inf", "3")),  # one bound twice
-        histogram(("0.5", "2"), ("1.0", "1"), ("+Inf", "3")),  # fewer in more
+        histogram(("1", "1"), ("1.0", "1"), ("+Inf", "3")),  # duplicate bound
+        histogram(("0.5", "2"), ("1.0", "1"), ("+Inf", "3")),  # counts decrease
         histogram(("0.5", "-1"), ("+Inf", "3")),
         histogram(("0.5", "0.5"), ("+Inf", "3")),
         histogram(("0.5", "NaN"), ("+Inf", "3")),

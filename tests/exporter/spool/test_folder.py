@@ -1,4 +1,4 @@
-"""The folder: where it is, and whom it is trusted from."""
+"""The spool folder: its location, and the owners from which it is trusted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_spool_for_all_users_is_like_tmp(tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_system_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine where nobody made one and nobody here may."""
+    """A machine without the system spool, where this user cannot create it."""
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("rankscope.exporter.spool.folder.SYSTEM_SPOOL", tmp_path / "file" / "spool")
 

@@ -22,7 +22,7 @@ GPU0, GPU1 = uuid_of(0), uuid_of(1)
 
 
 def put(folder: Path, text: str, *, uuid: str = GPU0, age_s: float = 5.0, uid: int | None = None) -> Path:
-    """A file that the plugin finished ``age_s`` ago."""
+    """Write a file that the plugin finished ``age_s`` seconds ago, and return its path."""
     path = folder / file_name(uuid)
     write_in_place(path, [text])
     written = time.time() - age_s
@@ -33,7 +33,7 @@ def put(folder: Path, text: str, *, uuid: str = GPU0, age_s: float = 5.0, uid: i
 
 
 def values(sample: SpoolSample, metric: str, label: str = "uuid") -> dict[str, float]:
-    """Value of each series by one of its labels."""
+    """Return the value of each series of a metric, by one of its labels."""
     families = [family for family in sample.families if family.name == metric]
     return {dict(one.labels).get(label, ""): one.value for family in families for one in family.series}
 
@@ -88,19 +88,19 @@ def test_of_series_that_the_plugin_appended_the_last_counts(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("cut", [0, 100, -1], ids=["truncated", "in a line", "before the last line feed"])
 def test_a_half_written_file_changes_nothing(cut: int, tmp_path: Path) -> None:
-    # given a file that was read
+    # given a complete file that was read
     spool = spool_of(tmp_path)
     path = put(tmp_path, collective(100, 10))
     assert values(spool.read(), BANDWIDTH) == {GPU0: 100.0}
 
-    # when the plugin has written only a part of the next, then what was read before counts
+    # when the plugin has written only a part of the next one, then the last complete read counts
     whole = collective(200, 20)
     path.write_text(whole[:cut])
     sample = spool.read()
     assert values(sample, BANDWIDTH) == {GPU0: 100.0}
     assert (sample.ok_files, sample.rejected) == (1, {})
 
-    # and when it has written all, then that
+    # and when it has written all, then the new one counts
     put(tmp_path, whole)
     assert values(spool.read(), BANDWIDTH) == {GPU0: 200.0}
 
@@ -111,11 +111,11 @@ def test_a_file_written_just_now_may_lack_lines_and_is_read_again(tmp_path: Path
     path = put(tmp_path, collective(100, 10) + collective(90, 9, comm="TP"))
     assert values(spool.read(), BANDWIDTH, "comm_name") == {"DP Group 0": 100.0, "TP": 90.0}
 
-    # when it ends with a line but not with the last
+    # when it ends with a complete line that is not the last one
     path.write_text(collective(200, 20))
     assert values(spool.read(), BANDWIDTH, "comm_name") == {"DP Group 0": 100.0, "TP": 90.0}
 
-    # then it counts once it has stayed like that
+    # then it counts once it has not changed for a while
     passed_s = 5.0
     assert values(spool.read(), BANDWIDTH, "comm_name") == {"DP Group 0": 200.0}
 
@@ -273,7 +273,7 @@ def test_a_gpu_is_spoken_for_by_those_whose_processes_are_on_it(tmp_path: Path) 
     assert read({1001}) == ({GPU0: 1001.0}, {"foreign_owner": 1})
     assert read({1002}) == ({GPU0: 1002.0}, {"foreign_owner": 1})
     assert read({1003}) == ({}, {"foreign_owner": 2})
-    # nobody is known to be on it: the fresher one counts
+    # no user of the GPU is known: the fresher file counts
     assert read(set()) == ({GPU0: 1001.0}, {})
 
 
@@ -296,7 +296,7 @@ def test_users_of_a_gpu_come_from_its_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_of_the_exporter(start_exporter: Callable[..., RunningExporter], tmp_path: Path) -> None:
-    # given a simulated GPU, the file of NCCL Inspector about it, and one of a format that has a series per collective
+    # given a simulated GPU, its NCCL Inspector file, and a file in the format with one series per collective
     spool = tmp_path / "spool"
     spool.mkdir()
     exporter = start_exporter("--simulate", "2", "--interval", "0.2")

@@ -1,4 +1,4 @@
-"""The spool of a pod that shares no folder: found through its processes, and nothing of it is trusted further than that."""
+"""The spool of a pod without a shared folder: found through its processes, with no further trust in its content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rank_file(run_id: str) -> str:
 
 
 class Host:
-    """A host whose spool is ``…/spool``, and processes with roots of their own, where the spool has the same name."""
+    """A host with the spool ``…/spool``, and processes with their own roots, in which the spool has the same path."""
 
     def __init__(self, folder: Path) -> None:
         self.spool = folder / "spool"
@@ -38,7 +38,7 @@ class Host:
         self.pids: list[int] = []
 
     def pod(self, pid: int, *, mounts: str = MOUNTS, uid: int | None = None, root: Path | None = None) -> Path:
-        """The spool as the process sees it."""
+        """Add a process and return the spool folder that it sees."""
         process = self.proc / str(pid)
         process.mkdir(parents=True)
         uid = os.getuid() if uid is None else uid
@@ -201,7 +201,7 @@ def test_a_real_process_with_a_root_and_a_user_of_its_own(host: Host) -> None:
 
 
 def _failing(number: int, *, inode: int | None = None, name: str = "") -> Callable[..., Any]:
-    """``os.scandir`` of the folder with this inode, or ``os.stat`` of the file of this name, on a device that fails."""
+    """Return ``os.scandir`` that fails for the folder with this inode, or ``os.stat`` that fails for the file of this name."""
     call = os.scandir if inode is not None else os.stat
 
     def fails(path: Any, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Through the whole exporter: what ranks leave is on the page, and nothing else that lies there."""
+"""The spool through the whole exporter: files of ranks are on the page, other files in the folder are not."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_a_rank_on_the_page_and_its_silence(start_exporter: Callable[..., Runnin
     file = spool / "0-r1-3.prom"
     file.write_text(GOOD.replace("run_id=", 'host="node1",run_id='))
 
-    # given a fresh file, when the page is scraped, then the rank is relayed as it wrote
+    # given a fresh file, when the page is scraped, then the rank's series are relayed unchanged
     exporter = start_exporter("--simulate", "1", "--interval", "0.2", "--spool-stale", "5m", "--spool-forget", "2h")
     assert exporter.values("rank_steps_total", run="r1", rank="3") == [40.0]
     assert exporter.values("rank_state", run="r1", rank="3", state="running") == [1.0]
     assert exporter.values("rankscope_exporter_spool_files", state="ok") == [1.0]
 
-    # when nobody writes it any more, then it is silent, and only who it is and its last step are kept
+    # when the file is no longer written, then the rank is silent, and only its identity and last step are kept
     long_ago = time.time() - 3600
     os.utime(file, (long_ago, long_ago))
     exporter.wait_until(
@@ -37,7 +37,7 @@ def test_a_rank_on_the_page_and_its_silence(start_exporter: Callable[..., Runnin
     assert exporter.values("rank_info", host="node1") == [1.0]
     assert exporter.values("rankscope_exporter_spool_files", state="stale") == [1.0]
 
-    # when that lasts, then it is forgotten
+    # when the silence lasts, then the rank is forgotten
     os.utime(file, (long_ago - 7200, long_ago - 7200))
     exporter.wait_until(lambda: exporter.values("rank_state") == [])
     assert exporter.values("rankscope_exporter_spool_files", state="stale") == [0.0]
@@ -60,7 +60,7 @@ def test_hostile_files_cost_themselves_only(start_exporter: Callable[..., Runnin
     (spool / "state-total.prom").write_bytes(gauge(name="rank_state_total"))
     (spool / "other-name.txt").write_text("not for us")
     (spool / "overflow.prom").write_bytes(gauge(value="9" * 400))
-    # one whose label would end its quotes is relayed as it is meant
+    # a label with quotes is escaped when it is relayed
     forger = 'run="r9",rank="3",slot="0",run_id="x\\"} 1\\ngpu_up{uuid=\\"forged"'
     (spool / "forger.prom").write_bytes(gauge(forger, name="rank_info"))
 

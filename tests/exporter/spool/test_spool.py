@@ -1,4 +1,4 @@
-"""The spool's ranks: running, silent, disabled, and whose series is whose."""
+"""The ranks of the spool: running, silent or disabled, and the slots of their series."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_file_from_the_future_is_refused_because_it_would_never_be_silent(tmp_
 
 
 class Clocks:
-    """The wall clock as the files have it, plus what somebody set it by; the monotonic clock goes on."""
+    """The wall clock of the files plus a step that the test sets, and a monotonic clock without the step."""
 
     def __init__(self) -> None:
         self.set_by_s = 0.0
@@ -88,7 +88,7 @@ def test_setting_the_clock_makes_nobody_silent_and_nobody_fresh(step_s: float, t
     sample = spool.read()
     assert (sample.states, sample.rejected) == (states, {})
 
-    # and when the rank really stops, then it is silent in time, and forgotten in time
+    # and when the rank really stops, then it is reported as silent and later forgotten, each on time
     clocks.passed_s = 400
     assert spool.read().states == {R1: "silent", R2: "silent"}
     clocks.passed_s = 86400 - 900
@@ -150,20 +150,20 @@ def test_a_file_in_which_only_values_changed_is_read_as_anew_and_keeps_what_did_
     assert after["rank_steps_total"].value == 50
     assert after["rank_info"] is before["rank_info"]
     assert after["rank_steps_total"].labels is before["rank_steps_total"].labels
-    # a value that cannot be costs the file, and the next good one is read
+    # an impossible value rejects the file, and the next valid file is read
     assert write(rank_text(60).replace('le="+Inf"} 60', 'le="+Inf"} 59')).rejected == {"wrong_histogram": 1}
     assert write(rank_text(60)).ok_files == 1
 
 
 def test_two_runs_that_claim_the_same_series_have_slots_of_their_own(tmp_path: Path) -> None:
-    # given two ranks that do not know of each other, and the first one's slot
+    # given two runs unaware of each other, and the slot of the first
     (tmp_path / "a.prom").write_text(INFO)
     spool = spool_of(tmp_path)
     assert spool.read().states == {R1: "running"}
     (tmp_path / "b.prom").write_text(INFO.replace("id-r1", "id-r2"))
     (tmp_path / "c.prom").write_text(INFO.replace("id-r1", "id-r3").replace('slot="0"', 'slot="1"'))
 
-    for turn in range(4):  # whoever was the last to write
+    for turn in range(4):  # each of the two is the last writer in turn
         os.utime(tmp_path / ("a.prom", "b.prom")[turn % 2])
         sample = spool.read()
         (family,) = sample.families
@@ -173,7 +173,7 @@ def test_two_runs_that_claim_the_same_series_have_slots_of_their_own(tmp_path: P
         assert set(sample.states) == {R1._replace(slot=slot) for slot in "012"}
         assert (sample.duplicates, sample.rejected) == (0, {})
 
-    # when the first is gone, then the others keep theirs
+    # when the first file is removed, then the others keep their slots
     (tmp_path / "a.prom").unlink()
     assert {dict(one.labels)["run_id"]: dict(one.labels)["slot"] for one in spool.read().families[0].series} == {
         run_id: slot for run_id, slot in slots.items() if run_id != "id-r1"

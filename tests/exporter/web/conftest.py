@@ -1,4 +1,4 @@
-"""One exporter with simulated GPUs for all tests of a file that change nothing about it."""
+"""One exporter with simulated GPUs, shared by the tests of a file that do not change it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Simulated:
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    """Two H100, and the page of DCGM beside ours and on a port of its own."""
+    """Exporter with two simulated H100s, and the DCGM page both beside the native one and on its own port."""
     folder = tmp_path_factory.mktemp("simulated")
     with exporters(folder) as start:
         yield Simulated(start("--simulate", "2xH100", "--compat", "dcgm", "--compat.listen-address", "127.0.0.1:0"), folder)

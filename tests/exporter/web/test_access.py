@@ -1,4 +1,4 @@
-"""TLS, client certificates and passwords, as the web configuration file says, over real connections."""
+"""TLS, client certificates and passwords of the web configuration file, over real connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hashed(password: str) -> str:
 
 
 class Certificates:
-    """A folder with a certificate authority, made by the real openssl, and strict enough for Python 3.13 to verify."""
+    """A folder with a certificate authority, made by the real openssl, that passes Python 3.13's strict verification."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -136,7 +136,7 @@ def test_a_new_certificate_is_served_without_dropping_a_connection(
     scraper = threading.Thread(target=scrape)
     scraper.start()
     try:
-        # first the certificate alone, which does not fit the key; then both
+        # first the certificate alone, which does not match the key; then both
         key = (certificates.folder / "server.key").read_bytes()
         certificates.issue("server", "IP:127.0.0.1")
         fresh = (certificates.folder / "server.key").read_bytes()
@@ -165,13 +165,13 @@ def test_passwords_and_headers(start_exporter: Callable[..., RunningExporter], w
         assert (answer.status, answer.headers["www-authenticate"].split()[0]) == (401, "Basic")
     for path in ("/", "/-/ready"):
         assert exporter.get(path).status == 401
-    # probes have no password, and being alive is no secret
+    # the health check needs no password, for probes
     assert exporter.get("/-/healthy").status == 200
     for path in ("/", "/metrics", "/nothing"):
         sent = exporter.get(path, authorization=basic("ann", PASSWORD)).headers
         assert (sent["strict-transport-security"], sent["x-frame-options"]) == ("max-age=60", "deny")
 
-    # a client that guesses has to wait, and one that knows does not
+    # a guessing client is rate-limited, a correct password is not
     guesses = [basic("ann", "guess"), basic("bob", PASSWORD), basic("ann", "x" * 100)]
     guesses += [basic("ann", f"guess {number}") for number in range(17)]
     assert [exporter.get("/metrics", authorization=guess).status for guess in guesses] == [401] * 10 + [429] * 10

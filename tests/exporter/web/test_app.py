@@ -1,4 +1,4 @@
-"""What the application allows a server to repeat without asking it again."""
+"""Answers that a server may repeat without calling the application again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP over real connections: as it is spoken, and with clients that stall, crowd or send nonsense."""
+"""HTTP over real connections: valid requests, and clients that stall, open many connections or send nonsense."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_nonsense_on_the_line_gets_a_400_and_harms_no_other(simulated: Simulated
 
 
 def ask(exporter: RunningExporter, sent: bytes) -> bytes:
-    """All that comes back until the server closes."""
+    """Send bytes and return everything received until the server closes."""
     answer = b""
     with socket.create_connection((exporter.host, exporter.port), timeout=120) as connection:
         connection.sendall(sent)
@@ -57,7 +57,7 @@ def test_http_as_it_is_spoken(simulated: Simulated) -> None:
         b"HTTP/1.1 200"
     )
     assert ask(exporter, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n" + last).count(b"# HELP") == 0
-    # a body that is announced, chunked, waited for, or too large
+    # a body with a length, chunked, with Expect: 100-continue, or too large
     assert ask(exporter, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody" + last).startswith(b"HTTP/1.1 405")
     expecting = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n"
     with socket.create_connection((exporter.host, exporter.port), timeout=120) as connection:
@@ -69,7 +69,7 @@ def test_http_as_it_is_spoken(simulated: Simulated) -> None:
         b"HTTP/1.1 413"
     )
     assert ask(exporter, b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20000).startswith(b"HTTP/1.1 431")
-    # who says no more may still listen
+    # a client that closed its sending side still gets the answer
     with socket.create_connection((exporter.host, exporter.port), timeout=120) as connection:
         connection.sendall(HEALTHY)
         connection.shutdown(socket.SHUT_WR)
@@ -88,7 +88,7 @@ def test_few_descriptors_are_shared_out(start_exporter: Callable[..., RunningExp
 
         assert exporter.values("gpu_up") == [1.0]
         sockets = [path for path in Path(f"/proc/{exporter.process.pid}/fd").iterdir() if "socket" in _target(path)]
-        assert len(sockets) <= 64 + 6  # its own among them
+        assert len(sockets) <= 64 + 6  # including the exporter's own sockets
 
 
 def _target(link: Path) -> str:

@@ -1,4 +1,4 @@
-"""What the exporter's pages show, in which format, and when it is ready."""
+"""Content and formats of the exporter's pages, and its readiness."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_collect_chooses_collectors_and_refuses_others(simulated: Simulated) -> 
     assert exporter.get("/metrics?" + "&".join("collect[]=power" for _ in range(1000))).status == 400
     excluded = exporter.get("/metrics?exclude[]=power")
     assert (excluded.status, "collect[]" in excluded.text) == (400, True)
-    # what is on the page about the spool is brought by its collector
+    # metrics about the spool come from its collector
     assert "rankscope_exporter_spool_files" in exporter.get("/metrics?collect[]=spool").text
     assert "rankscope_exporter_spool_files" not in page
 

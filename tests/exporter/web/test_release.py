@@ -1,4 +1,4 @@
-"""Letting go of a GPU: over the control socket, with the command, and over HTTPS with a token."""
+"""Release of a GPU: over the control socket, with the command, and over HTTPS with a token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKEN = "a-token-of-many-letters"
 
 @pytest.fixture
 def secure(tmp_path: Path) -> list[str | Path]:
-    """Arguments for TLS and a token."""
+    """Command-line arguments for TLS and a token."""
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
          "-subj", "/CN=x", "-keyout", "key.pem", "-out", "cert.pem"],

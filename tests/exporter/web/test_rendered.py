@@ -1,4 +1,4 @@
-"""Pages that are kept, and pages that are made before anybody asks."""
+"""Cached pages, and pages that are pre-rendered before a scrape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.exporter.web.rendered import AHEAD_INTERVALS, KEEP_S, RenderedPag
 
 
 class Scraped:
-    """A page that says how often it was made, and who asks for it by a clock that a test sets."""
+    """A page whose content is the number of its renderings, and a client with a clock that a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -32,16 +32,16 @@ class Scraped:
         return str(self.made).encode(), "text/plain"
 
     async def at(self, now_s: float) -> int:
-        """The number of the page that is given at that time."""
+        """Scrape at a time and return the number of the page that is served."""
         self.now_s = 1000 + now_s
         body, _ = await self.pages.get("page", self._render, ahead=True)
         return int(body)
 
     async def news(self, now_s: float) -> None:
-        """There is news at that time, and whatever follows from it has happened."""
+        """Announce new data at a time and wait until the resulting renderings are done."""
         self.now_s = 1000 + now_s
         self.pages.news()
-        await asyncio.sleep(0)  # what is due at once
+        await asyncio.sleep(0)  # let immediate tasks run
         await asyncio.sleep(0)
         making = [kept.making for kept in self.pages._kept.values() if kept.making is not None]
         if making and self.go_on.is_set():
@@ -79,9 +79,9 @@ def test_who_asks_often_finds_the_page_ready(play: Callable[[Story], None]) -> N
         await scraped.at(0)
         await scraped.at(1)
         await scraped.news(1.5)
-        assert scraped.made == 3  # before anybody asked
+        assert scraped.made == 3  # before any scrape
         assert await scraped.at(2.4) == 3
-        # without news it is given until its ages are too old
+        # without news the page is served until its ages are too old
         assert await scraped.at(1.5 + 1.1 * AHEAD_INTERVALS) == 4
 
     play(story)
@@ -93,7 +93,7 @@ def test_news_end_a_page_that_does_not_have_them(play: Callable[[Story], None]) 
         await scraped.at(1)
         await scraped.news(1.5)
         scraped.broken = True
-        await scraped.news(2)  # a page could not be made ahead: the one there is goes on for a moment
+        await scraped.news(2)  # pre-rendering failed: the cached page is still served for a moment
         assert await scraped.at(2 + 0.9 * KEEP_S) == 3
         with pytest.raises(ValueError, match="broken"):
             await scraped.at(2 + 1.1 * KEEP_S)
@@ -133,10 +133,10 @@ def test_a_page_is_made_once_however_slow_and_however_much_news_there_is(play: C
         late = asyncio.create_task(scraped.at(2.6))
         await asyncio.sleep(0)
         scraped.go_on.set()
-        assert await late == 3  # the one that was being made
+        assert await late == 3  # the page whose rendering was in progress
         assert scraped.made == 3
         await scraped.news(3.5)
-        await scraped.news(3.51)  # what follows so soon waits
+        await scraped.news(3.51)  # news that follows this soon waits
         assert scraped.made == 4
 
     play(story)
@@ -170,7 +170,7 @@ def test_for_those_who_ask_once_or_together_nothing_is_made_ahead(play: Callable
         await scraped.news(15.5)
         await scraped.news(28)
         assert scraped.made == 2
-        # and nobody asks any more
+        # and then the scrapes end
         await scraped.at(16)
         await scraped.news(30)
         assert scraped.made == 3

@@ -1,4 +1,4 @@
-"""Starting and ending the command: usage, exit statuses, --once, signals, systemd."""
+"""Start and end of the command: usage, exit statuses, --once, signals, systemd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_systemd_is_notified_and_signals_end_it_cleanly(
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(120)
         exporter = start_exporter("--simulate", "1", env={"NOTIFY_SOCKET": str(tmp_path / "notify")})
-        with socket.create_connection((exporter.host, exporter.port)):  # a client that says nothing
+        with socket.create_connection((exporter.host, exporter.port)):  # a silent client
             assert systemd.recv(100) == b"READY=1"
             assert exporter.stop(signal_number) == 0
         assert systemd.recv(100) == b"STOPPING=1"
@@ -112,7 +112,7 @@ def test_once_prints_the_other_page_too_and_refuses_a_file_it_cannot_use(
 
     printed = cli(*command).stdout
     assert printed.index("\ngpu_up{") < printed.index("\nDCGM_FI_DEV_GPU_TEMP{") < printed.index("\nDCGM_FI_DEV_ENC_UTIL{")
-    # nothing of it lasts
+    # --once keeps no journal
     assert "xid_journal_durable" not in printed
 
     (tmp_path / "counters.csv").write_text("nonsense")

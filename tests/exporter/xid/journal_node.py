@@ -15,7 +15,7 @@ SWITCH = "00000000:05:00.0"
 
 
 class Node:
-    """A node whose clocks stand still until told otherwise, and that can restart its exporter or boot."""
+    """A node whose clocks advance only when the test says, and that can restart its exporter or reboot."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

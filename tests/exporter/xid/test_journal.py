@@ -1,4 +1,4 @@
-"""The Xid journal: each error counts once, whoever tells of it and however often the exporter starts."""
+"""The Xid journal: each error counts once, for every source and any number of restarts."""
 
 from __future__ import annotations
 
@@ -227,16 +227,16 @@ def test_errors_of_switches_are_counted_by_severity(node: Node) -> None:
 def test_whatever_happens_to_the_exporter_every_error_counts_once(
     story: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    # given errors that NVML and the kernel log both tell of, while the exporter is killed, restarted and flushed at any moment
+    # given errors that both NVML and the kernel log report, while the exporter is killed, restarted and flushed at any moment
     node = Node(tmp_path_factory.mktemp("state"))
     log: list[KernelXid] = []
     errors = 0
 
     def crash() -> None:
         assert node.journal._file is not None
-        node.journal._file.close()  # all that a killed process still does
+        node.journal._file.close()  # a killed process only closes its files
         node.journal = node.start()
-        for line in log:  # what the kernel remembers is read again
+        for line in log:  # the kernel's buffer is read again
             node.journal.record_line(line, GPU.uuid)
 
     for chapter in story:

@@ -1,4 +1,4 @@
-"""The file of the Xid journal: torn, damaged, of another version, on a full disk, removed, shared."""
+"""The file of the Xid journal: torn, damaged, of another version, on a full disk, removed, or shared."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_torn_last_line_costs_that_error_only(cut: int, node: Node) -> None:
     node.event(64)
     node.restart()
 
-    # a line that only lost its end of line is whole
+    # a line that lost only its newline is complete
     assert (node.count(48), node.count(79), node.count(64)) == (1, 1 if cut == 1 else 0, 1)
     assert node.journal.skipped_lines == (0 if cut == 1 else 1)
 
@@ -97,7 +97,7 @@ def test_a_second_exporter_on_the_folder_says_so_and_takes_over_without_counting
     assert "another exporter" in (second.problem or "")
     assert values(second.series([GPU]), "gpu_xid_errors_total", xid="48") == [1.0]
 
-    # given both see the same error, and one that the first does not live to see
+    # given an error that both see, and one after the first has exited
     node.wait(60)
     node.event(79)
     second.record(GPU.uuid, PCI, XidEvent(node.unix_s, 79))
@@ -123,7 +123,7 @@ def test_a_full_disk_costs_nothing_but_durability(
     write = os.write
 
     def full(fd: int, data: bytes) -> int:
-        return write(fd, data[:10])  # as a disk that just has ten bytes left
+        return write(fd, data[:10])  # as on a disk with room for ten bytes
 
     monkeypatch.setattr(os, "write", full)
     for _ in range(3):

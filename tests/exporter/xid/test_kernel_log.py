@@ -1,4 +1,4 @@
-"""The kernel log: what the driver says in it is found in every form, and what anybody else says there is not believed."""
+"""The kernel log: the driver's messages are recognized in every form, forged ones from other sources are not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PCI = "00000000:1a:00.0"
 
 
 def record(message: str, *, priority: int = 3, seq: int = 7, stamp_us: int = 5_000_000) -> bytes:
-    """As the kernel writes it: what cannot be printed is escaped."""
+    """Return a /dev/kmsg record as the kernel writes it, with unprintable bytes escaped."""
     escaped = "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02x}" for byte in message.encode())
     return f"{priority},{seq},{stamp_us},-;{escaped}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:1a:00.0\n".encode()
 
@@ -169,7 +169,7 @@ def test_an_address_is_written_as_the_driver_api_writes_it() -> None:
 
 
 class Kmsg:
-    """A stand-in for the device, read through the same calls; what is written is there for the next read."""
+    """Stand-in for /dev/kmsg, read through the same calls; written records are returned by the next read."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -267,7 +267,7 @@ def test_events_and_log_meet_in_the_journal_and_on_the_page(kmsg: Kmsg, tmp_path
     )
     collector = XidCollector(journal, kmsg.log)
 
-    # given an error seen both ways, one seen in the log only, and one of a switch, when the page is made
+    # given an error from both sources, one in the log only, and one of a switch, when the page is rendered
     collector.on_xid(gpu, XidEvent(1e6 + kmsg.now_s, 79))
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 79, pid=1, name=x, GPU has fallen off the bus.")
     kmsg.say("NVRM: GPU 0000:1a:00.0: GPU has fallen off the bus.")

@@ -21,13 +21,13 @@ def test_an_xid_of_the_driver_is_counted_and_outlives_the_exporter(
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
     exporter.wait_until(lambda: exporter.values("gpu_xid_errors_total", xid="79") == [0.0, 0.0])
 
-    # when a GPU has errors, one twice, then they are counted, also where somebody has to know it at once
+    # when a GPU has errors, one twice, then they are counted, also critical ones
     fake_nvml.xid(0, 48, 48, 31)
     exporter.wait_until(lambda: sorted(exporter.values("gpu_xid_errors_total", xid="48"))[-1:] == [2.0])
     exporter.wait_until(lambda: exporter.values("gpu_xid_errors_total", xid="31") == [1.0])
     assert exporter.values("rankscope_exporter_xid_journal_durable") == [1.0]
 
-    # when the exporter is killed and started again, then the counts go on where they were
+    # when the exporter is killed and restarted, then the counts continue
     exporter.close()
     again = start_exporter(*options, env=fake_nvml.env)
     again.wait_until(lambda: sorted(again.values("gpu_xid_errors_total", xid="48"))[-1:] == [2.0])

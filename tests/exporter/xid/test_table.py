@@ -1,4 +1,4 @@
-"""The table of Xids: complete where it matters, and small enough to be a series per GPU."""
+"""The table of Xids: complete for important codes, with few enough critical ones for a series of every GPU."""
 
 from __future__ import annotations
 
