@@ -82,8 +82,11 @@ def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: Preloade
         # and their dumps show that rank 0 is one collective ahead: three steps of two, and one
         assert known == [7, 6]
         # and a request for a profile reports that there are no steps, and suggests dumps
-        asked = cli("capture", run, "--format", "json", "--wait", "5")
-        assert asked.returncode == 1
+        for _ in range(5):
+            asked = cli("capture", run, "--format", "json", "--wait", "5")
+            assert asked.returncode == 1
+            if "no rank has finished" in json.loads(asked.stdout)["reason"]:
+                break  # else a helper that was slow to get a processor wrote its last record only now
         assert "no rank has finished a step in the " in json.loads(asked.stdout)["reason"], asked.stderr
         assert f"rankscope capture {run} --flight-recorder" in json.loads(asked.stdout)["reason"]
     finally:
