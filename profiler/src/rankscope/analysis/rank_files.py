@@ -109,7 +109,7 @@ class Meters:
         unique, places = np.unique(steps, return_inverse=True)
         try:
             paths = list_segments(rank_dir(self._reader.path, self._attempt, rank), "steps")
-            rows = read_single_rows(paths[0], unique) if len(paths) == 1 else None
+            rows = read_single_rows(paths, unique)
         except (InputError, OSError):
             return None
         return None if rows is None else meters_of([rows])[2][:, places]

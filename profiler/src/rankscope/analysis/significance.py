@@ -7,6 +7,7 @@ the same result.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -33,11 +34,11 @@ _SEED: Final = 20_240_229
 
 def block_sums(scores: NDArray[np.floating], blocks: int = BLOCKS) -> Scores:
     """Sum scores [units, ranks] over at most ``blocks`` runs of consecutive units: [blocks, ranks]."""
-    edges = np.linspace(0, len(scores), min(blocks, len(scores)) + 1).astype(int)[:-1]
+    edges = np.linspace(0, len(scores), min(blocks, len(scores)) + 1).astype(int)
     if not len(scores):
         return scores.astype(np.float64)
-    # Sums along the memory order of a matrix [ranks, units]: several times faster than across it.
-    return np.ascontiguousarray(np.add.reduceat(scores.T, edges, axis=1, dtype=np.float64).T)
+    # Block by block, which is several times as fast as ``np.add.reduceat`` whatever the order in memory.
+    return np.stack([scores[first:last].sum(axis=0, dtype=np.float64) for first, last in pairwise(edges)])
 
 
 def p_value(scores: Scores, column: int) -> float:

@@ -154,25 +154,30 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
     return np.concatenate([part.view(np.uint8) for part in parts]).view(row_dtype())
 
 
-def read_single_rows(path: Path, steps: NDArray[np.int64]) -> Rows | None:
-    """Return the rows of ``steps`` (ascending) of a segment that has one row for each step from its first on.
+def read_single_rows(paths: Sequence[Path], steps: NDArray[np.int64]) -> Rows | None:
+    """Read the rows of some ``steps``, ascending, from segments that have one row per step from their first step on.
 
-    Returns ``None`` where the segment has other rows, or a row is damaged. Raises ``InputError`` and ``OSError``.
+    Return ``None`` if the segments are not like that, or a row is damaged. Raises ``InputError`` and ``OSError``.
     """
-    with open_regular(path) as file:
-        layout = read_layout(file, path)
-        if layout is None or not len(steps):
-            return None
+    found: list[Rows] = []
+    for path in paths:
+        with open_regular(path) as file:
+            layout = read_layout(file, path)
+            if layout is None:
+                return None
 
-        def read(place: int) -> Rows:
-            data = os.pread(file.fileno(), layout.row_bytes, layout.first + place * layout.row_bytes)
-            return layout.rows(data if len(data) == layout.row_bytes else b"")[0]
+            def read(place: int, file: BinaryIO = file, layout: Layout = layout) -> Rows:
+                data = os.pread(file.fileno(), layout.row_bytes, layout.first + place * layout.row_bytes)
+                return layout.rows(data if len(data) == layout.row_bytes else b"")[0]
 
-        first = read(0)
-        if not len(first) or steps[0] < first["step"][0]:
-            return None
-        rows = joined_rows([read(place) for place in (steps - first["step"][0]).tolist()])
-        return rows if np.array_equal(rows["step"], steps) else None
+            first = read(0)
+            if not len(first):
+                return None
+            places = steps - first["step"][0]
+            there = (os.fstat(file.fileno()).st_size - layout.first) // layout.row_bytes
+            found += [read(place) for place in places[(places >= 0) & (places < there)].tolist()]
+    rows = joined_rows(found) if found else np.empty(0, row_dtype())
+    return rows if len(steps) and np.array_equal(rows["step"], steps) else None
 
 
 @dataclass(slots=True)
