@@ -40,18 +40,23 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
     if a link in the run leads out of that folder.
     """
     links: list[str] = []
-    digest, standing = (hashlib.blake2b(digest_size=12) for _ in range(2))
+    entries: list[str] = []
+    standing: list[str] = []
     newest = 0
     skipped = NOT_SHOWN - {TRACES} if traces else NOT_SHOWN
     for name, size, modified in sorted(_files(os.fspath(run), links, skipped)):
         if not name.rpartition("/")[2].startswith(streams):
             continue
-        entry = f"{name}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape")
-        digest.update(entry)
-        standing.update(os.fsencode(f"{name}\n") if name.endswith(STREAMS) else entry)
+        entry = f"{name}\0{size}\0{modified}\n"
+        entries.append(entry)
+        standing.append(f"{name}\n" if name.endswith(STREAMS) else entry)
         newest = max(newest, modified)
     outside = None if within is None else next((name for name in sorted(links) if leads_out(run / name, within)), None)
-    return Footprint(revision=digest.hexdigest(), standing=standing.hexdigest(), newest_unix_ns=newest, outside=outside)
+    return Footprint(_digest(entries), _digest(standing), newest_unix_ns=newest, outside=outside)
+
+
+def _digest(entries: list[str]) -> str:
+    return hashlib.blake2b("".join(entries).encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
 
 
 def leads_out(path: Path, folder: Path) -> bool:
