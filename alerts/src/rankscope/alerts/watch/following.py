@@ -64,9 +64,9 @@ class Following:
         return self._runs[run]
 
 
-SHARE: Final = 0.025
+SHARE: Final = 0.0075
 """Share of one CPU for the analyses of all runs together."""
-SHARE_WHILE_PENDING: Final = 0.08
+SHARE_WHILE_PENDING: Final = 0.03
 """The same for a run with a pending alert, where a delay costs more than CPU time."""
 LONGEST_PAUSE_S: Final = 300.0
 
