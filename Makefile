@@ -57,9 +57,10 @@ check:
 	@$(SETUP) .venv check
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
-	$(BIN)/mypy $(FOLDERS)
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -n auto -m "not slow and not gpu and not full and not campaign" -p no:cacheprovider
+	$(BIN)/mypy $(FOLDERS) & types=$$!; \
+	$(BIN)/python -m pytest -q -n auto -m "not slow and not gpu and not full and not campaign" -p no:cacheprovider; \
+	tests=$$?; wait $$types && exit $$tests
 
 format:
 	@$(SETUP) .venv check
