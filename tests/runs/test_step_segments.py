@@ -31,7 +31,7 @@ from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PhaseTimes, RunInfo, StepRecord
 from rankscope.runs.step_columns import BEGINNING, COLUMNS, HEADER_BYTES, ROW_BYTES, header, row_dtype
-from rankscope.runs.step_segments import BLOCK_ROWS
+from rankscope.runs.step_segments import BLOCK_ROWS, read_single_rows
 from rankscope.runs.writer import RowWriter, create_run
 
 ROWS = 24
@@ -359,3 +359,23 @@ def test_the_documented_table_is_the_layout() -> None:
             documented.append((name.strip("`"), kind.strip("`")))
     assert documented == [(column.name, f"<{column.format}") for column in COLUMNS]
     assert f"one row of {ROW_BYTES} bytes" in PAGE.read_text()
+
+
+def test_single_rows_are_found_in_several_segments_or_not_at_all(run: Path) -> None:
+    # given two segments, and one that has only its header yet
+    folder = rank_dir(run, 0, 0)
+    append(folder, "steps", *map(record, range(10)))
+    append(folder, "steps", *map(record, range(10, 20)))
+    empty = segment(folder, "steps", 2)
+    empty.write_bytes(header(0, 0))
+    paths = [segment(folder, "steps", number) for number in range(3)]
+
+    # then steps of both are found
+    steps = np.array([0, 9, 10, 19])
+    rows = read_single_rows(paths, steps)
+    assert rows is not None
+    assert rows["wall_us"].tolist() == (100.0 + steps).tolist()
+    # and a step that is in none, or in a damaged row, makes the answer unknown instead of incomplete
+    assert read_single_rows(paths, np.array([0, 20])) is None
+    damage(paths[1], 3)
+    assert read_single_rows(paths, np.array([0, 13])) is None

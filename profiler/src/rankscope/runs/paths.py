@@ -36,6 +36,11 @@ def attempt_dir(run: Path, attempt: int) -> Path:
     return run / f"attempts/{attempt:03d}"
 
 
+def ranks_dir(run: Path, attempt: int) -> Path:
+    """Return the path ``attempts/NNN/ranks``."""
+    return run / f"attempts/{attempt:03d}/ranks"
+
+
 def rank_dir(run: Path, attempt: int, rank: int) -> Path:
     """Return the path ``attempts/NNN/ranks/RRRRR``."""
     return run / f"attempts/{attempt:03d}/ranks/{rank:05d}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 import msgspec
 
 from rankscope.base.errors import InputError
-from rankscope.runs.paths import Stream, attempt_dir, attempt_file, host_dir, rank_dir, rank_file, run_file
+from rankscope.runs.paths import Stream, attempt_dir, attempt_file, host_dir, rank_dir, rank_file, ranks_dir, run_file
 from rankscope.runs.records import (
     RUN_SCHEMA,
     AttemptInfo,
@@ -114,7 +114,7 @@ class RunReader:
 
     def ranks(self, attempt: int) -> list[int]:
         """Return the ranks that left a folder in this attempt, ascending."""
-        return self._numbered(self.path / f"{ATTEMPTS}/{attempt:03d}/ranks", digits=5)
+        return self._numbered(ranks_dir(self.path, attempt), digits=5)
 
     def rank(self, attempt: int, rank: int) -> RankInfo | None:
         """Read ``rank.json``; ``None`` where it is missing or unreadable."""

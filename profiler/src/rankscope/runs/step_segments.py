@@ -170,11 +170,13 @@ def read_single_rows(paths: Sequence[Path], steps: NDArray[np.int64]) -> Rows | 
                 data = os.pread(file.fileno(), layout.row_bytes, layout.first + place * layout.row_bytes)
                 return layout.rows(data if len(data) == layout.row_bytes else b"")[0]
 
+            there = (os.fstat(file.fileno()).st_size - layout.first) // layout.row_bytes
+            if there <= 0:
+                continue
             first = read(0)
             if not len(first):
                 return None
             places = steps - first["step"][0]
-            there = (os.fstat(file.fileno()).st_size - layout.first) // layout.row_bytes
             found += [read(place) for place in places[(places >= 0) & (places < there)].tolist()]
     rows = joined_rows(found) if found else np.empty(0, row_dtype())
     return rows if len(steps) and np.array_equal(rows["step"], steps) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.paths import RUN_FILE, attempt_dir, rank_dir
+from rankscope.runs.paths import RUN_FILE, attempt_dir, rank_dir, ranks_dir
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import RankInfo, RunInfo
 from rankscope.runs.segments import list_streams, open_regular
@@ -230,6 +230,6 @@ class Unreadable:
 
 def ranks_within(run: Path, attempt: int, paths: Iterable[str]) -> set[int]:
     """Return the ranks of ``attempt`` that ``paths`` inside the run belong to."""
-    folder = rank_dir(run, attempt, 0).parent
+    folder = ranks_dir(run, attempt)
     inside = [(run / path).relative_to(folder).parts for path in paths if (run / path).is_relative_to(folder)]
     return {int(parts[0]) for parts in inside if parts and parts[0].isdecimal()}
