@@ -51,7 +51,8 @@ test:
 
 test-full:
 	@$(SETUP) .venv test
-	$(PYTEST) -m "(full or hypothesis) and not campaign" --hypothesis-profile=long $(TEST_ARGS)
+	$(PYTEST) -m "(full or hypothesis) and not campaign and not alone" --hypothesis-profile=long $(TEST_ARGS)
+	$(BIN)/python -m pytest -m "full and alone" $(TEST_ARGS)
 
 check:
 	@$(SETUP) .venv check

@@ -102,7 +102,6 @@ class Collector:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._tests: dict[str, dict[str, Any]] = defaultdict(lambda: {"outcome": "passed", "seconds": 0.0})
-        path.unlink(missing_ok=True)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         test = self._tests[report.nodeid]
@@ -163,19 +162,20 @@ def busy(loops: int) -> Iterator[None]:
 
 def run(target: str, timing: Path) -> dict[str, Any]:
     """Run a target of the Makefile once. Returns its duration and its result."""
+    timing.unlink(missing_ok=True)
     arguments = f"-p benchmarks.suite --suite-timing {timing} {os.environ.get('TEST_ARGS', '')}"
     begin = time.monotonic()
     done = subprocess.run(["make", target, f"TEST_ARGS={arguments}"], cwd=ROOT, capture_output=True, text=True, check=False)
     took = time.monotonic() - begin
-    last = next(
-        (line for line in reversed(done.stdout.splitlines()) if re.search(r"\d+ (passed|failed)", line)), done.stderr[-500:]
-    )
-    print(f"{target}: {took / 60:.2f} min, status {done.returncode}, {last.strip('= ')}", file=sys.stderr, flush=True)
+    # The last lines of pytest; the target test-full runs it twice.
+    last = [line.strip("= ") for line in done.stdout.splitlines() if re.search(r"\d+ (passed|failed).* in ", line)]
+    summary = "; ".join(last) or done.stderr[-500:]
+    print(f"{target}: {took / 60:.2f} min, status {done.returncode}, {summary}", file=sys.stderr, flush=True)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     if failed:
         print(*failed, sep="\n", file=sys.stderr, flush=True)
         Path(f"{timing}.failed.log").write_text(done.stdout)
-    return {"minutes": round(took / 60, 2), "status": done.returncode, "summary": last.strip("= "), "failed": failed}
+    return {"minutes": round(took / 60, 2), "status": done.returncode, "summary": summary, "failed": failed}
 
 
 def main() -> None:

@@ -209,7 +209,7 @@ def run_all(commands: Sequence[Sequence[str]], log: Path) -> None:
                 with suppress(OSError):
                     os.killpg(process.pid, 9)
     if any(statuses):
-        raise RuntimeError(log.read_text(encoding="utf-8", errors="replace")[-2000:])
+        raise RuntimeError(log.read_text(encoding="utf-8", errors="replace"))
 
 
 def record(case: Case, ms: float, folder: Path) -> Path:

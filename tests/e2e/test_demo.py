@@ -24,6 +24,7 @@ PARTS = ["exporter", "receiver", "training", "recording", "verdict", "metrics", 
 
 
 @pytest.mark.full
+@pytest.mark.alone  # beside other tests a rank really waits for a processor, which is another cause
 @pytest.mark.parametrize("fault", ["input:2", "host:1", "backward:3", "imbalance:0", "none"])
 def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli_process: Cli, tmp_path: Path, fault: str) -> None:
     done = cli_process("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
