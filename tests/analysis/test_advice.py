@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.advice_result import Advice
+from rankscope.analysis.collective_figures import Figure, figures_of_collectives
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.figures import Figure, figures_of_collectives, figures_of_kernels, figures_of_verdict
+from rankscope.analysis.figures import figures_of_kernels, figures_of_verdict
 from rankscope.analysis.physical import PHYSICAL
 from rankscope.analysis.recommendations import TABLE, derived, recommend
 from rankscope.analysis.render import render_text

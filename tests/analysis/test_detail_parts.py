@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.classify import COMMUNICATION_NAMES
-from rankscope.analysis.copies import DIRECTIONS, direction_of, memory_of
+from rankscope.analysis.classify import COMMUNICATION_NAMES, DIRECTIONS, direction_of
+from rankscope.analysis.copies import memory_of
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.grouping import by_key, distinct
 from rankscope.analysis.intervals import covered, shared, union

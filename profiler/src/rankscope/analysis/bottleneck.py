@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from rankscope.analysis.figures import Figure, Figures, figures_of_costs
+from rankscope.analysis.collective_figures import Figure, Figures
+from rankscope.analysis.figures import figures_of_costs
 from rankscope.analysis.recommendations import derived
 from rankscope.analysis.result import Cause, Kind
 from rankscope.analysis.waterfall import Costs, InnerName

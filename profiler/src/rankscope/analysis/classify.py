@@ -6,6 +6,8 @@ import re
 from functools import lru_cache
 from typing import Final, Literal
 
+from rankscope.analysis.detail_result import Direction
+
 WorkKind = Literal["compute", "communication", "memcpy"]
 
 COMMUNICATION_NAMES: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
@@ -162,3 +164,21 @@ def operation_of_kernel(name: str) -> str:
     """Return the operation in a communication kernel's name; ``unknown`` where it has none (``ncclDevKernel_Generic``)."""
     found = _KERNEL_OPERATION.search(name)
     return operation_name(found.group(1)) if found else "unknown"
+
+
+DIRECTIONS: Final[tuple[tuple[Direction, str], ...]] = (
+    # (direction, pattern of event names); CUDA, then ROCm, then Level Zero (M is the host's memory).
+    ("host to device", r"HtoD|HostToDevice|H2D|\bM2D"),
+    ("device to host", r"DtoH|DeviceToHost|D2H|\bD2M"),
+    ("peer to peer", r"PtoP|Peer|P2P"),
+    ("device to device", r"DtoD|DeviceToDevice|D2D"),
+    ("host to host", r"HtoH|HostToHost|H2H|\bM2M"),
+    ("fill", r"[Mm]emset|[Ff]ill"),
+)
+
+_COMPILED_DIRECTIONS: Final = tuple((direction, re.compile(pattern)) for direction, pattern in DIRECTIONS)
+
+
+def direction_of(name: str) -> Direction:
+    """Return the direction of a copy by its event's name; ``unknown`` where the name has none."""
+    return next((direction for direction, pattern in _COMPILED_DIRECTIONS if pattern.search(name)), "unknown")

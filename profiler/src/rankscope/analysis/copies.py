@@ -8,19 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.classify import direction_of
 from rankscope.analysis.detail_result import CopyPart, Direction
 from rankscope.analysis.grouping import by_key
 from rankscope.analysis.intervals import Spans, measure, subtract, union
-
-DIRECTIONS: Final[tuple[tuple[Direction, str], ...]] = (
-    # (direction, pattern of event names); CUDA, then ROCm, then Level Zero (M is the host's memory).
-    ("host to device", r"HtoD|HostToDevice|H2D|\bM2D"),
-    ("device to host", r"DtoH|DeviceToHost|D2H|\bD2M"),
-    ("peer to peer", r"PtoP|Peer|P2P"),
-    ("device to device", r"DtoD|DeviceToDevice|D2D"),
-    ("host to host", r"HtoH|HostToHost|H2H|\bM2M"),
-    ("fill", r"[Mm]emset|[Ff]ill"),
-)
 
 LARGEST_BYTES: Final = 2**40
 """Largest plausible copy, 1 TiB: a larger size is damage."""
@@ -28,13 +19,7 @@ LARGEST_BYTES: Final = 2**40
 MAX_ROWS: Final = 32
 """Largest number of kinds of copies reported, the longest first; a hostile trace may invent any number."""
 
-_COMPILED: Final = tuple((direction, re.compile(pattern)) for direction, pattern in DIRECTIONS)
 _MEMORY: Final = re.compile(r"\(([A-Za-z ]{1,24}-> ?[A-Za-z ]{1,24})\)")
-
-
-def direction_of(name: str) -> Direction:
-    """Return the direction of a copy by its event's name; ``unknown`` where the name has none."""
-    return next((direction for direction, pattern in _COMPILED if pattern.search(name)), "unknown")
 
 
 def memory_of(name: str) -> str | None:

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.hardware import Readings, in_steps, readings_of
+from rankscope.analysis.named import Named
 from rankscope.analysis.physical import Compared, explain
 from rankscope.analysis.result import Evidence
 from rankscope.analysis.steps import StepTable
-from rankscope.analysis.verdict import Named
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 from rankscope.runs.step_columns import MEMORY

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-import numpy as np
-
+from rankscope.analysis.collective_figures import Figure
 from rankscope.analysis.memory_result import Memory
 from rankscope.analysis.pipeline_result import PipelineResult
 from rankscope.analysis.result import RankResult, Verdict
 from rankscope.analysis.throughput_result import Throughput
 from rankscope.analysis.waterfall import Costs, waterfall
 from rankscope.analysis.waterfall_result import PartSource
-from rankscope.runs.records import CollectiveRecord, KernelRecord
-
-
-class Figure(msgspec.Struct, frozen=True):
-    """One number, its unit, and its source."""
-
-    value: float
-    unit: str = "ratio"
-    source: str | None = None
-    stage: int | None = None
-    """Pipeline stage of the figure; ``None``: the figure is of the whole job."""
-
-
-Figures = Mapping[str, Figure]
-
-SHARDING: Final = ("all_gather", "reduce_scatter")
-"""Parts of the names of operations on sharded parameters."""
+from rankscope.runs.records import KernelRecord
 
 _OTHER_REMEDY: Final = {
     "cpu_contention": "cpu_contention",
@@ -94,32 +75,6 @@ def figures_of_overlap(ranks: Sequence[RankResult], source: PartSource) -> dict[
         return {}
     hidden, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("overlap_us", "communication_us"))
     return {"overlap_ratio": Figure(hidden / all_of_it, source=source)}
-
-
-def figures_of_collectives(collectives: Sequence[Sequence[CollectiveRecord]], source: PartSource) -> dict[str, Figure]:
-    """Return the size of messages, and the share of their time that sharding and all-reduce take. ``collectives``: per rank.
-
-    ``median_bytes``: half of all bytes are in messages of at most this size, so numbers sent beside the gradients (a loss, a
-    norm) do not count. ``messages``: number of messages of this size that the bytes of a step would fill.
-    """
-    found: dict[str, Figure] = {}
-    rows = [row for one in collectives for row in one if not row.p2p]
-    sizes = np.sort([float(row.bytes) for row in rows if row.bytes is not None and row.bytes > 0])
-    if len(sizes):
-        sums = np.cumsum(sizes)
-        median = float(sizes[np.searchsorted(sums, sums[-1] / 2)])
-        steps = len({(rank, row.step) for rank, one in enumerate(collectives) for row in one if not row.p2p})
-        found["collectives.median_bytes"] = Figure(median, "bytes", source)
-        found["collectives.messages"] = Figure(float(sums[-1]) / steps / median, "per step", source)
-    times: Counter[str] = Counter()
-    for row in rows:
-        times[row.op] += row.end_unix_ns - row.start_unix_ns
-    if (total := times.total()) > 0:
-        sharding = sum(time for op, time in times.items() if any(name in op for name in SHARDING))
-        reducing = sum(time for op, time in times.items() if "all_reduce" in op)
-        found["collectives.sharding_share"] = Figure(sharding / total, source=source)
-        found["collectives.all_reduce_share"] = Figure(reducing / total, source=source)
-    return found
 
 
 def figures_of_kernels(kernels: Sequence[KernelRecord], source: PartSource) -> dict[str, Figure]:

@@ -7,9 +7,9 @@ from typing import Final
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.cause import Signals, cause_of
 from rankscope.analysis.late import ENOUGH_STEPS
+from rankscope.analysis.named import Named
 from rankscope.analysis.result import Evidence
 from rankscope.analysis.slow import Slow
-from rankscope.analysis.verdict import Named
 
 
 def late_named(

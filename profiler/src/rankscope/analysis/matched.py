@@ -11,8 +11,8 @@ import msgspec
 from rankscope.analysis.bandwidth import Sample, samples
 from rankscope.analysis.blame import Blame, assign_blame
 from rankscope.analysis.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.collective_figures import Figures, figures_of_collectives
 from rankscope.analysis.fabric import run_fabric
-from rankscope.analysis.figures import Figures, figures_of_collectives
 from rankscope.analysis.matching import Matching, match_collectives
 from rankscope.analysis.reduce import Reduction
 from rankscope.analysis.waiting import Waits, waits_of

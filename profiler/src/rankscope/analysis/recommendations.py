@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.analysis.advice_result import Advice, AdviceEvidence
-from rankscope.analysis.figures import Figure, Figures
+from rankscope.analysis.collective_figures import Figure, Figures
 
 
 class When(msgspec.Struct, frozen=True):

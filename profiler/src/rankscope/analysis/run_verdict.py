@@ -11,10 +11,11 @@ import numpy as np
 from rankscope.analysis.bottleneck import shares_of
 from rankscope.analysis.bubble import bubble_explained
 from rankscope.analysis.cause import Signals, cause_of
+from rankscope.analysis.collective_figures import Figures
 from rankscope.analysis.explained import explained
-from rankscope.analysis.figures import Figures
 from rankscope.analysis.late import busy_excess, find_late, too_few
 from rankscope.analysis.late_named import late_named
+from rankscope.analysis.named import Named
 from rankscope.analysis.own_time import (
     MINIMUM_STEPS,
     WARM_UP,
@@ -33,7 +34,7 @@ from rankscope.analysis.significance import LIMIT
 from rankscope.analysis.slow import Slow
 from rankscope.analysis.step_order import last_ranks
 from rankscope.analysis.step_signals import signals_of
-from rankscope.analysis.verdict import Lack, Named, Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.waterfall import Costs
 from rankscope.base.text import ranks_text
 

@@ -15,9 +15,9 @@ from rankscope.analysis.assess import assessed_windows
 from rankscope.analysis.bandwidth import bandwidths, directed_rows
 from rankscope.analysis.blame import Blame
 from rankscope.analysis.bottleneck import shares_of
+from rankscope.analysis.collective_figures import Figures
 from rankscope.analysis.extent import longest_extent_us
 from rankscope.analysis.fabric import Fabric
-from rankscope.analysis.figures import Figures
 from rankscope.analysis.late import device_signals, find_late, too_few
 from rankscope.analysis.late_named import late_named
 from rankscope.analysis.ledger import ledger_of_blame

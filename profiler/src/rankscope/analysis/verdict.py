@@ -7,13 +7,12 @@ from typing import Final, Literal
 
 from rankscope.analysis.advice import ROTATING, next_actions
 from rankscope.analysis.bottleneck import SHOWN, largest_besides_compute, limit_of, unknown_share
-from rankscope.analysis.cause import CauseRow
-from rankscope.analysis.figures import Figures
+from rankscope.analysis.collective_figures import Figures
 from rankscope.analysis.liveness import Liveness
-from rankscope.analysis.result import Cost, Evidence, Finding, Kind, Pattern, Verdict
+from rankscope.analysis.named import Named
+from rankscope.analysis.result import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.wording import first_of
 from rankscope.base.text import duration
-from rankscope.runs.records import Phase
 
 EvidenceSource = Literal["steps", "windows", "traces"]
 
@@ -35,30 +34,6 @@ class Setting:
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     run: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """Ranks to be named as stragglers, with cause, cost and evidence."""
-
-    ranks: list[int]
-    pattern: Pattern
-    cause: CauseRow
-    phase: Phase | None
-    gain_us: float
-    """Time that healing them saves, per step (or window)."""
-    wait_us: float
-    """Time that the others waited because of them, per step (or window) and victim."""
-    step_us: float
-    confidence: float
-    group: str | None = None
-    stage: int | None = None
-    """Pipeline stage of the worst rank."""
-    evidence: list[Evidence] = field(default_factory=list)
-    at_hand: str = ""
-    """Phrase for the steps observed, if there are only a few, such as "in the one step at hand"; else empty."""
-    note: str = ""
-    """Additional sentence for the summary; may be empty."""
 
 
 def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:

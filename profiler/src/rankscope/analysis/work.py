@@ -14,10 +14,10 @@ from rankscope.analysis.classify import (
     WorkKind,
     asks_for_communication,
     classify_kernel,
+    direction_of,
     is_cpu_communication,
     is_cpu_work,
 )
-from rankscope.analysis.copies import direction_of
 from rankscope.analysis.grouping import distinct
 from rankscope.analysis.intervals import union
 from rankscope.analysis.traces import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
