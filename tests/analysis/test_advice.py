@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.advice_result import Advice
-from rankscope.analysis.collective_figures import Figure, figures_of_collectives
+from rankscope.analysis.collectives.figures import Figure, figures_of_collectives
+from rankscope.analysis.costs.figures import figures_of_kernels, figures_of_verdict
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.figures import figures_of_kernels, figures_of_verdict
-from rankscope.analysis.physical import PHYSICAL
-from rankscope.analysis.recommendations import TABLE, derived, recommend
-from rankscope.analysis.render import render_text
-from rankscope.analysis.result import Verdict
-from rankscope.analysis.run_assessment import _share_batches
+from rankscope.analysis.inference.physical import PHYSICAL
+from rankscope.analysis.report.assessment import _share_batches
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Verdict
+from rankscope.analysis.result.costs import Advice
+from rankscope.analysis.verdict.recommendations import TABLE, derived, recommend
 from rankscope.runs.records import CollectiveRecord, KernelRecord, RankInfo
 
 Synthetic = Callable[..., Any]

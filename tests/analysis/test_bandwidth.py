@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import ByRank, judged, numbered, record
 
-from rankscope.analysis.bandwidth import bandwidths, directed_rows, samples, size_bucket
-from rankscope.analysis.bandwidth_result import CollectiveBandwidth
+from rankscope.analysis.collectives.bandwidth import bandwidths, directed_rows, samples, size_bucket
+from rankscope.analysis.collectives.links import Fabric, parse_link
+from rankscope.analysis.collectives.operations import OPERATIONS, bus_factor
+from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.fabric import Fabric
-from rankscope.analysis.links import parse_link
-from rankscope.analysis.operations import OPERATIONS, bus_factor
-from rankscope.analysis.reduce import reduce_file
-from rankscope.analysis.result import Analysis
-from rankscope.analysis.traces import read_trace
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.collectives import CollectiveBandwidth
+from rankscope.analysis.trace.columns import read_trace
 
 H100 = "NVIDIA H100 80GB HBM3"
 ALL_WAIT = sorted(op for op, row in OPERATIONS.items() if row.rule == "everybody" and row.factor is not None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.change_points import LEAST_SHARE, ChangePoint, change_points, moved_with
+from rankscope.analysis.inference.change_points import LEAST_SHARE, ChangePoint, change_points, moved_with
 
 
 def noisy(levels: list[tuple[float, int]], *, seed: int = 0, scatter: float = 0.03) -> np.ndarray:

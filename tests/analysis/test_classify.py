@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.classify import COMMUNICATION_NAMES, classify_kernel, is_cpu_work, operation_name, operation_of_kernel
+from rankscope.analysis.trace.classify import (
+    COMMUNICATION_NAMES,
+    classify_kernel,
+    is_cpu_work,
+    operation_name,
+    operation_of_kernel,
+)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from tests.step_files import append
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.render import render_text
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepBreakdown, StepRecord
 from rankscope.runs.writer import create_attempt, create_run, write_record

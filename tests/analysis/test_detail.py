@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.trace_details import details, idle
 
-from rankscope.analysis.detail_result import RankDetail
-from rankscope.analysis.reduce import reduce_file
-from rankscope.analysis.traces import read_trace
+from rankscope.analysis.collectives.windows import reduce_file
+from rankscope.analysis.result.detail import RankDetail
+from rankscope.analysis.trace.columns import read_trace
 from rankscope.base.errors import InputError
 
 GEMM, RELU, NCCL, UNKNOWN = "volta_sgemm_128x32_nt", "void elementwise_kernel<relu>", "ncclDevKernel_AllReduce_Sum_f32", "mystery"

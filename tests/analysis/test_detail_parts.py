@@ -13,16 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.classify import COMMUNICATION_NAMES, DIRECTIONS, direction_of
-from rankscope.analysis.copies import memory_of
+from rankscope.analysis.collectives.matching import Match
+from rankscope.analysis.collectives.transfers import communication_parts
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.grouping import by_key, distinct
-from rankscope.analysis.intervals import covered, shared, union
-from rankscope.analysis.kernel_classes import CLASS_NAMES, kernel_class
-from rankscope.analysis.matching import Match
-from rankscope.analysis.traces import read_trace
-from rankscope.analysis.transfers import communication_parts
-from rankscope.analysis.work import enclosing, outermost, within
+from rankscope.analysis.trace.classify import COMMUNICATION_NAMES, DIRECTIONS, direction_of
+from rankscope.analysis.trace.columns import read_trace
+from rankscope.analysis.trace.intervals import by_key, covered, distinct, shared, union
+from rankscope.analysis.trace.kernels import CLASS_NAMES, kernel_class
+from rankscope.analysis.trace.streams import memory_of
+from rankscope.analysis.trace.work import enclosing, outermost, within
 from rankscope.runs.records import CollectiveRecord
 
 PAIRS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 15)), max_size=12)

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from tests.analysis.trace_details import details, idle
 
-from rankscope.analysis.detail_result import RankDetail
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.result.detail import RankDetail
 
 
 @pytest.fixture(scope="module")

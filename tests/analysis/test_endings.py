@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.analysis.endings import endings
+from rankscope.analysis.verdict.endings import endings
 from rankscope.runs.records import EndReason, RankInfo
 
 MS = 1_000_000

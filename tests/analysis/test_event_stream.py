@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis import event_stream
-from rankscope.analysis.event_stream import EventStream
-from rankscope.analysis.kineto_schema import ANY_EVENT, Event, Mark
+from rankscope.analysis.trace import events as event_stream
+from rankscope.analysis.trace.events import EventStream
+from rankscope.analysis.trace.schema import ANY_EVENT, Event, Mark
 from rankscope.base.errors import InputError
 
 Read = tuple[list[Any], EventStream[Event | Mark]]

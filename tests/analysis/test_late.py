@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.blame import Blame
-from rankscope.analysis.late import find_late, too_few
+from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.inference.late import find_late, too_few
 
 
 def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.blame import Blame, Group, Row, assign_blame
-from rankscope.analysis.clock import fit_clocks
+from rankscope.analysis.collectives.blame import Blame, Group, Row, assign_blame
+from rankscope.analysis.collectives.clock import fit_clocks
+from rankscope.analysis.collectives.matching import match_collectives
+from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.ledger import ledger_of_blame
-from rankscope.analysis.ledger_result import MAX_GROUPS, MAX_RANKS, MAX_ROWS
-from rankscope.analysis.matching import match_collectives
-from rankscope.analysis.render import render_text
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.costs import MAX_GROUPS, MAX_RANKS, MAX_ROWS
 from rankscope.runs.records import CollectiveRecord
 
 Synthetic = Callable[..., Any]

@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.fabric import Expectation, Fabric, expect, run_fabric
-from rankscope.analysis.links import BY_NAME, GPU_LINKS, LINKS, Link, link_of_gpu, parse_link
+from rankscope.analysis.collectives.links import (
+    BY_NAME,
+    GPU_LINKS,
+    LINKS,
+    Expectation,
+    Fabric,
+    Link,
+    expect,
+    link_of_gpu,
+    parse_link,
+    run_fabric,
+)
 from rankscope.runs.records import RankInfo
 
 ROOT = Path(__file__).resolve().parents[2]

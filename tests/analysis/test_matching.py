@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import ByRank, numbered, record
 
-from rankscope.analysis.matching import match_collectives
+from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.runs.records import CollectiveRecord
 
 

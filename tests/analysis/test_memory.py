@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.analysis.costs.memory import MINIMUM_SAMPLES, is_leak, memory_of, slope_of
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.json_of import json_of
-from rankscope.analysis.memory_growth import MINIMUM_SAMPLES, is_leak, slope_of
-from rankscope.analysis.memory_use import memory_of
-from rankscope.analysis.render import render_text
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import json_of
 from rankscope.runs.paths import host_dir
 from rankscope.runs.records import HardwareSample, StepRecord
 from rankscope.runs.writer import JsonLinesWriter

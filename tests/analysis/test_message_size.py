@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.kineto_schema import EventArgs
-from rankscope.analysis.message_size import element_bytes, input_size
-from rankscope.analysis.reduce import reduce_file
-from rankscope.analysis.traces import read_trace
+from rankscope.analysis.collectives.operations import element_bytes, input_size
+from rankscope.analysis.collectives.windows import reduce_file
+from rankscope.analysis.trace.columns import read_trace
+from rankscope.analysis.trace.schema import EventArgs
 from rankscope.runs.records import CollectiveRecord
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.peak_flops import GPUS, Dtype, half_precision, peaks_of
+from rankscope.analysis.evidence.throughput import GPUS, Dtype, half_precision, peaks_of
 
 DTYPES: tuple[Dtype, ...] = ("fp8", "bf16", "fp16", "tf32", "fp32")
 BY_NAME = {row.name: row for row in GPUS}

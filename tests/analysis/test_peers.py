@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.peers import peer_groups, stage_of
+from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.runs.records import RankInfo
 
 Synthetic = Callable[..., Any]

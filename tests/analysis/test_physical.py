@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.step_files import load, save, steps_file
 
-from rankscope.analysis.advice import next_actions
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.hardware import MAX_SAMPLES, REASONS, bare, in_steps, readings_of
-from rankscope.analysis.physical import PHYSICAL
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.evidence.hardware import MAX_SAMPLES, REASONS, bare, in_steps, readings_of
+from rankscope.analysis.inference.physical import PHYSICAL
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.verdict.advice import next_actions
 from rankscope.exporter.nvml.tables import _THROTTLE_BITS
 from rankscope.runs.records import HardwareSample
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.analysis.costs.pipeline import ideal_bubble, microbatches_us, pipeline_of, schedule_us
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.pipeline import ideal_bubble, microbatches_us, pipeline_of, schedule_us
-from rankscope.analysis.render import render_text
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.report.terminal import render_text
 from rankscope.runs.records import CollectiveRecord, PhaseTimes, Pipeline, RankInfo, StepRecord
 
 Synthetic = Callable[..., Any]

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.step_files import Rows, add_damaged, append, damage, rows_of, steps_file, tear
 
-from rankscope.analysis.filling import Filling
-from rankscope.analysis.possible import LAST_STEP, LATEST_NS, MAX_US
-from rankscope.analysis.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, meters_of, tags_of
-from rankscope.analysis.step_ranges import StepRanges
-from rankscope.analysis.steps import METRICS, StepTable
+from rankscope.analysis.evidence.filling import Filling, StepRanges
+from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, meters_of, tags_of
+from rankscope.analysis.evidence.steps import METRICS, StepTable
+from rankscope.analysis.trace.possible import LAST_STEP, LATEST_NS, MAX_US
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, PhaseTimes, StepEvent, StepRecord

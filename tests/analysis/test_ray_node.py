@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from rankscope.analysis.ray_cluster import cluster_address
-from rankscope.analysis.ray_engine import RayEngine
-from rankscope.analysis.ray_node import Here, node_task, understood
+from rankscope.analysis.parallel.ray_cluster import cluster_address
+from rankscope.analysis.parallel.ray_engine import RayEngine
+from rankscope.analysis.parallel.ray_node import Here, node_task, understood
 from rankscope.base.errors import InputError, MissingError
 
 HERE = importlib.metadata.version("rankscope")

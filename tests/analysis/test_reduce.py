@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rankscope.analysis.reduce import Reduction, reduce_file, reduce_trace
-from rankscope.analysis.traces import read_trace
+from rankscope.analysis.collectives.windows import Reduction, reduce_file, reduce_trace
+from rankscope.analysis.trace.columns import read_trace
 from rankscope.base.errors import InputError
 
 

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from rankscope.analysis.collectives.windows import reduce_file, reduce_trace
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.reduce import reduce_file, reduce_trace
-from rankscope.analysis.traces import read_trace
+from rankscope.analysis.trace.columns import read_trace
 
 TRACES = [
     "ddp_2ranks_nccl_metadata/rank-0.json.gz",

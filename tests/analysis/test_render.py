@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.render import SHOWN_RANKS, render_text
+from rankscope.analysis.report.terminal import SHOWN_RANKS, render_text
 from rankscope.base.text import duration
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader

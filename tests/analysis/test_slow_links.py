@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rankscope.analysis.collectives.links import parse_link
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.links import parse_link
-from rankscope.analysis.render import render_text
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, StepBreakdown

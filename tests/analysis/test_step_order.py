@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from rankscope.analysis import step_order
-from rankscope.analysis.own_time import excess
+from rankscope.analysis.evidence import order as step_order
+from rankscope.analysis.evidence.order import last_ranks, of_blocks, ordered
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.own_time import excess
 from rankscope.analysis.run_analysis import analyze_run
-from rankscope.analysis.step_order import last_ranks, of_blocks, ordered
-from rankscope.analysis.steps import StepTable
 from rankscope.runs.records import StepRecord
 
 matrices = st.tuples(st.integers(2, 7), st.integers(0, 600)).flatmap(

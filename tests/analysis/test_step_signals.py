@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.step_signals import MOST_PEERS, signals_of
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.cause import MOST_PEERS, signals_of
 from rankscope.runs.records import PhaseTimes, StepRecord
 
 SLOW, STEPS, EXCESS_US = 3, 6, 50.0

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.own_time import excess
-from rankscope.analysis.steps import METRICS, StepTable
+from rankscope.analysis.evidence.steps import METRICS, StepTable
+from rankscope.analysis.inference.own_time import excess
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PhaseTimes, RunInfo, StepRecord

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.render import render_text
-from rankscope.analysis.steps import StepTable
-from rankscope.analysis.throughput import throughput_of
-from rankscope.analysis.throughput_result import Throughput
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.throughput import throughput_of
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.costs import Throughput
 from rankscope.runs.records import RankInfo, StepRecord
 
 Synthetic = Callable[..., Any]

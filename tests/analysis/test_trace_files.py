@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rankscope.analysis.reduce import reduce_file
-from rankscope.analysis.trace_file import TraceText
-from rankscope.analysis.traces import read_trace
+from rankscope.analysis.collectives.windows import reduce_file
+from rankscope.analysis.trace.columns import read_trace
+from rankscope.analysis.trace.files import TraceText
 from rankscope.base.errors import InputError
 
 

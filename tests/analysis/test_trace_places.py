@@ -16,11 +16,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.analysis import trace_file, traces
+from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.reduce import reduce_file
-from rankscope.analysis.traces import read_trace
-from rankscope.analysis.workers import LocalEngine
+from rankscope.analysis.parallel.workers import LocalEngine
+from rankscope.analysis.trace import columns as traces
+from rankscope.analysis.trace import files as trace_file
+from rankscope.analysis.trace.columns import read_trace
 from rankscope.base.errors import InputError, MissingError
 
 if sys.version_info >= (3, 14):
@@ -171,7 +172,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
         file.write(json.dumps(kernel(1)).encode() + b"]}")
     # when it is read in a process of its own
     code = (
-        "import resource, sys\nfrom pathlib import Path\nfrom rankscope.analysis.traces import read_trace\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom rankscope.analysis.trace.columns import read_trace\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\nread_trace(Path(sys.argv[1]))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
@@ -285,7 +286,7 @@ def test_local_traces_need_neither_fsspec_nor_the_rest(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_read_the_same_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # given traces of four ranks, of which one cannot be read and one is torn, and a size limit that every file exceeds
-    monkeypatch.setattr("rankscope.analysis.workers.WORTH_A_PROCESS_BYTES", 1)
+    monkeypatch.setattr("rankscope.analysis.parallel.workers.WORTH_A_PROCESS_BYTES", 1)
     for rank in range(4):
         data = text(500, distributedInfo={"rank": rank, "world_size": 4})
         (tmp_path / f"rank-{rank}.json").write_bytes({2: b"hello", 3: data[:-300]}.get(rank, data))

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.blame import Blame, assign_blame
-from rankscope.analysis.clock import fit_clocks
-from rankscope.analysis.few_spans import covered, length, merge
-from rankscope.analysis.late import find_late
-from rankscope.analysis.matching import match_collectives
-from rankscope.analysis.upstream import MAX_ORIGINS, Meeting, charge_origins
+from rankscope.analysis.collectives.blame import Blame, assign_blame, covered, length, merge
+from rankscope.analysis.collectives.clock import fit_clocks
+from rankscope.analysis.collectives.matching import match_collectives
+from rankscope.analysis.collectives.origin import MAX_ORIGINS, Meeting, charge_origins
+from rankscope.analysis.inference.late import find_late
 from rankscope.runs.records import CollectiveRecord
 
 LAYERS = 4

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import ByRank, judged, numbered, record
 
-from rankscope.analysis.blame import assign_blame
-from rankscope.analysis.clock import fit_clocks
-from rankscope.analysis.matching import match_collectives
-from rankscope.analysis.waiting import Waits, waits_of
+from rankscope.analysis.collectives.blame import assign_blame
+from rankscope.analysis.collectives.clock import fit_clocks
+from rankscope.analysis.collectives.matching import match_collectives
+from rankscope.analysis.collectives.waiting import Waits, waits_of
 from rankscope.runs.records import CollectiveRecord
 
 MS = 1000

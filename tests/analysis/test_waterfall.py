@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from tests.step_files import add_rows, rows_of, steps_file
 
 from rankscope.analysis.captured import analyze_captured
+from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.costs.step_costs import costs_of_steps
+from rankscope.analysis.costs.waterfall import PRECEDENCE, Amount, Costs, waterfall
+from rankscope.analysis.costs.window_costs import costs_of_windows, together
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.reduce import Reduction
-from rankscope.analysis.render import render_text
-from rankscope.analysis.result import Analysis
-from rankscope.analysis.step_costs import costs_of_steps
-from rankscope.analysis.steps import StepTable
-from rankscope.analysis.waterfall import PRECEDENCE, Amount, Costs, waterfall
-from rankscope.analysis.waterfall_result import MEANING, Waterfall
-from rankscope.analysis.window_costs import costs_of_windows, together
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.costs import MEANING, Waterfall
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, PhaseTimes, Pipeline, StepBreakdown, StepRecord
 from rankscope.runs.step_columns import HAS_BLOCKED
