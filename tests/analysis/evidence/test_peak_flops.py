@@ -162,7 +162,7 @@ def test_every_row_says_where_it_is_from() -> None:
 
 
 def test_the_page_has_the_same_table() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "gpus.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "gpus.md").read_text()
     lines = re.findall(r"^\| (?!GPU|---).*\|$", page, re.MULTILINE)
     assert lines == [
         f"| {row.name} | {' | '.join(f'{row.tflops[dtype]:g}' if dtype in row.tflops else '' for dtype in DTYPES)} | "

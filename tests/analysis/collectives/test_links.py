@@ -23,7 +23,7 @@ from rankscope.analysis.collectives.links import (
 )
 from rankscope.runs.records import RankInfo
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def fabric(hosts: int, ranks_per_host: int, *told: str, gpu: str | None = None) -> Fabric:
