@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.own_time import Judged, Suspect, find_slow, too_short
-from rankscope.analysis.rotating import find_rotating
-from rankscope.analysis.slow import Slow
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.own_time import Judged, Suspect, find_slow, too_short
+from rankscope.analysis.inference.rotating import find_rotating
+from rankscope.analysis.inference.slow import Slow
 
 STEP_US = 100_000.0
 RANKS = (2, 3, 4, 8, 16, 64)

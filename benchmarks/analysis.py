@@ -52,7 +52,7 @@ EFFICIENCY = 0.7
 OURS = """
 import sys, time
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.workers import keep_freed_memory
+from rankscope.analysis.parallel.workers import keep_freed_memory
 keep_freed_memory()  # as ``rankscope analyze`` does
 begin, cpu = time.perf_counter(), time.process_time()
 analyze(sys.argv[1:])
@@ -107,7 +107,7 @@ print(unpacked + parsed, unpacked_cpu + parsed_cpu)
 WORKERS = """
 import sys, time
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.workers import LocalEngine
+from rankscope.analysis.parallel.workers import LocalEngine
 if __name__ == "__main__":
     begin = time.perf_counter()
     analyze(sys.argv[2:], engine=LocalEngine(int(sys.argv[1])))

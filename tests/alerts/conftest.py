@@ -14,7 +14,7 @@ from tests.alerts.receive.receiver_process import Target, listening_target
 from tests.local_http import answering, respond
 from tests.step_files import append
 
-from rankscope.analysis.result import Analysis, CollectiveMatching, Cost, Evidence, Finding, RankResult, Source, Verdict
+from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Cost, Evidence, Finding, RankResult, Source, Verdict
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, EndReason, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.writer import create_attempt, create_run, write_record

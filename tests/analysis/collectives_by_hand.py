@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from rankscope.analysis.clock import consistent, fit_clocks
-from rankscope.analysis.matching import Matching, match_collectives
-from rankscope.analysis.waiting import Waits, waits_of
+from rankscope.analysis.collectives.clock import consistent, fit_clocks
+from rankscope.analysis.collectives.matching import Matching, match_collectives
+from rankscope.analysis.collectives.waiting import Waits, waits_of
 from rankscope.runs.records import CollectiveRecord
 
 ByRank = dict[int, list[CollectiveRecord]]

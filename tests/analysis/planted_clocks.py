@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.clock import Clocks
-from rankscope.analysis.matching import Match
+from rankscope.analysis.collectives.clock import Clocks
+from rankscope.analysis.collectives.matching import Match
 from rankscope.runs.records import CollectiveRecord
 
 Floats = NDArray[np.float64]

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.own_time import Judged, find_slow, period, saved, saved_by_each, too_short
-from rankscope.analysis.rotating import find_rotating
-from rankscope.analysis.significance import chance_reaches
-from rankscope.analysis.slow import Slow
-from rankscope.analysis.step_order import leaders
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.order import leaders
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.own_time import Judged, find_slow, period, saved, saved_by_each, too_short
+from rankscope.analysis.inference.rotating import find_rotating
+from rankscope.analysis.inference.significance import chance_reaches
+from rankscope.analysis.inference.slow import Slow
 
 Matrix = NDArray[np.float64]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.analysis.bandwidth_result import CollectiveBandwidth, DirectedWait
-from rankscope.analysis.render_bandwidth import SHOWN_ROWS, bandwidth_table
-from rankscope.analysis.result import CollectiveMatching
-from rankscope.analysis.wording import size
+from rankscope.analysis.report.terminal_costs import SHOWN_ROWS, bandwidth_table
+from rankscope.analysis.result.analysis import CollectiveMatching
+from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
+from rankscope.analysis.result.text import size
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.analysis.collectives.windows import reduce_trace
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.reduce import reduce_trace
-from rankscope.analysis.traces import read_trace
+from rankscope.analysis.trace.columns import read_trace
 
 SCRIPT = Path(__file__).with_name("gloo_training.py")
 PAUSE_US = 100_000

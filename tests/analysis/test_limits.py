@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.bottleneck import HOST_OF_CPU, LIMITS, limit_of, shares_of
+from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName, waterfall
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.result import Analysis, Kind, Verdict
-from rankscope.analysis.verdict import Setting, nobody
-from rankscope.analysis.waterfall import Amount, Costs, InnerName, waterfall
-from rankscope.analysis.waterfall_result import PartName
+from rankscope.analysis.result.analysis import Analysis, Kind, Verdict
+from rankscope.analysis.result.costs import PartName
+from rankscope.analysis.verdict.bottleneck import HOST_OF_CPU, LIMITS, limit_of, shares_of
+from rankscope.analysis.verdict.verdict import Setting, nobody
 from rankscope.runs.records import CollectiveRecord, Pipeline, StepBreakdown
 
 Synthetic = Callable[..., Any]

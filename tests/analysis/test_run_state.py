@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.late import ENOUGH_STEPS
+from rankscope.analysis.inference.late import ENOUGH_STEPS
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo

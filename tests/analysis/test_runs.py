@@ -12,7 +12,7 @@ import pytest
 from tests.step_files import add_damaged, load, save, steps_file
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown

@@ -12,18 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.blame import assign_blame
-from rankscope.analysis.cause import Signals
-from rankscope.analysis.clock import Clocks
+from rankscope.analysis.collectives.blame import assign_blame
+from rankscope.analysis.collectives.clock import Clocks
+from rankscope.analysis.collectives.matching import Match
+from rankscope.analysis.collectives.transfers import explained_share, longest_extent_us
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.extent import longest_extent_us
-from rankscope.analysis.late_named import late_named
-from rankscope.analysis.matching import Match
-from rankscope.analysis.render import render_text
-from rankscope.analysis.result import Analysis
-from rankscope.analysis.slow import Slow
-from rankscope.analysis.transfers import explained_share
-from rankscope.analysis.verdict import Setting, straggler
+from rankscope.analysis.inference.cause import Signals
+from rankscope.analysis.inference.late import late_named
+from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.verdict.verdict import Setting, straggler
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.runs.records import StepBreakdown
 

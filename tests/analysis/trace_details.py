@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.analysis.detail import detail_of
-from rankscope.analysis.detail_result import RankDetail, WindowDetail
-from rankscope.analysis.reduce import reduce_file, step_breakdowns
-from rankscope.analysis.traces import read_trace
-from rankscope.analysis.work import work_events
+from rankscope.analysis.collectives.windows import reduce_file, step_breakdowns
+from rankscope.analysis.result.detail import RankDetail, WindowDetail
+from rankscope.analysis.trace.columns import read_trace
+from rankscope.analysis.trace.detail import detail_of
+from rankscope.analysis.trace.work import work_events
 
 
 def details(path: Path) -> RankDetail:

@@ -89,7 +89,7 @@ def test_a_non_blocking_pipe_gets_everything(environ: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["numpy", *(pytest.param(name, marks=pytest.mark.full) for name in ("click", "rankscope.analysis.render"))],
+    ["numpy", *(pytest.param(name, marks=pytest.mark.full) for name in ("click", "rankscope.analysis.report.terminal"))],
 )
 def test_ctrl_c_is_quiet_while_modules_are_imported(tmp_path: Path, module: str) -> None:
     # given an interpreter that is interrupted while it searches for the module

@@ -11,8 +11,8 @@ import numpy as np
 from tests.dashboards.recorded_run import START_NS
 
 from rankscope.alerts.replay.result import Replay
-from rankscope.analysis.result import Analysis
-from rankscope.analysis.steps import METRICS, StepTable
+from rankscope.analysis.evidence.steps import METRICS, StepTable
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.blame import BlameBook

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.dashboards.recorded_run import SLOW_RANK, step_record
 
-from rankscope.analysis.result import (
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.result.analysis import (
     Analysis,
     CollectiveMatching,
     Cost,
@@ -15,7 +16,6 @@ from rankscope.analysis.result import (
     Source,
     Verdict,
 )
-from rankscope.analysis.steps import StepTable
 
 
 def _rank(rank: int) -> RankResult:

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, Shardin
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from rankscope.analysis.recommendations import TABLE
+from rankscope.analysis.verdict.recommendations import TABLE
 
 TAKES: dict[str, Callable[..., Any]] = {
     "num_workers": DataLoader.__init__,

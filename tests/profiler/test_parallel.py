@@ -10,7 +10,7 @@ import pytest
 from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.result import Verdict
+from rankscope.analysis.result.analysis import Verdict
 from rankscope.profiler.launch import LaunchOptions, launch
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, Pipeline

@@ -18,7 +18,7 @@ from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.facts import Facts, annotations_of, facts_of
 from rankscope.alerts.receive.forwarding import LateVerdicts
-from rankscope.analysis.result import Analysis, Verdict
+from rankscope.analysis.result.analysis import Analysis, Verdict
 
 
 @pytest.fixture

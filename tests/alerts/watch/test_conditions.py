@@ -19,8 +19,8 @@ from rankscope.alerts.watch.findings import FEW_RANKS, MOST_RANKS, candidates, c
 from rankscope.alerts.watch.following import LONGEST_PAUSE_S, Pace
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.alerts.watch.regressions import Regressions
-from rankscope.analysis.result import Analysis, Cost, Evidence, Finding
-from rankscope.analysis.waterfall_result import MEANING, Waterfall, WaterfallPart
+from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding
+from rankscope.analysis.result.costs import MEANING, Waterfall, WaterfallPart
 
 RUN = Path("/runs/bob's llama")
 SUBJECT = Subject(run_id="llama-1", name="llama")

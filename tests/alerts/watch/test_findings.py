@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.alerts.alert import fingerprint, rfc3339
 from rankscope.alerts.watch.findings import candidates, reading
-from rankscope.analysis.result import Analysis, Evidence
+from rankscope.analysis.result.analysis import Analysis, Evidence
 
 
 def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) -> None:

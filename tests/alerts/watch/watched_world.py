@@ -16,9 +16,9 @@ from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.watcher import Options, Watcher
+from rankscope.analysis.evidence.rank_columns import RankColumns
 from rankscope.analysis.hang.result import HangReport
-from rankscope.analysis.rank_columns import RankColumns
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 
 
 class Told:

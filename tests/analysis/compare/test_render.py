@@ -18,7 +18,7 @@ from rankscope.analysis.compare.result import CompareResult, Side
 from rankscope.analysis.compare.scaling import scaling
 from rankscope.analysis.compare.usable import usable
 from rankscope.analysis.compare.wording import percent, size, time
-from rankscope.analysis.result import Cost
+from rankscope.analysis.result.analysis import Cost
 
 SIDE = Side(
     label="A",

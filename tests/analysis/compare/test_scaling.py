@@ -15,7 +15,7 @@ from rankscope.analysis.compare.engine import compare
 from rankscope.analysis.compare.result import Scaling
 from rankscope.analysis.compare.scaling import scaling
 from rankscope.analysis.compare.usable import usable
-from rankscope.analysis.result import Cost
+from rankscope.analysis.result.analysis import Cost
 
 Synthetic = Callable[..., Any]
 CALM: dict[str, Any] = {"noise": 0.0, "common": 0.005, "phi": 0.3}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.whatif.step_graph import StepGraph, build_step_graph
 from rankscope.runs.records import PHASES, Phase
 

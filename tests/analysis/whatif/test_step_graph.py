@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.whatif.step_tables import Floats, graph_of, plain_chain, table_of
 
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.whatif.causes import causes_of
 from rankscope.analysis.whatif.step_graph import build_step_graph, middle
 from rankscope.analysis.whatif.step_scenarios import StepScenarios, play_steps

@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 
+from rankscope.analysis.collectives.windows import reduce_trace
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.reduce import reduce_trace
-from rankscope.analysis.render import render_text
-from rankscope.analysis.traces import read_trace
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.trace.columns import read_trace
 from rankscope.base.errors import InputError
 
 if sys.version_info >= (3, 14):

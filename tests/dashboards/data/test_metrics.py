@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankscope.analysis.evidence.steps import METRICS as RECORDED
 from rankscope.analysis.run_analysis import read_evidence
-from rankscope.analysis.steps import METRICS as RECORDED
 from rankscope.dashboards.data import metrics
 from rankscope.dashboards.data.derive import Derived, derive
 from rankscope.dashboards.data.disk import DiskRuns

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.result import ImposedWait
+from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.topology import Place, Topology, row_order

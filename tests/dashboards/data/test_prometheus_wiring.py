@@ -13,7 +13,7 @@ import pytest
 from tests.remembering_prometheus import remembering
 
 from rankscope.alerts.prometheus import Prometheus, Server
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.disk import DiskRuns

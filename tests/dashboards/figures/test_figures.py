@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from numpy.typing import NDArray
 
-from rankscope.analysis.result import Analysis, ImposedWait
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.result.analysis import Analysis, ImposedWait
 from rankscope.dashboards.figures.binning import bin_worst
 from rankscope.dashboards.figures.breakdown import ALL_UP_TO, NOTABLE, PARTS, breakdown_bars
 from rankscope.dashboards.figures.frame import GRAPH_CONFIG

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope.analysis.bandwidth_result import CollectiveBandwidth
+from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.dashboards.figures.breakdown import NO_WINDOW
 from rankscope.dashboards.figures.collectives import (
     NO_COLLECTIVE,

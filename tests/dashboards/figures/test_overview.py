@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.change_points import ChangePoint
-from rankscope.analysis.waterfall import Amount, Costs, waterfall
+from rankscope.analysis.costs.waterfall import Amount, Costs, waterfall
+from rankscope.analysis.inference.change_points import ChangePoint
 from rankscope.dashboards.data.trend import PERCENTILES, Trend
 from rankscope.dashboards.figures.palette import PALETTES, Scheme
 from rankscope.dashboards.figures.trend import MOST_POINTS, NO_RATE, NO_STEPS, course_of, rate_line, trend_lines

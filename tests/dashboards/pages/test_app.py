@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.analysis.result import Analysis, Verdict
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.config import DashboardConfig

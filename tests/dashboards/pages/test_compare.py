@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rankscope.analysis.compare.result import RankShift
-from rankscope.analysis.result import Analysis
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.many import draw

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.result import Analysis, Verdict
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.listing import MOST_ASKED, MOST_FOLLOWED, asked_rows, sorted_as

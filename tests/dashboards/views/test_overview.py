@@ -8,12 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rankscope.analysis.advice_result import Advice, AdviceEvidence
-from rankscope.analysis.bandwidth_result import CollectiveBandwidth
-from rankscope.analysis.memory_result import Memory, RankMemory
-from rankscope.analysis.result import Analysis
-from rankscope.analysis.steps import StepTable
-from rankscope.analysis.throughput_result import Throughput
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.collectives import CollectiveBandwidth
+from rankscope.analysis.result.costs import Advice, AdviceEvidence, Memory, RankMemory, Throughput
 from rankscope.dashboards.app import create_app
 from rankscope.runs.records import PhaseTimes, StepRecord
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.intervals import EMPTY, Spans, join, measure, union
+from rankscope.analysis.trace.intervals import EMPTY, Spans, join, measure, union
 from rankscope.dashboards.data.lanes import NOBODY, Kind, Parts, Recorded, parts_of
 from rankscope.dashboards.figures.arrival import SHOWN, Arrival, arrival_bars
 from rankscope.dashboards.figures.palette import palette

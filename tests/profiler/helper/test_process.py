@@ -252,7 +252,10 @@ def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path, keep: int) 
     ("fault", "reason"),
     [
         ("import sys; sys.modules['numpy'] = None", "numpy"),
-        ("import rankscope.analysis.traces as t\ndef odd(_): raise KeyError('odd')\nt.read_trace = odd", "KeyError: 'odd'"),
+        (
+            "import rankscope.analysis.trace.columns as t\ndef odd(_): raise KeyError('odd')\nt.read_trace = odd",
+            "KeyError: 'odd'",
+        ),
     ],
 )
 def test_a_window_that_cannot_be_reduced_costs_the_window_only(
@@ -341,7 +344,8 @@ def test_windows_that_take_too_long_at_the_end_are_counted_and_the_end_is_writte
 
 def test_the_helper_never_loads_torch() -> None:
     script = (
-        "import sys; import rankscope.profiler.helper.__main__, rankscope.analysis.reduce, rankscope.analysis.traces;"
+        "import sys; import rankscope.profiler.helper.__main__;"
+        "import rankscope.analysis.collectives.windows, rankscope.analysis.trace.columns;"
         "print([name for name in sys.modules if name.split('.')[0] == 'torch'])"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"

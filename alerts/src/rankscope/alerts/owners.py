@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rankscope.analysis.result import Kind
+from rankscope.analysis.result.analysis import Kind
 
 Owner = Literal["watcher", "prometheus"]
 Severity = Literal["critical", "warning", "info"]

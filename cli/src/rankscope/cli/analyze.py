@@ -7,9 +7,9 @@ import re
 
 import click
 
+from rankscope.analysis.collectives.links import ToldLink, parse_link
 from rankscope.analysis.engine import analyze as run_analysis
-from rankscope.analysis.links import ToldLink, parse_link
-from rankscope.analysis.workers import Engine, LocalEngine, keep_freed_memory
+from rankscope.analysis.parallel.workers import Engine, LocalEngine, keep_freed_memory
 from rankscope.cli.terminal import INPUT_PLACE, format_option, price_options, print_json, use_color, width
 
 
@@ -124,7 +124,7 @@ def analyze(
         print_json(analysis)
     else:
         # Imported only for text output: JSON output starts faster without it.
-        from rankscope.analysis.render import render_text
+        from rankscope.analysis.report.terminal import render_text
 
         click.echo(render_text(analysis, width=width(), color=use_color(), detail=detail), color=True)
     return 1 if analysis.verdict.kind in fail_on else 0
@@ -132,7 +132,7 @@ def analyze(
 
 def _engine(name: str, address: str | None, workers: int | None) -> Engine:
     if name == "ray":
-        from rankscope.analysis.ray_engine import RayEngine
+        from rankscope.analysis.parallel.ray_engine import RayEngine
 
         return RayEngine(address, workers)
     if address is not None:
@@ -158,7 +158,7 @@ def _told(links: tuple[str, ...]) -> list[ToldLink]:
 def _check_kinds(kinds: tuple[str, ...]) -> None:
     from typing import get_args
 
-    from rankscope.analysis.result import Kind
+    from rankscope.analysis.result.analysis import Kind
 
     for kind in kinds:
         if kind not in get_args(Kind):

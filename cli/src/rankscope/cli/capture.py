@@ -93,7 +93,7 @@ def capture(
 def _text(result: CaptureResult) -> str:
     if result.analysis is None:
         return ""
-    from rankscope.analysis.render import render_text
+    from rankscope.analysis.report.terminal import render_text
 
     parts = [render_text(result.analysis, width=width(), color=use_color())]
     if result.traces:

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.text import printable
 
 CAPTURE_SCHEMA: Final = "rankscope.capture/1"

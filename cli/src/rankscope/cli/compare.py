@@ -11,7 +11,7 @@ from rankscope.analysis.compare.engine import MIN_CHANGE
 from rankscope.analysis.compare.engine import compare as compare_runs
 from rankscope.analysis.compare.render import render_compare
 from rankscope.analysis.compare.result import Outcome
-from rankscope.analysis.result import Cost
+from rankscope.analysis.result.analysis import Cost
 from rankscope.cli.share import SHARE
 from rankscope.cli.terminal import INPUT_PATH, format_option, price_options, print_json, use_color, width
 

@@ -10,13 +10,13 @@ from typing import Final
 import click
 import msgspec
 
-from rankscope.analysis.locations import location
 from rankscope.analysis.perfetto.annotations import clock_sentence
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.analysis.perfetto.selection import MAX_EVENTS, Selection
 from rankscope.analysis.perfetto.source import step_range
-from rankscope.analysis.wording import counted, wrapped
+from rankscope.analysis.result.text import counted, wrapped
+from rankscope.analysis.trace.locations import location
 from rankscope.base.text import printable
 from rankscope.cli.output_file import check_apart, check_target, output, progress
 from rankscope.cli.selection import RANKS, STEPS

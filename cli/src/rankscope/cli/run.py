@@ -187,7 +187,7 @@ def _print_verdict(result: LaunchResult) -> None:
     # A failed analysis must not change the exit status, which is the job's.
     try:
         from rankscope.analysis.engine import analyze
-        from rankscope.analysis.render import render_text
+        from rankscope.analysis.report.terminal import render_text
 
         text = render_text(analyze([result.run_dir]), width=width(), color=use_color(sys.stderr))
     except Exception as error:  # noqa: BLE001  # see above

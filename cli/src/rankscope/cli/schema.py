@@ -13,7 +13,7 @@ from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.perfetto.result import ExportResult
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.cli.capture_result import CaptureResult, DumpResult
 from rankscope.runs.control import ControlAnswer, ControlRequest

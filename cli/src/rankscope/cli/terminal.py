@@ -13,8 +13,8 @@ from typing import IO, Any, Final, TextIO, TypeVar
 import click
 import msgspec
 
-from rankscope.analysis.json_of import json_of
-from rankscope.analysis.locations import local_path
+from rankscope.analysis.result.analysis import json_of
+from rankscope.analysis.trace.locations import local_path
 from rankscope.base import options
 
 

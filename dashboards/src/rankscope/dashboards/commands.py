@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rankscope.alerts.output import progress_line
-from rankscope.analysis.locations import Location, local_path, location
+from rankscope.analysis.trace.locations import Location, local_path, location
 from rankscope.base.errors import MissingError, RankscopeError
 from rankscope.base.http import host_port, is_loopback, open_listener
 from rankscope.base.options import ListenAddress, http_url

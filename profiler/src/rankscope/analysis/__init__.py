@@ -1,1 +1,17 @@
-"""Analysis of records or traces: which ranks are slow, why, at what cost, and what to do next. Pure: no torch, no network."""
+"""Analysis of records or traces: which ranks are slow, why, at what cost, and what to do next. Pure: no torch, no network.
+
+The folders are the stages that data passes, in this order; each imports only those before it::
+
+    result       the answer and its JSON fields, helpers for text
+    trace        the JSON of a trace -> columns of events, parts of a window's time
+    parallel     several processes, on this machine or on Ray
+    collectives  matched collectives on one clock: who waited for whom
+    evidence     what a run recorded: matrices [ranks, steps], hardware readings
+    inference    slow ranks, their cause and its physical reason
+    costs        the parts of a step, the cost of waiting
+    verdict      the verdict, the findings and the advice
+    report       rows and text of the result
+
+Ways in: ``engine`` (a run or traces), ``run_analysis``, ``trace_analysis``, ``captured``, ``online`` (a run in progress).
+``hang``, ``compare``, ``whatif`` and ``perfetto`` answer questions of their own with the same stages.
+"""

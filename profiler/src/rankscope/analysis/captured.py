@@ -6,26 +6,24 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from rankscope.analysis.assess import assessed_windows
-from rankscope.analysis.blame import Blame
-from rankscope.analysis.bottleneck import shares_of
-from rankscope.analysis.fabric import run_fabric
-from rankscope.analysis.late import device_signals, find_late, too_few
-from rankscope.analysis.late_named import late_named
-from rankscope.analysis.ledger import ledger_of_blame
-from rankscope.analysis.matched import match_windows
-from rankscope.analysis.matching import Matching
-from rankscope.analysis.odd_windows import odd_windows
-from rankscope.analysis.possible import are_possible_steps, is_possible_breakdown, is_possible_collective
-from rankscope.analysis.ranks import rank_result
-from rankscope.analysis.reduce import Reduction
-from rankscope.analysis.result import Analysis, Finding, Source, Verdict
-from rankscope.analysis.slow_links import with_slow_links
+from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.collectives.links import run_fabric
+from rankscope.analysis.collectives.matched import match_windows
+from rankscope.analysis.collectives.matching import Matching
+from rankscope.analysis.collectives.transfers import communication_parts
+from rankscope.analysis.collectives.windows import Reduction, odd_windows
+from rankscope.analysis.costs.ledger import ledger_of_blame
+from rankscope.analysis.costs.waterfall import Costs
+from rankscope.analysis.costs.window_costs import costs_of_windows
+from rankscope.analysis.inference.late import device_signals, find_late, late_named, too_few
+from rankscope.analysis.report.assessment import assessed_windows
+from rankscope.analysis.report.ranks import rank_result
+from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdict
+from rankscope.analysis.trace.possible import are_possible_steps, is_possible_breakdown, is_possible_collective
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
-from rankscope.analysis.transfers import communication_parts
-from rankscope.analysis.verdict import Setting, among, insufficient, limits, nobody, straggler
-from rankscope.analysis.waterfall import Costs
-from rankscope.analysis.window_costs import costs_of_windows
+from rankscope.analysis.verdict.bottleneck import shares_of
+from rankscope.analysis.verdict.slow_links import with_slow_links
+from rankscope.analysis.verdict.verdict import Setting, among, insufficient, limits, nobody, straggler
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepRecord

@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.links import ToldLink
-from rankscope.analysis.locations import Location, location
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.collectives.links import ToldLink
+from rankscope.analysis.parallel.workers import ALONE, Engine
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.trace.locations import Location, location
 from rankscope.analysis.trace_analysis import analyze_traces
-from rankscope.analysis.workers import ALONE, Engine
 from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun, named_run
 

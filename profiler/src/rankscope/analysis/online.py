@@ -18,16 +18,15 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.filling import Filling
-from rankscope.analysis.matched import Matched, match_windows
-from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.rank_columns import RankColumns, entries_of, tags_of
-from rankscope.analysis.reduce import Reduction
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.collectives.matched import Matched, match_windows
+from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.evidence.filling import Filling, StepRanges
+from rankscope.analysis.evidence.rank_columns import RankColumns, entries_of, tags_of
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.run_evidence import Earlier, RunEvidence
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
-from rankscope.analysis.run_evidence import Earlier, RunEvidence
-from rankscope.analysis.step_ranges import StepRanges
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.base.errors import InputError
 from rankscope.runs.follow import Segments, StartOverError, StepFollower, StreamFollower, segments_of
 from rankscope.runs.paths import Stream, rank_dir

@@ -13,13 +13,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.analysis.detail_result import RankDetail
-from rankscope.analysis.input_wait import input_wait_us
-from rankscope.analysis.locations import OPERATIONS_SUFFIX, Location, list_remote
-from rankscope.analysis.reduce import Reduction, reduce_file, step_breakdowns, step_numbers
-from rankscope.analysis.traces import KERNEL, Trace, read_trace
-from rankscope.analysis.work import work_events
-from rankscope.analysis.workers import Engine
+from rankscope.analysis.collectives.windows import Reduction, reduce_file, step_breakdowns, step_numbers
+from rankscope.analysis.parallel.workers import Engine
+from rankscope.analysis.result.detail import RankDetail
+from rankscope.analysis.trace.columns import KERNEL, Trace, read_trace
+from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
+from rankscope.analysis.trace.streams import input_wait_us
+from rankscope.analysis.trace.work import work_events
 from rankscope.base.errors import InputError
 from rankscope.runs.named import refuse_folder_of_runs
 from rankscope.runs.records import DeviceKind
@@ -146,7 +146,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
         told: RankDetail | None = None
         if detail:
             # Imported only if needed: without detail, imports are a large part of the time for a trace.
-            from rankscope.analysis.detail import detail_of, with_parts
+            from rankscope.analysis.trace.detail import detail_of, with_parts
 
             reduction = msgspec.structs.replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
             told = detail_of(trace, events, reduction.breakdowns[0], step_breakdowns(trace, events))

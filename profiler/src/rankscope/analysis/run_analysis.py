@@ -11,35 +11,30 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.endings import Endings, endings
-from rankscope.analysis.fabric import run_fabric
-from rankscope.analysis.hung_run import hung_verdict
-from rankscope.analysis.ledger import ledger_of_blame
-from rankscope.analysis.links import ToldLink
-from rankscope.analysis.liveness import liveness
-from rankscope.analysis.matched import Matched, match_windows
-from rankscope.analysis.odd_windows import odd_windows
-from rankscope.analysis.own_time import imposed_wait, judged_groups
-from rankscope.analysis.peers import peer_groups
-from rankscope.analysis.pipeline import pipeline_of
-from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.rank_columns import LOADED_METRICS
-from rankscope.analysis.rank_files import Report, ignore
-from rankscope.analysis.ranks import rank_result, typical_values
-from rankscope.analysis.recorder_cost import recorder_share
-from rankscope.analysis.reduce import Reduction
-from rankscope.analysis.result import Analysis, CollectiveMatching, ImposedWait, Source
-from rankscope.analysis.run_assessment import assessed_run
-from rankscope.analysis.run_costs import costs_of_run
-from rankscope.analysis.run_evidence import Earlier, RunEvidence
-from rankscope.analysis.run_verdict import run_verdict
-from rankscope.analysis.slow_links import with_slow_links
-from rankscope.analysis.step_costs import usual_steps
-from rankscope.analysis.step_ledger import ledger_of_steps
-from rankscope.analysis.steps import StepTable
-from rankscope.analysis.throughput import throughput_of
+from rankscope.analysis.collectives.links import ToldLink, run_fabric
+from rankscope.analysis.collectives.matched import Matched, match_windows
+from rankscope.analysis.collectives.windows import Reduction, odd_windows
+from rankscope.analysis.costs.ledger import ledger_of_blame, ledger_of_steps
+from rankscope.analysis.costs.pipeline import pipeline_of
+from rankscope.analysis.costs.run_costs import costs_of_run, recorder_share
+from rankscope.analysis.costs.step_costs import usual_steps
+from rankscope.analysis.evidence.liveness import liveness
+from rankscope.analysis.evidence.peers import peer_groups
+from rankscope.analysis.evidence.rank_columns import LOADED_METRICS
+from rankscope.analysis.evidence.rank_files import Report, ignore
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.throughput import throughput_of
+from rankscope.analysis.inference.own_time import imposed_wait, judged_groups
+from rankscope.analysis.inference.run_evidence import Earlier, RunEvidence
+from rankscope.analysis.report.assessment import assessed_run
+from rankscope.analysis.report.ranks import rank_result, typical_values
+from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, ImposedWait, Source
+from rankscope.analysis.result.text import counted, first_of
+from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
-from rankscope.analysis.wording import counted, first_of
+from rankscope.analysis.verdict.endings import Endings, endings, hung_verdict
+from rankscope.analysis.verdict.run_verdict import run_verdict
+from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.base.text import ranks_text
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader

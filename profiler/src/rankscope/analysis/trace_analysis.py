@@ -11,28 +11,25 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.analysis.assess import assessed_windows
-from rankscope.analysis.bandwidth import bandwidths, directed_rows
-from rankscope.analysis.blame import Blame
-from rankscope.analysis.bottleneck import shares_of
-from rankscope.analysis.extent import longest_extent_us
-from rankscope.analysis.fabric import Fabric
-from rankscope.analysis.figures import Figures
-from rankscope.analysis.late import device_signals, find_late, too_few
-from rankscope.analysis.late_named import late_named
-from rankscope.analysis.ledger import ledger_of_blame
-from rankscope.analysis.links import ToldLink
-from rankscope.analysis.locations import Location, common_folder
-from rankscope.analysis.matched import Matched, match_ranks
+from rankscope.analysis.collectives.bandwidth import bandwidths, directed_rows
+from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.collectives.figures import Figures
+from rankscope.analysis.collectives.links import Fabric, ToldLink
+from rankscope.analysis.collectives.matched import Matched, match_ranks
+from rankscope.analysis.collectives.transfers import communication_parts, explained_share, longest_extent_us
+from rankscope.analysis.costs.ledger import ledger_of_blame
+from rankscope.analysis.costs.waterfall import Costs
+from rankscope.analysis.costs.window_costs import costs_of_windows
+from rankscope.analysis.inference.late import device_signals, find_late, late_named, too_few
+from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
-from rankscope.analysis.ranks import rank_result
-from rankscope.analysis.result import Analysis, CollectiveMatching, Finding, ImposedWait, Source, Verdict
-from rankscope.analysis.slow_links import with_slow_links
-from rankscope.analysis.transfers import communication_parts, explained_share
-from rankscope.analysis.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
-from rankscope.analysis.waterfall import Costs
-from rankscope.analysis.window_costs import costs_of_windows
-from rankscope.analysis.workers import Engine
+from rankscope.analysis.report.assessment import assessed_windows
+from rankscope.analysis.report.ranks import rank_result
+from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Finding, ImposedWait, Source, Verdict
+from rankscope.analysis.trace.locations import Location, common_folder
+from rankscope.analysis.verdict.bottleneck import shares_of
+from rankscope.analysis.verdict.slow_links import with_slow_links
+from rankscope.analysis.verdict.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
 
 
 def analyze_traces(

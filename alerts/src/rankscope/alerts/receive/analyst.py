@@ -18,7 +18,7 @@ import msgspec
 
 from rankscope.alerts.receive.facts import Facts, facts_of
 from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 
 MEMORY_BYTES: Final = 8 * 2**30
 """Limit on a child's address space."""

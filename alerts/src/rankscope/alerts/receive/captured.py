@@ -14,7 +14,7 @@ from rankscope.alerts.receive.known_runs import KnownRun
 from rankscope.alerts.watch.findings import reading
 from rankscope.alerts.watch.standstill import PIDS, concrete, is_stack, stacks
 from rankscope.analysis.hang.result import HangReport
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.base.text import duration, one_line
 from rankscope.runs.links import overview_url, window_url

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.owners import ALERT_OF_KIND, HANG
-from rankscope.analysis.result import Analysis, Finding, Verdict
-from rankscope.analysis.wording import hours_text
+from rankscope.analysis.result.analysis import Analysis, Finding, Verdict
+from rankscope.analysis.result.text import hours_text
 from rankscope.base.text import one_line
 from rankscope.runs.links import overview_url
 

@@ -27,7 +27,7 @@ from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.alerts.watch.runs import RESTART_GRACE_S, why_unreadable
 from rankscope.alerts.watch.watcher import FORGET_AFTER_S, Options, Watcher
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.result import Analysis, Evidence, Finding
+from rankscope.analysis.result.analysis import Analysis, Evidence, Finding
 from rankscope.base.errors import InputError
 
 DEFAULTS: Final = Options(policy=Policy(least_firing_s=60.0))

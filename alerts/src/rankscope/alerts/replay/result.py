@@ -9,7 +9,7 @@ import msgspec
 
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.watch.findings import reading
-from rankscope.analysis.result import Evidence
+from rankscope.analysis.result.analysis import Evidence
 from rankscope.base.text import duration, one_line
 
 REPLAY_SCHEMA: Final = "rankscope.replay/1"

@@ -14,7 +14,7 @@ import msgspec
 
 from rankscope.alerts.output import Event
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
-from rankscope.analysis.result import Finding
+from rankscope.analysis.result.analysis import Finding
 from rankscope.runs.paths import findings_file
 from rankscope.runs.segments import open_regular
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rankscope.analysis.bottleneck import LIMITS
-from rankscope.analysis.result import Kind
+from rankscope.analysis.result.analysis import Kind
+from rankscope.analysis.verdict.bottleneck import LIMITS
 
 PARTS: Final[dict[str, tuple[str, Kind]]] = {
     "communication": ("exposed_communication", "communication_bound"),

@@ -9,8 +9,8 @@ import msgspec
 
 from rankscope.alerts.alert import Alert, fingerprint
 from rankscope.alerts.owners import OwnedAlert
-from rankscope.analysis.result import Finding
-from rankscope.analysis.wording import hours_text
+from rankscope.analysis.result.analysis import Finding
+from rankscope.analysis.result.text import hours_text
 from rankscope.runs.links import overview_url
 
 

@@ -13,7 +13,7 @@ import click
 from rankscope.alerts.deliver.trial import targets_option
 from rankscope.alerts.output import report_line
 from rankscope.alerts.watch.options import budgets, judging_options
-from rankscope.analysis.locations import local_path
+from rankscope.analysis.trace.locations import local_path
 from rankscope.base.errors import InputError
 from rankscope.base.http import host_port
 from rankscope.base.options import Duration, ListenAddress, format_option, http_url, link_url

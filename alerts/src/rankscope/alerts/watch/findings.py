@@ -12,8 +12,8 @@ from rankscope.alerts.alert import Alert, fingerprint
 from rankscope.alerts.owners import ALERT_OF_KIND
 from rankscope.alerts.watch.budgets import PARTS, SAYS, Budgets
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.analysis.result import Analysis, Cost, Evidence, Finding, Verdict
-from rankscope.analysis.wording import first_of
+from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
+from rankscope.analysis.result.text import first_of
 from rankscope.base.text import duration
 
 _HOUR_US: Final = 3.6e9

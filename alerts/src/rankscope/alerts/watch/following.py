@@ -9,9 +9,9 @@ from typing import Final
 
 from rankscope.alerts.watch.regressions import StepPast, read_past
 from rankscope.analysis.hang.result import HangReport
-from rankscope.analysis.hung_run import hung_report
 from rankscope.analysis.online import OnlineAnalysis
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.verdict.endings import hung_report
 
 
 class Following:

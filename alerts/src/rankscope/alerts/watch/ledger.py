@@ -17,7 +17,7 @@ from rankscope.alerts.alert import UPDATED_AT, Alert, Notice, rfc3339
 from rankscope.alerts.store.database import Store, read_only
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.candidate import Candidate, Loss
-from rankscope.analysis.result import Finding
+from rankscope.analysis.result.analysis import Finding
 from rankscope.base.errors import InputError
 
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.runs import Glance, RankSeen
-from rankscope.analysis.possible import are_possible_steps
+from rankscope.analysis.trace.possible import are_possible_steps
 from rankscope.runs.follow import last_rows
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import RankInfo

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from rankscope.alerts.owners import REGRESSION, THROUGHPUT, OwnedAlert
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.analysis.change_points import change_points
-from rankscope.analysis.rank_columns import RankColumns
-from rankscope.analysis.rank_files import load_ranks
+from rankscope.analysis.evidence.rank_columns import RankColumns
+from rankscope.analysis.evidence.rank_files import load_ranks
+from rankscope.analysis.inference.change_points import change_points
 from rankscope.base.text import duration
 from rankscope.runs.reader import RunReader
 

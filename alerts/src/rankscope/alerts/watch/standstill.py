@@ -18,9 +18,9 @@ from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.outage import LastStep, Outage
 from rankscope.alerts.watch.signs import Signs
-from rankscope.analysis.endings import endings
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.hang.wording import operation_text
+from rankscope.analysis.verdict.endings import endings
 from rankscope.base.text import duration, ranks_text, span
 from rankscope.runs.records import RankInfo
 

@@ -30,7 +30,7 @@ from rankscope.alerts.watch.runs import Glance, Glances, Unreadable, discover, r
 from rankscope.alerts.watch.standstill import Standing
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import RECENT_STEPS
-from rankscope.analysis.result import Analysis, Cost
+from rankscope.analysis.result.analysis import Analysis, Cost
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import span
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import click
 
-from rankscope.analysis.render import render_text
+from rankscope.analysis.report.terminal import render_text
 from rankscope.base.errors import InputError, MissingError
 from rankscope.cli.demo.faults import Fault, FaultType
 from rankscope.cli.demo.services import Services

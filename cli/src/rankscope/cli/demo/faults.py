@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from rankscope.analysis.result import Cause, Verdict
+from rankscope.analysis.result.analysis import Cause, Verdict
 from rankscope.runs.records import Phase
 
 WORLD_SIZE: Final = 4

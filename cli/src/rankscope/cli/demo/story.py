@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.cli.demo.faults import WORLD_SIZE, Fault
 from rankscope.cli.demo.services import HOST, Services, free_port, get, post_json, rankscope_command

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import flask
 from dash import Dash
 
-from rankscope.analysis.wording import size
+from rankscope.analysis.result.text import size
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
 from rankscope.dashboards.url_state import PageState

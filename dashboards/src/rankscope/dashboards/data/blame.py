@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.bandwidth import directed_rows
-from rankscope.analysis.own_time import Judged, imposed_by_step, waits
-from rankscope.analysis.peers import stage_of
-from rankscope.analysis.run_evidence import RunEvidence
-from rankscope.analysis.step_order import by_step, of_blocks
+from rankscope.analysis.collectives.bandwidth import directed_rows
+from rankscope.analysis.evidence.order import by_step, of_blocks
+from rankscope.analysis.evidence.peers import stage_of
+from rankscope.analysis.inference.own_time import Judged, imposed_by_step, waits
+from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.runs.records import Phase
 
 RANK_BY_RANK: Final = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rankscope.analysis.result import Analysis, Cause, Finding, Kind
+from rankscope.analysis.result.analysis import Analysis, Cause, Finding, Kind
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,11 +11,11 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from rankscope.analysis.rank_columns import ALL_METRICS
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.evidence.rank_columns import ALL_METRICS
+from rankscope.analysis.evidence.steps import METRICS, Stored
+from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
-from rankscope.analysis.run_evidence import RunEvidence
-from rankscope.analysis.steps import METRICS, Stored
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.blame import BlameBook, blame_book
 from rankscope.dashboards.data.brief import Brief, brief_of

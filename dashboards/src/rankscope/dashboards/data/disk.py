@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from rankscope.alerts.replay.result import Replay
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.blame import BlameBook

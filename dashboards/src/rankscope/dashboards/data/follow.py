@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.evidence.rank_columns import RankColumns
+from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.online import OnlineAnalysis
-from rankscope.analysis.rank_columns import RankColumns
 from rankscope.analysis.run_analysis import analysis_of
-from rankscope.analysis.run_evidence import RunEvidence
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.derive import (
     HARDWARE,

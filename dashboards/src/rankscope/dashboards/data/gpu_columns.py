@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.hardware import bare
+from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.hardware import Gpu, Hardware, Rows
 from rankscope.dashboards.data.samples import in_steps

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.analysis.hardware import bare
+from rankscope.analysis.evidence.hardware import bare
 from rankscope.dashboards.data.gpu_columns import TimeColumns, Values, means_in, worst_in
 from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.topology import Place, Topology

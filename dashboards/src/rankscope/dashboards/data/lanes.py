@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.intervals import Spans
+from rankscope.analysis.trace.intervals import Spans
 
 Numbers = NDArray[np.int64]
 

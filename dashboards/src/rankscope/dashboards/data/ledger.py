@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.analysis.result import Cause
+from rankscope.analysis.result.analysis import Cause
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief, Lost
 from rankscope.dashboards.data.source import RunSource, RunSummary

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from rankscope.analysis.locations import asked, filesystem_of
+from rankscope.analysis.trace.locations import asked, filesystem_of
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.process import end_with_parent
 from rankscope.dashboards.data.footprint import NOT_SHOWN, STREAMS

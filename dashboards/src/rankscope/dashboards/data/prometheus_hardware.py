@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from rankscope.alerts.prometheus import Prometheus, Series, step_for
-from rankscope.analysis.hardware import bare
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.evidence.hardware import bare
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.hardware import GAUGES, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, Rows, nothing
 

@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.breakdown import Work
-from rankscope.analysis.intervals import join
-from rankscope.analysis.traces import read_trace
-from rankscope.analysis.work import COMMUNICATION, COMPUTE, work_events
+from rankscope.analysis.trace.breakdown import Work
+from rankscope.analysis.trace.columns import read_trace
+from rankscope.analysis.trace.intervals import join
+from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, work_events
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.lanes import Kind, Numbers
 from rankscope.dashboards.data.window_data import Events

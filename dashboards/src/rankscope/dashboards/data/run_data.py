@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rankscope.alerts.replay.result import Replay
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.alerts import about_run

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.hardware import bare
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.hardware import bare
+from rankscope.analysis.evidence.steps import StepTable
 from rankscope.dashboards.data.events import (
     LINKS,
     THROTTLES,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.alerts.replay.result import Replay
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.alert_record import AlertsFound
 from rankscope.dashboards.data.blame import BlameBook

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.analysis.result import ImposedWait
+from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.runs.records import RankInfo
 
 

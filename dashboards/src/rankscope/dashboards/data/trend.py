@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.change_points import ChangePoint, change_points
-from rankscope.analysis.step_order import by_step, of_blocks
+from rankscope.analysis.evidence.order import by_step, of_blocks
+from rankscope.analysis.inference.change_points import ChangePoint, change_points
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.source import StepMatrices
 from rankscope.dashboards.data.whole import replace_file

@@ -9,16 +9,16 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.breakdown import Work
 from rankscope.analysis.captured import captured_steps
-from rankscope.analysis.clock import Clocks
-from rankscope.analysis.intervals import EMPTY, Spans, union
-from rankscope.analysis.matched import match_windows
-from rankscope.analysis.matching import Match, Matching, arrival_ns
+from rankscope.analysis.collectives.clock import Clocks
+from rankscope.analysis.collectives.matched import match_windows
+from rankscope.analysis.collectives.matching import Match, Matching, arrival_ns
+from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.perfetto.collective_tracks import Key, key_of, waiting_of
 from rankscope.analysis.perfetto.run_source import shared_by_hosts
 from rankscope.analysis.perfetto.source import clock_of
-from rankscope.analysis.reduce import Reduction
+from rankscope.analysis.trace.breakdown import Work
+from rankscope.analysis.trace.intervals import EMPTY, Spans, union
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.lanes import NOBODY, Numbers, Parts, Recorded, joined, parts_of
 from rankscope.dashboards.data.progress import Progress, Tell

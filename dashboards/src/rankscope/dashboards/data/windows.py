@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.captured import step_records
-from rankscope.analysis.possible import is_possible_breakdown
+from rankscope.analysis.trace.possible import is_possible_breakdown
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
 from rankscope.runs.control import MAX_STEPS

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from rankscope.analysis.result import RankResult
+from rankscope.analysis.result.analysis import RankResult
 from rankscope.dashboards.figures.frame import framed, hatched, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import time_unit

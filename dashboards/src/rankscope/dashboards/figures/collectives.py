@@ -7,9 +7,9 @@ from typing import Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.analysis.bandwidth_result import CollectiveBandwidth
-from rankscope.analysis.wording import counted
-from rankscope.analysis.wording import size as bytes_in_words
+from rankscope.analysis.result.collectives import CollectiveBandwidth
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.result.text import size as bytes_in_words
 from rankscope.dashboards.figures.frame import framed, hatched, note
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration, time_unit

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from rankscope.analysis.wording import first_of
+from rankscope.analysis.result.text import first_of
 from rankscope.dashboards.data.metrics import Worst
 from rankscope.dashboards.figures.binning import bin_worst
 from rankscope.dashboards.figures.breakdown import rank_label

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.analysis.result import ImposedWait
+from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.figures.breakdown import rank_label
 from rankscope.dashboards.figures.frame import framed, hatched, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette

@@ -6,7 +6,7 @@ from typing import Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.analysis.result import Cause
+from rankscope.analysis.result.analysis import Cause
 from rankscope.dashboards.data.ledger import ClusterLedger, HostLoss
 from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table
 from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note, rows_axis

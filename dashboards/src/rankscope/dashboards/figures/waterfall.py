@@ -7,7 +7,7 @@ from typing import Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.analysis.waterfall_result import PartName, Waterfall
+from rankscope.analysis.result.costs import PartName, Waterfall
 from rankscope.dashboards.figures.frame import framed, hatched, note, rows_axis
 from rankscope.dashboards.figures.palette import Palette
 from rankscope.dashboards.figures.units import duration, time_unit

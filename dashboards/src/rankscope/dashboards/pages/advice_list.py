@@ -7,7 +7,7 @@ from typing import Final
 from dash import html
 from dash.development.base_component import Component
 
-from rankscope.analysis.advice_result import Advice, AdviceEvidence
+from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.pages.pieces import advice as command_line
 from rankscope.dashboards.pages.wording import percent

@@ -11,9 +11,9 @@ import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from rankscope.analysis.change_points import LEAST_SHARE, moved_with
-from rankscope.analysis.result import Finding
-from rankscope.analysis.wording import first_of
+from rankscope.analysis.inference.change_points import LEAST_SHARE, moved_with
+from rankscope.analysis.result.analysis import Finding
+from rankscope.analysis.result.text import first_of
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import Trend
 from rankscope.dashboards.figures.units import duration

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dash import html
 from dash.development.base_component import Component
 
-from rankscope.analysis.memory_result import Memory, RankMemory
-from rankscope.analysis.result import Analysis
-from rankscope.analysis.throughput_result import Throughput
-from rankscope.analysis.wording import size
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.costs import Memory, RankMemory, Throughput
+from rankscope.analysis.result.text import size
 from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.aria import aria
 

@@ -8,7 +8,7 @@ from typing import Final
 from dash import html
 from dash.development.base_component import Component
 
-from rankscope.analysis.wording import first_of
+from rankscope.analysis.result.text import first_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Gpu, Hardware
 from rankscope.dashboards.pages.pieces import badge

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from dash.development.base_component import Component
 
-from rankscope.analysis.result import Analysis
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.dashboards.pages.grid import number_column, text_column
 from rankscope.dashboards.pages.sheet import sheet
 from rankscope.dashboards.pages.wording import milliseconds

@@ -6,7 +6,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.alerts.watch.findings import reading
-from rankscope.analysis.result import Analysis, Finding, Source, Verdict
+from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdict
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.facts import fact

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.analysis.result import Cause, Kind
-from rankscope.analysis.wording import counted
+from rankscope.analysis.result.analysis import Cause, Kind
+from rankscope.analysis.result.text import counted
 from rankscope.dashboards.data.source import Stale, Status
 from rankscope.dashboards.figures import units
 

@@ -12,7 +12,7 @@ import numpy as np
 from dash import html
 from dash.development.base_component import Component
 
-from rankscope.analysis.hardware import bare
+from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.events import HardwareEvent
 from rankscope.dashboards.data.gpu_columns import TimeColumns, figures_of, source_of, time_columns, worst_in

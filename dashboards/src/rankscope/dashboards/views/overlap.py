@@ -9,7 +9,7 @@ from dash import html
 from dash.development.base_component import Component
 from numpy.typing import NDArray
 
-from rankscope.analysis.bandwidth_result import CollectiveBandwidth
+from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import stretches
 from rankscope.dashboards.figures.breakdown import ALL_UP_TO, NOTABLE, PARTS, breakdown_bars

@@ -8,7 +8,7 @@ import numpy as np
 from dash import html
 from dash.development.base_component import Component
 
-from rankscope.analysis.waterfall_result import MEANING, Waterfall, WaterfallPart
+from rankscope.analysis.result.costs import MEANING, Waterfall, WaterfallPart
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend
 from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn, Table, cell

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.intervals import EMPTY
 from rankscope.analysis.perfetto.inert import inert
 from rankscope.analysis.perfetto.step_tracks import phases_in_order
-from rankscope.analysis.wording import size
+from rankscope.analysis.result.text import size
+from rankscope.analysis.trace.intervals import EMPTY
 from rankscope.dashboards.data.lanes import NOBODY, Kind, Numbers, Parts, Recorded, joined, parts_of
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.window_data import Collective, WindowData

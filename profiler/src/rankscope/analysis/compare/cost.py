@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.result import Cost
+from rankscope.analysis.result.analysis import Cost
 from rankscope.runs.records import RunInfo
 
 

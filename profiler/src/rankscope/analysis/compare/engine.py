@@ -13,7 +13,7 @@ from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.result import CompareResult, Mode, Side
 from rankscope.analysis.compare.scaling import scaling
 from rankscope.analysis.compare.usable import Usable, usable
-from rankscope.analysis.result import Cost
+from rankscope.analysis.result.analysis import Cost
 from rankscope.base.errors import InputError
 
 MIN_CHANGE: Final = 0.01

@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from rankscope.analysis.batches import batch_of
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.peers import batch_of
+from rankscope.analysis.evidence.steps import StepTable
 from rankscope.runs.records import RankInfo
 
 WorkName = Literal["samples", "tokens", "input_elements"]

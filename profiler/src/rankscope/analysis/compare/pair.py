@@ -15,7 +15,7 @@ from rankscope.analysis.compare.result import Comparison, Per, Quantity, Through
 from rankscope.analysis.compare.shift import Series
 from rankscope.analysis.compare.summary import summarise
 from rankscope.analysis.compare.usable import Basis, Usable, walls
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.evidence.steps import StepTable
 
 _SAME_WORK: Final = 0.001
 """Relative difference in work up to which steps count as the same work."""

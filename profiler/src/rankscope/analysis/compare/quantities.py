@@ -12,9 +12,9 @@ from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.compare.result import Unit
 from rankscope.analysis.compare.shift import Series
 from rankscope.analysis.compare.usable import Basis, Usable, mean_over_ranks
-from rankscope.analysis.memory_use import memory_samples
-from rankscope.analysis.recorder_cost import recorder_share
-from rankscope.analysis.steps import METRICS, StepTable
+from rankscope.analysis.costs.memory import memory_samples
+from rankscope.analysis.costs.run_costs import recorder_share
+from rankscope.analysis.evidence.steps import METRICS, StepTable
 from rankscope.runs.records import PHASES, StepBreakdown
 
 REST: Final = "rest"

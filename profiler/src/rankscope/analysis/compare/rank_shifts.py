@@ -11,9 +11,9 @@ from rankscope.analysis.compare.judging import as_shift, both_statistics, outcom
 from rankscope.analysis.compare.result import Outcome, RankShift
 from rankscope.analysis.compare.shift import Series, cut
 from rankscope.analysis.compare.usable import Usable
-from rankscope.analysis.own_time import excess
-from rankscope.analysis.peers import peer_groups
-from rankscope.analysis.steps import Matrix
+from rankscope.analysis.evidence.peers import peer_groups
+from rankscope.analysis.evidence.steps import Matrix
+from rankscope.analysis.inference.own_time import excess
 from rankscope.runs.records import PHASES, Phase
 
 _CLEAR: Final = 0.5

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope.analysis.damage import damage_warnings
-from rankscope.analysis.possible import is_possible_breakdown
-from rankscope.analysis.steps import StepTable
-from rankscope.analysis.wording import counted
+from rankscope.analysis.evidence.damage import damage_warnings
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.trace.possible import is_possible_breakdown
 from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.reader import ATTEMPTS, RunReader

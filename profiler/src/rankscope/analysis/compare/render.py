@@ -19,8 +19,7 @@ from rankscope.analysis.compare.result import (
     Unit,
 )
 from rankscope.analysis.compare.wording import exactly, percent, percentage, size, time
-from rankscope.analysis.table import aligned, fitting
-from rankscope.analysis.wording import CYAN, GREEN, RED, UNKNOWN, YELLOW, colored, counted, listing, wrapped
+from rankscope.analysis.result.text import CYAN, GREEN, RED, UNKNOWN, YELLOW, aligned, colored, counted, fitting, listing, wrapped
 from rankscope.base.text import printable
 
 _SHOWN_RANKS: Final = 8

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.analysis.result import Cost
+from rankscope.analysis.result.analysis import Cost
 from rankscope.runs.records import Phase
 
 COMPARE_SCHEMA: Final = "rankscope.compare/1"

@@ -14,7 +14,7 @@ from rankscope.analysis.compare.result import Loss, Scaling, ScalingRow
 from rankscope.analysis.compare.shift import Series, compare_blocks, cut
 from rankscope.analysis.compare.usable import Basis, Usable, walls
 from rankscope.analysis.compare.wording import percent
-from rankscope.analysis.result import Cost
+from rankscope.analysis.result.analysis import Cost
 
 _NAMED: Final = 3
 _WORTH_NAMING: Final = 0.005

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.compare.job_work import WORK_NAMES, WorkName, work_per_step
 from rankscope.analysis.compare.recording import Recording
-from rankscope.analysis.own_time import WARM_UP
-from rankscope.analysis.possible import MAX_US
-from rankscope.analysis.steps import METRICS, Matrix, StepTable
+from rankscope.analysis.evidence.steps import METRICS, Matrix, StepTable
+from rankscope.analysis.inference.own_time import WARM_UP
+from rankscope.analysis.trace.possible import MAX_US
 
 Basis = Literal["own", "wall"]
 

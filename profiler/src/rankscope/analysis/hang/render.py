@@ -7,7 +7,7 @@ from typing import Final
 
 from rankscope.analysis.hang.result import HangReport, Operation, Waiting
 from rankscope.analysis.hang.wording import operation_text
-from rankscope.analysis.wording import GREEN, RED, YELLOW, counted, listing, page, warning_lines
+from rankscope.analysis.result.text import GREEN, RED, YELLOW, counted, listing, page, warning_lines
 from rankscope.base.text import duration, ranks_text
 
 SHOWN: Final = 8

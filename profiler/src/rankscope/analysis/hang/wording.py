@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Operation
-from rankscope.analysis.wording import counted, first_of
+from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.text import ranks_text
 
 

@@ -9,8 +9,8 @@ import msgspec
 
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.result import ExportClock
-from rankscope.analysis.result import Analysis, Finding
-from rankscope.analysis.wording import counted
+from rankscope.analysis.result.analysis import Analysis, Finding
+from rankscope.analysis.result.text import counted
 
 
 def clock_sentence(clock: ExportClock) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.locations import location
 from rankscope.analysis.perfetto.annotations import clock_sentence, write_annotations
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.collective_tracks import (
@@ -28,7 +27,8 @@ from rankscope.analysis.perfetto.run_source import RunSource
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.source import Plan, Progress, Source
 from rankscope.analysis.perfetto.traces_source import TracesSource
-from rankscope.analysis.wording import counted
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.trace.locations import location
 from rankscope.base.errors import InputError
 from rankscope.runs.named import named_run
 

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.event_stream import EventStream
-from rankscope.analysis.kineto_schema import read_metadata
-from rankscope.analysis.locations import Location
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS, ns_of
-from rankscope.analysis.trace_file import TraceText
+from rankscope.analysis.trace.events import EventStream
+from rankscope.analysis.trace.files import TraceText
+from rankscope.analysis.trace.locations import Location
+from rankscope.analysis.trace.schema import read_metadata
 from rankscope.base.errors import InputError
 
 _ABSENT: Final = msgspec.Raw(b"null")

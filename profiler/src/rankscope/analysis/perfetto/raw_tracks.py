@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from rankscope.analysis.classify import GPU_ANNOTATION, GPU_COPY, GPU_KERNEL
 from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter, Track
 from rankscope.analysis.perfetto.raw_trace import Place, RawEvent, RawTrace, Slice, Threshold, args_of
+from rankscope.analysis.trace.classify import GPU_ANNOTATION, GPU_COPY, GPU_KERNEL
 
 _ON_DEVICE: Final = frozenset({*GPU_KERNEL, *GPU_COPY})
 

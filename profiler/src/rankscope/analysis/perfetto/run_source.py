@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.analysis.captured import captured_steps, step_records
-from rankscope.analysis.clock import Clocks, consistent, fit_clocks
-from rankscope.analysis.matching import match_collectives
+from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.perfetto import hardware_tracks
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.hardware_tracks import gpu_name, write_hardware
@@ -22,7 +22,7 @@ from rankscope.analysis.perfetto.selection import Selection, fitting_steps
 from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range
 from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
-from rankscope.analysis.wording import counted
+from rankscope.analysis.result.text import counted
 from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun
 from rankscope.runs.paths import rank_dir

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
 
-from rankscope.analysis.clock import Clocks
-from rankscope.analysis.matching import Matching
+from rankscope.analysis.collectives.clock import Clocks
+from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.result import ExportClock
 from rankscope.runs.records import CollectiveRecord

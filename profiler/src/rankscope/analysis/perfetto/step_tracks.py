@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
-from rankscope.analysis.possible import MAX_US
+from rankscope.analysis.trace.possible import MAX_US
 from rankscope.runs.records import PHASES, Phase, StepRecord
 from rankscope.runs.step_columns import TIMES, grouped_dtype
 from rankscope.runs.step_segments import Rows

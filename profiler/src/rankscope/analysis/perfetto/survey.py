@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.perfetto import collective_tracks, step_tracks
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.possible import LAST_STEP, are_possible_steps
+from rankscope.analysis.trace.possible import LAST_STEP, are_possible_steps
 from rankscope.runs.records import CollectiveRecord
 from rankscope.runs.step_columns import PROFILED
 from rankscope.runs.step_segments import Rows

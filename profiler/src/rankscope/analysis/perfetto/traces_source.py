@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rankscope.analysis.clock import consistent, fit_clocks
-from rankscope.analysis.locations import Location, base_name
-from rankscope.analysis.matching import arrival_ns, match_collectives
+from rankscope.analysis.collectives.clock import consistent, fit_clocks
+from rankscope.analysis.collectives.matching import arrival_ns, match_collectives
+from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS
 from rankscope.analysis.perfetto.raw_trace import RawTrace, Sizes, read_raw_trace, threshold
@@ -17,8 +17,8 @@ from rankscope.analysis.perfetto.raw_tracks import write_raw
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range
 from rankscope.analysis.rank_traces import find_traces
-from rankscope.analysis.reduce import reduce_file
-from rankscope.analysis.traces import read_whole_trace
+from rankscope.analysis.trace.columns import read_whole_trace
+from rankscope.analysis.trace.locations import Location, base_name
 from rankscope.base.errors import InputError
 from rankscope.runs.records import CollectiveRecord
 

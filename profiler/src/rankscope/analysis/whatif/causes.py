@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.steps import Matrix
+from rankscope.analysis.evidence.steps import Matrix
 from rankscope.analysis.whatif.step_graph import Block, StepGraph, over_middle
 from rankscope.runs.records import Phase
 

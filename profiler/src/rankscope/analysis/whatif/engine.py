@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankscope.analysis.locations import OPERATIONS_SUFFIX, Location, location
+from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, location
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.base.errors import InputError

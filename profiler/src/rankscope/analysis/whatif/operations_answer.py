@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rankscope.analysis.result.text import first_of
 from rankscope.analysis.whatif.graph import CycleError, Graph
 from rankscope.analysis.whatif.operation_types import TYPES
 from rankscope.analysis.whatif.operations import ColumnsError, Operations, arrange
@@ -18,7 +19,6 @@ from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, a
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.scenarios import Durations, Mask, ideal_durations, own_durations, play, with_and_without
 from rankscope.analysis.whatif.schedule import ScheduleError, build_schedule
-from rankscope.analysis.wording import first_of
 from rankscope.base.errors import InputError
 
 _SHOWN: Final = 4

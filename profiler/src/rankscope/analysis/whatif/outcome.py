@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.result import Cost
+from rankscope.analysis.result.analysis import Cost
+from rankscope.analysis.result.text import hours_text
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.result import (
     CauseEffect,
@@ -23,7 +24,6 @@ from rankscope.analysis.whatif.result import (
     WhatIf,
     WhatIfSource,
 )
-from rankscope.analysis.wording import hours_text
 from rankscope.base.text import duration
 
 SLOWEST_PERCENT: Final = 3

@@ -6,9 +6,21 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.analysis.table import aligned, fitting
+from rankscope.analysis.result.text import (
+    GREEN,
+    RED,
+    UNKNOWN,
+    YELLOW,
+    aligned,
+    counted,
+    fitting,
+    hours_text,
+    losses,
+    page,
+    warning_lines,
+    wrapped,
+)
 from rankscope.analysis.whatif.result import Effect, WhatIf
-from rankscope.analysis.wording import GREEN, RED, UNKNOWN, YELLOW, counted, hours_text, losses, page, warning_lines, wrapped
 from rankscope.base.text import duration
 
 SHOWN: Final = 8

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.analysis.result import Cost
+from rankscope.analysis.result.analysis import Cost
 
 WHATIF_SCHEMA: Final = "rankscope.whatif/1"
 

@@ -8,13 +8,13 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.damage import damage_warnings
-from rankscope.analysis.own_time import MINIMUM_STEPS, comparable
-from rankscope.analysis.peers import peer_groups
-from rankscope.analysis.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.rank_files import Report, ignore
-from rankscope.analysis.reduce import Reduction
-from rankscope.analysis.steps import StepTable
+from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.evidence.damage import damage_warnings
+from rankscope.analysis.evidence.peers import peer_groups
+from rankscope.analysis.evidence.rank_files import Report, ignore
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.own_time import MINIMUM_STEPS, comparable
+from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, CauseRow, causes_of
 from rankscope.analysis.whatif.outcome import TOO_LITTLE, Outcome, Part, Terms, answer, insufficient
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource

@@ -22,10 +22,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.possible import MAX_US
-from rankscope.analysis.rank_columns import BLOCKED_METRICS
-from rankscope.analysis.step_order import blocks, by_step, of_blocks
-from rankscope.analysis.steps import Matrix, StepTable, Stored
+from rankscope.analysis.evidence.order import blocks, by_step, of_blocks
+from rankscope.analysis.evidence.rank_columns import BLOCKED_METRICS
+from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
+from rankscope.analysis.trace.possible import MAX_US
 from rankscope.runs.records import PHASES, Phase
 
 GRAPH_METRICS: Final = ("wall_us", "own_us", *(f"own_{phase}_us" for phase in PHASES), *BLOCKED_METRICS)

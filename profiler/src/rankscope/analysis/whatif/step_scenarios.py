@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.steps import Matrix
+from rankscope.analysis.evidence.steps import Matrix
 from rankscope.analysis.whatif.causes import CauseRow
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Part, slowest_count

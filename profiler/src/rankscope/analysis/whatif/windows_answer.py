@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.clock import Clocks, consistent, fit_clocks
-from rankscope.analysis.locations import Location, common_folder
-from rankscope.analysis.matching import Match, match_collectives
+from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.collectives.matching import Match, match_collectives
+from rankscope.analysis.collectives.windows import Reduction, reduce_file, reduce_trace
 from rankscope.analysis.rank_traces import find_traces
-from rankscope.analysis.reduce import Reduction, reduce_file, reduce_trace
-from rankscope.analysis.traces import Trace, read_whole_trace
+from rankscope.analysis.trace.columns import Trace, read_whole_trace
+from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.whatif.graph import CycleError, Times
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Terms, answer, insufficient, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource

@@ -97,8 +97,8 @@ class Reducing:
 def _reduce(path: Path) -> Reduced:
     try:
         # Imported at the first window: without windows a rank needs no numpy.
-        from rankscope.analysis.reduce import reduce_trace
-        from rankscope.analysis.traces import read_whole_trace
+        from rankscope.analysis.collectives.windows import reduce_trace
+        from rankscope.analysis.trace.columns import read_whole_trace
 
         # A torn trace is rejected here, because the records of a run must describe whole steps.
         reduction = reduce_trace(read_whole_trace(path))

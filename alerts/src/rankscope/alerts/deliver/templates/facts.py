@@ -12,7 +12,7 @@ import msgspec
 from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
 from rankscope.alerts.deliver.message import cut
 from rankscope.alerts.payload import Payload, PayloadAlert
-from rankscope.analysis.wording import first_of
+from rankscope.analysis.result.text import first_of
 from rankscope.base.text import one_line, span
 
 MAX_BODY_BYTES: Final = 20_000

@@ -1,0 +1,261 @@
+"""Clock offsets of ranks, from matched collectives: these end on all their ranks at once, so their ends show the offsets.
+
+Clocks are linked by collectives with ranks on several hosts. The first reference is the steadiest clock of those with most
+collectives: it gives a time to its collectives. The clocks with most collectives of known time come next: they are fitted to
+these (``clock_series``), and give a time to more collectives. The median of all clocks is then the common clock, so that one
+clock that was set or drifts does not make all others seem to. Each clock is fitted to it once more, by all its collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.collectives.clock_series import (
+    Course,
+    Floats,
+    Series,
+    Stretch,
+    at_times,
+    course_of,
+    drift_ppm,
+    fit_series,
+    keeps_one,
+    medians,
+    seen_at,
+)
+from rankscope.analysis.collectives.matching import Match, Matching
+from rankscope.analysis.result.collectives import RankClock
+
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+class Clocks(msgspec.Struct, frozen=True):
+    """Offsets to subtract from the times of each rank, and the uncertainty that remains."""
+
+    offset_ns: dict[int, int] = msgspec.field(default_factory=dict)
+    """Per rank: the constant offset of its clock. Where the offset changes, its median over the rank's collectives."""
+    residual_ns: float | None = None
+    """Median over collectives of the spread (last minus first) of the corrected ends; ``None`` without a match."""
+    courses: dict[int, Course] = msgspec.field(default_factory=dict)
+    """Offset over time, for ranks whose clock drifts or was set."""
+    found: dict[int, RankClock] = msgspec.field(default_factory=dict)
+    """Clock to report for each rank that is in a match."""
+
+    def offset_at(self, rank: int, unix_ns: int) -> int:
+        """Return the offset to subtract from a time of ``rank``."""
+        course = self.courses.get(rank)
+        return self.offset_ns.get(rank, 0) if course is None else course.offset_at(unix_ns)
+
+    def correct(self, rank: int, unix_ns: int) -> int:
+        """Convert a time of ``rank`` to the common clock."""
+        return unix_ns - self.offset_at(rank, unix_ns)
+
+    def corrected(self, ranks: Sequence[int], unix_ns: Sequence[int]) -> list[int]:
+        """Convert one time of each rank to the common clock."""
+        if self.courses:
+            return [self.correct(rank, at) for rank, at in zip(ranks, unix_ns, strict=True)]
+        offsets = self.offset_ns
+        return [at - offsets.get(rank, 0) for rank, at in zip(ranks, unix_ns, strict=True)]
+
+    def seen_at(self, rank: int, common_ns: int) -> int:
+        """Convert a time of the common clock to the clock of ``rank``."""
+        course = self.courses.get(rank)
+        return common_ns + self.offset_ns.get(rank, 0) if course is None else course.seen_at(common_ns)
+
+    def reach(self) -> tuple[int, int]:
+        """Return the smallest and the largest offset of any rank at any time; 0 is always within this range."""
+        moving = [offset for course in self.courses.values() for offset in course.offset_ns]
+        return min([0, *self.offset_ns.values(), *moving]), max([0, *self.offset_ns.values(), *moving])
+
+
+TOLERANCE_NS: Final = 1_000_000
+"""Possible error of a clock's correction: an order of events counts as impossible only if it is off by more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Ends of all matches, those of one match next to each other."""
+
+    match: Numbers
+    rank: Numbers
+    """Index into ``ranks``."""
+    unix_ns: Numbers
+    ranks: list[int]
+
+
+def fit_clocks(matches: Sequence[Match], hosts: Mapping[int, str] | None = None) -> Clocks:
+    """Fit the clock of each host against the others, from matched ends. A rank of an unknown host has a clock of its own."""
+    if not matches:
+        return Clocks()
+    ends = _ends(matches)
+    keys = [(hosts or {}).get(rank, rank) for rank in ends.ranks]
+    numbers = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+    clock_of = np.array([numbers[key] for key in keys])
+    base = int(ends.unix_ns.min())
+    fitted: dict[int, Series] = {}
+    # With a single clock there is nothing to correct, and fitting would take scheduling noise for an offset.
+    if len(numbers) > 1:
+        table, window = _table(ends, clock_of, base, _windows(matches))
+        for rows, clocks in _linked(table):
+            series = _fit_linked(table[np.ix_(rows, clocks)], window[rows])
+            fitted |= dict(zip(clocks.tolist(), series, strict=True))
+    return _clocks(ends, clock_of, fitted, base)
+
+
+def _ends(matches: Sequence[Match]) -> _Ends:
+    ranks = sorted({rank for match in matches for rank in match.ranks})
+    column = {rank: at for at, rank in enumerate(ranks)}
+    return _Ends(
+        match=np.repeat(np.arange(len(matches)), [len(match.ranks) for match in matches]),
+        rank=np.array([column[rank] for match in matches for rank in match.ranks]),
+        unix_ns=np.array([record.end_unix_ns for match in matches for record in match.records], dtype=np.int64),
+        ranks=ranks,
+    )
+
+
+def _windows(matches: Sequence[Match]) -> Numbers:
+    """Return the number of each match's window, [matches]: consecutive steps are in the same window."""
+    steps, position = np.unique([match.step for match in matches], return_inverse=True)
+    number: Numbers = np.cumsum(np.diff(steps, prepend=steps[0]) > 1)
+    return number[position]
+
+
+def _table(ends: _Ends, clock_of: Numbers, base: int, window: Numbers) -> tuple[Floats, Numbers]:
+    """Return [matches, clocks]: the median end of a clock's ranks, NaN where it has none; and the window of each match. Only
+    matches of two clocks or more count. Times are since ``base``, which keeps float64 exact to the nanosecond.
+    """
+    width = int(clock_of.max()) + 1
+    cell, group = np.unique(ends.match * width + clock_of[ends.rank], return_inverse=True)
+    row, column = np.divmod(cell, width)
+    table = np.full((len(window), width), np.nan)
+    table[row, column] = medians((ends.unix_ns - base).astype(np.float64), group)
+    several = np.bincount(row, minlength=len(window)) > 1
+    return table[several], window[several]
+
+
+def _linked(table: Floats) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield rows and columns of clocks that matches link, one island after the other."""
+    there = np.isfinite(table)
+    left: Flags = np.logical_or.reduce(there, axis=0)
+    while left.any():
+        clocks: Flags = np.arange(len(left)) == left.argmax()
+        rows: Flags = np.zeros(len(table), dtype=np.bool_)
+        while (more := there[:, clocks].any(axis=1) & ~rows).any():
+            rows |= more
+            clocks |= there[more].any(axis=0)
+        yield np.flatnonzero(rows), np.flatnonzero(clocks)
+        left &= ~clocks
+
+
+def _fit_linked(table: Floats, window: Numbers) -> list[Series]:
+    """Fit each clock of ``table`` against the median of them all."""
+    rough, time = _spread(table, window)
+    offsets = np.column_stack([at_times(series, time) for series in rough])
+    time = np.nanmedian(table - offsets, axis=1)
+    if len(rough) > 2:
+        # A change that most clocks share is one of the reference, so it moves the time. Constant offsets do not.
+        time += np.median(offsets - np.median(offsets, axis=0), axis=1)
+    fitted = [_fit(ends, time, window) for ends in table.T]
+    level = float(np.median([np.median(at_times(series, time)) for series in fitted]))
+    return [[replace(one, at=one.at + level, offset=one.offset - level) for one in series] for series in fitted]
+
+
+def _spread(table: Floats, window: Numbers) -> tuple[list[Series], Floats]:
+    """Return the offsets of all clocks, and the time of every match, relative to one of the clocks."""
+    there = np.isfinite(table)
+    first = _steadiest(table)
+    time = table[:, first].copy()
+    series: dict[int, Series] = {first: [Stretch(np.array([0.0, 1.0]), np.zeros(2), None)]}
+    while len(series) < table.shape[1]:
+        links = there[np.isfinite(time)].sum(axis=0)
+        links[list(series)] = 0
+        strong = np.flatnonzero(2 * links >= links.max()).tolist()
+        series |= {clock: _fit(table[:, clock], time, window) for clock in strong}
+        for clock in strong:
+            new = np.isnan(time) & there[:, clock]
+            time[new] = table[new, clock] - seen_at(series[clock], table[new, clock])
+    return [series[clock] for clock in range(table.shape[1])], time
+
+
+def _steadiest(table: Floats) -> int:
+    """Return the clock that moves least against the others, among the clocks with most matches."""
+    there = np.isfinite(table)
+    count = there.sum(axis=0)
+    busy = np.flatnonzero(10 * count >= 9 * count.max())
+    rows = there[:, busy].all(axis=1)
+    if not rows.any():
+        return int(count.argmax())
+    apart = table[rows][:, busy]
+    apart -= np.median(apart, axis=1, keepdims=True)
+    apart -= np.median(apart, axis=0)
+    apart -= np.median(apart, axis=1, keepdims=True)
+    return int(busy[np.abs(apart).mean(axis=0).argmin()])
+
+
+def _fit(ends: Floats, time: Floats, window: Numbers) -> Series:
+    """Fit one clock by its ends of the matches that have a time."""
+    rows = np.flatnonzero(np.isfinite(ends) & np.isfinite(time))
+    rows = rows[np.argsort(time[rows], kind="stable")]
+    return fit_series(time[rows], (ends - time)[rows], window[rows])
+
+
+def _clocks(ends: _Ends, clock_of: Numbers, fitted: Mapping[int, Series], base: int) -> Clocks:
+    offset = np.zeros(len(ends.unix_ns))
+    courses: dict[int, Course] = {}
+    for clock, series in fitted.items():
+        mine = clock_of[ends.rank] == clock
+        if keeps_one(series):
+            offset[mine] = series[0].offset[0]
+        else:
+            courses[clock] = course_of(series, base)
+            offset[mine] = courses[clock].offsets(ends.unix_ns[mine])
+    corrected = (ends.unix_ns - base).astype(np.float64) - np.rint(offset)
+    first = np.flatnonzero(np.diff(ends.match, prepend=-1))
+    spread = np.maximum.reduceat(corrected, first) - np.minimum.reduceat(corrected, first)
+    apart = medians(np.abs(corrected - medians(corrected, ends.match)[ends.match]), ends.rank)
+    middle = medians(offset, ends.rank)
+    return Clocks(
+        offset_ns={rank: round(float(middle[at])) for at, rank in enumerate(ends.ranks)},
+        residual_ns=float(np.median(spread)),
+        courses={rank: courses[clock] for rank, clock in zip(ends.ranks, clock_of.tolist(), strict=True) if clock in courses},
+        found={
+            rank: RankClock(
+                offset_us=round(float(middle[at])) / 1000,
+                drift_ppm=drift_ppm(fitted[clock]) if clock in fitted else None,
+                settings=len(fitted[clock]) if clock in fitted else 1,
+                residual_us=float(apart[at]) / 1000,
+            )
+            for at, (rank, clock) in enumerate(zip(ends.ranks, clock_of.tolist(), strict=True))
+        },
+    )
+
+
+def consistent(matching: Matching, clocks: Clocks) -> Matching:
+    """Remove the matches that cannot be one collective, because a rank left before the last one arrived.
+
+    Traces of CPU collectives do not record the process group, so collectives of several groups may have been matched.
+    """
+    kept = [match for match in matching.matches if _is_possible(match, clocks)]
+    dropped = len(matching.matches) - len(kept)
+    if not dropped:
+        return matching
+    return msgspec.structs.replace(
+        matching,
+        matches=kept,
+        unmatched=matching.unmatched + dropped,
+        unmatched_by={**matching.unmatched_by, "impossible": dropped},
+        method=matching.method if kept else None,
+    )
+
+
+def _is_possible(match: Match, clocks: Clocks) -> bool:
+    last_arrival = max(clocks.corrected(match.ranks, match.arrivals_ns))
+    first_end = min(clocks.corrected(match.ranks, [record.end_unix_ns for record in match.records]))
+    return first_end >= last_arrival - TOLERANCE_NS

@@ -1,0 +1,315 @@
+"""Collectives of one rank, from its trace."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from rankscope.analysis.collectives.operations import element_bytes, input_size, operation
+from rankscope.analysis.trace.classify import (
+    asks_for_communication,
+    is_cpu_communication,
+    is_point_to_point,
+    operation_name,
+    operation_of_kernel,
+)
+from rankscope.analysis.trace.columns import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
+from rankscope.analysis.trace.intervals import Spans, distinct
+from rankscope.analysis.trace.schema import EventArgs, integer
+from rankscope.analysis.trace.work import COMMUNICATION, WorkEvents, enclosing, outermost
+from rankscope.runs.records import CollectiveRecord
+
+CPU_GROUP: Final = "cpu"
+"""Group name of collectives on CPU threads: gloo's events do not name their process group."""
+
+COPY_GROUP: Final = "copy-engine"
+"""Group name of collectives carried by copies, where no event names their process group."""
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """One collective of one rank, before it is put into a step. Times are absolute nanoseconds."""
+
+    op: str
+    group: str
+    group_ranks: list[int] | None
+    group_size: int | None
+    sequence: int | None
+    dtype: str | None
+    bytes: int | None
+    enqueue: int
+    start: int
+    end: int
+    stream: int | None
+    p2p: bool
+    peer: int | None = None
+    root: int | None = None
+
+    def record(self, step: int, index: int, compute: Spans) -> CollectiveRecord:
+        """Return the record of this instance, number ``index`` of its group in ``step``; ``compute``: from enqueue to end."""
+        return CollectiveRecord(
+            step=step,
+            group=self.group,
+            group_ranks=self.group_ranks,
+            group_size=self.group_size,
+            index=index,
+            sequence=self.sequence,
+            op=self.op,
+            dtype=self.dtype,
+            bytes=self.bytes,
+            enqueue_unix_ns=self.enqueue,
+            start_unix_ns=self.start,
+            end_unix_ns=self.end,
+            stream=self.stream,
+            p2p=self.p2p,
+            peer=self.peer,
+            root=self.root,
+            compute_spans_us=list(map(tuple, ((compute - self.enqueue) / 1000).tolist())) if len(compute) else [],
+        )
+
+
+def collective_instances(trace: Trace, events: WorkEvents) -> list[Instance]:
+    """Return every collective whose enqueue is in the trace, in the order of their enqueues."""
+    found = [*_device_collectives(trace, events), *_copy_collectives(trace, events), *_cpu_collectives(trace)]
+    return sorted(found, key=lambda instance: (instance.enqueue, instance.start))
+
+
+def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
+    chosen = (events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)
+    rows = events.rows[chosen]
+    if not len(rows):
+        return []
+    annotated = _annotations(trace)
+    roots = _root_places(trace)
+    notes = [annotated.get(correlation) for correlation in trace.correlation[rows].tolist()]
+    calls = [_call(trace, row, note) for row, note in zip(rows.tolist(), notes, strict=True)]
+    kernels = Counter(calls)
+    names, on_stream = trace.name[rows].tolist(), trace.stream[rows].tolist()
+    start, end = events.start[chosen].tolist(), events.end[chosen].tolist()
+    enqueue = np.minimum(events.launch[chosen], events.start[chosen]).tolist()
+    streams: dict[int, int] = {}
+    found: list[Instance] = []
+    for at, row in enumerate(rows.tolist()):
+        note, stream = notes[at], on_stream[at]
+        # Stream numbers differ between ranks; the order in which the communication streams come into use does not.
+        order = streams.setdefault(stream, len(streams))
+        args = trace.metadata.get(row) or EventArgs()
+        spelling = args.collective or (None if note is None else trace.names[trace.name[note]])
+        op = operation_name(spelling) if spelling else operation_of_kernel(trace.names[names[at]])
+        if op == "all_to_allv" and _is_even(args):
+            op = "all_to_all"
+        group = f"stream-{order}" if args.group_name is None else str(args.group_name)
+        ranks = _ranks(args, trace)
+        size = integer(args.group_size)
+        dtype, moved = args.dtype, _bytes(args)
+        if args.collective is None and note is not None:
+            dtype, moved = input_size(op, trace.metadata.get(note))
+        if kernels[calls[at]] > 1:
+            # Several kernels serve one call: the number of bytes that each of them moves is not known.
+            moved = None
+        found.append(
+            Instance(
+                op=op,
+                group=group,
+                group_ranks=ranks,
+                group_size=size if size is not None else (len(ranks) if ranks else None),
+                sequence=integer(args.sequence),
+                dtype=dtype,
+                bytes=moved,
+                enqueue=enqueue[at],
+                start=start[at],
+                end=end[at],
+                stream=max(stream, 0),
+                p2p=is_point_to_point(op),
+                peer=integer(args.destination_rank if op == "send" else args.source_rank) if is_point_to_point(op) else None,
+                root=_root(op, roots.get(integer(args.external_id)), ranks),
+            )
+        )
+    return found
+
+
+def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
+    """Return the collectives that copy engines carry. The copies launched inside one operator or annotation that requests
+    communication are one collective. If a communication kernel was launched there, too, they are part of its collective.
+    """
+    copies = np.flatnonzero((events.kind == COMMUNICATION) & (trace.category[events.rows] == COPY))
+    if not len(copies):
+        return []
+    asks = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
+    frames = outermost(trace, asks[trace.name] & np.isin(trace.category, (NOTE, OPERATOR)))
+    kernels = events.launch_row[(events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)]
+    has_kernel = set(enclosing(trace, kernels[kernels >= 0], frames))
+    described = np.array(list(trace.metadata), dtype=np.intp)
+    said = dict(zip(enclosing(trace, described, frames), described, strict=True))
+    frame_of_copy = enclosing(trace, events.launch_row[copies], frames)
+    found: list[Instance] = []
+    for number in sorted(set(frame_of_copy) - has_kernel - {-1}):
+        mine = copies[frame_of_copy == number]
+        frame = frames[number]
+        args = trace.metadata[int(said[number])] if number in said else EventArgs()
+        op = operation_name(args.collective or trace.names[trace.name[frame]])
+        ranks = _ranks(args, trace)
+        size = integer(args.group_size)
+        found.append(
+            Instance(
+                op=op,
+                group=COPY_GROUP if args.group_name is None else str(args.group_name),
+                group_ranks=ranks,
+                group_size=size if size is not None else (len(ranks) if ranks else None),
+                sequence=integer(args.sequence),
+                dtype=args.dtype,
+                bytes=_bytes(args),
+                enqueue=int(min(events.launch[mine].min(), events.start[mine].min())),
+                start=int(events.start[mine].min()),
+                end=int(events.end[mine].max()),
+                stream=max(int(trace.stream[events.rows[mine[0]]]), 0),
+                p2p=is_point_to_point(op),
+            )
+        )
+    return found
+
+
+def _annotations(trace: Trace) -> dict[int, int]:
+    """Map correlation ids to the row of the ``nccl:…`` annotation, for launches made inside one. Older traces name the operation
+    nowhere else.
+    """
+    is_nccl = np.array([name.startswith("nccl:") for name in trace.names], dtype=bool)
+    rows = trace.rows(NOTE)
+    rows = rows[is_nccl[trace.name[rows]]]
+    operations: dict[int, int] = {}
+    calls = trace.rows(LAUNCHED)
+    for thread in distinct(trace.thread[rows]):
+        mine = calls[trace.thread[calls] == thread]
+        mine = mine[np.argsort(trace.start[mine], kind="stable")]
+        notes = rows[trace.thread[rows] == thread]
+        correlation = trace.correlation[mine].tolist()
+        first, past = (np.searchsorted(trace.start[mine], times[notes]).tolist() for times in (trace.start, trace.end))
+        for note, begin, end in zip(notes.tolist(), first, past, strict=True):
+            operations.update(dict.fromkeys(correlation[begin:end], note))
+    operations.pop(-1, None)
+    return operations
+
+
+def _call(trace: Trace, row: int, note: int | None) -> tuple[str, int]:
+    """Return what launched a kernel: the call that its metadata was copied from, else the annotation, else the kernel itself."""
+    args = trace.metadata.get(row)
+    if args is not None and (call := integer(args.external_id)) is not None:
+        return "call", call
+    return ("kernel", row) if note is None else ("note", note)
+
+
+def _root_places(trace: Trace) -> dict[int | None, int | None]:
+    """Map the external id of a call to the position of its root in the group: kernels carry the id, but not the position."""
+    operators = trace.category == OPERATOR
+    return {integer(args.external_id): integer(args.rank) for row, args in trace.metadata.items() if operators[row]}
+
+
+def _root(op: str, place: int | None, ranks: list[int] | None) -> int | None:
+    rooted = operation(op).rule in ("from_root", "to_root")
+    return ranks[place] if rooted and place is not None and ranks and place < len(ranks) else None
+
+
+def _cpu_collectives(trace: Trace) -> list[Instance]:
+    """Pair each worker's annotation with its enqueue on the calling thread.
+
+    The workers take from one queue per process group in the order of the calls, so the k-th annotation of an operation, by
+    start, belongs to its k-th call. Annotations that start before the first call were enqueued before the trace began.
+    """
+    calls: dict[str, list[int]] = {}
+    workers: dict[str, list[int]] = {}
+    if not any(map(is_cpu_communication, trace.names)):
+        return []
+    for row in trace.rows(OPERATOR):
+        name = trace.names[trace.name[row]]
+        if name.startswith("c10d::"):
+            calls.setdefault(_queue(name), []).append(int(row))
+    for row in trace.rows(NOTE):
+        name = trace.names[trace.name[row]]
+        if is_cpu_communication(name):
+            workers.setdefault(_queue(name), []).append(int(row))
+    found: list[Instance] = []
+    for queue, rows in workers.items():
+        waiting = sorted(calls.get(queue, []), key=lambda row: int(trace.start[row]))
+        for row in sorted(rows, key=lambda row: int(trace.start[row])):
+            if not waiting or trace.start[waiting[0]] > trace.start[row]:
+                continue
+            call = waiting.pop(0)
+            op = operation_name(trace.names[trace.name[row]])
+            called = operation_name(trace.names[trace.name[call]])
+            if called.startswith("reduce_scatter"):
+                op = called  # keeps sharding distinct from reducing whole gradients, also where gloo runs an all-reduce
+            dtype, moved = input_size(op, trace.metadata.get(row))
+            found.append(
+                Instance(
+                    op=op,
+                    group=CPU_GROUP,
+                    group_ranks=None,
+                    group_size=None,
+                    sequence=None,
+                    dtype=dtype,
+                    bytes=moved,
+                    enqueue=int(trace.start[call]),
+                    start=int(trace.start[row]),
+                    end=int(trace.end[row]),
+                    stream=None,
+                    p2p=is_point_to_point(op),
+                )
+            )
+    return found
+
+
+def uncalled(trace: Trace, instances: Sequence[Instance]) -> int:
+    """Return the number of collectives that CPU workers ran and that are not in ``instances``: enqueued before the trace began,
+    or by an unknown call.
+    """
+    on_cpu = np.array([is_cpu_communication(name) for name in trace.names], dtype=bool)
+    ran = int(np.count_nonzero(on_cpu[trace.name[trace.rows(NOTE)]])) if on_cpu.any() else 0
+    return ran - sum(instance.stream is None for instance in instances)
+
+
+# Gloo annotates the operation that it runs. For these calls it is another one than the operation called.
+_RUN_AS: Final[dict[str, str]] = {
+    "all_gather_base": "all_gather",
+    "all_gather_coalesced": "all_gather",
+    "all_reduce_coalesced": "all_reduce",
+    "reduce_scatter": "all_reduce",
+    "reduce_scatter_base": "all_reduce",
+    "sparse_all_reduce": "all_reduce",
+    "sparseallreduce": "all_reduce",
+}
+
+
+def _queue(name: str) -> str:
+    op = operation_name(name)
+    return _RUN_AS.get(op, op)
+
+
+def _bytes(args: EventArgs) -> int | None:
+    elements = [count for count in (integer(args.in_elements), integer(args.out_elements)) if count is not None]
+    width = element_bytes(args.dtype)
+    return max(elements) * width if elements and width else None
+
+
+def _is_even(args: EventArgs) -> bool:
+    sizes = [_integers(args.in_split), _integers(args.out_split)]
+    return all(len(set(size)) <= 1 for size in sizes)
+
+
+def _ranks(args: EventArgs, trace: Trace) -> list[int] | None:
+    configured = trace.groups.get(str(args.group_name))
+    if configured:
+        return list(configured)
+    # Long lists are cut ("[0, 1, ..., 63]"), so the length must equal the group's size.
+    said = _integers(args.group_ranks)
+    size = integer(args.group_size)
+    return said if said and (size is None or len(said) == size) else None
+
+
+def _integers(value: str | list[int] | None) -> list[int]:
+    if value is None or isinstance(value, list):
+        return value or []
+    return [int(number) for number in re.findall(r"\d+", value)]

@@ -1,0 +1,79 @@
+"""Collectives of all ranks: matched, on one clock, with the waits between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from rankscope.analysis.collectives.bandwidth import Sample, samples
+from rankscope.analysis.collectives.blame import Blame, assign_blame
+from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.collectives.figures import Figures, figures_of_collectives
+from rankscope.analysis.collectives.links import run_fabric
+from rankscope.analysis.collectives.matching import Matching, match_collectives
+from rankscope.analysis.collectives.waiting import Waits, waits_of
+from rankscope.analysis.collectives.windows import Reduction
+from rankscope.runs.records import CollectiveRecord, RankInfo
+
+
+class Matched(msgspec.Struct, frozen=True, dict=True):
+    """Matched collectives of several ranks, with the clocks, waits and blame derived from them.
+
+    Expensive results are computed at first use and cached, because a run that is followed is judged repeatedly.
+    """
+
+    matching: Matching
+    """Matches, without those that the clocks show to be impossible."""
+    clocks: Clocks
+    waits: Waits
+    blame: Blame
+    collectives: Mapping[int, Sequence[CollectiveRecord]]
+    """Records by rank."""
+    source: Literal["windows", "traces"]
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """Bandwidth sample of each instance."""
+        return list(samples(self.matching, self.waits))
+
+    @cached_property
+    def figures(self) -> Figures:
+        """Sizes and shares of the operations."""
+        return figures_of_collectives(list(self.collectives.values()), self.source)
+
+
+def match_ranks(
+    collectives: Mapping[int, Sequence[CollectiveRecord]],
+    *,
+    ranks: Collection[int],
+    hosts: Mapping[int, str],
+    machines: Mapping[int, str],
+    world_size: int | None,
+    source: Literal["windows", "traces"],
+) -> Matched:
+    """Match the collectives, correct the clocks and assign blame to ``ranks``.
+
+    ``collectives`` may lack ranks whose records are incomplete. Ranks with the same host in ``hosts`` share a clock. ``machines``
+    has only hosts whose name no other machine has.
+    """
+    matching = match_collectives(collectives, world_size=world_size)
+    clocks = fit_clocks(matching.matches, hosts)
+    matching = consistent(matching, clocks)
+    waits = waits_of(matching, clocks, machines)
+    blame = assign_blame(matching.matches, clocks, list(ranks), waits)
+    return Matched(matching, clocks, waits, blame, collectives, source)
+
+
+def match_windows(windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo], world_size: int | None) -> Matched:
+    """Match the collectives of profiled steps. ``windows`` must have an entry for every rank."""
+    return match_ranks(
+        {rank: reduction.collectives for rank, reduction in windows.items()},
+        ranks=windows,
+        hosts={rank: info.host for rank, info in infos.items()},
+        machines=run_fabric(infos, ()).hosts,
+        world_size=world_size,
+        source="windows",
+    )

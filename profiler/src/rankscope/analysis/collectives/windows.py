@@ -1,0 +1,267 @@
+"""Reduction of a trace to the records that a run keeps: a breakdown per step, its collectives, its costliest kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.collectives.extract import Instance, collective_instances, uncalled
+from rankscope.analysis.trace.breakdown import Work, partition
+from rankscope.analysis.trace.columns import DEVICE_NOTE, NOTE, Trace
+from rankscope.analysis.trace.intervals import clips
+from rankscope.analysis.trace.kernels import kernel_class
+from rankscope.analysis.trace.work import KINDS, WorkEvents, work_events
+from rankscope.base.errors import InputError
+from rankscope.base.text import ranks_text
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import CollectiveRecord, DeviceKind, KernelRecord, StepBreakdown, WindowBasis
+
+COSTLIEST: Final = 10
+"""Number of kernel records kept per step."""
+
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
+
+
+class Reduction(msgspec.Struct, frozen=True):
+    """Records that a trace is reduced to."""
+
+    breakdowns: list[StepBreakdown] = msgspec.field(default_factory=list)
+    collectives: list[CollectiveRecord] = msgspec.field(default_factory=list)
+    kernels: list[KernelRecord] = msgspec.field(default_factory=list)
+    uncalled: int = 0
+    """Number of collectives that ran in the trace without a call in it; counted for whole files only."""
+
+
+class _Steps(msgspec.Struct, frozen=True):
+    """Annotated steps: their numbers and host intervals in nanoseconds, ascending in time."""
+
+    numbers: list[int]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+    def position(self, time: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return, per time, the position of the step it falls in, or -1."""
+        at = np.searchsorted(self.start, time, side="right") - 1
+        inside = (at >= 0) & (time < self.end[np.maximum(at, 0)])
+        return np.where(inside, at, -1)
+
+
+def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduction:
+    """Reduce each step with a ``ProfilerStep#N`` annotation (only those in ``steps``, if given) to its records.
+
+    Without such annotations the reduction is empty; ``reduce_file`` takes such a trace as one window.
+
+    CPU work is cut at the step's own bounds. Device work runs later than the step that launched it. So a device window goes from
+    the first start of the work launched in a step to that of the next step, found by launch correlation. All work in the window
+    is cut to it. A collective belongs to the step in which it was enqueued.
+    """
+    # Imported only for windows of runs and detailed traces: imports are a large part of the time that a trace takes.
+    from rankscope.analysis.trace.detail import with_parts
+
+    annotated = _annotated_steps(trace)
+    if annotated is None:
+        return Reduction()
+    events = work_events(trace)
+    work = events.work()
+    owner = annotated.position(events.launch)
+    breakdowns = [row for row in _step_breakdowns(trace, events, annotated, work, owner) if steps is None or row.step in steps]
+    reduction = Reduction(breakdowns=with_parts(trace, events, breakdowns))
+    for position, number in enumerate(annotated.numbers):
+        if steps is None or number in steps:
+            reduction.kernels.extend(_costliest(trace, events, np.flatnonzero(owner == position), number))
+    wanted = set(annotated.numbers) if steps is None else set(steps)
+    instances = collective_instances(trace, events)
+    reduction.collectives.extend(record for record in _records(instances, annotated, work) if record.step in wanted)
+    return reduction
+
+
+def step_breakdowns(trace: Trace, events: WorkEvents) -> list[StepBreakdown]:
+    """Return the breakdowns of ``reduce_trace`` for every annotated step."""
+    annotated = _annotated_steps(trace)
+    if annotated is None:
+        return []
+    return _step_breakdowns(trace, events, annotated, events.work(), annotated.position(events.launch))
+
+
+def _step_breakdowns(trace: Trace, events: WorkEvents, steps: _Steps, work: Work, owner: NDArray[np.intp]) -> list[StepBreakdown]:
+    windows = _device_windows(steps, events, owner) if trace.has_device_work else list(zip(steps.start, steps.end, strict=True))
+    breakdowns: list[StepBreakdown] = []
+    for position, number in enumerate(steps.numbers):
+        start, end = map(int, windows[position])
+        count = int((owner == position).sum())
+        # A step without device work, launched or recorded, has its host interval as window.
+        truncated = trace.has_device_work and not count
+        breakdowns.append(_breakdown(number, trace.device_kind, work, (start, end), count, truncated=truncated, basis="steps"))
+    return breakdowns
+
+
+def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
+    """Reduce the whole trace to one window, from the first start to the last end of any work.
+
+    ``events`` are its ``work_events``. Collectives keep the number of the annotated step they were enqueued in, or 0 without
+    annotations. Raises ``InputError`` when there is no work at all.
+    """
+    events = work_events(trace) if events is None else events
+    work = events.work()
+    extent = work.extent()
+    if extent is None:
+        raise InputError(trace.path, "nothing to analyse: no kernel, copy, operator or collective takes any time")
+    annotated = _annotated_steps(trace)
+    number = annotated.numbers[0] if annotated else 0
+    breakdown = _breakdown(
+        number, trace.device_kind, work, extent, len(events.rows), truncated=trace.torn is not None, basis="file"
+    )
+    everything = np.arange(len(events.rows))
+    instances = collective_instances(trace, events)
+    return Reduction(
+        breakdowns=[breakdown],
+        collectives=_records(instances, annotated, work, whole_file=True),
+        kernels=_costliest(trace, events, everything, number),
+        uncalled=uncalled(trace, instances),
+    )
+
+
+def step_numbers(trace: Trace) -> list[int]:
+    """Return the numbers of the annotated steps, ascending in time; empty without annotations."""
+    annotated = _annotated_steps(trace)
+    return annotated.numbers if annotated else []
+
+
+def _annotated_steps(trace: Trace) -> _Steps | None:
+    by_name = [int(found.group(1)) if (found := _STEP.fullmatch(name)) else -1 for name in trace.names]
+    numbers_of_rows = np.array(by_name, dtype=np.int64)[trace.name]
+    # A trace of device activities alone has only the device's copies of the annotations.
+    for category in (NOTE, DEVICE_NOTE):
+        rows = np.flatnonzero((trace.category == category) & (numbers_of_rows >= 0))
+        if len(rows):
+            break
+    else:
+        return None
+    threads = trace.thread[rows]
+    rows = rows[threads == np.bincount(threads).argmax()]
+    rows = rows[np.argsort(trace.start[rows], kind="stable")]
+    numbers = [int(number) for number in numbers_of_rows[rows]]
+    start, end = trace.start[rows], trace.end[rows].copy()
+    for position in range(len(rows) - 1):
+        # Consecutive steps have no gap between them; a pause of the profiler leaves one.
+        if numbers[position + 1] == numbers[position] + 1 or end[position] > start[position + 1]:
+            end[position] = start[position + 1]
+    return _Steps(numbers, start, end)
+
+
+def _device_windows(steps: _Steps, events: WorkEvents, owner: NDArray[np.intp]) -> list[tuple[int, int]]:
+    first: list[int | None] = []
+    last: list[int | None] = []
+    for position in range(len(steps.numbers)):
+        mine = owner == position
+        first.append(int(events.start[mine].min()) if mine.any() else None)
+        last.append(int(events.end[mine].max()) if mine.any() else None)
+    windows: list[tuple[int, int]] = []
+    for position in range(len(steps.numbers)):
+        begin, stop = first[position], last[position]
+        if begin is None or stop is None:
+            windows.append((int(steps.start[position]), int(steps.end[position])))
+            continue
+        following = first[position + 1] if position + 1 < len(first) else None
+        adjacent = following is not None and steps.numbers[position + 1] == steps.numbers[position] + 1
+        if adjacent and following is not None and following >= begin:
+            stop = following
+        windows.append((begin, stop))
+    return windows
+
+
+def _breakdown(
+    number: int, device: DeviceKind, work: Work, window: tuple[int, int], events: int, *, truncated: bool, basis: WindowBasis
+) -> StepBreakdown:
+    part = partition(work, *window)
+    return StepBreakdown(
+        step=number,
+        start_unix_ns=part.start_ns,
+        device_kind=device,
+        window_basis=basis,
+        window_us=part.window_us,
+        compute_us=part.compute_us,
+        communication_us=part.communication_us,
+        overlap_us=part.overlap_us,
+        exposed_communication_us=part.exposed_communication_us,
+        memcpy_us=part.memcpy_us,
+        exposed_memcpy_us=part.exposed_memcpy_us,
+        idle_us=part.idle_us,
+        events=events,
+        truncated=truncated,
+    )
+
+
+def _records(
+    instances: Sequence[Instance], steps: _Steps | None, work: Work, *, whole_file: bool = False
+) -> list[CollectiveRecord]:
+    """Return the instances as records, numbered per (step, group).
+
+    Instances enqueued outside every step are left out, unless the whole file is the window.
+    """
+    if not instances:
+        return []
+    times = np.array([instance.enqueue for instance in instances], dtype=np.int64)
+    positions = steps.position(times) if steps is not None else np.zeros(len(instances), dtype=np.intp)
+    if steps is not None and whole_file:
+        # Enqueued before the first annotation: counts to the first step. Between two steps: to the earlier one.
+        positions = np.maximum(np.searchsorted(steps.start, times, side="right") - 1, 0)
+    counted: dict[tuple[int, str], int] = {}
+    records: list[CollectiveRecord] = []
+    inside = clips(work.compute, times, np.array([instance.end for instance in instances], dtype=np.int64))
+    for instance, position, compute in zip(instances, positions.tolist(), inside, strict=True):
+        if position < 0:
+            continue
+        number = steps.numbers[position] if steps is not None else 0
+        index = counted.get((number, instance.group), 0)
+        counted[number, instance.group] = index + 1
+        records.append(instance.record(number, index, compute))
+    return records
+
+
+def _costliest(trace: Trace, events: WorkEvents, mine: NDArray[np.intp], number: int) -> list[KernelRecord]:
+    if not len(mine):
+        return []
+    names = trace.name[events.rows[mine]].astype(np.int64)
+    keys = names * len(KINDS) + events.kind[mine]
+    calls = np.bincount(keys)
+    totals = np.bincount(keys, weights=(events.end[mine] - events.start[mine]).astype(np.float64))
+    order = np.argsort(-totals, kind="stable")
+    order = order[calls[order] > 0][:COSTLIEST]
+    records: list[KernelRecord] = []
+    for at in map(int, order):
+        name, kind = trace.names[at // len(KINDS)], KINDS[at % len(KINDS)]
+        records.append(
+            KernelRecord(
+                step=number,
+                name=name,
+                kind=kind,
+                total_us=float(totals[at]) / 1000,
+                calls=int(calls[at]),
+                kernel_class=kernel_class(name) if kind == "compute" else None,
+            )
+        )
+    return records
+
+
+def odd_windows(run: Path, attempt: int, windows: Mapping[int, Sequence[StepBreakdown]]) -> list[str]:
+    """Return at most one sentence: the number of such steps, the last of them, and the folder of the remaining raw traces."""
+    odd = {rank: rows for rank, all_rows in windows.items() if (rows := [row for row in all_rows if row.looked_wrong])}
+    if not odd:
+        return []
+    rank, last = max(((rank, row) for rank, rows in odd.items() for row in rows), key=lambda one: (one[1].step, -one[0]))
+    count = len({row.step for rows in odd.values() for row in rows})
+    steps = "one profiled step" if count == 1 else f"{count:,} profiled steps"
+    where = f"{steps} of {ranks_text(sorted(odd))}, last in step {last.step} of rank {rank}"
+    text = f"something looked wrong in {where}: {last.looked_wrong}"
+    with_traces = [one for one in sorted(odd) if any((rank_dir(run, attempt, one) / "traces").glob("window-*"))]
+    if with_traces:
+        shown = rank if rank in with_traces else with_traces[0]
+        text += f"; raw traces are in {rank_dir(Path(), attempt, shown) / 'traces'}"
+    return [text]

@@ -1,0 +1,119 @@
+"""Named figures that advice rests on. Unknown figures are missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from rankscope.analysis.collectives.figures import Figure
+from rankscope.analysis.costs.waterfall import Costs, waterfall
+from rankscope.analysis.result.analysis import RankResult, Verdict
+from rankscope.analysis.result.costs import Memory, PartSource, PipelineResult, Throughput
+from rankscope.runs.records import KernelRecord
+
+_OTHER_REMEDY: Final = {
+    "cpu_contention": "cpu_contention",
+    "memory_pressure": "memory_pressure",
+    **dict.fromkeys(("xid", "ecc", "thermal_throttle", "power_brake", "power_cap", "clock", "link"), "hardware"),
+}
+"""Explanation of a cause to the figure's name, for explanations with another remedy than the cause itself."""
+
+# Kernel names of cuBLAS, cuDNN, CUTLASS and Tensile; names without a type count for neither precision.
+_MATRIX = re.compile(r"gemm|gemv|cutlass|nvjet|Cijk_|matmul|conv.*(fprop|dgrad|wgrad)|winograd", re.IGNORECASE)
+_HALF = re.compile(r"f16|fp16|half|h\d*gemm|nvjet_(sm\d+_)?[htq]|e[45]m[23]|fp8|Cijk_\w{4}_\w{4}_[HB][HSB]", re.IGNORECASE)
+_FLOAT32 = re.compile(r"sgemm|s1688gemm|tf32|f32f32|<float|nvjet_(sm\d+_)?s(?!m\d)|Cijk_\w{4}_\w{4}_SB?_", re.IGNORECASE)
+
+
+def figures_of_costs(costs: Costs | None) -> dict[str, Figure]:
+    """Return ``share.PART`` for each part of the waterfall, and for the parts of these parts."""
+    if costs is None or costs.step_us <= 0:
+        return {}
+    found = {
+        f"share.{part.name}": Figure(part.share, source=part.source)
+        for part in waterfall(costs).parts
+        if part.share is not None and part.name != "unexplained"
+    }
+    for name, amount in costs.inner.items():
+        found[f"share.{name}"] = Figure(min(1.0, amount.us / costs.step_us), source=amount.source)
+    return found
+
+
+def figures_of_stages(costs: Costs | None) -> dict[str, Figure]:
+    """Return each share of the pipeline stage that has most of it: a mean over stages is less than what can be saved."""
+    if costs is None or costs.step_us <= 0:
+        return {}
+    return {
+        f"share.{name}": Figure(min(1.0, amount.us / costs.step_us), source=amount.source, stage=stage)
+        for name, (stage, amount) in costs.largest.items()
+    }
+
+
+def figures_of_verdict(verdict: Verdict, costs: Costs | None) -> dict[str, Figure]:
+    """Return ``straggler.CAUSE``: the time lost to the named ranks, as a share of the step of ``costs``. An explanation with
+    another remedy than its cause gives the name instead.
+    """
+    if verdict.kind != "straggler" or verdict.slowdown is None or verdict.slowdown <= 1:
+        return {}
+    if verdict.pattern == "rotating":
+        return {}  # remedies are for ranks and hosts, of which none is at fault by itself
+    whole = 1.0
+    if costs is not None and costs.extent_us is not None and costs.step_us > 0:
+        whole = costs.extent_us / costs.step_us
+    lost = Figure(min(1.0, (1 - 1 / verdict.slowdown) * whole), source=verdict.evidence_source)
+    why = _OTHER_REMEDY.get(verdict.explained_by or "", verdict.cause)
+    return {f"straggler.{why or 'unknown'}": lost}
+
+
+def figures_of_overlap(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
+    """Return the share of communication that compute hides."""
+    seen = [row for row in ranks if row.overlap_us is not None and row.communication_us and not row.truncated]
+    if not seen:
+        return {}
+    hidden, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("overlap_us", "communication_us"))
+    return {"overlap_ratio": Figure(hidden / all_of_it, source=source)}
+
+
+def figures_of_kernels(kernels: Sequence[KernelRecord], source: PartSource) -> dict[str, Figure]:
+    """Return the share of 32 bits (TF32, too) in the time of matrix multiplications whose names contain their type."""
+    half = single = 0.0
+    for row in kernels:
+        if row.kind == "compute" and _MATRIX.search(row.name):
+            if _HALF.search(row.name):
+                half += row.total_us
+            elif _FLOAT32.search(row.name):
+                single += row.total_us
+    return {"kernels.float32_share": Figure(single / (half + single), source=source)} if half + single > 0 else {}
+
+
+def figures_of_pipeline(pipeline: PipelineResult | None) -> dict[str, Figure]:
+    """Return the shares of the step that the schedule and uneven stages cost."""
+    if pipeline is None or pipeline.step_us <= 0:
+        return {}
+    parts = (("pipeline.schedule", pipeline.ideal_us), ("pipeline.imbalance", pipeline.imbalance_us))
+    return {name: Figure(us / pipeline.step_us, source="steps") for name, us in parts if us is not None}
+
+
+def figures_of_memory(memory: Memory | None) -> dict[str, Figure]:
+    """Return the memory figures, each of the rank with the largest value."""
+    if memory is None:
+        return {}
+    found: dict[str, Figure] = {}
+    for name, field, unit in (
+        ("memory.peak_share", "peak_share", "ratio"),
+        ("memory.fragmentation", "fragmentation", "ratio"),
+        ("memory.retries", "allocator_retries", "retries"),
+    ):
+        values = [value for row in memory.ranks if (value := getattr(row, field)) is not None]
+        if values:
+            found[name] = Figure(float(max(values)), unit, "steps")
+    for kind in ("device", "host"):
+        leaks = [row.bytes_per_1000_steps for row in memory.growth if row.leaking and row.kind == kind]
+        if leaks:
+            found[f"memory.{kind}_leak"] = Figure(max(leaks) / (1 << 20), "MiB per 1,000 steps", "steps")
+    return found
+
+
+def figures_of_throughput(throughput: Throughput | None) -> dict[str, Figure]:
+    """Return ``mfu``, where it is known."""
+    return {} if throughput is None or throughput.mfu is None else {"mfu": Figure(throughput.mfu, source="steps")}

@@ -1,0 +1,151 @@
+"""Pipelines: share of the step that ranks wait, share that the schedule causes, and the slowest stage.
+
+With p stages, m micro-batches and v chunks of the model per rank, and every stage equally busy (b), GPipe, 1F1B and interleaved
+1F1B take b · (v·m + p - 1) / (v·m): a share of (p - 1) / (v·m + p - 1) is bubble (Narayanan et al., "Efficient Large-Scale
+Language Model Training on GPU Clusters", 2021). With unequal stages, stage s is busy for b(s). It begins only when the first
+micro-batch has come forward through the stages before it, and the last one still has to go back through them. So no step is
+shorter than the largest of b(s) + (b(0) + … + b(s - 1)) / (v·m). Time beyond that comes neither from the schedule nor from the
+cut of the model, but from transfers, stalls and other collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.evidence.peers import stage_of
+from rankscope.analysis.evidence.steps import Matrix, StepTable
+from rankscope.analysis.inference.own_time import MINIMUM_STEPS, WARM_UP, excess
+from rankscope.analysis.inference.significance import LIMIT, block_sums, p_value
+from rankscope.analysis.inference.slow import MINIMUM_EFFECT
+from rankscope.analysis.result.costs import PipelineResult, StageResult
+from rankscope.analysis.trace.intervals import clip, measure, union
+from rankscope.runs.records import CollectiveRecord, Pipeline, RankInfo
+
+NO_BUBBLE: Final = frozenset(("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV"))
+"""Schedules to which the formula does not apply: they fill the bubble with the gradients of the weights."""
+
+
+def pipeline_of(
+    table: StepTable,
+    infos: Mapping[int, RankInfo],
+    told: Pipeline | None,
+    collectives: Mapping[int, Sequence[CollectiveRecord]],
+) -> PipelineResult | None:
+    """Return the pipeline analysis of a run.
+
+    ``None`` where ranks are in fewer than two stages, a rank's stage is not known, or too few steps have own time. Own time is
+    compared in steps that all ranks have, after warm-up; profiled steps are used only where there are not enough others.
+    ``collectives``: records of the profiled steps by rank.
+    """
+    stages = _stages(table, infos)
+    if len(stages) < 2:
+        return None
+    own, wall = _usable(table)
+    if own is None or wall is None:
+        return None
+    rows = {int(rank): row for row, rank in enumerate(table.ranks)}
+    busy = np.stack([own[[rows[rank] for rank in ranks]].mean(axis=0) for ranks in stages.values()])
+    step = float(wall.mean())
+    means = busy.mean(axis=1)
+    turns = _turns(told)
+    ideal = imbalance = rest = None
+    if turns is not None:
+        equal = schedule_us(np.full(len(means), means.mean()), turns)
+        cut = schedule_us(means, turns)
+        ideal, imbalance, rest = equal - float(means.mean()), cut - equal, step - cut
+    slowest = _slowest(busy, step)
+    return PipelineResult(
+        stages=[
+            StageResult(stage=stage, ranks=ranks, busy_us=float(mean), bubble=1 - float(mean) / step)
+            for (stage, ranks), mean in zip(stages.items(), means, strict=True)
+        ],
+        schedule=told.schedule if told else None,
+        microbatches=told.microbatches if told else None,
+        chunks=told.chunks if told else 1,
+        steps=own.shape[1],
+        step_us=step,
+        bubble=1 - float(means.mean()) / step,
+        ideal_bubble=None if turns is None else ideal_bubble(len(means), turns),
+        ideal_us=ideal,
+        imbalance_us=imbalance,
+        rest_us=rest,
+        slowest_stage=None if slowest is None else list(stages)[slowest],
+        slowest_excess=None if slowest is None else float(means[slowest] / np.median(np.delete(means, slowest))) - 1,
+        microbatch_imbalance=_microbatch_imbalance([collectives.get(rank, ()) for rank in stages[max(stages)]]),
+    )
+
+
+def _turns(told: Pipeline | None) -> int | None:
+    """Return micro-batches times chunks of the model per rank (v·m); ``None`` where unknown or the formula does not apply."""
+    if told is None or told.microbatches is None or told.schedule in NO_BUBBLE or min(told.microbatches, told.chunks) < 1:
+        return None
+    return told.microbatches * told.chunks
+
+
+def ideal_bubble(stages: int, turns: int) -> float:
+    """Return the share of the step that ranks of equal stages wait, (p - 1) / (v·m + p - 1), with ``turns`` = v·m."""
+    return (stages - 1) / (turns + stages - 1)
+
+
+def schedule_us(busy: Matrix, turns: int) -> float:
+    """Return the shortest step in microseconds of stages that are ``busy`` [stages] microseconds, with ``turns`` = v·m."""
+    before = np.cumsum(busy) - busy
+    return float((busy + before / turns).max())
+
+
+def microbatches_us(rows: Sequence[CollectiveRecord]) -> list[float]:
+    """Return the busy time of a last stage between consecutive sends of gradients in one step, in microseconds.
+
+    There is one value less than there are micro-batches. Between two sends the stage works on one micro-batch; time in which it
+    waits for a receive does not count.
+    """
+    sends = sorted(row.enqueue_unix_ns for row in rows if row.op == "send")
+    receives = [(row.enqueue_unix_ns, row.end_unix_ns) for row in rows if row.op == "recv"]
+    waits = union(*np.array(receives, dtype=np.int64).reshape(-1, 2).T)
+    return [(end - start - measure(clip(waits, start, end))) / 1000 for start, end in pairwise(sends)]
+
+
+def _stages(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[int, list[int]]:
+    stages: dict[int, list[int]] = {}
+    for rank in map(int, table.ranks):
+        stage = stage_of(infos.get(rank))
+        if stage is not None:
+            stages.setdefault(stage, []).append(rank)
+    # With ranks of unknown stage all means would be wrong.
+    return dict(sorted(stages.items())) if sum(map(len, stages.values())) == len(table.ranks) else {}
+
+
+def _usable(table: StepTable) -> tuple[Matrix, Matrix] | tuple[None, None]:
+    count = len(table.steps)
+    own, wall = table.matrix("own_us"), table.matrix("wall_us")
+    keep = np.isfinite(own).all(axis=0) & (np.arange(count) >= min(WARM_UP, count // 5))
+    plain = keep & ~table.profiled.any(axis=0)
+    if plain.sum() >= MINIMUM_STEPS:
+        keep = plain
+    return (own[:, keep], wall[:, keep]) if keep.sum() >= MINIMUM_STEPS else (None, None)
+
+
+def _slowest(busy: Matrix, step_us: float) -> int | None:
+    over = excess(busy)
+    worst = int(over.mean(axis=1).argmax())
+    if over[worst].mean() < MINIMUM_EFFECT * step_us:
+        return None
+    return worst if p_value(block_sums(over.T), worst) <= LIMIT else None
+
+
+def _microbatch_imbalance(ranks: Sequence[Sequence[CollectiveRecord]]) -> float | None:
+    found = []
+    for rows in ranks:
+        steps: dict[int, list[CollectiveRecord]] = {}
+        for row in rows:
+            if row.p2p:
+                steps.setdefault(row.step, []).append(row)
+        for one in steps.values():
+            times = microbatches_us(one)
+            if len(times) >= 2 and (usual := float(np.median(times))) > 0:
+                found.append(max(times) / usual - 1)
+    return float(np.median(found)) if found else None

@@ -1,0 +1,264 @@
+"""Costs of a step from the always-on step records.
+
+At each step the *typical rank* is the one in the middle by own time. Of an even number of ranks it is the faster of the two in
+the middle, because the extra time of one of two ranks does not describe both. Its blocked time while the last rank still worked
+is waiting for that rank; the rest of its blocked time is communication. Its own time is divided by phases, and on CPUs by the
+activity of the training thread. A pipeline's stages differ, so it is described by the mean over the stages instead, and all
+blocked time is the bubble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName
+from rankscope.analysis.evidence.order import by_step, of_blocks
+from rankscope.analysis.evidence.steps import Matrix, StepTable
+from rankscope.analysis.inference.own_time import MINIMUM_STEPS, WARM_UP, comparable
+from rankscope.analysis.result.costs import PartName, PipelineResult
+
+Vector = NDArray[np.float64]
+_Name = TypeVar("_Name")
+
+NO_OWN_TIME: Final = "the step records do not tell own time from waiting"
+NO_WINDOW: Final = "compute and host are told apart by profiled windows only"
+NO_CPU_TIME: Final = "compute and host are told apart by CPU time only, which is not recorded"
+IN_BUBBLE: Final = "not told apart from the pipeline's bubble"
+
+
+@dataclass(frozen=True, slots=True)
+class _Typical:
+    """Places (a rank and a step each) of the typical rank in a table, [places], with weights that sum to 1 in every step."""
+
+    table: StepTable
+    ranks: NDArray[np.intp]
+    """Rows of the table that are compared."""
+    steps: NDArray[np.intp]
+    """Columns of the table that are judged."""
+    row: NDArray[np.intp]
+    step: NDArray[np.intp]
+    weight: Vector
+    alone: bool
+    """True for a job of one rank, which waits for no other."""
+
+    def at(self, name: str) -> Vector:
+        """Return one metric of the table, [places]."""
+        return self.table.at(name, self.row, self.step).astype(np.float64)
+
+    def own(self, name: str) -> Vector:
+        """Return ``own_NAME``, or ``NAME`` for a job of one rank, [places]."""
+        return self.at(name if self.alone else f"own_{name}")
+
+    def mean(self, values: Vector) -> float | None:
+        """Return the weighted mean over the steps of ``values`` [places]; ``None`` if none is known."""
+        known = np.isfinite(values)
+        weight = float(self.weight[known].sum())
+        return float((self.weight[known] * values[known]).sum()) / weight if weight > 0 else None
+
+
+def costs_of_steps(
+    table: StepTable, *, world_size: int | None, accelerated: bool, pipeline: PipelineResult | None = None
+) -> Costs | None:
+    """Return the costs of the mean step; ``None`` with fewer than ``MINIMUM_STEPS`` steps."""
+    typical = _typical(table, world_size, pipeline)
+    if typical is None:
+        return _without_own_time(table, accelerated=accelerated)
+    known = _waiting(typical, in_bubble=pipeline is not None)
+    notes: dict[PartName, str] = {}
+    if "pipeline_bubble" in known:
+        notes |= dict.fromkeys(("exposed_communication", "straggler_wait"), IN_BUBBLE)
+    mine, inner = _own(typical, accelerated=accelerated)
+    known |= mine
+    if "compute" not in known:
+        notes |= dict.fromkeys(("compute", "host"), NO_WINDOW if accelerated else NO_CPU_TIME)
+    return Costs(
+        step_us=_mean_wall(typical),
+        steps=len(typical.steps),
+        known=_told(known),
+        notes=notes,
+        inner=_told(inner),
+        largest={} if pipeline is None else _largest(typical, pipeline, accelerated=accelerated),
+    )
+
+
+def _mean_wall(typical: _Typical) -> float:
+    """Return the mean wall time of the compared ranks in the judged steps."""
+    table, judged = typical.table, np.zeros(len(typical.table.steps), dtype=bool)
+    judged[typical.steps] = True
+
+    def total(steps: slice) -> tuple[float, int]:
+        walls = table.some("wall_us", steps, typical.ranks)[:, judged[steps]]
+        return float(np.nansum(walls, dtype=np.float64)), int(np.isfinite(walls).sum())
+
+    sums, counts = zip(*of_blocks(table.profiled.shape, total), strict=True)
+    return float(sum(sums) / sum(counts))
+
+
+def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float | None], dict[InnerName, float | None]]:
+    """Return the parts of the typical rank's own time, and the inner parts of these.
+
+    If any step has a data phase, steps and stages without one count as waiting 0 for data; their time is in other parts.
+    """
+    data = typical.own("data_us")
+    known: dict[PartName, float | None] = {
+        "input": typical.mean(np.nan_to_num(data)) if np.isfinite(data).any() else None,
+        # Without a device there are no copies.
+        "copies": typical.mean(typical.own("h2d_us")) if accelerated else 0.0,
+    }
+    inner: dict[InnerName, float | None] = {"gc": typical.mean(typical.at("gc_us"))}
+    if accelerated:
+        inner["between_steps"] = typical.mean(typical.own("between_steps_us"))
+    elif np.isfinite(typical.at("cpu_us")).any():
+        thread = _thread(typical)
+        known |= {"compute": typical.mean(thread.compute), "host": typical.mean(thread.host)}
+        inner = {
+            "between_steps": typical.mean(thread.between_steps),
+            "stalled": typical.mean(thread.stalled),
+            "run_queue": typical.mean(thread.run_queue),
+            "gc": typical.mean(thread.gc),
+        }
+    return known, inner
+
+
+def _largest(typical: _Typical, pipeline: PipelineResult, *, accelerated: bool) -> dict[PartName | InnerName, tuple[int, Amount]]:
+    """Return, per part of own time, the stage whose ranks have most of it on average, and the amount."""
+    found: dict[PartName | InnerName, tuple[int, Amount]] = {}
+    for stage in pipeline.stages:
+        mine = np.isin(typical.table.ranks[typical.row], stage.ranks)
+        of_stage = replace(typical, row=typical.row[mine], step=typical.step[mine], weight=typical.weight[mine])
+        known, inner = _own(of_stage, accelerated=accelerated)
+        for name, amount in (*_told(known).items(), *_told(inner).items()):
+            if name not in found or amount.us > found[name][1].us:
+                found[name] = (stage.stage, amount)
+    return found
+
+
+def _told(found: Mapping[_Name, float | None]) -> dict[_Name, Amount]:
+    return {name: Amount(us, "steps") for name, us in found.items() if us is not None and np.isfinite(us)}
+
+
+def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | None]:
+    """Return the parts of the typical rank's blocked time, as far as they can be separated."""
+    if typical.alone:
+        return {"exposed_communication": 0.0, "straggler_wait": 0.0}
+    blocked = typical.at("blocked_us")
+    if in_bubble:
+        return {"pipeline_bubble": typical.mean(blocked)}
+    table = typical.table
+    longest = np.concatenate(
+        of_blocks(table.profiled.shape, lambda steps: table.some("own_us", steps, typical.ranks).max(axis=0))
+    )
+    waiting = np.minimum(np.maximum(longest[typical.step] - typical.at("own_us"), 0), blocked)
+    return {"exposed_communication": typical.mean(blocked - waiting), "straggler_wait": typical.mean(waiting)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    """Parts of a CPU training thread's own time outside input, [places]."""
+
+    compute: Vector
+    between_steps: Vector
+    stalled: Vector
+    run_queue: Vector
+    gc: Vector
+
+    @property
+    def host(self) -> Vector:
+        """Time of all parts except compute."""
+        return self.between_steps + self.stalled + self.run_queue + self.gc
+
+
+def _thread(typical: _Typical) -> _Thread:
+    """Return the parts of the training thread's own time.
+
+    Time off the CPU is attributed to the data loader first, then to the time between steps. Only the remainder is a stall inside
+    the model's phases. The rest of these phases, without run queue and garbage collection, is compute.
+    """
+    own = typical.at("wall_us" if typical.alone else "own_us")
+    data, between, queued, collected = (
+        np.nan_to_num(values)
+        for values in (typical.own("data_us"), typical.own("between_steps_us"), typical.at("run_queue_us"), typical.at("gc_us"))
+    )
+    between = np.clip(between, 0, np.maximum(own - data, 0))
+    model = np.maximum(own - data - between, 0)
+    stalled = np.clip(own - typical.at("cpu_us") - queued - data - between, 0, model)
+    queue = np.clip(queued, 0, model - stalled)
+    gc = np.clip(collected, 0, model - stalled - queue)
+    return _Thread(compute=model - stalled - queue - gc, between_steps=between, stalled=stalled, run_queue=queue, gc=gc)
+
+
+def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult | None) -> _Typical | None:
+    found = comparable(table, [int(rank) for rank in table.ranks])
+    if found is not None:
+        rows, steps = found[0], np.flatnonzero(found[1])
+        if pipeline is None:
+            row, step = _middle(table, rows, found[1])
+            sharing = np.bincount(step, minlength=len(table.steps))
+            return _Typical(table, rows, steps, row, step, 1 / sharing[step], alone=False)
+        weights = _per_stage(table.ranks[rows], (len(rows), len(steps)), pipeline)
+        row, step = np.nonzero(weights)
+        return _Typical(table, rows, steps, rows[row], steps[step], weights[row, step] / weights.sum(axis=0)[step], alone=False)
+    steps = np.flatnonzero(usual_steps(table))
+    if (world_size or len(table.ranks)) != 1 or len(table.ranks) != 1 or len(steps) < MINIMUM_STEPS:
+        return None
+    row = np.zeros(1, dtype=np.intp)
+    return _Typical(table, row, steps, np.zeros_like(steps), steps, np.ones(len(steps)), alone=True)
+
+
+def _middle(table: StepTable, rows: NDArray[np.intp], judged: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return row and column of the middle rank at each ``judged`` step [steps], among the ranks in ``rows``.
+
+    All ranks that tie for the middle own time are returned, so the order of ranks does not matter.
+    """
+
+    def of(steps: slice) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        columns = np.flatnonzero(judged[steps])
+        own = by_step(table.some("own_us", steps, rows)[:, columns])
+        middle = np.sort(own, axis=1)[:, (len(rows) - 1) // 2]
+        column, row = np.nonzero(own == middle[:, None])
+        return rows[row], steps.start + columns[column]
+
+    found = of_blocks(table.profiled.shape, of)
+    return np.concatenate([row for row, _ in found]), np.concatenate([column for _, column in found])
+
+
+def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: PipelineResult) -> Matrix:
+    """Return weights that are equal for every stage, and within a stage for every rank."""
+    weights: Matrix = np.zeros(shape)
+    for stage in pipeline.stages:
+        mine = np.isin(ranks, stage.ranks)
+        weights[mine] = 1 / max(1, mine.sum())
+    return weights
+
+
+def usual_steps(table: StepTable) -> NDArray[np.bool_]:
+    """Return the mask [steps] of steps after warm-up with a record, without profiled steps if enough others remain."""
+    count = len(table.steps)
+    keep = (np.arange(count) >= min(WARM_UP, count // 5)) & table.has_record.any(axis=0)
+    plain = keep & ~table.profiled.any(axis=0)
+    return plain if plain.sum() >= MINIMUM_STEPS else keep
+
+
+def _without_own_time(table: StepTable, *, accelerated: bool) -> Costs | None:
+    """Return costs with the wall time only, and on CPUs also the time spent waiting for data.
+
+    On CPUs, waiting for data does not overlap with waiting for other ranks. With a device it is left out: the device may have
+    work while its host waits for data.
+    """
+    keep = usual_steps(table)
+    if keep.sum() < MINIMUM_STEPS:
+        return None
+    data = table.stored("data_us")[:, keep]
+    told = not accelerated and np.isfinite(data).any()
+    unknown: tuple[PartName, ...] = ("exposed_communication", "straggler_wait", "compute", "host")
+    return Costs(
+        step_us=float(np.nanmean(table.stored("wall_us")[:, keep], dtype=np.float64)),
+        steps=int(keep.sum()),
+        known={"input": Amount(float(np.nanmean(data, dtype=np.float64)), "steps")} if told else {},
+        notes=dict.fromkeys(unknown if told else (*unknown, "input"), NO_OWN_TIME),
+    )

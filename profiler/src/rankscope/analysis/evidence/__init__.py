@@ -1,0 +1,1 @@
+"""What a run recorded, as matrices [ranks, steps] and readings that belong to them."""

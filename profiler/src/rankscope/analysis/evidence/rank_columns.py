@@ -1,0 +1,325 @@
+"""Always-on step records of one rank, one column per metric."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.trace.possible import LAST_STEP, are_possible_steps
+from rankscope.runs.records import PHASES, StepEvent
+from rankscope.runs.step_columns import (
+    COUNTS,
+    HAS_BLOCKED,
+    HAS_DEVICE,
+    HAS_DEVICE_BLOCKED,
+    MEMORY,
+    METERS,
+    PROFILED,
+    TIMES,
+    grouped_dtype,
+)
+from rankscope.runs.step_segments import Rows
+
+_MOST: Final = 2**62
+"""Limit of counts; a larger one is damage."""
+_MOST_US: Final = 1e30
+"""Limit of all other values, whatever their unit; a larger one is damage."""
+_IN_USE: Final = [MEMORY.index("allocated_bytes"), MEMORY.index("resident_bytes")]
+
+TIME_METRICS: Final = (
+    "wall_us",
+    "own_us",
+    "blocked_us",
+    *(f"{phase}_us" for phase in PHASES),
+    *(f"own_{phase}_us" for phase in PHASES),
+)
+"""Time metrics, which every analysis uses."""
+WORK_METRICS: Final = ("samples", "tokens", "flops")
+METER_METRICS: Final = (*METERS, "input_elements")
+"""Metrics that are used for few ranks only."""
+BLOCKED_METRICS: Final = tuple(f"blocked_{phase}_us" for phase in PHASES)
+"""Blocked time per phase, on the same clock as ``own_PHASE_us``; read on request. NaN also where a rank was never blocked."""
+LOADED_METRICS: Final = (*TIME_METRICS, *WORK_METRICS, *MEMORY)
+ALL_METRICS: Final = (*LOADED_METRICS, *METER_METRICS)
+
+Tags = dict[str, NDArray[np.int64]]
+"""Steps by tag."""
+
+
+def no_memory() -> NDArray[np.float64]:
+    """Return an array of memory samples without any sample."""
+    return np.empty((0, 1 + len(MEMORY)))
+
+
+@dataclass(frozen=True, slots=True)
+class RankColumns:
+    """Columns of step records: one entry per record, in the order of writing. Tags are added last, see ``tagged``."""
+
+    step: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    start: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    profiled: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Metrics of ``steps.METRICS`` with any known value; unknown values are NaN. Single precision resolves a second to a tenth of
+    a microsecond, which is finer than clocks do."""
+    tags: dict[str, NDArray[np.intp]] = field(default_factory=dict)
+    """Positions of entries by tag."""
+    memory: NDArray[np.float64] = field(default_factory=no_memory)
+    """Memory samples, [samples, entry and ``MEMORY``], of the entries with memory usage."""
+    damaged: int = 0
+    """Number of records left out because their times or numbers are impossible."""
+    postponed: frozenset[str] = frozenset()
+    """``METER_METRICS`` with any known value that were not requested, see ``of``."""
+    same: frozenset[str] = frozenset()
+    """Metrics ``own_PHASE_us`` that are not in ``values`` because they equal ``PHASE_us``: the rank never waited in the phase."""
+
+    @property
+    def metrics(self) -> dict[str, NDArray[np.float32]]:
+        """All known metrics except the postponed ones; two may share a column."""
+        return self.values | {name: self.values[name.removeprefix("own_")] for name in self.same}
+
+    @classmethod
+    def of(cls, blocks: Iterable[Rows], metrics: Collection[str] = ALL_METRICS) -> Self:
+        """Return the columns of all ``blocks`` of rows, with those of ``ALL_METRICS`` and ``BLOCKED_METRICS`` in ``metrics``.
+
+        Memory samples are included if ``metrics`` has any name in ``MEMORY``.
+        """
+        parts = [_Part(rows, metrics) for rows in blocks if len(rows)]
+        return cls._joined(parts, metrics) if parts else cls()
+
+    @classmethod
+    def of_each(cls, rows: Rows, counts: Sequence[int]) -> list[Self]:
+        """Return the columns of each of several ranks from their consecutive ``rows``; ``counts`` per rank, none of them 0."""
+        part = _Part(rows, ALL_METRICS)
+        firsts = np.cumsum([0, *counts[:-1]])
+        parts = cls._joined([part], ALL_METRICS).cut(np.add.reduceat(part.possible, firsts, dtype=np.intp))
+        return [replace(one, damaged=count - len(one.step)) for one, count in zip(parts, counts, strict=True)]
+
+    @classmethod
+    def _joined(cls, parts: Sequence[_Part], metrics: Collection[str]) -> Self:
+        """Concatenate the columns of ``parts``, with ``metrics`` only."""
+        offsets = np.cumsum([0, *(len(part.step) for part in parts[:-1])])
+        for part, offset in zip(parts, offsets, strict=True):
+            part.memory[:, 0] += offset
+        same = frozenset.intersection(*(part.same for part in parts))
+        # Only where ``PHASE_us`` is requested, too.
+        same = frozenset(name for name in same if name in metrics and name.removeprefix("own_") in metrics)
+        values = _named((*TIME_METRICS, *WORK_METRICS, *BLOCKED_METRICS), [part.values for part in parts], metrics)
+        return cls(
+            step=np.concatenate([part.step for part in parts]),
+            start=np.concatenate([part.start for part in parts]),
+            profiled=np.concatenate([part.profiled for part in parts]),
+            values={name: column for name, column in values.items() if name not in same}
+            | _named(METER_METRICS, [part.meters for part in parts], metrics),
+            same=frozenset(name for name in same if name in values),
+            memory=np.concatenate([part.memory for part in parts]),
+            damaged=sum(int(np.count_nonzero(~part.possible)) for part in parts),
+            postponed=frozenset().union(*(part.postponed for part in parts)),
+        )
+
+    def cut(self, counts: NDArray[np.intp]) -> list[Self]:
+        """Split the entries into consecutive parts of ``counts`` entries."""
+        return [self.part(first, last) for first, last in pairwise([0, *np.cumsum(counts).tolist()])]
+
+    def part(self, first: int, last: int) -> Self:
+        """Return the entries from ``first`` (inclusive) to ``last`` (exclusive)."""
+        samples = self.memory[slice(*np.searchsorted(self.memory[:, 0], (first, last)))].copy()
+        samples[:, 0] -= first
+        return replace(
+            self,
+            step=self.step[first:last],
+            start=self.start[first:last],
+            profiled=self.profiled[first:last],
+            values={name: column[first:last] for name, column in self.values.items()},
+            tags={tag: entries[(entries >= first) & (entries < last)] - first for tag, entries in self.tags.items()},
+            memory=samples,
+        )
+
+    def tagged(self, tags: Tags) -> Self:
+        """Return the same entries with ``tags``."""
+        return replace(self, tags=entries_of(tags, self.step))
+
+    def where(self, keep: NDArray[np.bool_]) -> Self:
+        """Return the entries for which ``keep`` is true."""
+        place = np.cumsum(keep) - 1
+        memory = self.memory[keep[self.memory[:, 0].astype(np.intp)]]
+        memory[:, 0] = place[memory[:, 0].astype(np.intp)]
+        return replace(
+            self,
+            step=self.step[keep],
+            start=self.start[keep],
+            profiled=self.profiled[keep],
+            values={name: column[keep] for name, column in self.values.items()},
+            tags={tag: place[entries[keep[entries]]] for tag, entries in self.tags.items()},
+            memory=memory,
+        )
+
+
+class _Part:
+    """Columns of one block of rows."""
+
+    __slots__ = ("memory", "meters", "possible", "postponed", "profiled", "same", "start", "step", "values")
+
+    def __init__(self, rows: Rows, metrics: Collection[str]) -> None:
+        groups = rows.view(grouped_dtype())
+        self.possible = _possible(groups)
+        if not self.possible.all():
+            groups = groups[self.possible]
+        self.step: NDArray[np.int64] = groups["step"].copy()
+        self.start: NDArray[np.int64] = groups["start_unix_ns"].copy()
+        self.profiled: NDArray[np.bool_] = groups["flags"] & PROFILED != 0
+        # Sums of absurd times may overflow; they are then unknown like these times.
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.values, self.same = _values(groups, blocked=_some(BLOCKED_METRICS, metrics))
+        self.meters = _meters(groups) if _some(METER_METRICS, metrics) else np.empty((0, len(groups)), np.float32)
+        self.postponed = _known_meters(groups).difference(metrics)
+        self.memory = _memory(groups["memory"]) if _some(MEMORY, metrics) else no_memory()
+
+
+def _some(names: Sequence[str], metrics: Collection[str]) -> bool:
+    """Return whether any of ``names`` is in ``metrics``."""
+    return any(name in metrics for name in names)
+
+
+def meters_of(blocks: Iterable[Rows]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Return the steps and starts of all possible rows, [rows], and their ``METER_METRICS``, [metrics, rows]."""
+    steps, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    meters = [np.empty((len(METER_METRICS), 0), np.float32)]
+    for rows in blocks:
+        groups = rows.view(grouped_dtype())
+        groups = groups[_possible(groups)]
+        steps.append(groups["step"])
+        starts.append(groups["start_unix_ns"])
+        meters.append(_meters(groups))
+    found = np.concatenate(meters, axis=1)
+    found[np.abs(found) >= _MOST_US] = np.nan
+    return np.concatenate(steps), np.concatenate(starts), found
+
+
+def entries_of(tags: Tags, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:
+    """Return the positions in ``steps`` that have each tag."""
+    found = {tag: np.flatnonzero(np.isin(steps, tagged)) for tag, tagged in tags.items()}
+    return {tag: entries for tag, entries in found.items() if len(entries)}
+
+
+def tags_of(events: Iterable[StepEvent]) -> Tags:
+    """Return the steps by tag of some events."""
+    steps: dict[str, list[int]] = {}
+    for event in events:
+        if 0 <= event.step <= LAST_STEP:
+            for tag in event.tags:
+                steps.setdefault(tag, []).append(event.step)
+    return {tag: np.array(numbers, dtype=np.int64) for tag, numbers in steps.items()}
+
+
+def _possible(groups: Rows) -> NDArray[np.bool_]:
+    """Return which rows are possible, [rows]."""
+    possible = are_possible_steps(groups)
+    for at in range(len(COUNTS)):
+        possible &= groups["counts"][:, at] < _MOST
+    return possible
+
+
+def _values(groups: Rows, *, blocked: bool) -> tuple[NDArray[np.float32], frozenset[str]]:
+    """Return ``TIME_METRICS``, ``WORK_METRICS`` and, with ``blocked``, ``BLOCKED_METRICS`` [metrics, rows].
+
+    Return also the metrics that equal another, see ``RankColumns.same``. ``StepRecord`` defines ``own_us`` and similar metrics.
+    """
+    times, work = len(TIME_METRICS), len(WORK_METRICS)
+    found = np.empty((times + work + len(BLOCKED_METRICS) * blocked, len(groups)), np.float32)
+    same = _times(groups, found[:times], found[times + work :])
+    for at, name in enumerate(("samples", "tokens"), start=times):
+        found[at] = _count(groups, name)
+    found[times + work - 1] = groups["flops"]
+    return found, same
+
+
+def _count(groups: Rows, name: str) -> NDArray[np.floating[Any]]:
+    counts = groups["counts"][:, COUNTS.index(name)]
+    return np.where(counts >= 0, counts, np.nan)
+
+
+def _times(groups: Rows, found: NDArray[np.float32], found_blocked: NDArray[np.float32]) -> frozenset[str]:
+    """Fill in ``TIME_METRICS``, and ``BLOCKED_METRICS`` unless ``found_blocked`` is empty. Return metrics that equal another."""
+    flags = groups["flags"]
+    wall: NDArray[np.float64] = groups["wall_us"].copy()
+    has_blocked = flags & HAS_BLOCKED != 0
+    # Where both are known the device's timeline is used: the host runs ahead of it and waits elsewhere.
+    on_device = flags & (HAS_DEVICE | HAS_DEVICE_BLOCKED) == HAS_DEVICE | HAS_DEVICE_BLOCKED
+    phases, blocked = _of_phases(groups, "phases_us"), _of_phases(groups, "blocked_us")
+    clock, whole = phases, wall
+    if on_device.any():
+        device, device_blocked = _of_phases(groups, "device_us"), _of_phases(groups, "device_blocked_us")
+        clock, blocked = np.where(on_device, device, phases), np.where(on_device, device_blocked, blocked)
+        whole = np.where(on_device, np.nansum(device, axis=0, dtype=np.float64), wall)
+        has_blocked |= on_device
+    # Where blocked time was recorded at all, a phase without a value had none.
+    np.copyto(blocked, 0.0, where=np.isnan(blocked))
+    if not has_blocked.all():
+        blocked[:, ~has_blocked] = np.nan
+    total = blocked.sum(axis=0)
+    found[0], found[1], found[2] = wall, whole - total, total
+    found[3 : 3 + len(PHASES)] = phases
+    np.subtract(clock, blocked, out=found[3 + len(PHASES) :])
+    if clock is not phases and not len(found_blocked):
+        return frozenset()
+    waited: NDArray[np.bool_] = blocked.any(axis=1)  # type: ignore[assignment]  # NaN counts as something
+    if len(found_blocked):
+        found_blocked[:] = np.where(waited[:, None], blocked, np.nan)
+    if clock is not phases:
+        return frozenset()
+    return frozenset(f"own_{phase}_us" for phase, some in zip(PHASES, waited.tolist(), strict=True) if not some)
+
+
+def _of_phases(groups: Rows, field_name: str) -> NDArray[np.float32]:
+    """Return a copy of one of ``TIMES``, [phases, rows], contiguous per phase."""
+    return np.array(groups["times"][:, TIMES.index(field_name)].T, order="C")
+
+
+def _meters(groups: Rows) -> NDArray[np.float32]:
+    """Return ``METER_METRICS``, [metrics, rows]."""
+    found = np.empty((len(METER_METRICS), len(groups)), np.float32)
+    found[:-1] = groups["meters"].T
+    found[-1] = _count(groups, "input_elements")
+    return found
+
+
+def _known_meters(groups: Rows) -> frozenset[str]:
+    """Return the ``METER_METRICS`` with any known value."""
+    known = [name for at, name in enumerate(METERS) if not np.isnan(groups["meters"][:, at]).all()]
+    if (groups["counts"][:, COUNTS.index("input_elements")] >= 0).any():
+        known.append("input_elements")
+    return frozenset(known)
+
+
+def _named(
+    names: Sequence[str], parts: Sequence[NDArray[np.float32]], metrics: Collection[str]
+) -> dict[str, NDArray[np.float32]]:
+    """Return the columns of those ``metrics`` that have any known value; absurd values count as unknown.
+
+    ``parts``: arrays [metrics, rows] of all ``names``, or of the first of them.
+    """
+    names = names[: len(parts[0])]
+    chosen = [at for at, name in enumerate(names) if name in metrics]
+    if not chosen:
+        return {}
+    if len(chosen) < len(names):
+        parts, names = [part[chosen] for part in parts], [names[at] for at in chosen]
+    values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    absurd = np.abs(values) >= _MOST_US
+    if absurd.any():
+        values[absurd] = np.nan
+    known = np.logical_not(np.isnan(values).all(axis=1))
+    return {name: row for name, row, is_known in zip(names, values, known, strict=True) if is_known}
+
+
+def _memory(values: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the samples [samples, row and ``MEMORY``] of the rows that have memory usage; negative numbers become NaN."""
+    sampled = np.flatnonzero((values[:, _IN_USE] >= 0).any(axis=1))
+    samples = values[sampled].astype(np.float64)
+    samples[samples < 0] = np.nan
+    return np.column_stack([sampled, samples])

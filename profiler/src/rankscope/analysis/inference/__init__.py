@@ -1,0 +1,1 @@
+"""From evidence to slow ranks, with cause and physical reason."""

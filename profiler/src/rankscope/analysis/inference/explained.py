@@ -1,0 +1,168 @@
+"""Physical reason why a named rank is late, from the hardware samples of its host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.evidence.hardware import Readings, in_steps, readings_of
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.physical import Compared, explain
+from rankscope.analysis.result.analysis import Evidence
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import RankInfo
+from rankscope.runs.step_columns import MEMORY
+
+_PEERS: Final = 16
+"""Largest number of GPUs to compare with, those of the same host first."""
+
+_PEERS_ELSEWHERE: Final = 4
+"""Largest number of hosts that are read besides the rank's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Recorded data of a run that an explanation is looked for in."""
+
+    reader: RunReader
+    table: StepTable
+    infos: Mapping[int, RankInfo]
+
+
+def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> Named:
+    """Return ``named`` with the physical reason why its first rank was late, and its evidence; or a note if it has no readings.
+
+    ``late``: the steps in which it was late, out of those ``looked_at``; both are [steps of the table]. Unchanged for ranks
+    without a GPU, for a slowdown that has a reason already, and for one that moves between ranks.
+    """
+    rank = named.ranks[0]
+    info = run.infos.get(rank)
+    if info is None or info.gpu_uuid is None or named.pattern == "rotating" or named.cause.explained_by is not None:
+        return named
+    peers = _peers(named, run.infos)
+    found, why = _read(run, [rank, *peers])
+    if rank not in found:
+        return replace(named, note=f"{named.note} There are no hardware samples of its GPU{why}.".lstrip())
+    lost = _lost(named, late, looked_at)
+    slow = _of_steps(run, found, [rank], late)[rank]
+    compared = Compared(
+        slow=slow,
+        other=_of_steps(run, found, [rank], looked_at & ~late)[rank],
+        peers=_of_steps(run, found, peers, late),
+        lost=lost,
+        every=found[rank],
+        every_peer={one: found[one] for one in peers if one in found},
+        retries=_retries(run, rank, peers),
+    )
+    evidence = [*named.evidence, _count(slow, compared.peers, late)]
+    device_unseen = not any(one.name == "device_busy_excess" for one in named.evidence)
+    explanation = explain(compared, named.cause.cause, device_unseen=device_unseen)
+    if explanation is None:
+        return replace(named, evidence=evidence)
+    row = explanation.row
+    told = f"{row.says} (SIMULATED GPU readings)" if _simulated(found) else row.says
+    cause = named.cause
+    if row.on_device and cause.cause == "host":
+        cause = replace(cause, cause="compute", says="its device needs longer for the same work")
+    cause = replace(cause, explained_by=row.reason, says=f"{cause.says}, for {told}")
+    return replace(named, cause=cause, evidence=[*evidence, _labelled(explanation.evidence, found)])
+
+
+def _peers(named: Named, infos: Mapping[int, RankInfo]) -> list[int]:
+    """Return ranks with GPUs of the same model that are not to blame, those of the same host first."""
+    mine = infos[named.ranks[0]]
+    same = [
+        rank
+        for rank, info in infos.items()
+        if rank not in named.ranks and info.gpu_uuid is not None and info.gpu_name == mine.gpu_name
+    ]
+    hosts = [
+        mine.host,
+        *islice(dict.fromkeys(infos[rank].host for rank in same if infos[rank].host != mine.host), _PEERS_ELSEWHERE),
+    ]
+    return sorted((rank for rank in same if infos[rank].host in hosts), key=lambda rank: (infos[rank].host != mine.host, rank))[
+        :_PEERS
+    ]
+
+
+def _read(run: Witness, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]:
+    """Return the readings of the ranks' GPUs, and the reason why the first has none, where the samples record it."""
+    uuids: dict[str, dict[str, int]] = {}
+    for rank in ranks:
+        info = run.infos[rank]
+        uuids.setdefault(info.host, {})[info.gpu_uuid or ""] = rank
+    starts = run.table.starts(int(np.searchsorted(run.table.ranks, ranks[0])))
+    begin = int(starts[starts > 0].min(initial=2**62))
+    end = int(run.table.last_end_unix_ns)
+    found: dict[int, Readings] = {}
+    why = ""
+    # Only read existing folders: a host's name comes from a file and may be anything.
+    present = set(run.reader.hosts())
+    for number, (host, wanted) in enumerate(uuids.items()):
+        if host not in present:
+            continue
+        for uuid, readings in readings_of(run.reader.hardware(host), wanted, (begin, end)).items():
+            found[wanted[uuid]] = readings
+        if number == 0 and wanted[next(iter(wanted))] not in found:
+            missing = next((sample.missing for sample in run.reader.hardware(host) if sample.missing is not None), None)
+            why = f": {missing}" if missing else ""
+    return found, why
+
+
+def _of_steps(
+    run: Witness, found: Mapping[int, Readings], ranks: Iterable[int], wanted: NDArray[np.bool_]
+) -> dict[int, Readings]:
+    row_of = {int(rank): row for row, rank in enumerate(run.table.ranks)}
+    return {
+        rank: in_steps(found[rank], run.table.starts(row_of[rank]), _walls(run.table, row_of[rank]), wanted)
+        for rank in ranks
+        if rank in found and rank in row_of
+    }
+
+
+def _walls(table: StepTable, row: int) -> NDArray[np.float64]:
+    return table.of_rank("wall_us", row).astype(np.float64)
+
+
+def _lost(named: Named, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> float:
+    """Return the share of its time that the rank lost in the steps in which it was late."""
+    often = late.sum() / max(1, looked_at.sum())
+    gain = named.gain_us / often if often > 0 else named.gain_us
+    return float(gain / max(named.step_us - named.gain_us + gain, 1e-9))
+
+
+def _retries(run: Witness, rank: int, peers: Iterable[int]) -> tuple[float, float] | None:
+    """Return the allocator retries over the run, of the rank and of a typical peer; ``None`` where they are not recorded."""
+    counts = []
+    for one in (rank, *islice(peers, _PEERS_ELSEWHERE)):
+        samples = run.table.memory.get(one)
+        retries = np.empty(0) if samples is None else samples[:, 1 + MEMORY.index("allocator_retries")]
+        known = retries[np.isfinite(retries)]
+        counts.append(float(known[-1] - known[0]) if len(known) else None)
+    others = [count for count in counts[1:] if count is not None]
+    return (counts[0], float(np.median(others))) if counts[0] is not None and others else None
+
+
+def _simulated(found: Mapping[int, Readings]) -> bool:
+    return any(readings.simulated for readings in found.values())
+
+
+def _labelled(evidence: Evidence, found: Mapping[int, Readings]) -> Evidence:
+    if not _simulated(found):
+        return evidence
+    return Evidence(name=evidence.name, value=evidence.value, unit=evidence.unit, detail=f"SIMULATED: {evidence.detail}")
+
+
+def _count(slow: Readings, peers: Mapping[int, Readings], late: NDArray[np.bool_]) -> Evidence:
+    return Evidence(
+        name="hardware_readings",
+        value=float(len(slow.unix_ns)),
+        unit="readings",
+        detail=f"of its GPU in the {int(late.sum())} steps, compared with {len(peers)} GPUs of the same model",
+    )

@@ -1,0 +1,378 @@
+"""Stragglers in the always-on records: own time (wall minus blocked) of a rank compared with its peers at the same step.
+
+Collectives equalise the wall times of ranks, but not their own times: the other ranks wait for the one with the longest own time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.evidence.order import Leaders, by_step, last_ranks, leaders, of_blocks, ordered
+from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
+from rankscope.analysis.inference.significance import (
+    BLOCKS,
+    LIMIT,
+    UNCLEAR,
+    block_sums,
+    blocks_needed,
+    chance_reaches,
+    gap_p_value,
+    looks,
+    p_value,
+    share_reaching,
+    stability,
+    widest_gap,
+)
+from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
+from rankscope.analysis.result.analysis import Pattern
+
+MINIMUM_STEPS: Final = 5
+"""Minimum number of usable steps for a judgement."""
+
+WARM_UP: Final = 5
+"""Steps at the start that are left out (at most a fifth of all), while caches fill, allocators and buckets settle."""
+
+FAR: Final = 0.3
+"""Minimum share of steps with large excess of a rank with pattern ``fixed``; below, it is intermittent even if usually last."""
+
+REGULAR: Final = 0.75
+"""Minimum share of distances between slow steps that are a multiple of their median, for the steps to be periodic."""
+
+HALF: Final = 0.5
+"""Share of steps below which a rank that is last must be an outlier in these steps, to distinguish it from lasting noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Part of a step table that can be judged: complete steps of comparable ranks."""
+
+    table: StepTable
+    """Table of the usable steps, with all ranks."""
+    rows: NDArray[np.intp]
+    """Rows of the table that are compared."""
+    own: Stored
+    """Own time, [compared ranks, usable steps], no NaN."""
+    wall_us: float
+    """Typical step time: mean wall of the compared ranks over the steps."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Compared ranks."""
+        return [int(rank) for rank in self.table.ranks[self.rows]]
+
+
+def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.bool_]] | None:
+    """Return the rows of those ``peers`` that can be compared, and a mask of the steps [steps] in which they can.
+
+    ``None`` with fewer than ``MINIMUM_STEPS`` such steps or fewer than two such ranks. Left out are warm-up steps; steps in which
+    any rank was profiled, where enough others remain; ranks without own time, or with less than half of the steps of the peer
+    that has most; and steps that a compared rank lacks.
+    """
+    count = len(table.steps)
+    keep = np.arange(count) >= min(WARM_UP, count // 5)
+    unprofiled = keep & ~table.profiled.any(axis=0)
+    if unprofiled.sum() >= MINIMUM_STEPS:
+        keep = unprofiled
+    known = np.isfinite(table.stored("own_us"))
+    per_rank = (known & keep).sum(axis=1)
+    candidates = np.isin(table.ranks, peers)
+    usual = per_rank[candidates].max(initial=0)
+    rows = np.flatnonzero(candidates & (per_rank > 0) & (2 * per_rank >= usual))
+    if len(rows) < 2:
+        return None
+    keep = keep & known[rows].all(axis=0)
+    return (rows, keep) if keep.sum() >= MINIMUM_STEPS else None
+
+
+def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
+    """Return the ``comparable`` part of the table for the ranks ``peers``, or ``None``."""
+    found = comparable(table, peers)
+    if found is None:
+        return None
+    rows, keep = found
+    usable = replace(table, start_unix_ns=None).columns(keep)  # starts are not compared: no copy of them
+    own = usable.stored("own_us")
+    # Mean over ranks, as in the waterfall: where ranks end a step at different times, the longest wall overlaps the next step.
+    sums = of_blocks(own.shape, lambda steps: float(usable.some("wall_us", steps)[rows].sum(dtype=np.float64)))
+    wall = sum(sums) / (len(rows) * own.shape[1])
+    if wall <= 0:  # from a broken clock
+        return None
+    return Judged(usable, rows, own if len(rows) == len(own) else own[rows], wall)
+
+
+def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Judged]:
+    """Return the part that can be judged of each of ``groups`` of ranks that do the same work."""
+    return [judged for peers in groups if (judged := judge(table, peers)) is not None]
+
+
+def excess(values: Stored) -> Matrix:
+    """Return each rank's value minus the median of the *other* ranks at the same step. [ranks, steps] in and out."""
+    result = np.empty(values.shape)
+
+    def enter(steps: slice) -> None:
+        np.subtract(values[:, steps], _median_of_others(values[:, steps]), out=result[:, steps])
+
+    of_blocks(values.shape, enter)
+    return result
+
+
+def mean_excess(values: Stored, rows: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return the mean over the steps of ``excess`` among the ranks in ``rows``, [rows]."""
+
+    def summed(steps: slice) -> NDArray[np.float64]:
+        block = values[rows, steps]
+        sums: NDArray[np.float64] = (block - _median_of_others(block)).sum(axis=1)
+        return sums
+
+    mean: NDArray[np.float64] = np.sum(of_blocks((len(rows), values.shape[1]), summed), axis=0) / values.shape[1]
+    return mean
+
+
+def _median_of_others(block: Stored) -> Matrix:
+    """Return, for each value, the median of the other ranks at the same step. [ranks, steps] in and out."""
+    ranks = len(block)
+    # Without a loop: leaving out a rank shifts all larger values down by one place.
+    low, high = (ranks - 2) // 2, (ranks - 1) // 2
+    around = [low, min(low + 1, ranks - 1), high, min(high + 1, ranks - 1)]
+    inorder = by_step(block)
+    inorder.sort(axis=1)
+    below, above_low, middle, above_high = inorder[:, around].T
+    lower = np.where(block <= below, above_low, below)
+    upper = lower if low == high else np.where(block <= middle, above_high, middle)
+    others: Matrix = np.add(lower, upper, dtype=np.float64)
+    others *= 0.5
+    return others
+
+
+def saved(leading: Leaders, rest: Leaders) -> NDArray[np.float64]:
+    """Return, per step, the time saved if no rank were slower than the slowest of the ``rest``, which are not slow."""
+    return leading.largest - rest.largest
+
+
+def saved_by_each(own: Stored) -> NDArray[np.float64]:
+    """Return, per rank, the mean over the steps of the time that it costs as the last rank; noise alone where no rank is slow."""
+    return _saved_by_each(leaders(own), len(own))
+
+
+def _saved_by_each(leading: Leaders, ranks: int) -> NDArray[np.float64]:
+    each: NDArray[np.float64] = np.bincount(leading.rows, weights=leading.ahead, minlength=ranks) / len(leading.rows)
+    return each
+
+
+def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
+    """Return the row of the last rank, [usable steps], and each rank's wait for it, [compared ranks, usable steps].
+
+    At each step the rank with the longest own time came last. A victim's wait is the difference between the two own times, but at
+    most its blocked time.
+    """
+    return last_ranks(judged.own), _waits(judged, slice(None))
+
+
+def _waits(judged: Judged, steps: slice) -> Matrix:
+    own = judged.own[:, steps].astype(np.float64)
+    blocked = judged.table.some("blocked_us", steps)[judged.rows].astype(np.float64)
+    wait: Matrix = np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
+    return wait
+
+
+def imposed_by_step(judged: Judged) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the row of the last rank, and the sum of the waits it imposed on all others, both [usable steps]."""
+    wait = np.concatenate(of_blocks(judged.own.shape, lambda steps: _waits(judged, steps).sum(axis=0)))
+    return last_ranks(judged.own), wait
+
+
+def imposed_wait(judged: Judged) -> dict[int, float]:
+    """Return the imposed wait per rank in microseconds, summed over victims and usable steps."""
+    last, wait = imposed_by_step(judged)
+    totals = np.bincount(last, weights=wait, minlength=len(judged.own))
+    return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
+
+
+def find_slow(judged: Judged) -> Slow | None:
+    """Return the ranks that are significantly slow, or ``None`` without any.
+
+    Ranks are added one by one, or together where they are equally slow, while their mean excess is significant and at least
+    ``MINIMUM_EFFECT`` of the step. More than half of the ranks cannot be outliers. Ranks are named only when healing them would
+    save ``MINIMUM_EFFECT`` of the step beyond the cost of a typical rank's noise.
+    """
+    own = judged.own
+    limit = MINIMUM_EFFECT * judged.wall_us
+    slow = np.zeros(len(own), dtype=bool)
+    named: list[int] = []
+    p = 0.0
+    sums_of_own = block_sums(own.T)
+    while (ahead := _ahead(own, sums_of_own, slow, limit)) is not None and ahead.certain:
+        p = max(p, ahead.p_value)
+        named += ahead.rows
+        slow[ahead.rows] = True
+    if not named:
+        return None
+    others = np.flatnonzero(~slow)
+    leading, rest = leaders(own), leaders(own, others)
+    gain = saved(leading, rest)
+    if gain.mean() - _noise_costs(rest, len(others)) < limit:
+        return None
+    last = slow[leading.rows]
+    least, *middle = ordered(own, [0, (len(others) - 1) // 2, len(others) // 2], others)
+    if last.mean() < HALF and not _sticks_out(gain, rest.largest - least):
+        return None
+    usual: NDArray[np.float64] = np.stack(middle).mean(axis=0, dtype=np.float64)
+    over_usual = own[named[0]] - usual
+    far = _far(over_usual)
+    pattern: Pattern = "fixed" if last.mean() >= FIXED and far.mean() >= FAR else "intermittent"
+    affected = last if pattern == "fixed" else far
+    # Sums of each rank's own time above the median of the ranks that are not slow.
+    sums = sums_of_own - block_sums(usual[:, None])
+    weakest = sorted(named, key=lambda row: float(sums[:, row].sum()))[:_WEAKEST]
+    return Slow(
+        ranks=[judged.ranks[row] for row in named],
+        pattern=pattern,
+        # A healed rank would still be last intermittently, as the others are.
+        gain_us=max(0.0, float(gain.mean() - np.median(_saved_by_each(leading, len(own))[~slow]))),
+        excess_us=float(over_usual[affected].mean()),
+        p_value=p,
+        stability=min(stability(sums[:, [row, *others]], 0, at_least=limit * own.shape[1]) for row in weakest),
+        last_share=float(last.mean()),
+        affected=affected,
+    )
+
+
+_WEAKEST: Final = 8
+"""Maximum number of slow ranks, those with the least excess, whose stability is computed."""
+
+
+def _far(over: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return the steps that make up a rank's excess: those with at least half of its mean, weighted by the excess itself."""
+    positive = np.maximum(over, 0.0)
+    far: NDArray[np.bool_] = over >= 0.5 * (positive**2).sum() / positive.sum()
+    return far
+
+
+def period(steps: NDArray[np.int64]) -> int | None:
+    """Return the period of ascending ``steps`` if most distances are multiples of it; ``None`` otherwise or below 5 steps."""
+    apart = np.diff(steps)
+    if len(apart) < 4:
+        return None
+    usual = int(np.median(apart))
+    # Some of the periodic steps may be missing from ``steps``, so multiples count.
+    return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
+
+
+def _noise_costs(rest: Leaders, ranks: int) -> float:
+    """Return the cost per step of being last by noise alone, for a typical rank among those that are not slow."""
+    return float(np.median(_saved_by_each(rest, ranks))) if ranks > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Ranks with a larger excess than all others."""
+
+    rows: list[int]
+    """Rows of the ranks, worst first."""
+    p_value: float
+    beyond_noise: bool
+    """True if noise as lasting as that of the other ranks does not explain the mean excess."""
+
+    @property
+    def certain(self) -> bool:
+        """True if chance is excluded."""
+        return self.p_value <= LIMIT and self.beyond_noise
+
+
+def _ahead(own: Stored, sums_of_own: Matrix, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
+    """Return the ranks with the widest gap to all others, or else the worst rank, among those not yet known to be ``slow``.
+
+    ``None`` when no rank has a mean excess of ``limit``, or when no more ranks can be outliers. There are two tests, so p-values
+    are corrected by ``looks``: of several ranks ahead of the others, then, if that is not certain, of the worst rank alone.
+    """
+    left = np.flatnonzero(~slow)
+    over = mean_excess(own, left)
+    most = min(len(own) // 2 - int(slow.sum()), int((over >= limit).sum()))
+    if most < 1:
+        return None
+    sums = sums_of_own[:, left]
+    order = np.argsort(-sums.sum(axis=0), kind="stable")
+
+    def look(count: int, chance: float) -> _Ahead:
+        rest = left[order[count:]]
+        # A sample of the other ranks suffices to estimate the noise; one rank does not, so with two ranks both are used.
+        some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)] if len(rest) > 1 else left
+        bound = chance_reaches(excess(own[some]).T, len(left))
+        beyond = bool(over[order[count - 1]] > bound)
+        return _Ahead([int(row) for row in left[order[:count]]], min(1.0, looks(len(left)) * chance), beyond)
+
+    several, gap = widest_gap(sums.sum(axis=0), most)
+    together = look(several, gap_p_value(sums, gap))
+    if together.certain:
+        return together
+    alone = look(1, p_value(sums, int(order[0])))
+    return alone if alone.certain or alone.p_value < together.p_value else together
+
+
+_ENOUGH_NOISE: Final = 64
+"""Number of ranks above which only a sample is used to estimate the noise."""
+
+
+def by_chance_elsewhere(judged: Judged, slow: Slow, others: Sequence[Judged]) -> float:
+    """Return the probability that a rank in ``others``, groups without a slow rank, has the excess of the worst of ``slow``.
+
+    Add it to the p-value of ``slow``, as correction for testing several groups.
+    """
+    if not others:
+        return 0.0
+    mean = excess(judged.own)[judged.ranks.index(slow.ranks[0])].mean()
+    return sum(share_reaching(block_sums(excess(one.own).T), float(mean) * one.own.shape[1]) for one in others)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Ranks that would be named if chance could be excluded."""
+
+    ranks: list[int]
+    far: int
+    """Number of steps with large excess of the worst rank."""
+    needed: int | None
+    """Number of such steps that would be enough; ``None`` where there are as many already, and more are needed."""
+
+
+def too_short(judged: Judged) -> Suspect | None:
+    """Return ranks that made the others wait at a significant cost, but in too few steps to exclude chance; ``None`` without any.
+
+    One of three conditions must hold: there are too few steps to name any rank; the worst rank had a large excess in steps of
+    several blocks, and no other rank ever had as much; or the p-value is at most ``UNCLEAR``. Call it where ``find_slow`` named
+    no rank.
+    """
+    own = judged.own
+    steps = own.shape[1]
+    limit = MINIMUM_EFFECT * judged.wall_us
+    slow = np.zeros(len(own), dtype=bool)
+    ahead = _ahead(own, block_sums(own.T), slow, limit)
+    if ahead is None:
+        return None
+    slow[ahead.rows] = True
+    others = np.flatnonzero(~slow)
+    rest = leaders(own, others)
+    if saved(leaders(own), rest).mean() - _noise_costs(rest, len(others)) < limit:
+        return None
+    over = excess(own)
+    far = _far(over[ahead.rows[0]])
+    blocks = int((block_sums(far[:, None].astype(np.float64)) > 0).sum())
+    needed = blocks_needed(len(own))
+    alone = blocks > 1 and over[~slow].max() < over[ahead.rows[0]][far].min()
+    if not (alone or min(BLOCKS, steps) < needed or ahead.p_value <= UNCLEAR):
+        return None
+    return Suspect([judged.ranks[row] for row in ahead.rows], int(far.sum()), needed if far.sum() < needed else None)
+
+
+def _sticks_out(gain: NDArray[np.float64], apart: NDArray[np.float64]) -> bool:
+    """Return whether steps in which ``gain`` is at least the spread ``apart`` of the other ranks make up 70 % of the gain.
+
+    Such outliers distinguish a rank that is last intermittently from noise that lasts for a while (a neighbour's job).
+    """
+    far = gain >= apart
+    return bool(gain[far].sum() >= 0.7 * gain.sum())

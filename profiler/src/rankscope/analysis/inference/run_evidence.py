@@ -1,0 +1,81 @@
+"""Evidence read from an attempt of a run before the verdict."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.matching import Matching
+from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.evidence.liveness import Liveness
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.explained import Witness
+from rankscope.analysis.inference.own_time import Judged
+from rankscope.analysis.result.costs import PipelineResult
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import RankInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Totals of the steps recorded before those of a table that holds only the last ones."""
+
+    steps: int = 0
+    records: dict[int, int] = field(default_factory=dict)
+    """Number of step records per rank."""
+    wall_us: dict[int, float] = field(default_factory=dict)
+    """Summed wall time per rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvidence:
+    """All evidence read from an attempt."""
+
+    reader: RunReader
+    table: StepTable
+    compared: list[Judged]
+    """Steps that can be judged, for each group of ranks that do the same work."""
+    infos: dict[int, RankInfo]
+    windows: dict[int, Reduction]
+    world_size: int | None
+    matched: Matched
+    """Collectives of the profiled steps."""
+    damaged: int
+    """Number of records with impossible times, which are left out."""
+    pipeline: PipelineResult | None
+    """Pipeline of the run; ``None`` if there is none or it was not detected."""
+    liveness: Liveness
+    """State of the attempt: live, silent or over."""
+    earlier: Earlier = field(default_factory=Earlier)
+
+    @property
+    def matching(self) -> Matching:
+        """Matched collectives of the profiled steps."""
+        return self.matched.matching
+
+    @property
+    def blame(self) -> Blame:
+        """Waits in the profiled steps, charged to the ranks that caused them."""
+        return self.matched.blame
+
+    @property
+    def path(self) -> str:
+        """Path of the run directory."""
+        return os.fspath(self.reader.path)
+
+    @property
+    def witness(self) -> Witness:
+        """Data in which the physical reason of a slowness is searched."""
+        return Witness(self.reader, self.table, self.infos)
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Host of each rank."""
+        return {rank: info.host for rank, info in self.infos.items()}
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks with a folder in the run directory, ascending."""
+        return [int(rank) for rank in self.table.ranks]

@@ -1,0 +1,39 @@
+"""Slow ranks that make the others wait, and the limits from which a rank counts as slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.result.analysis import Pattern
+
+MINIMUM_EFFECT: Final = 0.05
+"""Share of the step time that healing a rank must save; below it no rank is named, however certain the result."""
+
+FIXED: Final = 0.6
+"""Share of the steps in which a rank must be last to be slow always (``fixed``); below it, the slowness is intermittent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Ranks that make the others wait."""
+
+    ranks: list[int]
+    """Slow ranks, worst first; when rotating, all ranks that took part."""
+    pattern: Pattern
+    gain_us: float
+    """Mean step time that healing these ranks saves: the longest own time minus the longest among the other ranks.
+
+    The typical saving from healing one of the others is subtracted, because one of them would then be last.
+    """
+    excess_us: float
+    """Mean excess of the worst rank's own time over the median of its peers, in the affected steps."""
+    p_value: float | None
+    stability: float
+    last_share: float
+    """Share of the steps in which one of these ranks was last."""
+    affected: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
+    """True at the steps in which one of these ranks was last, or, if intermittent, the worst was an outlier; [usable steps]."""

@@ -1,0 +1,1 @@
+"""Processing of ranks in several processes, on this machine or on a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Rows, assessment and text of a result."""

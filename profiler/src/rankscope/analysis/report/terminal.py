@@ -1,0 +1,254 @@
+"""Rendering of an analysis for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from rankscope.analysis.report.terminal_costs import advice_text, bandwidth_table, memory_text, throughput_text, waterfall_text
+from rankscope.analysis.report.terminal_detail import render_details
+from rankscope.analysis.result.analysis import Analysis, ImposedWait, RankResult
+from rankscope.analysis.result.text import (
+    CYAN,
+    GREEN,
+    RED,
+    UNKNOWN,
+    YELLOW,
+    aligned,
+    counted,
+    fitting,
+    listing,
+    losses,
+    page,
+    warning_lines,
+)
+from rankscope.base.text import duration
+
+SHOWN_RANKS: Final = 16
+"""Number of ranks shown at most; the JSON has all of them."""
+
+SHOWN_ORIGINS: Final = 4
+SHOWN_VICTIMS: Final = 8
+"""Number of origins (rows) and victims (columns) shown at most in the wait attribution; the JSON has more."""
+
+_COLORS: Final = {"straggler": RED, "hang": RED, "balanced": GREEN, "insufficient_data": YELLOW}
+_TRUNCATED: Final = "*"
+_OF_WHAT_IS_LEFT: Final = "of what is left of its trace, and in no mean; what is missing is not known, which is not zero"
+_DISPENSABLE: Final = ("copies", "overlap", "hidden")
+"""Columns dropped on a narrow terminal, in this order."""
+
+
+def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, detail: bool = False) -> str:
+    """Return verdict, ranks, imposed wait and next actions, in lines of at most ``width`` columns (tables may need 80).
+
+    With ``detail``, also the time breakdown of the ranks for which it is known. Tables omit columns that do not fit; the JSON
+    has all.
+    """
+    parts = [
+        _headline(analysis, width),
+        _source(analysis, width),
+        _rank_table(analysis, width),
+        _imposed_table(analysis, width),
+        _pipeline_table(analysis, width),
+        bandwidth_table(analysis.collectives, width),
+        _ledger_table(analysis, width),
+        waterfall_text(analysis, width),
+        throughput_text(analysis, width),
+        memory_text(analysis, width),
+        _more_findings(analysis, width),
+        render_details(analysis, width) if detail else "",
+        advice_text(analysis, width),
+        listing("next", analysis.verdict.next, width),
+    ]
+    return page(parts, _COLORS.get(analysis.verdict.kind, CYAN) if color else None)
+
+
+def _headline(analysis: Analysis, width: int) -> str:
+    verdict = analysis.verdict
+    lines = [verdict.kind.replace("_", " ").upper(), *textwrap.wrap(verdict.summary, width)]
+    facts = []
+    if verdict.slowdown is not None:
+        facts.append(f"slowdown {verdict.slowdown:.2f}x")
+    facts += losses(verdict.gpu_hours_lost, verdict.cost)
+    if verdict.confidence is not None:
+        facts.append(f"confidence {verdict.confidence:.0%}")
+    if verdict.evidence_source is not None:
+        facts.append(f"judged by {verdict.evidence_source}")
+    if facts:
+        lines += textwrap.wrap(" · ".join(facts), width)
+    return "\n".join(lines)
+
+
+def _source(analysis: Analysis, width: int) -> str:
+    source = analysis.source
+    of_world = f" of {source.world_size}" if source.world_size is not None else ""
+    text = f"{counted(source.ranks, 'rank')}{of_world}, {counted(source.steps, 'step')}"
+    if source.coverage is not None:
+        text += f", coverage {source.coverage:.0%}"
+    if source.simulated:
+        text += ", GPU readings SIMULATED"
+    lines = [source.path, *textwrap.wrap(text, width)]
+    if source.recorder_share is not None:
+        took = f"{source.recorder_share:.1%}" if source.recorder_share >= 0.0005 else "less than 0.1%"
+        allowed = "" if source.recorder_budget is None else f" (budget {source.recorder_budget * 100:.3g}%)"
+        lines += textwrap.wrap(f"the recorder took {took} of the step time{allowed}", width)
+    return "\n".join([*lines, *warning_lines(source.warnings, width)])
+
+
+def _rank_table(analysis: Analysis, width: int) -> str:
+    shown = _interesting(analysis)
+    if not shown:
+        return ""
+    profiled = any(row.window_us is not None for row in shown)
+    stepped = any(row.wall_us is not None for row in shown)
+    header = ["rank", "host"]
+    if profiled:
+        header += ["compute", "overlap", "exposed", "copies", "idle", "hidden"]
+    if stepped:
+        header += ["own/step", "blocked/step"]
+    rows = [header]
+    for row in shown:
+        cells = [f"{row.rank}{_TRUNCATED if row.truncated else ''}", _short(row.host)]
+        if profiled:
+            parts = (row.compute_us, row.overlap_us, row.exposed_communication_us, row.exposed_memcpy_us, row.idle_us)
+            cells += [_part(value, row.window_us) for value in parts]
+            cells.append(UNKNOWN if row.overlap_ratio is None else f"{row.overlap_ratio:.0%}")
+        if stepped:
+            cells += [_duration(row.own_us), _duration(row.blocked_us)]
+        rows.append(cells)
+    rows = fitting(rows, width, _DISPENSABLE)
+    lines = aligned(rows, left=(1,))
+    if profiled:
+        lines += textwrap.wrap(_legend(rows[0]), width)
+    if any(row.truncated for row in shown):
+        lines += textwrap.wrap(f"{_TRUNCATED} truncated: {_OF_WHAT_IS_LEFT}", width)
+    if len(shown) < len(analysis.ranks):
+        lines += textwrap.wrap(f"{len(analysis.ranks) - len(shown)} more ranks not shown; --format json has them all", width)
+    return "\n".join(lines)
+
+
+def _legend(header: Sequence[str]) -> str:
+    """Return the explanation of the shown columns of the profiled window."""
+    if "hidden" not in header:
+        return "of the profiled window"
+    overlap = "overlap is communication under compute, hidden its share of all communication"
+    return f"of the profiled window; {overlap if 'overlap' in header else 'hidden is the share of communication under compute'}"
+
+
+def _interesting(analysis: Analysis) -> list[RankResult]:
+    """Return all ranks of a small job; else the named ranks, those that impose most wait, and the slowest, in order of rank."""
+    if len(analysis.ranks) <= SHOWN_RANKS:
+        return analysis.ranks
+    slowest = sorted(analysis.ranks, key=lambda row: -(row.own_us if row.own_us is not None else -1.0))
+    order = [
+        *analysis.verdict.ranks,
+        *(row.rank for row in analysis.imposed_wait[: SHOWN_RANKS // 2] if row.imposed_us > 0),
+        *(row.rank for row in slowest),
+    ]
+    chosen = set(list(dict.fromkeys(order))[:SHOWN_RANKS])
+    return [row for row in analysis.ranks if row.rank in chosen]
+
+
+def _imposed_table(analysis: Analysis, width: int) -> str:
+    rows = [row for row in analysis.imposed_wait if row.imposed_us > 0]
+    if not rows:
+        return ""
+    cells = [["rank", "imposed", "exposed", "share"], *(_imposed_row(row) for row in rows[:8])]
+    sources = {"steps": "step records", "windows": "collectives of the profiled steps", "traces": "collectives"}
+    where = sources[analysis.imposed_wait_source or "steps"]
+    title = f"imposed wait, summed over the ranks that waited (from {where})"
+    lines = [*textwrap.wrap(title, width), *aligned(cells)]
+    if len(rows) > 8:
+        lines.append(f"and {len(rows) - 8} more")
+    if analysis.collectives.matched:
+        residual = analysis.collectives.clock_residual_us
+        agree = f"; ends agree within {duration(residual)}" if residual is not None else ""
+        matched = f"{counted(analysis.collectives.matched, 'collective')} matched, {analysis.collectives.unmatched} not{agree}"
+        matched += _clocks(analysis)
+        lines += textwrap.wrap(matched, width)
+    return "\n".join(lines)
+
+
+def _clocks(analysis: Analysis) -> str:
+    """Return a note on clocks that drifted or were set, which an administrator may want to fix; empty without any."""
+    clocks = [(row.clock, row.rank) for row in analysis.ranks if row.clock is not None]
+    drift, rank = max(((abs(clock.drift_ppm or 0.0), rank) for clock, rank in clocks), default=(0.0, 0))
+    said = f"; clocks drift, that of rank {rank} most, by {drift:.3g} us per second: corrected" if drift else ""
+    set_anew = [rank for clock, rank in clocks if clock.settings > 1]
+    return said + (f"; {counted(len(set_anew), 'rank')} with a clock that was set meanwhile: corrected" if set_anew else "")
+
+
+def _imposed_row(row: ImposedWait) -> list[str]:
+    share = UNKNOWN if row.share is None else f"{row.share:.1%}"
+    return [str(row.rank), _duration(row.imposed_us), _duration(row.imposed_exposed_us), share]
+
+
+def _pipeline_table(analysis: Analysis, width: int) -> str:
+    found = analysis.pipeline
+    if found is None:
+        return ""
+    cells = [["stage", "ranks", "busy/step", "waits"]]
+    cells += [
+        [str(one.stage), str(len(one.ranks)), duration(one.busy_us), f"{one.bubble:.1%}"] for one in found.stages[:SHOWN_RANKS]
+    ]
+    schedule = found.schedule or "of an unknown schedule"
+    of = f", {found.microbatches} micro-batches" if found.microbatches is not None else ""
+    ideal = f", {found.ideal_bubble:.1%} with equal stages" if found.ideal_bubble is not None else ""
+    uneven = f"; busiest micro-batch {found.microbatch_imbalance:+.0%}" if found.microbatch_imbalance is not None else ""
+    lines = textwrap.wrap(f"pipeline {schedule}{of}: waits {found.bubble:.1%} of the step{ideal}{uneven}", width)
+    lines += aligned(cells)
+    if len(found.stages) > SHOWN_RANKS:
+        lines.append(f"and {len(found.stages) - SHOWN_RANKS} more")
+    return "\n".join(lines)
+
+
+def _ledger_table(analysis: Analysis, width: int) -> str:
+    """Return the wait attribution: the worst origins in rows, their victims in as many columns as fit; then the groups."""
+    ledger = analysis.ledger
+    if ledger is None or len(ledger.matrix) < 2:
+        return ""
+    waited: dict[tuple[int, int], float] = {}
+    for row in ledger.matrix:
+        waited[row.origin, row.victim] = waited.get((row.origin, row.victim), 0.0) + row.imposed_exposed_us
+    origins = list(dict.fromkeys(origin for origin, _ in waited))[:SHOWN_ORIGINS]
+    victims = sorted(list(dict.fromkeys(victim for origin, victim in waited if origin in origins))[:SHOWN_VICTIMS])
+    cells = [
+        ["", *(f"rank {victim}" for victim in victims)],
+        *([f"rank {origin}", *(_duration(waited.get((origin, victim))) for victim in victims)] for origin in origins),
+    ]
+    while len(cells[0]) > 2 and max(map(len, aligned(cells))) > width:
+        cells = [row[:-1] for row in cells]
+    lines = textwrap.wrap("who waited (columns) because of whom (rows), as far as no compute hid it", width)
+    lines += aligned(cells, left=(0,))
+    left = len({victim for _, victim in waited}) - (len(cells[0]) - 1)
+    if left > 0 or ledger.rest.rows:
+        lines += textwrap.wrap("more ranks waited; --format json has the largest amounts and the sum of the rest", width)
+    if ledger.groups > 1:
+        for group in [one for one in ledger.by_group if one.worst is not None][:SHOWN_ORIGINS]:
+            members = ", ".join(map(str, group.ranks[:8])) + (", …" if group.size > 8 else "")
+            text = f"group {group.group or UNKNOWN} ({members}): {duration(group.imposed_exposed_us)}"
+            lines += textwrap.wrap(f"{text}, most because of rank {group.worst}", width, subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def _more_findings(analysis: Analysis, width: int) -> str:
+    rest = [finding for finding in analysis.findings if finding.summary != analysis.verdict.summary]
+    lines: list[str] = []
+    for finding in rest:
+        lines += textwrap.wrap(f"also: {finding.summary}", width, subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def _part(value: float | None, whole: float | None) -> str:
+    return f"{value / whole:.1%}" if value is not None and whole else UNKNOWN
+
+
+def _duration(us: float | None) -> str:
+    return UNKNOWN if us is None else duration(us)
+
+
+def _short(host: str | None, limit: int = 20) -> str:
+    if host is None:
+        return UNKNOWN
+    return host if len(host) <= limit else host[: limit - 1] + "…"

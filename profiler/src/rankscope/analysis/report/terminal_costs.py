@@ -1,0 +1,189 @@
+"""Rendering of waterfall, throughput, memory, advice and bandwidths for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Final
+
+from rankscope.analysis.result.analysis import Analysis, CollectiveMatching
+from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
+from rankscope.analysis.result.costs import WaterfallPart
+from rankscope.analysis.result.text import UNKNOWN, aligned, fitting, size, wrapped
+from rankscope.base.text import duration
+
+BARS: Final = 24
+"""Width of the whole step in the waterfall, in columns."""
+SHOWN_ADVICE: Final = 3
+_CLEARLY: Final = 1.02
+"""Ratio of the extent over all ranks to the mean step above which the extent is shown, too."""
+_MIB: Final = 1 << 20
+
+
+def waterfall_text(analysis: Analysis, width: int) -> str:
+    """Return one bar per part, each starting where the previous one ends, and the names of unknown parts."""
+    found = analysis.waterfall
+    if found is None:
+        return ""
+    count = f"mean of {found.steps:,} steps" if found.unit == "step" else "mean over the ranks"
+    if found.extent_us is not None and found.extent_us > _CLEARLY * found.step_us:
+        count += f"; {duration(found.extent_us)} from the first start on any to the last end on any"
+    lines = textwrap.wrap(f"where the {found.unit} goes: {duration(found.step_us)} ({count})", width, subsequent_indent="  ")
+    shown = [part for part in found.parts if part.us is not None and (part.share or 0) >= 0.0005]
+    label = max((len(_label(part)) for part in shown), default=0)
+    before = 0.0
+    for part in shown:
+        share = part.share or 0.0
+        start, end = round(before * BARS), round((before + share) * BARS)
+        bar = " " * start + "#" * (end - start)
+        before += share
+        source = "" if part.source is None else f"  {part.source}"
+        lines.append(f"  {_label(part).ljust(label)}  {share:6.1%}  {duration(part.us or 0.0):>7}  |{bar.ljust(BARS)}|{source}")
+    unknown = [part for part in found.parts if part.us is None and part.name not in ("pipeline_bubble", "ideal")]
+    if unknown:
+        names = ", ".join(_label(part) for part in unknown)
+        lines += textwrap.wrap(f"not known: {names}", width, initial_indent="  ", subsequent_indent="    ")
+        for note in dict.fromkeys(part.note for part in unknown if part.note is not None):
+            lines += textwrap.wrap(note, width, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def throughput_text(analysis: Analysis, width: int) -> str:
+    """Return the rates and MFU, on one line if they fit."""
+    found = analysis.throughput
+    if found is None:
+        return ""
+    facts = []
+    for rate, noun in ((found.samples_per_second, "samples"), (found.tokens_per_second, "tokens")):
+        if rate is not None:
+            facts.append(f"{rate:,.4g} {noun}/s" if rate < 1000 else f"{rate:,.0f} {noun}/s")
+    if found.flops_per_second_per_rank is not None:
+        facts.append(f"{found.flops_per_second_per_rank / 1e12:.3g} TFLOP/s per rank")
+    if found.mfu is not None:
+        facts.append(f"MFU {found.mfu:.1%} of {found.gpu_name}'s {found.peak_dtype} peak")
+    return "\n".join(textwrap.wrap(f"throughput {' · '.join(facts)}", width)) if facts else ""
+
+
+def memory_text(analysis: Analysis, width: int) -> str:
+    """Return the peak of the rank with the highest peak memory, and the first ``SHOWN_ADVICE`` leaks."""
+    found = analysis.memory
+    if found is None:
+        return ""
+    lines: list[str] = []
+    peaks = [(row.peak_allocated_bytes, row) for row in found.ranks if row.peak_allocated_bytes is not None]
+    if peaks:
+        peak, row = max(peaks, key=lambda one: one[0])
+        of = "" if row.peak_share is None else f" ({row.peak_share:.0%} of the device)"
+        reserved = "" if row.reserved_bytes is None else f", {size(row.reserved_bytes)} reserved"
+        unused = "" if row.fragmentation is None else f", {row.fragmentation:.0%} of it beyond the peak"
+        retries = f", {row.allocator_retries} allocator retries" if row.allocator_retries else ""
+        lines += textwrap.wrap(f"memory of rank {row.rank}: peak {size(peak)}{of}{reserved}{unused}{retries}", width)
+    for leak in [row for row in found.growth if row.leaking][:SHOWN_ADVICE]:
+        where = "on the device" if leak.kind == "device" else "on the host"
+        rate, low, high = (
+            _mib(value) for value in (leak.bytes_per_1000_steps, leak.low_bytes_per_1000_steps, leak.high_bytes_per_1000_steps)
+        )
+        full = "" if leak.steps_until_full is None else f"; full in at most {leak.steps_until_full:,} steps"
+        text = f"leak: rank {leak.rank} grows {where} by {rate} MiB per 1,000 steps ({low} to {high}){full}"
+        lines += textwrap.wrap(text, width, subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def advice_text(analysis: Analysis, width: int) -> str:
+    """Return the first three pieces of advice; the JSON has all."""
+    if not analysis.advice:
+        return ""
+    unit = "step" if analysis.waterfall is None else analysis.waterfall.unit
+    lines = ["what to try"]
+    for one in analysis.advice[:SHOWN_ADVICE]:
+        bound = "" if one.gain_share_at_most is None else f"at most {one.gain_share_at_most:.0%} of the {unit}: "
+        lines += wrapped(f"{bound}{one.action}", width, indent="  ", hanging="    ")
+    if len(analysis.advice) > SHOWN_ADVICE:
+        more = f"and {len(analysis.advice) - SHOWN_ADVICE} more in --format json, each with its evidence and how to check it"
+        lines += wrapped(more, width, indent="  ", hanging="    ")
+    return "\n".join(lines)
+
+
+def _mib(value: float) -> str:
+    return f"{value / _MIB:.3g}" if abs(value) < 999 * _MIB else f"{value / _MIB:,.0f}"
+
+
+def _label(part: WaterfallPart) -> str:
+    return part.name.replace("_", " ")
+
+
+SHOWN_ROWS: Final = 8
+SHOWN_WAITS: Final = 4
+_DISPENSABLE: Final = ("count", "wait", "ranks")
+"""Columns dropped on a narrow terminal, in this order."""
+
+
+def bandwidth_table(collectives: CollectiveMatching, width: int) -> str:
+    """Return the costliest rows, reasons for missing figures, the longest waits, and counts of excluded and unmatched instances.
+
+    The text is empty if there is none of these.
+    """
+    lines = [*_rows(collectives.by_op, width), *_waits(collectives.waits, width)]
+    for title, reasons in (("left out", collectives.excluded), ("not matched", collectives.unmatched_by)):
+        if reasons:
+            lines += textwrap.wrap(f"{title}: {_counted(reasons)}", width)
+    return "\n".join(lines)
+
+
+def _rows(rows: list[CollectiveBandwidth], width: int) -> list[str]:
+    shown = [row for row in rows if row.transfer_us is not None or row.bus_at_least_gb_s is not None][:SHOWN_ROWS]
+    if not shown:
+        return []
+    header = ["collective", "ranks", "size", "count", "transfer", "wait", "bus GB/s", "expected", "share"]
+    cells = [[_name(row), *_figures(row)] for row in shown]
+    lines = textwrap.wrap("collectives: the transfer alone, without waiting; medians", width)
+    lines += aligned(fitting([header, *cells], width, _DISPENSABLE), left=(0,))
+    if (more := len(rows) - len(shown)) > 0:
+        lines += textwrap.wrap(f"{more} more row{'s' * (more > 1)} not shown; --format json has all", width)
+    if any(row.bus_gb_s is None and row.bus_at_least_gb_s is not None for row in shown):
+        lines += textwrap.wrap("≥: waiting counted as transfer, for other ranks' side is not at hand", width)
+    if any(row.bound_by == "latency" for row in shown):
+        lines += textwrap.wrap("short: over before the rate of its link matters", width)
+    reasons = dict.fromkeys(row.expected_unknown for row in shown if row.bytes is not None and row.expected_unknown is not None)
+    for reason in reasons:
+        lines += textwrap.wrap(f"nothing to expect: {reason}", width, subsequent_indent="  ")
+    return lines
+
+
+def _name(row: CollectiveBandwidth, limit: int = 22) -> str:
+    group = "" if row.group in ("cpu", "0") else f" {row.group}"
+    text = f"{row.op}{group}"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _figures(row: CollectiveBandwidth) -> list[str]:
+    if row.bus_gb_s is not None:
+        bus = f"{row.bus_gb_s:.3g}"
+    else:
+        bus = UNKNOWN if row.bus_at_least_gb_s is None else f"≥ {row.bus_at_least_gb_s:.3g}"
+    return [
+        UNKNOWN if row.group_size is None else str(row.group_size),
+        UNKNOWN if row.bytes is None else size(row.bytes),
+        str(row.count),
+        UNKNOWN if row.transfer_us is None else duration(row.transfer_us),
+        UNKNOWN if row.wait_us is None else duration(row.wait_us),
+        bus,
+        UNKNOWN if row.expected_gb_s is None else f"{row.expected_gb_s:.4g}",
+        "short" if row.bound_by == "latency" else UNKNOWN if row.share is None else f"{row.share:.0%}",
+    ]
+
+
+def _waits(waits: list[DirectedWait], width: int) -> list[str]:
+    lines: list[str] = []
+    for row in waits[:SHOWN_WAITS]:
+        times = "once" if row.count == 1 else f"{row.count} times"
+        lines += textwrap.wrap(
+            f"{row.op}: rank {row.waiter} waited {duration(row.wait_us)} for rank {row.origin}, {times}", width
+        )
+    if len(waits) > SHOWN_WAITS:
+        lines += textwrap.wrap(f"and {len(waits) - SHOWN_WAITS} more pairs of ranks", width)
+    return lines
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())

@@ -1,0 +1,209 @@
+"""Details of ranks for a terminal: ``rankscope analyze --detail``."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from rankscope.analysis.result.analysis import Analysis, RankResult
+from rankscope.analysis.result.detail import CommunicationPart, Contention, CopyPart, LaunchPart, RankDetail, Recompute
+from rankscope.analysis.result.text import UNKNOWN, aligned, size
+from rankscope.base.text import duration
+
+SHOWN_RANKS: Final = 2
+SHOWN_ROWS: Final = 12
+"""Number of rows shown of each table; the JSON has more."""
+
+
+def render_details(analysis: Analysis, width: int) -> str:
+    """Render the tables of the ranks that the verdict names, else of the first ranks; empty where no rank has details."""
+    having = [row for row in analysis.ranks if row.detail is not None or row.class_us is not None]
+    named = set(analysis.verdict.ranks)
+    shown = sorted(having, key=lambda row: (row.rank not in named, row.rank))[:SHOWN_RANKS]
+    parts = [_recorded(row, width) if row.detail is None else _rank(row, row.detail, width) for row in shown]
+    if len(having) > len(shown):
+        rest = f"details of {len(having) - len(shown)} more ranks not shown; --format json has them all"
+        parts.append(textwrap.fill(rest, width))
+    return "\n\n".join(parts)
+
+
+def _rank(row: RankResult, detail: RankDetail, width: int) -> str:
+    sentences = (
+        *_communication(row.communication_parts),
+        *_launches(detail.launch),
+        *_recompute(detail.recompute),
+        *_contention(detail.contention),
+    )
+    parts = [
+        f"rank {row.rank} in detail, a window of {duration(detail.window_us)}",
+        _devices(detail) if len(detail.devices) > 1 else "",
+        _streams(detail),
+        _classes(detail),
+        _copies(detail),
+        _unclassified(detail, width),
+        _steps(detail) if len(detail.steps) > 1 else "",
+        "\n".join(line for sentence in sentences for line in textwrap.wrap(sentence, width, subsequent_indent="  ")),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _recorded(row: RankResult, width: int) -> str:
+    """Render the details that the windows of a run keep."""
+    total = row.window_us or 0.0
+    rows = [["class", "busy", "of window"]]
+    rows += [[name, duration(busy), _share(busy, total)] for name, busy in list((row.class_us or {}).items())[:SHOWN_ROWS]]
+    facts = (
+        (row.recompute_us, "computed again for activation checkpointing"),
+        (row.idle_starved_us, "idle as nothing was launched"),
+        (row.idle_queued_us, "idle with work queued"),
+    )
+    known = ", ".join(f"{duration(value)} {what}" for value, what in facts if value is not None)
+    parts = [
+        f"rank {row.rank} in detail, profiled windows of {duration(total)} in all",
+        _table(rows, len(row.class_us or {}), left=(0,)),
+        textwrap.fill(known, width, subsequent_indent="  "),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _devices(detail: RankDetail) -> str:
+    rows = [["device", "compute", "overlap", "exposed", "copies", "idle"]]
+    for one in detail.devices[:SHOWN_ROWS]:
+        parts = (one.compute_us, one.overlap_us, one.exposed_communication_us, one.exposed_memcpy_us, one.idle_us)
+        rows.append([_number(one.device), *(_share(part, one.window_us) for part in parts)])
+    return "\n".join(aligned(rows))
+
+
+def _streams(detail: RankDetail) -> str:
+    rows = [["stream", "mostly", "events", "busy", "of window", "beside others", "alone"]]
+    many = len(detail.devices) > 1
+    for one in detail.streams[:SHOWN_ROWS]:
+        name = f"{_number(one.device)}/{_number(one.stream)}" if many else _number(one.stream)
+        times = (duration(one.busy_us), _share(one.busy_us, detail.window_us), duration(one.overlapped_us))
+        rows.append([name, _KINDS[one.kind], str(one.events), *times, duration(one.exposed_us)])
+    return _table(rows, len(detail.streams), left=(1,))
+
+
+_KINDS: Final = {"compute": "compute", "communication": "communication", "memcpy": "copies"}
+
+
+def _classes(detail: RankDetail) -> str:
+    rows = [["class", "events", "busy", "of window", "under communication"]]
+    for one in detail.classes[:SHOWN_ROWS]:
+        hidden = f"{duration(one.overlapped_us)}{' of compute' if one.name == 'communication' else ''}"
+        rows.append([one.name, str(one.events), duration(one.busy_us), _share(one.busy_us, detail.window_us), hidden])
+    return _table(rows, len(detail.classes), left=(0,))
+
+
+def _copies(detail: RankDetail) -> str:
+    rows = [["copies", "memory", "events", "busy", "exposed", "size", "GB/s"]]
+    for one in detail.copies[:SHOWN_ROWS]:
+        name = f"{one.direction}, collective" if one.collective else one.direction
+        times = (duration(one.busy_us), duration(one.exposed_us))
+        rate = UNKNOWN if one.bytes_per_second is None else f"{one.bytes_per_second / 1e9:.3g}"
+        rows.append([name, one.memory or UNKNOWN, str(one.events), *times, _size(one), rate])
+    return _table(rows, len(detail.copies), left=(0, 1))
+
+
+def _size(copy: CopyPart) -> str:
+    if copy.bytes is None:
+        return UNKNOWN
+    # Where only some copies have a known size, the sum is a lower bound.
+    return size(copy.bytes) if copy.sized_events == copy.events else f"> {size(copy.bytes)}"
+
+
+def _unclassified(detail: RankDetail, width: int) -> str:
+    if not detail.unclassified:
+        return ""
+    title = "kernels of unknown kind beside the main stream; where they communicate, say so by --communication-pattern REGEX"
+    rows = [["stream", "events", "busy", "longest", "name"]]
+    rows += [
+        [_number(one.stream), str(one.events), duration(one.busy_us), duration(one.longest_us), one.name]
+        for one in detail.unclassified[:SHOWN_ROWS]
+    ]
+    return "\n".join([*textwrap.wrap(title, width), *(_cut(line, width) for line in aligned(rows, left=(4,)))])
+
+
+def _steps(detail: RankDetail) -> str:
+    rows = [["step", "window", "compute", "overlap", "exposed", "copies", "idle", "starved"]]
+    for step in detail.steps[:SHOWN_ROWS]:
+        total = step.window_us
+        sums = [sum(getattr(one, name) for one in step.devices) / len(step.devices) for name in _PARTS]
+        starved = UNKNOWN if step.launch is None else _share(step.launch.idle_starved_us, total)
+        rows.append([_number(step.step), duration(total), *(_share(part, total) for part in sums), starved])
+    return _table(rows, len(detail.steps))
+
+
+_PARTS: Final = ("compute_us", "overlap_us", "exposed_communication_us", "exposed_memcpy_us", "idle_us")
+
+
+def _communication(part: CommunicationPart | None) -> list[str]:
+    if part is None:
+        return []
+    transfer, wait = part.transfer_overlap_us + part.transfer_exposed_us, part.wait_overlap_us + part.wait_exposed_us
+    hidden, waited = _share(part.transfer_overlap_us, transfer), _share(part.wait_overlap_us, wait)
+    moving = f"{duration(transfer)} transferring, {hidden} of it under compute"
+    return [f"communication: {moving}; {duration(wait)} waiting for later ranks, {waited} of it under compute"]
+
+
+def _launches(launch: LaunchPart | None) -> list[str]:
+    if launch is None:
+        return []
+    idle = launch.idle_queued_us + launch.idle_launching_us + launch.idle_starved_us + launch.idle_unknown_us
+    reasons = (
+        (launch.idle_starved_us, "as nothing was launched"),
+        (launch.idle_launching_us, "while a call was launching"),
+        (launch.idle_queued_us, "with work queued"),
+        (launch.idle_unknown_us, "before work whose launch is not in the trace"),
+    )
+    shares = ", ".join(f"{_share(part, idle)} {reason}" for part, reason in reasons if part)
+    sentences = [f"idle {duration(idle)}{': ' if shares else ''}{shares}"]
+    if launch.queue_delay:
+        delays = (
+            f"{_KINDS[one.kind]} {duration(one.median_us)} (90% within {duration(one.p90_us)})" for one in launch.queue_delay
+        )
+        sentences.append(f"from launch to start, median: {', '.join(delays)}")
+    if launch.graph_events:
+        started = f"started {launch.graph_events} of {launch.events} kernels and copies"
+        sentences.append(f"{launch.graph_launches} launches of device graphs {started}")
+    return sentences
+
+
+def _recompute(part: Recompute | None) -> list[str]:
+    if part is None or not part.operators:
+        return []
+    share = "" if part.compute_share is None else f", {part.compute_share:.1%} of compute"
+    return [f"recompute: {duration(part.busy_us)}{share}, by {part.operators} forward operators inside backward"]
+
+
+def _contention(part: Contention | None) -> list[str]:
+    if part is None or not part.overlapped:
+        return []
+    if part.slowdown is None:
+        return [f"compute under communication: too few of its {part.overlapped} kernels ran alone, too, to compare"]
+    return [
+        (
+            f"compute under communication takes {part.slowdown:.2f} times as long as the same kernels alone "
+            f"({part.compared} of {part.overlapped} kernels compared)"
+        )
+    ]
+
+
+def _table(rows: Sequence[Sequence[str]], of: int, left: Sequence[int] = ()) -> str:
+    if len(rows) == 1:
+        return ""
+    more = [f"and {of - len(rows) + 1} more"] if of > len(rows) - 1 else []
+    return "\n".join([*aligned(rows, left), *more])
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else UNKNOWN
+
+
+def _number(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)

@@ -1,0 +1,1 @@
+"""The result of an analysis: its JSON fields, and helpers for its text."""

@@ -1,0 +1,250 @@
+"""The result of an analysis: the JSON of ``rankscope analyze --format json`` (schema ``rankscope.analysis/1``).
+
+Undefined values are ``None`` (JSON ``null``), never 0. Later versions only add fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait, RankClock
+from rankscope.analysis.result.costs import Advice, Ledger, Memory, PipelineResult, Throughput, Waterfall
+from rankscope.analysis.result.detail import CommunicationPart, RankDetail
+from rankscope.runs.records import DeviceKind, Phase, WindowBasis
+
+ANALYSIS_SCHEMA: Final = "rankscope.analysis/1"
+
+Kind = Literal[
+    "balanced",
+    "straggler",
+    "communication_bound",
+    "input_bound",
+    "host_bound",
+    "compute_bound",
+    "pipeline_bubble",
+    "hang",
+    "insufficient_data",
+]
+Pattern = Literal["fixed", "intermittent", "rotating"]
+Cause = Literal["input", "host", "gc", "checkpoint", "compute", "imbalance", "communication", "unknown"]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Source of the analysis, and how complete it was."""
+
+    kind: Literal["run", "traces"]
+    path: str
+    ranks: int
+    """Number of ranks with evidence."""
+    world_size: int | None
+    steps: int
+    coverage: float | None
+    """Ranks x steps with evidence, divided by those expected; 0 to 1."""
+    simulated: bool
+    run_id: str | None = None
+    name: str | None = None
+    recorder_share: float | None = None
+    """Largest share of the step time that the recorder took on any rank; known once a rank has ended."""
+    recorder_budget: float | None = None
+    """Share of the step time that the recorder was allowed."""
+    unreadable: list[str] = []
+    """Unreadable files and folders of a run, as paths inside it; their content is missing from the analysis."""
+    warnings: list[str] = []
+    """Sentences, one for each kind of data that was damaged or left out."""
+
+
+class RankResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one rank. Times are microseconds over its whole window (traces), or summed over its profiled steps (runs).
+
+    compute + exposed_communication + exposed_memcpy + idle == window. All of them are ``None`` when nothing was profiled; idle is
+    also ``None`` when the trace is ``truncated``.
+    """
+
+    rank: int
+    host: str | None
+    gpu_uuid: str | None
+    device_kind: DeviceKind | None
+    attempt: int
+    steps: int
+    """Number of steps with evidence of any kind."""
+    window_basis: WindowBasis | None
+    window_us: float | None
+    compute_us: float | None
+    communication_us: float | None
+    overlap_us: float | None
+    exposed_communication_us: float | None
+    memcpy_us: float | None
+    exposed_memcpy_us: float | None
+    idle_us: float | None
+    overlap_ratio: float | None
+    """overlap / communication; ``None`` when there was no communication."""
+    transfer_us: float | None
+    """Communication time without waiting. A matched collective counts with its shortest duration over the ranks. A send, a
+    receive or an operation with a root counts with its duration minus the wait in it."""
+    wait_us: float | None
+    """Time in matched collectives beyond ``transfer_us``: waiting for later ranks."""
+    blocked_us: float | None
+    """Median blocked time per step from the always-on records."""
+    own_us: float | None = None
+    """Median own time (wall - blocked) per step from the always-on records."""
+    wall_us: float | None = None
+    """Median wall time per step from the always-on records."""
+    end_reason: str | None = None
+    communication_parts: CommunicationPart | None = None
+    """Communication in matched collectives, as transferring and waiting, hidden and exposed. ``None`` without any matched,
+    and for runs."""
+    class_us: dict[str, float] | None = None
+    """Time in which any kernel or operator of a class ran, per class, over the same windows as ``compute_us``. Classes may
+    overlap in time. This field and the next three are ``None`` unless known for all windows; for traces, they need details."""
+    recompute_us: float | None = None
+    """Time in which work ran that activation checkpointing recomputed."""
+    idle_starved_us: float | None = None
+    """Idle time in which no work had been launched: the host was late."""
+    idle_queued_us: float | None = None
+    """Idle time although work had been launched."""
+    detail: RankDetail | None = None
+    """Streams, classes of kernels, copies, launches …; ``None`` unless requested, and for runs, which keep no events."""
+    clock: RankClock | None = None
+    """Offset and drift of the rank's clock; ``None`` without a matched collective."""
+    truncated: bool = False
+    """True if the rank's trace lacks a part. Times then cover the rest of it (``None`` if there is none) and enter no mean."""
+
+
+class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of matching the collectives across the ranks."""
+
+    matched: int
+    """Number of collective instances found on every rank of their group."""
+    unmatched: int
+    excluded: dict[str, int]
+    """Number of instances left out on purpose, by reason (``p2p``, ``broadcast``, …): their waits cannot be attributed."""
+    method: Literal["sequence", "order"] | None
+    clock_residual_us: float | None
+    """Median disagreement of the ends of matched collectives after clock correction; shorter lags are not reported."""
+    unmatched_by: dict[str, int] = {}
+    """Number of unmatched instances by reason (``rank_missing``, ``bytes_differ``, …); adds up to ``unmatched``."""
+    by_op: list[CollectiveBandwidth] = []
+    """Bandwidth per operation, process group and size; most transfer time first."""
+    explained_share: float | None = None
+    """Share of the ranks' communication time in traces that is in matched collectives. Waiting in the rest is not visible.
+    ``None`` without communication, and for runs."""
+    waits: list[DirectedWait] = []
+    """Waits of one rank for another in sends, receives and operations with a root; longest first."""
+
+
+class ImposedWait(msgspec.Struct, frozen=True, kw_only=True):
+    """Time that other ranks waited for this one, summed over the victims."""
+
+    rank: int
+    imposed_us: float
+    imposed_exposed_us: float
+    """Part of the imposed wait that no compute hid; only this part costs time."""
+    share: float | None
+    """Share of all imposed wait; ``None`` when no rank waited."""
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Amount of money."""
+
+    amount: float
+    currency: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of the analysis: the rank at fault, the cause, the cost and the next actions."""
+
+    kind: Kind
+    rank: int | None = None
+    ranks: list[int] = []
+    pattern: Pattern | None = None
+    cause: Cause | None = None
+    explained_by: str | None = None
+    phase: Phase | None = None
+    group: str | None = None
+    stage: int | None = None
+    steps: tuple[int, int] | None = None
+    """First step that the verdict covers, and the step after the last."""
+    evidence_source: Literal["steps", "windows", "traces"] | None = None
+    confidence: float | None = None
+    """0 to 1."""
+    slowdown: float | None = None
+    """Actual step time divided by the step time without the cause; 1.31 = the job takes 31 % longer."""
+    gpu_hours_lost: float | None = None
+    cost: Cost | None = None
+    summary: str
+    """One sentence for a person."""
+    next: list[str] = []
+    """Commands or actions, most useful first."""
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure that a finding rests on."""
+
+    name: str
+    value: float
+    unit: str
+    detail: str | None = None
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that costs time, with its evidence."""
+
+    kind: Kind
+    rank: int | None = None
+    host: str | None = None
+    cause: Cause | None = None
+    explained_by: str | None = None
+    phase: Phase | None = None
+    pattern: Pattern | None = None
+    steps: tuple[int, int] | None = None
+    confidence: float | None = None
+    slowdown: float | None = None
+    gpu_hours_lost: float | None = None
+    summary: str
+    evidence: list[Evidence] = []
+
+
+class Analysis(msgspec.Struct, frozen=True, kw_only=True):
+    """Complete result of ``rankscope analyze``."""
+
+    schema: str = ANALYSIS_SCHEMA
+    source: Source
+    ranks: list[RankResult]
+    collectives: CollectiveMatching
+    imposed_wait: list[ImposedWait]
+    """Most imposed first."""
+    imposed_wait_source: Literal["steps", "windows", "traces"] | None = None
+    """Source of ``imposed_wait``; ``None`` when that is empty. Windows cover a few steps in detail, step records all steps."""
+    ledger: Ledger | None = None
+    """Wait attribution: delays by origin and victim, per process group; ``None`` if no source shows them."""
+    verdict: Verdict
+    findings: list[Finding]
+    """Most costly first."""
+    pipeline: PipelineResult | None = None
+    """Bubbles and stages; ``None`` without a pipeline, or where the records lack own time."""
+    waterfall: Waterfall | None = None
+    """Parts of the mean step's time; ``None`` with too few steps and no profiled window."""
+    throughput: Throughput | None = None
+    """Throughput of a run; ``None`` for traces and captures."""
+    memory: Memory | None = None
+    """Memory use; ``None`` if no record has a memory sample."""
+    advice: list[Advice] = []
+    """Actions to try, largest bound on the gain first, each with its evidence, that bound and how to check it."""
+
+
+def json_of(result: object) -> bytes:
+    """Encode a result as JSON in UTF-8; characters that UTF-8 cannot encode, as in undecodable file names, become ``?``."""
+    try:
+        return msgspec.json.encode(result)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(result)))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,405 @@
+"""Reader of Kineto traces, from the 2021 schema to today: JSON in, columns out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from itertools import compress
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.trace.classify import ANNOTATION, CPU_COMMUNICATION, CPU_OP, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, LAUNCH
+from rankscope.analysis.trace.events import EventStream
+from rankscope.analysis.trace.files import TraceText
+from rankscope.analysis.trace.locations import Location, base_name
+from rankscope.analysis.trace.schema import (
+    ANY_DETAIL_EVENT,
+    ANY_EVENT,
+    NO_TEXT,
+    DetailArgs,
+    DetailEvent,
+    Device,
+    Distributed,
+    Event,
+    EventArgs,
+    Number,
+    Time,
+    number,
+    read_metadata,
+    whole,
+)
+from rankscope.base.errors import InputError
+from rankscope.runs.records import DeviceKind
+
+KERNEL: Final = 0
+COPY: Final = 1
+OPERATOR: Final = 2
+NOTE: Final = 3
+LAUNCHED: Final = 4
+DEVICE_NOTE: Final = 5
+
+RECORDED: Final = 1
+BACKWARD: Final = 2
+"""Values of ``Trace.autograd``; 0 for operators that autograd did not record, and for all other events."""
+
+# Each argument occurs in some categories only. Reading it from all events would take as long as all other work together.
+_WORKS, _LINKS, _MOVES, _OPERATES = (
+    np.isin(np.arange(DEVICE_NOTE + 1), kinds)
+    for kinds in ((KERNEL, COPY), (KERNEL, COPY, LAUNCHED), (COPY, LAUNCHED), (OPERATOR,))
+)
+_TOLD_BY: Final[dict[str, tuple[NDArray[np.bool_], int]]] = {
+    # column: (mask of the categories that have it, value in rows of the others)
+    "stream": (_WORKS, -1),
+    "device": (_WORKS, -1),
+    "correlation": (_LINKS, -1),
+}
+_DETAILS_BY: Final[dict[str, tuple[NDArray[np.bool_], int]]] = {
+    "grid": (_WORKS, -1),
+    "graphed": (_WORKS, 0),
+    "bytes": (_MOVES, -1),
+    "autograd": (_OPERATES, 0),
+}
+
+_CATEGORIES: Final[dict[str, int]] = {
+    **dict.fromkeys(GPU_KERNEL, KERNEL),
+    **dict.fromkeys(GPU_COPY, COPY),
+    **dict.fromkeys(CPU_OP, OPERATOR),
+    **dict.fromkeys(ANNOTATION, NOTE),
+    **dict.fromkeys(LAUNCH, LAUNCHED),
+    **dict.fromkeys(GPU_ANNOTATION, DEVICE_NOTE),
+}
+
+_ABSURD_US: Final = 366 * 86_400 * 1e6
+"""Longest possible duration; events of more than a year are damaged."""
+
+
+_ABSURD_TIME_US: Final = 4e15
+"""Latest possible Unix time, in the year 2096; with a base of the same size it still fits 64 bits of nanoseconds."""
+
+MAX_ROWS: Final = 100_000_000
+MAX_COLLECTIVES: Final = 2_000_000
+MAX_THREADS: Final = 1_000_000
+MAX_NAME_CHARACTERS: Final = 256 * 1024**2
+"""Limits above which a trace is refused: no real trace reaches them, but well-compressed data can."""
+
+_COMMUNICATION_NOTES: Final = ("nccl:", *CPU_COMMUNICATION)
+_SPELLINGS: Final = 1000
+_NO_ARGS: Final = DetailArgs()
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """Trace of one rank as columns, with one row per event that can be work, a launch or an annotation, in file order.
+
+    Times are int64 nanoseconds. They are Unix times if the trace has a base or absolute timestamps, as every trace since 2021
+    has. Missing integers are -1.
+    """
+
+    path: Location
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    host: str | None
+    device_kind: DeviceKind
+    groups: dict[str, tuple[int, ...]]
+    """Ranks of each process group by name, from ``distributedInfo``."""
+    names: list[str]
+    """Distinct event names; ``name`` is an index into them."""
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    category: NDArray[np.int8]
+    name: NDArray[np.int32]
+    thread: NDArray[np.int64]
+    """CPU thread, numbered in order of appearance."""
+    stream: NDArray[np.int64]
+    correlation: NDArray[np.int64]
+    device: NDArray[np.int16]
+    bytes: NDArray[np.int64]
+    """Bytes moved according to a copy or the call that launched it. Empty, like the next three, unless read in detail."""
+    grid: NDArray[np.int32]
+    """Launch grid of a kernel, numbered in order of appearance."""
+    graphed: NDArray[np.bool_]
+    """True if the event is marked as a node of a device graph."""
+    autograd: NDArray[np.int8]
+    """``RECORDED`` for an operator called with gradients on, as in forward; ``BACKWARD`` for an operator of a backward pass."""
+    metadata: dict[int, EventArgs] = msgspec.field(default_factory=dict)
+    """Communication arguments by row, for rows that have them, and for annotations of communication."""
+    gpu_names: list[str] = msgspec.field(default_factory=list)
+    """Names of the host's accelerators that this process saw."""
+    events: int = 0
+    """Number of events in the file, used or not."""
+    damaged: int = 0
+    """Number of events left out because their times or types are invalid."""
+    torn: str | None = None
+    """Reason why the file ends too early, so that later events are missing; ``None`` for a complete file."""
+
+    @property
+    def has_device_work(self) -> bool:
+        """True if anything ran on an accelerator."""
+        return bool((self.category <= COPY).any())
+
+    def rows(self, category: int) -> NDArray[np.intp]:
+        """Return the indices of the events of one category."""
+        return np.flatnonzero(self.category == category)
+
+
+def read_trace(path: Location, *, detail: bool = True) -> Trace:
+    """Read one trace: plain, gzip or Zstandard; an object or a bare list of events.
+
+    Memory holds the columns and one part of the file. Without ``detail``, which takes a fifth of the time, some columns are
+    empty. A trace that is cut off or damaged is used as far as possible; see ``torn`` and ``damaged``. Raises ``InputError`` with
+    the file and the reason: missing, empty, not JSON, JSON but no trace, hostile, or without any compute.
+    """
+    text = TraceText(path)
+    stream = EventStream[Any](path, text, ANY_DETAIL_EVENT if detail else ANY_EVENT)
+    columns = _Columns(path, detail=detail)
+    for events in stream:
+        columns.add(events)
+    trace = columns.trace(stream, torn=text.torn or stream.torn)
+    # Kineto writes the device's events last: a torn trace without them looks like a run on the CPU.
+    cut_before_device = trace.torn is not None and len(trace.rows(LAUNCHED)) > 0
+    if trace.has_device_work or (len(trace.rows(OPERATOR)) and not cut_before_device):
+        return trace
+    if trace.torn:
+        raise InputError(path, f"truncated: {trace.torn}, before anything that could be analysed")
+    raise InputError(path, f"nothing to analyse: neither device work nor CPU operators among its {trace.events} events")
+
+
+def read_whole_trace(path: Location) -> Trace:
+    """Read one trace like ``read_trace``, but raise ``InputError`` also if it is torn."""
+    trace = read_trace(path)
+    if trace.torn:
+        raise InputError(path, f"truncated: {trace.torn}, and all of it is needed")
+    return trace
+
+
+class _Columns:
+    """Builder of a trace's columns from its relevant events, part by part."""
+
+    def __init__(self, path: Location, *, detail: bool) -> None:
+        self._event = DetailEvent if detail else Event
+        self._detail = detail
+        self._path = path
+        self._parts: list[dict[str, NDArray[Any]]] = []
+        self._codes = _Codes()
+        self._names = _Names()
+        self._threads: _Numbers[tuple[object, object]] = _Numbers()
+        self._grids = _Names({bytes(NO_TEXT): -1})
+        self._metadata: dict[int, EventArgs] = {}
+        self._rows = 0
+        self._damaged = 0
+
+    def add(self, events: Sequence[Any]) -> None:
+        """Append the relevant ones of some events."""
+        codes, names, threads, wanted = self._codes, self._names, self._threads, self._event
+        found = [codes[event.cat] if type(event) is wanted else -1 for event in events]
+        category = _numbers(found, np.int8)
+        matters = category >= 0
+        kept: list[Event] = list(compress(events, matters.tolist()))
+        category = category[matters]
+        start_us = _floats([event.ts for event in kept])
+        length_us = _floats([event.dur for event in kept])
+        sane = (np.abs(start_us) < _ABSURD_TIME_US) & (length_us >= 0) & (length_us < _ABSURD_US)
+        if not sane.all():
+            self._damaged += int((~sane).sum())
+            kept = [kept[row] for row in np.flatnonzero(sane)]
+            start_us, length_us, category = start_us[sane], length_us[sane], category[sane]
+        start = _nanoseconds(start_us)
+        args = [event.args or _NO_ARGS for event in kept]
+        works, links = (_telling(args, category, kinds) for kinds in (_WORKS, _LINKS))
+        self._parts.append(
+            {
+                "start": start,
+                "end": start + _nanoseconds(length_us),
+                "category": category,
+                "name": _numbers([names[event.name] for event in kept], np.int32),
+                "thread": _numbers([threads[event.pid, event.tid] for event in kept], np.int64),
+                "stream": _wholes([one.stream for one in works]),
+                "device": _wholes([one.device for one in works]),
+                "correlation": _wholes([one.correlation for one in links]),
+            }
+            | (self._details(args, category) if self._detail else {})
+        )
+        self._describe(kept, args, np.flatnonzero(category == NOTE))
+        self._rows += len(kept)
+        self._check_size()
+
+    def _details(self, args: Sequence[Any], category: NDArray[np.int8]) -> dict[str, NDArray[Any]]:
+        grids = self._grids
+        works, moves, operators = (_telling(args, category, kinds) for kinds in (_WORKS, _MOVES, _OPERATES))
+        return {
+            "grid": _numbers([grids[bytes(one.grid)] for one in works], np.int32),
+            "graphed": _wholes([one.graph_node for one in works]) > 0,
+            "bytes": _wholes([one.bytes for one in moves]),
+            "autograd": _autograd(operators),
+        }
+
+    def _describe(self, kept: Sequence[Event], args: Sequence[EventArgs], notes: NDArray[np.intp]) -> None:
+        """Keep the communication arguments of events."""
+        said = [row for row, one in enumerate(args) if one.collective]
+        said += [row for row in notes.tolist() if kept[row].args and str(kept[row].name).startswith(_COMMUNICATION_NOTES)]
+        for row in said:
+            self._metadata[self._rows + row] = args[row].detached()
+
+    def _check_size(self) -> None:
+        """Raise ``InputError`` for a trace that would fill memory; the size of a well-compressed file does not show this."""
+        for count, limit, what in (
+            (self._rows, MAX_ROWS, "events"),
+            (len(self._metadata), MAX_COLLECTIVES, "collectives"),
+            (len(self._threads), MAX_THREADS, "threads"),
+            (self._names.characters + self._grids.characters, MAX_NAME_CHARACTERS, "characters of different names"),
+        ):
+            if count > limit:
+                raise InputError(self._path, f"too large to analyse: more than {limit} {what}")
+
+    def trace(self, stream: EventStream[Any], torn: str | None) -> Trace:
+        """Return the trace of all added events, with the file's metadata."""
+        about = read_metadata(stream.said)
+        self.add([])  # so that there are columns
+        columns = {column: self._joined(column) for column in list(self._parts[0])}
+        for column, (kinds, missing) in (_TOLD_BY | (_DETAILS_BY if self._detail else {})).items():
+            columns[column] = _placed(kinds[columns["category"]], columns[column], missing)
+        if not self._detail:
+            columns |= self._details([], columns["category"][:0])
+        columns["device"] = np.where(columns["device"] < 2**15, columns["device"], -1).astype(np.int16)
+        base = about.base_unix_ns
+        columns["start"] += base
+        columns["end"] += base
+        names = [str(name) for name in self._names]
+        distributed = about.distributed
+        calls = {names[at] for at in set(columns["name"][columns["category"] == LAUNCHED].tolist())}
+        categories = {str(category) for category, code in self._codes.items() if code >= 0}
+        return Trace(
+            path=self._path,
+            rank=distributed.rank if distributed.rank is not None else _rank_in_name(base_name(self._path)),
+            world_size=distributed.world_size,
+            backend=distributed.backend,
+            host=about.host,
+            device_kind=_device_kind(about.devices, categories, calls) if (columns["category"] <= COPY).any() else "cpu",
+            groups=_groups(distributed),
+            names=names,
+            metadata=self._metadata,
+            gpu_names=[device.name for device in about.devices if device.name],
+            events=stream.events,
+            damaged=stream.damaged + self._damaged,
+            torn=torn,
+            **columns,
+        )
+
+    def _joined(self, column: str) -> NDArray[Any]:
+        # Columns release their parts one by one, so that memory never holds all data twice.
+        return np.concatenate([part.pop(column) for part in self._parts])
+
+
+class _Codes(dict[str | None, int]):
+    """Category codes by their spelling in the file; -1 for irrelevant categories."""
+
+    def __missing__(self, category: str | None) -> int:
+        code = _CATEGORIES.get((category or "").lower(), -1)
+        if len(self) < _SPELLINGS:
+            self[category] = code
+        return code
+
+
+_K = TypeVar("_K")
+_N = TypeVar("_N", bound=np.generic)
+_T = TypeVar("_T")
+
+
+class _Numbers(dict[_K, int]):
+    """Numbers of keys, in the order in which they are first seen."""
+
+    def __missing__(self, key: _K) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+class _Names(_Numbers[str | float | bytes | None]):
+    """Numbers of names, which may be of any length; counts their characters."""
+
+    characters = 0
+
+    def __missing__(self, key: str | float | bytes | None) -> int:
+        self.characters += len(str(key))
+        return super().__missing__(key)
+
+
+def _numbers(values: Sequence[float | str | None], kind: type[_N]) -> NDArray[_N]:
+    # Twice as fast as np.array, which first inspects the type of every value.
+    return np.fromiter(values, kind, len(values))
+
+
+def _floats(values: list[Time]) -> NDArray[np.float64]:
+    """Return the values as floats, NaN where there is none."""
+    try:
+        return _numbers(values, np.float64)
+    except (ValueError, TypeError, OverflowError):
+        return np.array([number(value) for value in values], dtype=np.float64)
+
+
+def _wholes(values: list[Number]) -> NDArray[np.int64]:
+    """Return the values as integers, -1 where there is none."""
+    try:
+        found = _numbers(values, np.int64)
+    except (ValueError, TypeError, OverflowError):
+        return np.array([whole(value) for value in values], dtype=np.int64)
+    return np.where((found < -1) | (found >= 2**62), -1, found)
+
+
+def _telling(args: Sequence[_T], category: NDArray[np.int8], kinds: NDArray[np.bool_]) -> list[_T]:
+    """Return the arguments of the events whose category is in the mask ``kinds``."""
+    return list(compress(args, kinds[category].tolist()))
+
+
+def _placed(rows: NDArray[np.bool_], values: NDArray[_N], missing: int) -> NDArray[_N]:
+    """Return a column with ``values`` where the mask ``rows`` is true, and ``missing`` elsewhere."""
+    column = np.full(len(rows), missing, dtype=values.dtype)
+    column[rows] = values
+    return column
+
+
+def _autograd(args: Sequence[DetailArgs]) -> NDArray[np.int8]:
+    recorded = _wholes([one.autograd_sequence for one in args]) >= 0
+    backward = _wholes([one.forward_thread for one in args]) > 0
+    return np.where(recorded, np.where(backward, BACKWARD, RECORDED), 0).astype(np.int8)
+
+
+def _nanoseconds(us: NDArray[np.float64]) -> NDArray[np.int64]:
+    # Whole and fraction separately: 1.7e15 us (Unix time) times 1000 exceeds what a float64 holds exactly.
+    whole = np.floor(us)
+    return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
+
+
+def _groups(distributed: Distributed) -> dict[str, tuple[int, ...]]:
+    return {
+        str(group.pg_name): tuple(group.ranks)
+        for group in distributed.pg_config or []
+        if group.pg_name is not None and group.ranks
+    }
+
+
+_RANK_IN_NAME: Final[tuple[re.Pattern[str], ...]] = (
+    re.compile(r"(?:rank|worker|trainer)[-_.\[]?(\d{1,7})(?!\d)", re.IGNORECASE),
+    re.compile(r"(?:^|[-_.])r?(\d{1,7})(?:\.pt)?(?:\.trace)?\.json(?:\.gz|\.zst)?$", re.IGNORECASE),
+)
+
+
+def _rank_in_name(name: str) -> int | None:
+    for pattern in _RANK_IN_NAME:
+        if found := pattern.search(name):
+            return int(found.group(1))
+    return None
+
+
+def _device_kind(devices: Sequence[Device], categories: Collection[str], calls: Iterable[str]) -> DeviceKind:
+    """Return the kind of the device, from device names, event categories and names of runtime calls."""
+    said = " ".join(device.name or "" for device in devices).lower()
+    if "amd" in said or "instinct" in said or any(call.startswith("hip") for call in calls):
+        return "rocm"
+    if any(category.startswith("xpu_") for category in categories):
+        return "xpu"
+    if any(category.startswith(("mtia_", "privateuse1_")) for category in categories):
+        return "other"
+    return "cuda"

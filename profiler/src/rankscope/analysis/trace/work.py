@@ -1,0 +1,181 @@
+"""Classification of the events of a trace as work, by kind."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.trace.breakdown import Work
+from rankscope.analysis.trace.classify import (
+    WorkKind,
+    asks_for_communication,
+    classify_kernel,
+    direction_of,
+    is_cpu_communication,
+    is_cpu_work,
+)
+from rankscope.analysis.trace.columns import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
+from rankscope.analysis.trace.intervals import distinct, union
+
+NO_WORK: Final = -1
+KINDS: Final[tuple[WorkKind, ...]] = ("compute", "communication", "memcpy")
+COMPUTE, COMMUNICATION, MEMCPY = range(3)
+
+
+class WorkEvents(msgspec.Struct, frozen=True):
+    """Events of a trace that are work.
+
+    In a trace with device work, compute is the kernels on the device; on a CPU build it is the operators. Communication of CPU
+    libraries (gloo) counts in both, so that a run that computes on a GPU and communicates through gloo is complete.
+    """
+
+    rows: NDArray[np.intp]
+    """Rows of the trace, in order of their start."""
+    kind: NDArray[np.int8]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    launch: NDArray[np.int64]
+    """Launch time: the start of the linked launch call, or the event's own start if no call is linked."""
+    launch_row: NDArray[np.intp]
+    """Row of the call that launched the event; its own row for events on the CPU; -1 if no call is linked."""
+
+    def is_on_device(self, trace: Trace) -> NDArray[np.bool_]:
+        """Return the mask of the events that ran on an accelerator."""
+        return trace.category[self.rows] <= COPY
+
+    def work(self) -> Work:
+        """Return all events as merged sets of intervals, one per kind."""
+        sets = [union(self.start[self.kind == kind], self.end[self.kind == kind]) for kind in (COMPUTE, COMMUNICATION, MEMCPY)]
+        return Work(*sets)
+
+
+def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> WorkEvents:
+    """Classify every event of the trace and return those that are work.
+
+    Communication is, in order of precedence: kernels with linked communication metadata; kernels whose name matches
+    ``communication``; kernels by the table of names. Copies between devices that a collective launched count, too: copy engines
+    run collectives in this way.
+    """
+    kind = np.full(len(trace.start), NO_WORK, dtype=np.int8)
+    kernels = trace.category == KERNEL
+    notes = trace.category == NOTE
+    by_name = np.full(len(trace.names), NO_WORK, dtype=np.int8)
+    for one in distinct(trace.name[kernels]):
+        name = trace.names[one]
+        told = communication is not None and communication.search(name) is not None
+        by_name[one] = COMMUNICATION if told else KINDS.index(classify_kernel(name))
+    kind[kernels] = by_name[trace.name[kernels]]
+    # Metadata from the communication library overrides the kernel's name.
+    for row in trace.metadata:
+        if kernels[row]:
+            kind[row] = COMMUNICATION
+    kind[trace.category == COPY] = MEMCPY
+    calls = _launching_rows(trace)
+    kind[copy_engine_rows(trace, calls)] = COMMUNICATION
+    cpu_communication = np.array([is_cpu_communication(name) for name in trace.names], dtype=bool)
+    kind[notes & cpu_communication[trace.name]] = COMMUNICATION
+    if not trace.has_device_work:
+        computes = np.array([is_cpu_work(name) for name in trace.names], dtype=bool)
+        operators = (trace.category == OPERATOR) & computes[trace.name]
+        kind[outermost(trace, operators)] = COMPUTE
+    rows = np.flatnonzero(kind != NO_WORK)
+    rows = rows[np.argsort(trace.start[rows], kind="stable")]
+    launch_row = calls[rows]
+    return WorkEvents(
+        rows=rows,
+        kind=kind[rows],
+        start=trace.start[rows],
+        end=trace.end[rows],
+        launch=np.where(launch_row >= 0, trace.start[launch_row], trace.start[rows]),
+        launch_row=launch_row,
+    )
+
+
+def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Return the rows of the wanted events that lie inside no other wanted event of their thread.
+
+    Example: ``aten::linear``, not the ``aten::t`` inside it.
+    """
+    rows = np.flatnonzero(wanted)
+    order = np.lexsort((-trace.end[rows], trace.start[rows], trace.thread[rows]))
+    rows = rows[order]
+    keep = np.ones(len(rows), dtype=bool)
+    for thread in distinct(trace.thread[rows]):
+        mine = np.flatnonzero(trace.thread[rows] == thread)
+        ends = np.maximum.accumulate(trace.end[rows[mine]])
+        keep[mine[1:]] = trace.start[rows[mine[1:]]] >= ends[:-1]
+    return rows[keep]
+
+
+def _launching_rows(trace: Trace) -> NDArray[np.intp]:
+    """Return, per row, the row of the CPU call that launched it: itself for events on the CPU, -1 if no call is linked."""
+    found = np.arange(len(trace.start), dtype=np.intp)
+    device = np.flatnonzero(trace.category <= COPY)
+    found[device] = -1
+    calls = trace.rows(LAUNCHED)
+    calls = calls[trace.correlation[calls] >= 0]
+    if not len(calls):
+        return found
+    calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
+    device = device[trace.correlation[device] >= 0]
+    at = np.searchsorted(trace.correlation[calls], trace.correlation[device])
+    at = np.minimum(at, len(calls) - 1)
+    linked = trace.correlation[calls[at]] == trace.correlation[device]
+    found[device[linked]] = calls[at[linked]]
+    return found
+
+
+def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the rows of copies between devices that were launched inside a collective on the calling thread.
+
+    ``calls``: per row, the row of the launching call.
+    """
+    copies = np.flatnonzero((trace.category == COPY) & (calls >= 0))
+    between = [name for name in distinct(trace.name[copies]) if direction_of(trace.names[name]) == "peer to peer"]
+    copies = copies[np.isin(trace.name[copies], between)]
+    if not len(copies):
+        return copies
+    asks = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
+    inside = within(trace, calls[copies], np.flatnonzero(asks[trace.name] & np.isin(trace.category, (NOTE, OPERATOR))))
+    return copies[inside]
+
+
+def enclosing(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return, per row, the position of the frame on its thread in which it starts, or -1.
+
+    ``frames`` of one thread must not overlap.
+    """
+    if not len(frames):
+        return np.full(len(rows), -1, dtype=np.intp)
+    both = np.concatenate((frames, rows))
+    # Sorted by thread and start, frames before rows that start at the same time: a row's frame is the last one before it.
+    order = np.lexsort((np.arange(len(both)) >= len(frames), trace.start[both], trace.thread[both]))
+    last = np.maximum.accumulate(np.where(order < len(frames), np.arange(len(order)), -1))
+    at = np.empty(len(both), dtype=np.intp)
+    at[order] = np.where(last < 0, -1, order[last])
+    found = at[len(frames) :]
+    frame = frames[found]
+    inside = (found >= 0) & (trace.thread[frame] == trace.thread[rows]) & (trace.start[rows] < trace.end[frame])
+    return np.where(inside, found, -1)
+
+
+def within(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return the mask of rows that start inside any of the ``frames`` of their thread; frames may overlap."""
+    if not len(frames):
+        return np.zeros(len(rows), dtype=bool)
+    both = np.concatenate((frames, rows))
+    ends = np.unique(trace.end[frames])
+    rank = np.concatenate((np.searchsorted(ends, trace.end[frames]) + 1, np.zeros(len(rows), dtype=np.intp)))
+    _, thread = np.unique(trace.thread[both], return_inverse=True)
+    order = np.lexsort((rank == 0, trace.start[both], thread))
+    # Running maximum of the ends of frames begun on the thread; each thread's numbers lie above those of earlier threads.
+    base = thread * (len(ends) + 1)
+    latest = np.empty(len(both), dtype=np.intp)
+    latest[order] = np.maximum.accumulate((base + rank)[order])
+    found = (latest - base)[len(frames) :]
+    inside: NDArray[np.bool_] = (found > 0) & (trace.start[rows] < ends[found - 1])
+    return inside

@@ -1,0 +1,1 @@
+"""From slow ranks and costs to the verdict, the findings and the advice."""

@@ -1,0 +1,276 @@
+"""Verdict on a run: from step records first, from profiled windows where step records cannot decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.collectives.figures import Figures
+from rankscope.analysis.costs.waterfall import Costs
+from rankscope.analysis.evidence.order import last_ranks
+from rankscope.analysis.evidence.peers import peer_groups, stage_of
+from rankscope.analysis.inference.cause import Signals, cause_of, signals_of
+from rankscope.analysis.inference.explained import explained
+from rankscope.analysis.inference.late import busy_excess, find_late, late_named, too_few
+from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.own_time import (
+    MINIMUM_STEPS,
+    WARM_UP,
+    Judged,
+    by_chance_elsewhere,
+    find_slow,
+    imposed_wait,
+    period,
+    too_short,
+)
+from rankscope.analysis.inference.rotating import find_rotating
+from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.inference.significance import LIMIT
+from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
+from rankscope.analysis.verdict.bottleneck import shares_of
+from rankscope.analysis.verdict.bubble import bubble_explained
+from rankscope.analysis.verdict.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
+from rankscope.base.text import ranks_text
+
+CAPTURE: Final = 20
+"""Number of steps to profile for a verdict from windows: more than ``late.ENOUGH_STEPS``, as some steps may show nothing."""
+
+
+def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
+    steps = run.table.steps
+    return Setting(
+        source="steps",
+        world_size=run.world_size or len(run.ranks),
+        steps=(int(steps[0]), int(steps[-1]) + 1) if len(steps) else None,
+        step_count=len(steps),
+        unit="step",
+        accelerated=any(info.device_kind != "cpu" for info in run.infos.values()),
+        hosts=run.hosts,
+        price_per_gpu_hour=price,
+        currency=currency,
+        run=run.path,
+    )
+
+
+def run_verdict(
+    run: RunEvidence,
+    costs: Callable[[tuple[int, ...]], Costs | None],
+    price: float | None,
+    currency: str,
+) -> tuple[Verdict, list[Finding]]:
+    """Return the verdict and all findings, most costly first.
+
+    ``costs`` maps ranks to the costs of the step without them; the resulting waterfall shows what limits the step.
+    """
+    return bubble_explained(*_run_verdict(run, costs, price, currency), run.pipeline, run.path)
+
+
+def _run_verdict(
+    run: RunEvidence,
+    costs: Callable[[tuple[int, ...]], Costs | None],
+    price: float | None,
+    currency: str,
+) -> tuple[Verdict, list[Finding]]:
+    setting = _setting(run, price, currency)
+
+    if not len(run.table.steps):
+        yet = "" if run.liveness == "over" else " yet"
+        return _too_little(run, f"no step has been recorded{yet}" if run.ranks else f"no rank has recorded anything{yet}")
+    shares = shares_of(costs(()))
+    if run.world_size == 1:
+        if len(run.table.steps) < MINIMUM_STEPS:
+            return _too_little(run, f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
+        return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+    if not run.compared:
+        return _from_windows(run, setting, shares) or _of_stages(run, setting, shares) or _too_little(run, *_missing(run))
+    found = [(judged, slow) for judged in run.compared if (slow := find_rotating(judged) or find_slow(judged)) is not None]
+    calm = [judged for judged in run.compared if all(judged is not other for other, _ in found)]
+    found = [one for one in found if (one[1].p_value or 0.0) + by_chance_elsewhere(*one, calm) <= LIMIT]
+    if not found:
+        return _nobody_slow(run, setting, shares)
+    judged, slow = max(found, key=lambda one: one[1].gain_us)
+    verdict, finding = straggler(_explained(run, judged, slow), setting)
+    return verdict, [finding, *limits(shares_of(costs(tuple(slow.ranks))), setting, lead="Besides that, ")]
+
+
+def _too_little(run: RunEvidence, missing: str, lack: Lack = "few_steps") -> tuple[Verdict, list[Finding]]:
+    return insufficient(missing, run=run.path, lack=lack, capture=CAPTURE, liveness=run.liveness), []
+
+
+def _missing(run: RunEvidence) -> tuple[str, Lack]:
+    reporting = _reporting(run)
+    if reporting < 2:
+        return f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks"
+    if not np.isfinite(run.table.stored("own_us")).any():
+        return "the step records do not tell own time from waiting, and no profiled window decides", "few_windows"
+    if all(len(peers) == 1 for peers in peer_groups(run.ranks, run.infos)):
+        return "every pipeline stage is on one rank, so its own time has none to be compared with", "one_rank_per_stage"
+    steps = len(run.table.steps)
+    return f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed", "few_steps"
+
+
+def _of_stages(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]] | None:
+    """Return the verdict on a pipeline with one rank per stage: no rank can be named, but what limits the step can."""
+    if run.pipeline is None:
+        return None
+    why = "Every pipeline stage is on one rank, so there is none to compare it with"
+    verdict, findings = nobody(shares, setting, confidence=None, why=why)
+    return (verdict, findings) if findings else None
+
+
+def _nobody_slow(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]]:
+    for judged in run.compared:
+        if (suspect := too_short(judged)) is not None:
+            enough = f"{suspect.needed} are needed" if suspect.needed is not None else "more are needed"
+            missing = (
+                f"{ranks_text(suspect.ranks)} made the others wait in {suspect.far} of {judged.own.shape[1]} steps after "
+                f"warm-up, which may be chance among {len(judged.ranks)} ranks; {enough}"
+            )
+            return _too_little(run, missing)
+    compared = sum(len(judged.ranks) for judged in run.compared)
+    whom = among(compared, setting.world_size, "records")
+    confidence = min(_calm(judged) for judged in run.compared) * min(1.0, compared / setting.world_size)
+    return nobody(shares, setting, confidence=confidence, why=f"No rank makes the others wait beyond chance{whom}")
+
+
+def _reporting(run: RunEvidence) -> int:
+    return int(run.table.has_record.any(axis=1).sum())
+
+
+def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]] | None:
+    """Return the verdict from profiled windows, for runs whose step records cannot decide; ``None`` without matches."""
+    if not run.matching.matches:
+        return None
+    profiled = [row for reduction in run.windows.values() for row in reduction.breakdowns]
+    counts = [len(reduction.breakdowns) for reduction in run.windows.values() if reduction.breakdowns]
+    if not profiled:
+        return None
+    window = sum(row.window_us for row in profiled) / len(counts)
+    by_windows = replace(setting, source="windows")
+    late = find_late(run.blame, window)
+    if late is None:
+        suspect = too_few(run.blame, window)
+        if suspect is not None:
+            missing = f"rank {suspect} was last, but at so few collectives that it may be chance; more profiled steps are needed"
+            return _too_little(run, missing, "few_windows")
+        if _reporting(run) < 2:
+            # A few profiled steps are not evidence for all the steps without a record.
+            missing, lack = _missing(run)
+            return _too_little(run, f"{missing}; in the profiled steps nobody was late beyond chance", lack)
+        compared = len({rank for match in run.matching.matches for rank in match.ranks})
+        whom = among(compared, setting.world_size, "matched collectives")
+        why = f"In the profiled steps no rank makes the others wait beyond chance{whom}"
+        return nobody(shares, by_windows, confidence=None, why=why)
+    # Blame sums over the profiled steps; verdicts are per step.
+    steps = max(counts)
+    signals = _signals_beside_windows(run, late.ranks[0], late.gain_us / steps)
+    # A few profiled steps can fall between two hardware readings, so readings of all steps are used.
+    every = np.ones(len(run.table.steps), dtype=bool)
+    named = explained(late_named(late, run.blame, window, signals, steps=steps), run.witness, every, every)
+    verdict, finding = straggler(named, by_windows)
+    return verdict, [finding]
+
+
+def _signals_beside_windows(run: RunEvidence, rank: int, gain_us: float) -> Signals:
+    """Return the signals in the step records of a rank that windows named, to find out why it was late."""
+    table = run.table
+    count = len(table.steps)
+    usual = (np.arange(count) >= min(WARM_UP, count // 5)) & ~table.profiled.any(axis=0)
+    busy = busy_excess(rank, {one: reduction.breakdowns for one, reduction in run.windows.items()})
+    peers = [one for one in run.ranks if one != rank]
+    return signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
+
+
+def _explained(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
+    """Return the slow rank, with the physical reason if there is one."""
+    looked_at = np.isin(run.table.steps, judged.table.steps)
+    late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
+    return explained(_named(run, judged, slow), run.witness, late, looked_at)
+
+
+def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
+    worst = slow.ranks[0]
+    peers = [rank for rank in judged.ranks if rank not in slow.ranks] or [rank for rank in judged.ranks if rank != worst]
+    accelerated = any(info.device_kind != "cpu" for info in run.infos.values())
+    busy = busy_excess(worst, {rank: reduction.breakdowns for rank, reduction in run.windows.items()}) if accelerated else None
+    affected = slow.affected
+    if slow.pattern == "rotating":
+        affected = affected & (last_ranks(judged.own) == judged.ranks.index(worst))
+        peers = [rank for rank in judged.ranks if rank != worst]
+    signals = signals_of(judged.table, worst, affected, peers, device_busy_us=busy)
+    imposed = imposed_wait(judged)
+    steps = judged.own.shape[1]
+    victims = max(1, len(judged.ranks) - (1 if slow.pattern == "rotating" else len(slow.ranks)))
+    wait = sum(imposed[rank] for rank in slow.ranks) / steps / victims
+    confidence = slow.stability * (1 - (slow.p_value or 0.0))
+    evidence = [
+        Evidence(name="imposed_wait", value=wait, unit="us", detail="per step and waiting rank"),
+        Evidence(
+            name="saved", value=slow.gain_us, unit="us", detail="per step, were it last as seldom and as little as the others"
+        ),
+        Evidence(
+            name="own_time_excess",
+            value=slow.excess_us,
+            unit="us",
+            detail="over the median of its peers, in the steps it was last",
+        ),
+        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps"),
+        Evidence(name="steps_judged", value=float(steps), unit="steps"),
+    ]
+    note = ""
+    if slow.pattern == "intermittent":
+        share, every = float(slow.affected.mean()), period(judged.table.steps[slow.affected])
+        evidence.append(Evidence(name="slow_steps", value=share, unit="ratio", detail="of the steps, in which it was far out"))
+        if every is not None:
+            evidence.append(Evidence(name="period", value=float(every), unit="steps", detail="between slow steps"))
+        note = f"It is slow in {share:.0%} of the steps" + (f", one in {every}." if every is not None else ".")
+    if slow.p_value is not None:
+        evidence.append(
+            Evidence(
+                name="p_value", value=slow.p_value, unit="probability", detail="permutation test against the run's own noise"
+            )
+        )
+    for name, value, unit in (
+        ("cpu_excess", signals.cpu_us, "us"),
+        ("run_queue_excess", signals.run_queue_us, "us"),
+        ("gc_excess", signals.gc_us, "us"),
+        ("device_busy_excess", signals.device_busy_us, "us"),
+        ("work_excess", signals.work, "ratio"),
+    ):
+        if value is not None:
+            evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers"))
+    evidence.extend(
+        Evidence(name=f"phase_excess.{phase}", value=value, unit="us", detail="own time over the median of its peers")
+        for phase, value in signals.phases_us.items()
+    )
+    return Named(
+        ranks=slow.ranks,
+        pattern=slow.pattern,
+        cause=cause_of(signals),
+        phase=signals.phase,
+        stage=stage_of(run.infos.get(worst)),
+        gain_us=slow.gain_us,
+        wait_us=wait,
+        step_us=judged.wall_us,
+        confidence=round(min(0.99, confidence), 3),
+        evidence=evidence,
+        note=note,
+    )
+
+
+def _calm(judged: Judged) -> float:
+    """Return the confidence that no rank is slow: the share of pieces of the run (up to 8) in which no rank would be named."""
+    count: int = judged.own.shape[1]
+    pieces = max(1, min(8, count // (2 * MINIMUM_STEPS)))
+    calm = 0
+    for piece in np.array_split(np.arange(count), pieces):
+        keep = np.zeros(count, dtype=bool)
+        keep[piece] = True
+        part = Judged(judged.table.columns(keep), judged.rows, judged.own[:, keep], judged.wall_us)
+        calm += int(find_slow(part) is None)
+    # One piece is added for and one against (Laplace): a few pieces give no certainty.
+    return (calm + 1) / (pieces + 2)

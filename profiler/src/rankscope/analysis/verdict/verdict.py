@@ -1,0 +1,245 @@
+"""Construction of verdicts and findings from evidence: sentences, slowdown, GPU-hours, money."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from rankscope.analysis.collectives.figures import Figures
+from rankscope.analysis.evidence.liveness import Liveness
+from rankscope.analysis.inference.named import Named
+from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
+from rankscope.analysis.result.text import first_of
+from rankscope.analysis.verdict.advice import ROTATING, next_actions
+from rankscope.analysis.verdict.bottleneck import SHOWN, largest_besides_compute, limit_of, unknown_share
+from rankscope.base.text import duration
+
+EvidenceSource = Literal["steps", "windows", "traces"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Properties of an analysis that its verdicts share."""
+
+    source: EvidenceSource
+    world_size: int
+    steps: tuple[int, int] | None
+    step_count: int
+    """Number of steps slowed by the cause: all trained steps, not only the judged ones."""
+    unit: str
+    """Unit that times refer to: ``step`` or ``window``."""
+    accelerated: bool
+    """True if ranks run on accelerators, so that lost time is GPU time."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    price_per_gpu_hour: float | None = None
+    currency: str = "USD"
+    run: str | None = None
+
+
+def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
+    """Return the verdict on stragglers and its finding."""
+    rotating = named.pattern == "rotating"
+    rank = None if rotating else named.ranks[0]
+    host = None if rank is None else setting.hosts.get(rank)
+    slowdown = named.step_us / (named.step_us - named.gain_us) if named.step_us > named.gain_us > 0 else None
+    hours, cost = _loss(named.gain_us, setting)
+    summary = _sentence(named, setting)
+    verdict = Verdict(
+        kind="straggler",
+        rank=rank,
+        ranks=sorted(named.ranks),
+        pattern=named.pattern,
+        cause=named.cause.cause,
+        explained_by=named.cause.explained_by,
+        phase=named.phase,
+        group=named.group,
+        stage=None if rotating else named.stage,
+        steps=setting.steps,
+        evidence_source=setting.source,
+        confidence=named.confidence,
+        slowdown=slowdown,
+        gpu_hours_lost=hours,
+        cost=cost,
+        summary=summary,
+        next=[
+            *([ROTATING] if rotating else []),
+            *next_actions(
+                "straggler", cause=named.cause.cause, explained_by=named.cause.explained_by, run=setting.run, rank=rank, host=host
+            ),
+        ],
+    )
+    finding = Finding(
+        kind="straggler",
+        rank=rank,
+        host=host,
+        cause=named.cause.cause,
+        explained_by=named.cause.explained_by,
+        phase=named.phase,
+        pattern=named.pattern,
+        steps=setting.steps,
+        confidence=named.confidence,
+        slowdown=slowdown,
+        gpu_hours_lost=hours,
+        summary=summary,
+        evidence=named.evidence,
+    )
+    return verdict, finding
+
+
+def nobody(shares: Figures, setting: Setting, *, confidence: float | None, why: str) -> tuple[Verdict, list[Finding]]:
+    """Return the verdict when no rank is an outlier: the limit of the step, or balanced.
+
+    ``why``: the reason for this, as text. ``shares``: shares of the step's parts (``figures_of_costs``).
+    """
+    findings = limits(shares, setting, lead=f"{why}; ", confidence=confidence)
+    found = findings[0] if findings else None
+    kind: Kind = found.kind if found else "balanced"
+    verdict = Verdict(
+        kind=kind,
+        steps=setting.steps,
+        evidence_source=setting.source,
+        confidence=confidence,
+        cause=found.cause if found else None,
+        explained_by=found.explained_by if found else None,
+        phase=found.phase if found else None,
+        summary=found.summary if found else f"{why}; {_calm(shares, setting.unit)}.",
+        next=next_actions(kind, cause=found.cause if found else None, explained_by=_asks_for(found, shares), run=setting.run),
+    )
+    return verdict, findings
+
+
+def _asks_for(found: Finding | None, shares: Figures) -> str | None:
+    """Return the explanation that selects the next actions."""
+    if found is None:
+        return None
+    open_why = found.kind == "host_bound" and "share.idle_unexplained" in shares
+    return found.explained_by or ("idle_unexplained" if open_why else None)
+
+
+def _calm(shares: Figures, unit: str) -> str:
+    """Return the clause that no part of the step reaches its limit, with the largest part besides compute."""
+    largest = largest_besides_compute(shares)
+    if largest is None:
+        return f"no part of the {unit} besides compute is known to take any of it"
+    name, share = largest
+    unknown = unknown_share(shares)
+    rest = f"; what takes {unknown:.0%} of it is not known" if unknown >= _TOO_MUCH else ""
+    basis = f"from {_BASIS[share.source]}"
+    return (
+        f"no part of the {unit} that is known dominates: besides compute the largest is {name}, {share.value:.0%} ({basis}){rest}"
+    )
+
+
+_SHOWN_RANKS: Final = 8
+_TOO_MUCH: Final = 0.1
+"""Share of the step outside all known parts from which on the sentence mentions it."""
+
+_BASIS: Final[dict[str | None, str]] = {"steps": "step records", "windows": "profiled windows", "traces": "traces"}
+"""Sources of a share, in words."""
+
+
+def among(compared: int, world_size: int, having: str) -> str:
+    """Return the restriction to the compared ranks, such as " among the 3 of 4 ranks with records"; empty if all are compared."""
+    return f" among the {compared} of {world_size} ranks with {having}" if compared < world_size else ""
+
+
+def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
+    """Return the limit of the step as a finding whose sentence begins with ``lead``; empty when no part dominates."""
+    found = limit_of(shares)
+    if found is None:
+        return []
+    row, share = found
+    return [
+        Finding(
+            kind=row.kind,
+            cause=row.cause,
+            explained_by=row.explained_by,
+            phase=row.phase,
+            steps=setting.steps,
+            confidence=confidence,
+            summary=f"{lead}{share:.0%} {row.says.replace('the step', f'the {setting.unit}')}.",
+            evidence=[
+                Evidence(
+                    name=name,
+                    value=shares[name].value,
+                    unit="ratio",
+                    detail=f"of the {setting.unit}, from {_BASIS[shares[name].source]}",
+                )
+                for name in SHOWN
+                if name in shares
+            ],
+        )
+    ]
+
+
+Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture", "torn_trace"]
+"""Reason for insufficient data."""
+
+
+def insufficient(
+    missing: str,
+    *,
+    run: str | None = None,
+    lack: Lack | None = None,
+    capture: int | None = None,
+    liveness: Liveness = "live",
+) -> Verdict:
+    """Return the verdict for insufficient data.
+
+    ``missing``: the missing data, as text. ``capture``: number of steps to profile that may suffice.
+    """
+    reason: str | None = lack if liveness == "live" else "silent" if liveness == "silent" else _WHEN_OVER.get(lack, lack)
+    return Verdict(
+        kind="insufficient_data",
+        summary=f"Not enough data for a verdict: {missing}.",
+        next=next_actions("insufficient_data", run=run, explained_by=reason, steps=capture),
+    )
+
+
+_WHEN_OVER: Final[dict[Lack | None, str]] = {"few_steps": "few_steps_over", "few_windows": "few_windows_over"}
+
+
+def _loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
+    # Ranks on CPUs lose no GPU time, unless the user gives a price for them.
+    if not setting.accelerated and setting.price_per_gpu_hour is None:
+        return None, None
+    hours = gain_us * setting.step_count * setting.world_size / 3.6e9
+    price = setting.price_per_gpu_hour
+    return hours, None if price is None else Cost(amount=hours * price, currency=setting.currency)
+
+
+def _sentence(named: Named, setting: Setting) -> str:
+    whole = f"the window's {duration(named.step_us)}" if setting.unit == "window" else f"the {setting.unit}"
+    share = f"{named.wait_us / named.step_us:.0%} of {whole}" if named.step_us > 0 else ""
+    per = f"{duration(named.wait_us)} {named.at_hand or f'per {setting.unit}'} ({share})"
+    sure = f"{named.confidence:.0%} sure"
+    victims = setting.world_size - len(named.ranks)
+    others = "the other rank" if victims == 1 else f"the other {victims} ranks"
+    cause = named.cause
+    known = ", ".join(
+        part
+        for part in (
+            f"cause {cause.called or cause.cause}",
+            f"explained by {cause.explained_by.replace('_', ' ')}" if cause.explained_by else "",
+            f"phase {named.phase}" if named.phase else "",
+            sure,
+        )
+        if part
+    )
+    if named.pattern == "rotating":
+        text = f"A slowness that moves between {len(named.ranks)} ranks makes the others wait {per}"
+        text += f": on the one it is at, {cause.says} ({known})"
+    elif len(named.ranks) > 1:
+        who = first_of(sorted(named.ranks), _SHOWN_RANKS)
+        text = f"Ranks {who} make {others} wait {per}: for the worst of them, {cause.says} ({known})"
+    else:
+        host = setting.hosts.get(named.ranks[0])
+        where = f" on host {host}" if host else ""
+        often = " now and then" if named.pattern == "intermittent" else ""
+        text = (
+            f"Rank {named.ranks[0]}{where} makes {others} wait{often}, {per}"
+            if often
+            else (f"Rank {named.ranks[0]}{where} makes {others} wait {per}")
+        )
+        text += f": {cause.says} ({known})"
+    return f"{text}. {named.note}" if named.note else f"{text}."

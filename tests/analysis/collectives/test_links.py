@@ -1,0 +1,266 @@
+"""Rates of links, the link that carries a collective, and the reason where it is unknown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.collectives.links import (
+    BY_NAME,
+    GPU_LINKS,
+    LINKS,
+    Expectation,
+    Fabric,
+    Link,
+    expect,
+    link_of_gpu,
+    parse_link,
+    run_fabric,
+)
+from rankscope.runs.records import RankInfo
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def fabric(hosts: int, ranks_per_host: int, *told: str, gpu: str | None = None) -> Fabric:
+    places = {rank: f"n{rank // ranks_per_host}" for rank in range(hosts * ranks_per_host)}
+    return Fabric(
+        places,
+        {} if gpu is None else dict.fromkeys(places, gpu),
+        {f"n{host}": ranks_per_host for host in range(hosts)},
+        [parse_link(text) for text in told],
+    )
+
+
+def gb_s(op: str, ranks: list[int], where: Fabric, *, on_cpu: bool = False) -> float | None:
+    return expect(op, ranks, where, on_cpu=on_cpu).bus_gb_s
+
+
+@pytest.mark.parametrize(
+    ("gpu", "link"),
+    [
+        ("NVIDIA H100 80GB HBM3", "nvlink4"),
+        ("NVIDIA H200", "nvlink4"),
+        ("NVIDIA H800", "nvlink4-h800"),
+        ("NVIDIA A100-SXM4-80GB", "nvlink3"),
+        ("Tesla V100-SXM2-32GB", "nvlink2"),
+        ("NVIDIA H20", "nvlink4"),
+        ("Tesla P100-SXM2-16GB", "nvlink1"),
+        ("Tesla V100-SXM3-32GB", "nvlink2-switch"),
+        ("NVIDIA A800-SXM4-80GB", "nvlink3-a800"),
+        ("NVIDIA B200", "nvlink5"),
+        ("NVIDIA B300 SXM6 AC", "nvlink5"),
+        ("AMD Instinct MI300X", "xgmi-mi300x"),
+        ("AMD Instinct MI300X VF", "xgmi-mi300x"),
+        ("AMD Instinct MI355X", "xgmi-mi350x"),
+        ("Tesla V100S-PCIE-32GB", "pcie3"),
+        ("Tesla T4", "pcie3"),
+        ("NVIDIA L40S", "pcie4"),
+        ("NVIDIA A10G", "pcie4"),
+        ("NVIDIA GeForce RTX 4090", "pcie4"),
+    ],
+)
+def test_the_name_of_a_gpu_tells_its_link(gpu: str, link: str) -> None:
+    found = link_of_gpu(gpu)
+    assert found is not None
+    assert found.name == link
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H100 NVL",
+        "NVIDIA GB200",
+        "NVIDIA GH200 480GB",
+        "NVIDIA H200 NVL",
+        "NVIDIA A100-PCIE-40GB",
+        "NVIDIA A40",
+        "NVIDIA RTX A6000",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA A100-SXM-64GB",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA B300 SXM6 AC MIG 1g.34gb",
+        "AMD Instinct MI308X",
+        "NVIDIA A100-PG509-200",
+        "",
+        "H1000",
+    ],
+)
+def test_where_the_name_does_not_tell_nothing_is_guessed(gpu: str) -> None:
+    assert link_of_gpu(gpu) is None
+    found = expect("all_reduce", range(8), fabric(1, 8, gpu=gpu), on_cpu=False)
+    assert (found.link, found.bus_gb_s) == (None, None)
+    assert found.unknown is not None
+    assert "does not tell" in found.unknown
+
+
+def test_every_pattern_leads_to_a_link_inside_a_host_and_every_link_has_a_source() -> None:
+    scopes = {link.name: link.scope for link in LINKS}
+    assert len(scopes) == len(LINKS)
+    assert {scopes[link] for _, link in GPU_LINKS} == {"host"}
+    assert all(link.source.startswith("https://") and link.gb_s > 0 for link in LINKS)
+
+
+@pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
+def test_a_rate_is_what_its_description_multiplies_to(link: Link) -> None:
+    links = re.search(r"(\d+) links of ([\d.]+) GB/s", link.what)
+    lanes = re.search(r"x16, (\d+) GT/s, 128b/130b", link.what)
+    bits = re.search(r"([\d.]+) Gb/s", link.what)
+    if links:
+        assert link.gb_s == int(links[1]) * float(links[2])
+    elif lanes:
+        assert link.gb_s == pytest.approx(16 * int(lanes[1]) * 128 / 130 / 8, abs=0.005)
+    elif bits:
+        assert link.gb_s == pytest.approx(float(bits[1]) / 8, rel=0.002)
+    else:
+        # The link rate is the same with and without a switch.
+        assert link.gb_s == BY_NAME[link.name.removesuffix("-switch")].gb_s
+    assert link.pair_gb_s is None or (links is not None and link.pair_gb_s == float(links[2]))
+
+
+def test_the_page_has_the_same_table() -> None:
+    page = (ROOT / "docs" / "bandwidth.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| (\w[\w ]*) \| ([\d.]+) \| (.+?) \| \[[^\]]+\]\((\S+)\) \|$", page, re.MULTILINE)
+    where = {"inside a host": "host", "between hosts": "network"}
+    found = [Link(name, where[place], float(rate), what, source) for name, place, rate, what, source in rows]  # type: ignore[arg-type]
+    assert found == [Link(link.name, link.scope, link.gb_s, link.what, link.source) for link in LINKS]
+
+
+def test_a_told_link_outweighs_the_gpus_name() -> None:
+    assert gb_s("all_reduce", [0, 1], fabric(1, 2, gpu="NVIDIA H100 PCIe")) is None
+    told = expect("all_reduce", [0, 1], fabric(1, 2, "pcie5", gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
+    assert told == Expectation("pcie5", "told", 63.02)
+
+
+def test_which_way_cards_have_to_each_other_is_not_guessed() -> None:
+    found = expect("all_reduce", range(4), fabric(1, 4, gpu="NVIDIA L40S"), on_cpu=False)
+    assert (found.link, found.source, found.bus_gb_s) == ("pcie4", "gpu_name", None)
+    assert found.unknown == "which way its PCIe cards have to each other is not known"
+    # Nor does it limit the expected rate of the network
+    assert gb_s("all_reduce", list(range(8)), fabric(2, 4, "ib-ndr:4", gpu="NVIDIA L40S")) == 200
+    # A user who knows that every card has its own way names the link
+    assert gb_s("all_reduce", list(range(4)), fabric(1, 4, "pcie4", gpu="NVIDIA L40S")) == 31.51
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "on_host", "expected"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 8, 8, 300.0),
+        ("NVIDIA A100-SXM4-80GB", 2, 8, 300.0),  # eight GPUs: there is a switch
+        ("NVIDIA A100-SXM4-80GB", 4, 4, 300.0),
+        ("NVIDIA A100-SXM4-80GB", 2, 4, None),  # two of four may share a third of their links
+        ("Tesla V100-SXM2-32GB", 8, 8, 150.0),
+        ("Tesla V100-SXM2-32GB", 2, 8, None),
+        ("Tesla V100-SXM3-32GB", 2, 8, 150.0),
+        ("AMD Instinct MI300X", 8, 8, 448.0),
+        ("AMD Instinct MI300X", 2, 8, 64.0),  # every two of a full mesh have one link
+        ("AMD Instinct MI355X", 8, 8, 535.5),
+    ],
+)
+def test_a_part_of_a_board_without_a_switch_has_a_part_of_its_links(
+    gpu: str, ranks: int, on_host: int, expected: float | None
+) -> None:
+    found = expect("all_reduce", range(ranks), fabric(1, on_host, gpu=gpu), on_cpu=False)
+    assert found.bus_gb_s == expected
+    assert (found.unknown is None) == (expected is not None)
+
+
+def test_between_hosts_nothing_is_expected_until_the_network_is_named() -> None:
+    found = expect("all_reduce", range(16), fabric(2, 8, gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
+    assert (found.bus_gb_s, found.unknown) == (None, "it goes between hosts, over a network that nobody named")
+
+
+def test_between_hosts_the_ports_of_a_host_add_up_for_those_of_its_ranks_that_take_part() -> None:
+    where = fabric(2, 8, "ib-ndr:8", gpu="NVIDIA H100 80GB HBM3")
+    assert gb_s("all_reduce", list(range(16)), where) == 400
+    assert gb_s("all_reduce", [0, 8], where) == 50
+    assert gb_s("all_reduce", [0, 1, 8, 9], where) == 100
+    # Ports beyond the rate of NVLink inside the hosts do not help.
+    assert gb_s("all_reduce", list(range(16)), fabric(2, 8, "ib-xdr:8", gpu="NVIDIA H100 80GB HBM3")) == 450
+    # A lone port may be quiet except for this group.
+    assert gb_s("all_reduce", [0, 8], fabric(2, 8, "eth-100:1")) == 12.5
+
+
+def test_between_hosts_all_to_all_has_the_part_of_each_rank_and_a_send_one_port() -> None:
+    where = fabric(2, 8, "ib-ndr:8")
+    # 15 parts leave each rank, 8 of them the host, at 50 GB/s.
+    assert gb_s("all_to_all", list(range(16)), where) == pytest.approx(50 * 15 / 8)
+    assert gb_s("send", [0, 8], where) == 50
+    assert gb_s("gather", list(range(16)), where) == 50
+
+
+def test_cpu_threads_do_not_use_the_links_between_gpus() -> None:
+    where = fabric(2, 2, "nvlink4", "eth-25", gpu="NVIDIA H100 80GB HBM3")
+    assert gb_s("all_reduce", [0, 1], where, on_cpu=True) is None
+    assert gb_s("all_reduce", [0, 2], where, on_cpu=True) == 3.125
+
+
+def test_of_ranks_on_unknown_hosts_only_a_lone_told_link_says_something() -> None:
+    told = [parse_link("nvlink2"), parse_link("ib-edr")]
+    assert expect("all_reduce", [0, 1], Fabric(told=told[:1]), on_cpu=False) == Expectation("nvlink2", "told", 150)
+    for unclear in (Fabric(told=told), Fabric(), Fabric(told=[parse_link("ib-edr:4")])):
+        found = expect("all_reduce", [0, 1], unclear, on_cpu=False)
+        assert found.bus_gb_s is None
+        assert found.unknown is not None
+        assert "hosts" in found.unknown
+
+
+@given(st.text(max_size=20))
+def test_a_link_is_understood_or_refused_in_one_line(text: str) -> None:
+    name = text.strip().lower()
+    if name in BY_NAME:
+        assert parse_link(text).link.name == name
+    elif ":" not in text:
+        with pytest.raises(ValueError, match=r"^.* is no link that is known; there are nvlink1, .*$"):
+            parse_link(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["ib-ndr:0", "ib-ndr:-1", "ib-ndr:", "ib-ndr:two", "ib-ndr:8:8", "ib-ndr:99999", "nvlink4:8", "nvlink9", ""]
+)
+def test_what_is_no_link_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"link|ports|known"):
+        parse_link(text)
+
+
+@given(
+    st.sampled_from(["all_reduce", "all_to_all", "send", "broadcast", "gather"]),
+    st.integers(1, 4),
+    st.integers(1, 8),
+    st.lists(st.sampled_from([link.name for link in LINKS]), max_size=2),
+    st.booleans(),
+)
+def test_there_is_a_figure_or_a_reason_and_never_both(
+    op: str, hosts: int, ranks_per_host: int, told: list[str], on_cpu: bool
+) -> None:
+    ranks = list(range(hosts * ranks_per_host))
+    found = expect(op, ranks, fabric(hosts, ranks_per_host, *told, gpu="NVIDIA H800"), on_cpu=on_cpu)
+    assert (found.bus_gb_s is None) != (found.unknown is None)
+    assert found.bus_gb_s is None or found.bus_gb_s > 0
+
+
+def test_machines_that_share_a_name_are_not_one_host() -> None:
+    def infos(local_ranks: list[int | None]) -> dict[int, RankInfo]:
+        return {
+            rank: RankInfo(
+                rank=rank,
+                world_size=2,
+                host="localhost",
+                pid=1,
+                local_rank=local_rank,
+                device_kind="cuda",
+                gpu_name="NVIDIA H800",
+                start_unix_ns=1,
+            )
+            for rank, local_rank in enumerate(local_ranks)
+        }
+
+    assert gb_s("all_reduce", [0, 1], run_fabric(infos([0, 0]), ())) is None
+    assert run_fabric(infos([0, 1]), ()).hosts == {0: "localhost", 1: "localhost"}
+    assert run_fabric(infos([None, None]), ()).gpus_on_host == {"localhost": 2}

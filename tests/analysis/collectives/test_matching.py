@@ -1,0 +1,111 @@
+"""Matching of collectives, sends and receives, and the reasons for exclusion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.analysis.collectives_by_hand import ByRank, numbered, record
+
+from rankscope.analysis.collectives.matching import match_collectives
+from rankscope.runs.records import CollectiveRecord
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "reason"),
+    [
+        ({"op": "all_reduce"}, {"op": "all_gather"}, "operation_differs"),
+        ({"bytes": 8}, {"bytes": 16}, "bytes_differ"),
+        ({"dtype": "Float"}, {"dtype": "Half"}, "dtype_differs"),
+        ({"op": "broadcast", "root": 0}, {"op": "broadcast", "root": 1}, "root_differs"),
+        ({"group_ranks": [0, 1]}, {"group_ranks": [0, 1, 2]}, "ranks_differ"),
+        ({"sequence": 1}, {"sequence": 2}, "incomplete"),
+    ],
+)
+def test_members_that_disagree_are_dropped_and_counted_by_reason(one: dict[str, Any], other: dict[str, Any], reason: str) -> None:
+    matching = match_collectives({0: [record(0, 9, **one)], 1: [record(0, 9, **other)], 2: []})
+    assert matching.matches == []
+    assert set(matching.unmatched_by) == {reason}
+    assert matching.unmatched == sum(matching.unmatched_by.values())
+
+
+def test_a_rank_that_is_not_recorded_is_another_reason_than_one_that_lacks_the_collective() -> None:
+    members = {"group_ranks": [0, 1, 2]}
+    both = [record(0, 9, **members)]
+    assert match_collectives({0: both, 1: both}).unmatched_by == {"rank_missing": 1}
+    assert match_collectives({0: both, 1: both, 2: []}).unmatched_by == {"incomplete": 1}
+    assert match_collectives({0: both, 1: [*both, record(10, 19, index=1, **members)], 2: both}).unmatched_by == {
+        "order_shifted": 2
+    }
+
+
+def test_a_broadcast_with_a_known_root_has_a_direction_and_is_no_match_of_all() -> None:
+    matching = match_collectives({rank: [record(0, 9, op="broadcast", root=1)] for rank in (0, 1, 2)})
+    assert (matching.matches, matching.excluded, matching.unmatched) == ([], {}, 0)
+    assert [(match.rule, match.root, match.ranks) for match in matching.directed] == [("from_root", 1, [0, 1, 2])]
+
+
+def test_sends_are_paired_with_receives_by_peer_and_order_whatever_else_the_group_does() -> None:
+    by_rank = {
+        0: numbered([record(0, 1, op="send", peer=1, bytes=4), record(2, 9), record(10, 11, op="send", peer=1, bytes=8)]),
+        1: numbered([record(0, 1, op="recv", peer=0, bytes=4), record(10, 11, op="recv", peer=0, bytes=8), record(2, 9)]),
+    }
+    matching = match_collectives(by_rank)
+    assert [(match.ranks, match.records[0].bytes, match.records[1].bytes) for match in matching.directed] == [
+        ([0, 1], 4, 4),
+        ([0, 1], 8, 8),
+    ]
+    assert len(matching.matches) == 1
+    assert (matching.unmatched, matching.excluded) == (0, {})
+
+
+def test_of_two_ranks_the_other_one_is_the_peer() -> None:
+    by_rank = {0: [record(0, 9, op="send")], 1: [record(0, 9, op="recv")]}
+    assert len(match_collectives(by_rank, world_size=2).directed) == 1
+    in_group = {rank: [record(0, 9, op=op, group_ranks=[3, 5])] for rank, op in ((3, "send"), (5, "recv"))}
+    assert [match.ranks for match in match_collectives(in_group, world_size=8).directed] == [[3, 5]]
+    # In a larger world the two ranks might have communicated with others.
+    assert match_collectives(by_rank, world_size=3).excluded == {"p2p": 1}
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "reason"),
+    [
+        ({0: [record(0, 9, op="send", peer=1)]}, "rank_missing"),
+        ({0: [record(0, 9, op="send", peer=1)], 1: []}, "incomplete"),
+        (
+            {0: [record(0, 9, op="send", peer=1), record(9, 10, op="send", peer=1)], 1: [record(0, 9, op="recv", peer=0)]},
+            "order_shifted",
+        ),
+        ({0: [record(0, 9, op="send", peer=1, bytes=8)], 1: [record(0, 9, op="recv", peer=0, bytes=4)]}, "bytes_differ"),
+    ],
+)
+def test_transfers_without_another_end_are_counted_by_reason(by_rank: ByRank, reason: str) -> None:
+    matching = match_collectives(by_rank)
+    assert matching.directed == []
+    assert set(matching.unmatched_by) == {reason}
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> list[tuple[int, int]]:
+    return [
+        (sender, (sender + hop) % 4)
+        for sender, hop in draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=20))
+    ]
+
+
+@given(schedules(), st.permutations(range(4)))
+def test_every_message_is_paired_with_its_own_receive_whatever_the_ranks_are_called(
+    schedule: list[tuple[int, int]], names: list[int]
+) -> None:
+    by_rank: dict[int, list[CollectiveRecord]] = {rank: [] for rank in names}
+    for number, (sender, receiver) in enumerate(schedule):
+        one, other = names[sender], names[receiver]
+        by_rank[one].append(record(number, number + 1, op="send", peer=other, sequence=number))
+        by_rank[other].append(record(number, number + 1, op="recv", peer=one, sequence=number))
+    matching = match_collectives({rank: numbered(rows) for rank, rows in by_rank.items()})
+    assert matching.unmatched == 0
+    found = sorted((match.records[0].sequence, match.records[1].sequence, *match.ranks) for match in matching.directed)
+    assert found == [(number, number, names[one], names[other]) for number, (one, other) in enumerate(schedule)]

@@ -1,0 +1,120 @@
+"""Sizes, peers and roots of collectives read from hand-written traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.collectives.operations import element_bytes, input_size
+from rankscope.analysis.collectives.windows import reduce_file
+from rankscope.analysis.trace.columns import read_trace
+from rankscope.analysis.trace.schema import EventArgs
+from rankscope.runs.records import CollectiveRecord
+
+
+def x(cat: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1, "args": args}
+
+
+def collectives(tmp_path: Path, *events: dict[str, Any]) -> list[CollectiveRecord]:
+    path = tmp_path / "rank-0.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return reduce_file(read_trace(path)).collectives
+
+
+def described(op: str, **more: Any) -> dict[str, Any]:
+    size = {"Collective name": op, "In msg nelems": 1024, "Out msg nelems": 1024, "dtype": "BFloat16"}
+    return {**size, "Group size": 4, "Process Group Name": "pp", "Process Group Ranks": "[2, 3, 6, 7]", **more}
+
+
+@pytest.mark.parametrize(("op", "place"), [("send", "Dst Rank"), ("recv", "Src Rank")])
+def test_the_other_end_of_a_message_is_in_the_metadata(tmp_path: Path, op: str, place: str) -> None:
+    (found,) = collectives(tmp_path, x("kernel", "ncclDevKernel_SendRecv", 0, 9, stream=7, **described(op, **{place: 6})))
+    assert (found.op, found.p2p, found.peer, found.bytes, found.group_ranks) == (op, True, 6, 2048, [2, 3, 6, 7])
+
+
+def test_the_root_is_a_place_in_the_group_that_only_the_call_tells(tmp_path: Path) -> None:
+    kernel = x("kernel", "ncclDevKernel_Broadcast", 20, 9, stream=7, **described("broadcast", **{"External id": 5}))
+    call = x("cpu_op", "record_param_comms", 0, 9, **described("broadcast", **{"External id": 5, "Rank": 2}))
+    assert [row.root for row in collectives(tmp_path, kernel, call)] == [6]
+    assert [row.root for row in collectives(tmp_path, kernel)] == [None]
+    # In an all-reduce that number is the rank itself.
+    kernel["args"]["Collective name"] = call["args"]["Collective name"] = "allreduce"
+    assert [row.root for row in collectives(tmp_path, kernel, call)] == [None]
+
+
+def noted(dims: Any, types: Any, op: str = "all_reduce", kernels: int = 1) -> list[dict[str, Any]]:
+    args = {"Input Dims": dims, "Input type": types}
+    events = [x("user_annotation", f"nccl:{op}", 0, 50, **args)]
+    for number in range(kernels):
+        events.append(x("cuda_runtime", "cudaLaunchKernel", 10 + number, 1, correlation=100 + number))
+        events.append(x("kernel", "ncclKernel_AllReduce_RING", 60 + 10 * number, 9, stream=7, correlation=100 + number))
+    return events
+
+
+def test_recorded_shapes_tell_the_size_where_there_is_no_metadata(tmp_path: Path) -> None:
+    (found,) = collectives(tmp_path, *noted([[3, 5], [2]], ["float", "float"]))
+    assert (found.bytes, found.dtype) == (17 * 4, "float")
+    (found,) = collectives(tmp_path, *noted([[3], [2]], ["c10::BFloat16", "double"]))
+    assert (found.bytes, found.dtype) == (3 * 2 + 2 * 8, None)
+
+
+@pytest.mark.parametrize(
+    ("dims", "types"),
+    [([], []), ([[3]], []), ([[3]], ["quaternion"]), ([[-3]], ["float"]), ("[3]", ["float"]), ([[[3]]], ["float"]), (None, None)],
+)
+def test_shapes_that_make_no_sense_tell_nothing(tmp_path: Path, dims: Any, types: Any) -> None:
+    assert [row.bytes for row in collectives(tmp_path, *noted(dims, types))] == [None]
+
+
+def test_what_each_rank_puts_into_an_all_gather_is_not_its_size(tmp_path: Path) -> None:
+    assert [row.bytes for row in collectives(tmp_path, *noted([[8]], ["float"], op="_all_gather_base"))] == [None]
+
+
+def test_of_several_kernels_of_one_call_none_has_its_size(tmp_path: Path) -> None:
+    assert [row.bytes for row in collectives(tmp_path, *noted([[8]], ["float"], kernels=2))] == [None, None]
+    call = described("allreduce", **{"External id": 5})
+    kernels = [x("kernel", "ncclDevKernel_AllReduce", at, 9, stream=7, **call) for at in (0, 20)]
+    assert [row.bytes for row in collectives(tmp_path, *kernels)] == [None, None]
+    kernels[1]["args"] = {**call, "External id": 6}
+    assert [row.bytes for row in collectives(tmp_path, *kernels)] == [2048, 2048]
+
+
+def test_gloo_tells_its_size_where_shapes_were_recorded(tmp_path: Path) -> None:
+    (found,) = collectives(
+        tmp_path,
+        x("cpu_op", "c10d::allreduce_", 0, 1),
+        x("user_annotation", "gloo:all_reduce", 2, 9, **{"Input Dims": [[256]], "Input type": ["float"]}),
+    )
+    assert (found.bytes, found.dtype, found.stream) == (1024, "float", None)
+
+
+@given(st.lists(st.lists(st.integers(1, 50), max_size=3), min_size=1, max_size=3))
+def test_sizes_are_elements_times_bytes(shapes: list[list[int]]) -> None:
+    elements = 0
+    for shape in shapes:
+        count = 1
+        for size in shape:
+            count *= size
+        elements += count
+    raw = msgspec.Raw(msgspec.json.encode(shapes))
+    args = EventArgs(input_shapes=raw, input_types=msgspec.Raw(msgspec.json.encode(["long int"] * len(shapes))))
+    assert input_size("all_reduce", args) == ("long int", elements * 8)
+
+
+def test_types_have_one_width_however_they_are_spelt() -> None:
+    assert [element_bytes(name) for name in ("Float", "float", "BFloat16", "c10::BFloat16", "Float8_e4m3fn", "Long")] == [
+        4,
+        4,
+        2,
+        2,
+        1,
+        8,
+    ]
+    assert element_bytes(None) is None

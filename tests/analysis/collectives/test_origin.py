@@ -1,0 +1,258 @@
+"""Origins and victims of waits on schedules of several process groups, with known ground truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.collectives.blame import Blame, assign_blame, covered, length, merge
+from rankscope.analysis.collectives.clock import fit_clocks
+from rankscope.analysis.collectives.matching import match_collectives
+from rankscope.analysis.collectives.origin import MAX_ORIGINS, Meeting, charge_origins
+from rankscope.analysis.inference.late import find_late
+from rankscope.runs.records import CollectiveRecord
+
+LAYERS = 4
+LAYER_US = 5_000.0
+
+
+@dataclass
+class Hybrid:
+    """Training in which every rank is in a tensor-parallel group of ``tp`` and a data-parallel one over all of those.
+
+    A step is a forward and a backward pass of ``LAYERS`` layers, after each of which the tensor-parallel group meets, and the
+    data-parallel one at the end; or after each layer of the backward pass, while it continues (``overlapped``).
+    ``late`` returns the extra time of (rank, step, layer 0 to 7).
+    """
+
+    dp: int
+    tp: int
+    late: Callable[[int, int, int], float] = lambda _rank, _step, _layer: 0.0
+    steps: int = 12
+    noise: float = 0.003
+    seed: int = 0
+    overlapped: bool = False
+    skew_us: Mapping[int, int] = field(default_factory=dict)
+    """Rank to the lead of its clock."""
+    records: dict[int, list[CollectiveRecord]] = field(default_factory=dict)
+
+    def blame(self) -> Blame:
+        rng = np.random.default_rng(self.seed)
+        ranks = range(self.dp * self.tp)
+        self.records = {rank: [] for rank in ranks}
+        rows = [list(range(at * self.tp, (at + 1) * self.tp)) for at in range(self.dp)]
+        columns = [list(range(at, self.dp * self.tp, self.tp)) for at in range(self.tp)]
+        now = dict.fromkeys(ranks, 1e9)
+        for step in range(self.steps):
+            pending: dict[int, list[tuple[float, float]]] = {rank: [] for rank in ranks}
+            for layer in range(2 * LAYERS):
+                for rank in ranks:
+                    now[rank] += LAYER_US * float(rng.lognormal(0, self.noise)) + self.late(rank, step, layer)
+                for group in rows:
+                    self._meet("tp", group, now, step, layer)
+                if self.overlapped and layer >= LAYERS:
+                    self._reduce(columns, now, step, layer, pending)
+            if self.overlapped:
+                for rank, asked in pending.items():
+                    now[rank] = max(now[rank], *(end for _, end in asked))
+            else:
+                for group in columns:
+                    self._meet("dp", group, now, step, 0)
+        matching = match_collectives(self.records, world_size=len(ranks))
+        assert not matching.unmatched
+        return assign_blame(matching.matches, fit_clocks(matching.matches), list(ranks))
+
+    def _meet(self, name: str, group: list[int], now: dict[int, float], step: int, index: int) -> None:
+        end = max(now[rank] for rank in group) + 300
+        for rank in group:
+            self._record(rank, name, group, (step, index), (now[rank], now[rank], end))
+            now[rank] = end
+
+    def _reduce(
+        self,
+        columns: list[list[int]],
+        now: dict[int, float],
+        step: int,
+        layer: int,
+        pending: dict[int, list[tuple[float, float]]],
+    ) -> None:
+        """All-reduce a bucket on a separate stream: it begins when the previous one is over, and compute continues."""
+        for group in columns:
+            arrive = {rank: max(now[rank], *(end for _, end in pending[rank]), 0.0) for rank in group}
+            end = max(arrive.values()) + 300
+            for rank in group:
+                pending[rank].append((arrive[rank], end))
+                # The rest of the pass hides it; after the last layer nothing hides it any more.
+                rest = (2 * LAYERS - 1 - layer) * LAYER_US
+                hidden = [(0.0, min(end - now[rank], rest))] if rest else []
+                self._record(rank, "dp", group, (step, layer), (now[rank], arrive[rank], end), hidden)
+
+    def _record(  # noqa: PLR0917  # what, and when
+        self,
+        rank: int,
+        name: str,
+        group: list[int],
+        at: tuple[int, int],
+        times: tuple[float, float, float],
+        hidden: list[tuple[float, float]] | None = None,
+    ) -> None:
+        skew = self.skew_us.get(rank, 0)
+        asked, arrive, end = times
+        step, index = at
+        self.records[rank].append(
+            CollectiveRecord(
+                step=step,
+                group=name,
+                group_ranks=group,
+                index=index,
+                op="all_reduce",
+                enqueue_unix_ns=round((asked + skew) * 1000),
+                start_unix_ns=round((arrive + skew) * 1000),
+                end_unix_ns=round((end + skew) * 1000),
+                stream=7 if name == "tp" else 9,
+                compute_spans_us=hidden or [],
+            )
+        )
+
+
+def always(culprit: int, us: float, at: int) -> Callable[[int, int, int], float]:
+    return lambda rank, _step, layer: us if rank == culprit and layer == at else 0.0
+
+
+LAYOUTS = [(2, 2), (4, 2), (2, 4), (4, 4), pytest.param(8, 8, marks=[pytest.mark.full, pytest.mark.slow])]
+
+
+@pytest.mark.parametrize(("dp", "tp"), LAYOUTS)
+@pytest.mark.parametrize("layer", [0, 5])
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_the_origin_is_charged_and_its_victims_are_not(dp: int, tp: int, layer: int, overlapped: bool) -> None:
+    world = dp * tp
+    for culprit in {0, 1, world // 2, world - 1}:
+        blame = Hybrid(dp, tp, always(culprit, 6_000, layer), overlapped=overlapped, seed=culprit).blame()
+        share = blame.share(culprit)
+        assert share is not None
+        assert share > 0.85, (culprit, blame.imposed_us)
+        others = max(value for rank, value in blame.imposed_us.items() if rank != culprit)
+        assert others < 0.1 * blame.imposed_us[culprit]
+        slow = find_late(blame, 12 * 8 * LAYER_US)
+        assert slow is not None
+        assert (slow.ranks, slow.pattern) == ([culprit], "fixed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_without_an_origin_nobody_is_charged_much(overlapped: bool) -> None:
+    for seed in range(8):
+        blame = Hybrid(4, 2, overlapped=overlapped, seed=seed).blame()
+        assert find_late(blame, 12 * 8 * LAYER_US) is None
+
+
+def test_the_whole_world_pays_for_one_rank_of_one_group() -> None:
+    blame = Hybrid(2, 4, always(5, 6_000, 1), noise=0.0).blame()
+    # Three peers of its tensor-parallel group and four others: the delay has reached every rank by each row's second meeting.
+    assert blame.imposed_us == {rank: pytest.approx(12 * 7 * 6_000 if rank == 5 else 0) for rank in range(8)}
+    # Charged in its own tensor-parallel group and in the four data-parallel ones, three of which do not contain it.
+    charged = {(name, members): rows for (name, members), rows in blame.rows.items() if rows}
+    assert set(charged) == {("tp", (4, 5, 6, 7)), *(("dp", (at, at + 4)) for at in range(4))}
+    assert all({origin for origin, _ in rows} == {5} for rows in charged.values())
+
+
+def test_skewed_clocks_change_nothing() -> None:
+    def imposed(skew: dict[int, int]) -> dict[int, float]:
+        return Hybrid(2, 2, always(1, 6_000, 0), skew_us=skew).blame().imposed_us
+
+    assert imposed({2: 40_000, 3: -7_000}) == pytest.approx(imposed({}), abs=1)
+
+
+def test_two_origins_in_different_groups_each_pay_their_part() -> None:
+    late = lambda rank, _step, layer: {0: 6_000.0, 7: 9_000.0}.get(rank, 0.0) if layer == 0 else 0.0  # noqa: E731
+    blame = Hybrid(4, 2, late).blame()
+    worst = sorted(blame.imposed_us, key=lambda rank: -blame.imposed_us[rank])
+    assert worst[:2] == [7, 0]
+    assert blame.imposed_us[worst[2]] < 0.1 * blame.imposed_us[0]
+
+
+def test_what_a_victim_adds_itself_is_its_own() -> None:
+    late = lambda rank, _step, layer: {(0, 0): 6_000.0, (1, 3): 4_000.0}.get((rank, layer), 0.0)  # noqa: E731
+    blame = Hybrid(2, 2, late, noise=0.0).blame()
+    # Rank 0 keeps 1 waiting for 6 ms, and 2 and 3 at the end; rank 1 keeps 0 waiting for 4 ms, and 2 and 3 for 4 more.
+    assert blame.imposed_us[0] / 12 == pytest.approx(6_000 * 3)
+    assert blame.imposed_us[1] / 12 == pytest.approx(4_000 * 3)
+    assert blame.imposed_us[2] == blame.imposed_us[3] == 0
+
+
+def test_a_delay_that_was_made_up_for_is_not_charged_again() -> None:
+    # Rank 0 delays 1 by 30 in their group; 1 meets 2 only 5 late, and leaves with it; then 1 itself is 20 late.
+    meetings = [
+        Meeting(0, (0, 1), 0, 100, {1: 30}),
+        Meeting(0, (1, 2), 1, 200, {2: 5}),
+        Meeting(0, (1, 2), 1, 300, {2: 20}),
+    ]
+    charged = charge_origins(meetings, lambda _number, _victim: 1.0)
+    assert charged == [{}, {2: {0: 5}}, {}]
+
+
+def test_a_wait_that_compute_hid_delays_nobody_downstream() -> None:
+    meetings = [Meeting(0, (0, 1), 0, 100, {1: 30}), Meeting(0, (1, 2), 1, 200, {2: 30})]
+    assert charge_origins(meetings, lambda number, _victim: float(number != 0)) == [{}, {}]
+    assert charge_origins(meetings, lambda _number, _victim: 1.0) == [{}, {2: {0: 30}}]
+
+
+def test_a_step_begins_with_nothing_to_carry() -> None:
+    meetings = [Meeting(0, (0, 1), 0, 100, {1: 30}), Meeting(1, (1, 2), 1, 200, {2: 30})]
+    assert charge_origins(meetings, lambda _number, _victim: 1.0) == [{}, {}]
+
+
+def test_a_chain_over_many_groups_leads_to_its_origin_and_a_cycle_ends() -> None:
+    chain = [Meeting(0, (at, at + 1), at, 100 * at, {at + 1: 50}) for at in range(3 * MAX_ORIGINS)]
+    charged = charge_origins(chain, lambda _number, _victim: 1.0)
+    assert [one.get(at + 1) for at, one in enumerate(charged)] == [None, *([{0: 50}] * (len(chain) - 1))]
+    ring = [Meeting(0, tuple(sorted((at % 3, (at + 1) % 3))), at % 3, 100 * at, {(at + 1) % 3: 50}) for at in range(30)]
+    for one in charge_origins(ring, lambda _number, _victim: 1.0):
+        assert all(sum(charge.values()) == pytest.approx(50) for charge in one.values())
+
+
+@st.composite
+def any_meetings(draw: st.DrawFn) -> list[Meeting]:
+    made = []
+    for _ in range(draw(st.integers(0, 12))):
+        members = tuple(sorted(draw(st.sets(st.integers(0, 5), min_size=2, max_size=4))))
+        culprit = draw(st.sampled_from(members))
+        waits = {rank: draw(st.integers(1, 1000)) for rank in members if rank != culprit and draw(st.booleans())}
+        made.append(Meeting(draw(st.integers(0, 1)), members, culprit, draw(st.integers(0, 99)), waits))
+    return made
+
+
+@given(any_meetings(), st.floats(0, 1), st.floats(0, 50))
+def test_a_wait_is_charged_whole_and_never_to_the_one_that_waits(meetings: list[Meeting], exposed: float, least: float) -> None:
+    charged = charge_origins(meetings, lambda _number, _victim: exposed, least_ns=least)
+    assert len(charged) == len(meetings)
+    for meeting, charges in zip(meetings, charged, strict=True):
+        assert set(charges) <= set(meeting.waits_ns)
+        for victim, charge in charges.items():
+            assert victim not in charge
+            assert sum(charge.values()) == pytest.approx(meeting.waits_ns[victim])
+            assert min(charge.values()) >= 0
+    if len({meeting.members for meeting in meetings}) < 2:
+        assert not any(charged), "within one group whoever came last did it"
+
+
+few = st.lists(st.tuples(st.integers(-50, 50), st.integers(-50, 50)), max_size=8)
+
+
+@given(few, few)
+def test_a_handful_of_intervals_is_what_its_points_are(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
+    def points(spans: Any) -> set[int]:
+        return {at for start, end in spans for at in range(start, end)}
+
+    one, two = merge(left), merge(right)
+    assert points(one) == points(left)
+    assert merge(one) == one
+    assert length(one) == len(points(left))
+    assert covered(one, two) == len(points(left) & points(right)) == covered(two, one)

@@ -1,0 +1,155 @@
+"""Wait attribution: delays charged to the ranks that caused them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.collectives.blame import Blame, Group, Row, assign_blame
+from rankscope.analysis.collectives.clock import fit_clocks
+from rankscope.analysis.collectives.matching import match_collectives
+from rankscope.analysis.costs.ledger import ledger_of_blame
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.costs import MAX_GROUPS, MAX_RANKS, MAX_ROWS
+from rankscope.runs.records import CollectiveRecord
+
+Synthetic = Callable[..., Any]
+
+
+def blamed(rows: dict[Group, dict[tuple[int, int], Row]]) -> Blame:
+    return Blame([], {}, {}, {}, {}, [0], np.zeros((0, 0)), np.zeros(0, dtype=np.int64), np.zeros((0, 0)), {}, rows)
+
+
+def one_late(steps: int, late: int, *, ranks: int = 4, hidden: float = 0.0) -> dict[int, list[CollectiveRecord]]:
+    """Return one all-reduce a step, to which ``late`` is 40 us late; compute hides a part of the wait."""
+    return {
+        rank: [
+            CollectiveRecord(
+                step=step,
+                group="world",
+                group_ranks=list(range(ranks)),
+                index=0,
+                op="all_reduce",
+                enqueue_unix_ns=(arrive := (1000 * step + (40 if rank == late else 0)) * 1000),
+                start_unix_ns=arrive,
+                end_unix_ns=(1000 * step + 50) * 1000,
+                stream=7,
+                compute_spans_us=[(0.0, hidden)] if hidden else [],
+            )
+            for step in range(steps)
+        ]
+        for rank in range(ranks)
+    }
+
+
+def test_each_victim_is_a_row_with_what_it_waited_and_how_often() -> None:
+    matches = match_collectives(one_late(5, 2, hidden=10.0)).matches
+    ledger = ledger_of_blame(assign_blame(matches, fit_clocks(matches), range(4)), "windows")
+    assert ledger is not None
+    assert [(row.origin, row.victim, row.imposed_us, row.imposed_exposed_us, row.steps) for row in ledger.matrix] == [
+        (2, victim, 200.0, 150.0, 5) for victim in (0, 1, 3)
+    ]
+    [group] = ledger.by_group
+    assert (group.group, group.ranks, group.size, group.worst) == ("world", [0, 1, 2, 3], 4, 2)
+    assert (group.imposed_us, group.imposed_exposed_us) == (600.0, 450.0)
+    assert (ledger.source, ledger.steps, ledger.groups, ledger.rest.rows) == ("windows", 5, 1, 0)
+
+
+def test_always_on_records_have_a_ledger_too_and_say_that_they_know_no_groups(synthetic: Synthetic) -> None:
+    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None, noise=0.001).write()])
+    ledger = analysis.ledger
+    assert ledger is not None
+    assert (ledger.source, ledger.by_group[0].group, ledger.by_group[0].worst) == ("steps", None, 2)
+    assert {(row.origin, row.victim) for row in ledger.matrix} == {(2, 0), (2, 1), (2, 3)}
+    assert sum(row.imposed_us for row in ledger.matrix) == pytest.approx(sum(one.imposed_us for one in analysis.imposed_wait))
+    text = render_text(analysis, width=80)
+    assert "who waited (columns) because of whom (rows)" in text
+    assert "rank 2" in text
+
+
+def test_where_nothing_tells_there_is_no_ledger(synthetic: Synthetic) -> None:
+    assert analyze([synthetic(signals=False).write()]).ledger is None
+    assert analyze([synthetic(ranks=1).write()]).ledger is None
+
+
+def test_a_thousand_ranks_fit_into_a_bounded_ledger_of_which_nothing_is_missing() -> None:
+    rows = {(origin, victim): (float(origin), 0.5, 1) for origin in range(1, 60) for victim in range(1024) if victim != origin}
+    ledger = ledger_of_blame(blamed({("world", tuple(range(1024))): rows}), "windows")
+    assert ledger is not None
+    assert len(ledger.matrix) == MAX_ROWS
+    assert ledger.rest.rows == len(rows) - MAX_ROWS
+    assert len(ledger.by_group[0].ranks) == MAX_RANKS
+    assert ledger.by_group[0].size == 1024
+    assert len(msgspec.json.encode(ledger)) < 40_000
+
+
+def test_of_very_many_groups_the_worst_are_told_and_the_others_are_in_the_rest() -> None:
+    rows: dict[Group, dict[tuple[int, int], Row]] = {
+        ("tp", (2 * at, 2 * at + 1)): {(2 * at, 2 * at + 1): (float(at), float(at), 1)} for at in range(MAX_GROUPS + 9)
+    }
+    ledger = ledger_of_blame(blamed(rows), "windows")
+    assert ledger is not None
+    assert (ledger.groups, len(ledger.by_group), len(ledger.matrix)) == (MAX_GROUPS + 9, MAX_GROUPS, MAX_GROUPS)
+    assert ledger.by_group[0].worst == 2 * (MAX_GROUPS + 8)
+    assert (ledger.rest.rows, ledger.rest.imposed_us) == (9, sum(range(9)))
+
+
+def test_the_worst_pairs_of_the_reference_trace(shared_data: Path) -> None:
+    ledger = analyze([shared_data / "traces" / "dlrm_8ranks_v100"]).ledger
+    assert ledger is not None
+    by_origin = {origin: sum(row.imposed_us for row in ledger.matrix if row.origin == origin) for origin in (7, 5, 4)}
+    exposed = {origin: sum(row.imposed_exposed_us for row in ledger.matrix if row.origin == origin) for origin in (7, 5, 4)}
+    assert by_origin == {7: pytest.approx(35_543, abs=1), 5: pytest.approx(6_276, abs=5), 4: pytest.approx(4_987, abs=5)}
+    assert exposed == {7: pytest.approx(35_237, abs=5), 5: pytest.approx(5_056, abs=5), 4: pytest.approx(4_987, abs=5)}
+    assert (ledger.matrix[0].origin, ledger.matrix[0].victim) == (7, 1)
+
+
+def test_a_wide_matrix_gives_way_to_a_narrow_terminal(shared_data: Path) -> None:
+    analysis = analyze([shared_data / "traces" / "dlrm_8ranks_v100"])
+    for width in (40, 60, 80, 120):
+        text = render_text(analysis, width=width)
+        table = text[text.index("who waited") :].split("\n\n")[0]
+        assert all(len(line) <= width for line in table.splitlines())
+        assert ("more ranks waited" in " ".join(table.split())) == (width < 75)
+
+
+amounts = st.floats(0, 1e9).flatmap(lambda whole: st.tuples(st.just(whole), st.floats(0, whole), st.integers(1, 99)))
+ledgers = st.dictionaries(
+    st.tuples(st.sampled_from(["dp", "tp", None]), st.sets(st.integers(0, 9), min_size=2).map(lambda one: tuple(sorted(one)))),
+    st.dictionaries(
+        st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1]), amounts, max_size=40
+    ),
+    max_size=MAX_GROUPS + 8,
+)
+
+
+@given(ledgers)
+def test_groups_matrix_and_rest_add_up(rows: dict[Group, dict[tuple[int, int], Row]]) -> None:
+    ledger = ledger_of_blame(blamed(rows), "traces")
+    assert ledger is not None
+    every = [row for group in rows.values() for row in group.values()]
+    assert len(ledger.matrix) + ledger.rest.rows == len(every)
+    assert sum(row.imposed_us for row in ledger.matrix) + ledger.rest.imposed_us == pytest.approx(sum(row[0] for row in every))
+    told = sum(row.imposed_exposed_us for row in ledger.matrix) + ledger.rest.imposed_exposed_us
+    assert told == pytest.approx(sum(row[1] for row in every))
+    assert ledger.groups == len(ledger.by_group) == len(rows)
+    exposed = [row.imposed_exposed_us for row in ledger.matrix]
+    assert exposed == sorted(exposed, reverse=True)
+    for row in ledger.matrix:
+        group = ledger.by_group[row.group]
+        assert rows[group.group, tuple(group.ranks)][row.origin, row.victim][0] == row.imposed_us
+        assert row.imposed_exposed_us <= row.imposed_us
+
+
+def test_the_ledger_is_part_of_the_published_json(synthetic: Synthetic) -> None:
+    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    assert msgspec.json.decode(msgspec.json.encode(analysis), type=Analysis) == analysis

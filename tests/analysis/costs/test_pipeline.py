@@ -1,0 +1,200 @@
+"""Pipeline bubbles: the schedule's bubble, imbalance between stages, and the residual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.costs.pipeline import ideal_bubble, microbatches_us, pipeline_of, schedule_us
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.report.terminal import render_text
+from rankscope.runs.records import CollectiveRecord, PhaseTimes, Pipeline, RankInfo, StepRecord
+
+Synthetic = Callable[..., Any]
+
+busy_times = st.lists(st.floats(1.0, 1000.0), min_size=2, max_size=6)
+SCHEDULE = Pipeline(schedule="Schedule1F1B", microbatches=4)
+
+
+def one_forward_one_backward(busy: list[float], microbatches: int) -> float:
+    """Simulate 1F1B and return the duration of a step whose stages are ``busy`` this long in total, a third of it in forward."""
+    stages = len(busy)
+    forward, backward = ([share * one / microbatches for one in busy] for share in (1 / 3, 2 / 3))
+    orders = []
+    for stage in range(stages):
+        warm = min(stages - stage - 1, microbatches)
+        order = [("f", number) for number in range(warm)]
+        for number in range(microbatches - warm):
+            order += [("f", warm + number), ("b", number)]
+        order += [("b", number) for number in range(microbatches - warm, microbatches)]
+        orders.append(order)
+    ended: dict[tuple[str, int, int], float] = {}
+    free, at = [0.0] * stages, [0] * stages
+    while any(place < len(order) for place, order in zip(at, orders, strict=True)):
+        for stage in range(stages):
+            while at[stage] < len(orders[stage]):
+                kind, number = orders[stage][at[stage]]
+                before = ("f", stage - 1, number) if kind == "f" else ("b", stage + 1, number)
+                first = stage == 0 if kind == "f" else stage == stages - 1
+                if not first and before not in ended:
+                    break
+                start = max(free[stage], 0.0 if first else ended[before])
+                free[stage] = start + (forward if kind == "f" else backward)[stage]
+                ended[(kind, stage, number)] = free[stage]
+                at[stage] += 1
+    return max(free)
+
+
+def table(busy: dict[int, float], step_us: float, *, steps: int = 12, noise: float = 0.0) -> StepTable:
+    rng = np.random.default_rng(0)
+
+    def record(step: int, own: float) -> StepRecord:
+        own *= 1 + noise * float(rng.standard_normal())
+        return StepRecord(
+            step=step,
+            start_unix_ns=10**18 + step,
+            wall_us=step_us,
+            phases_us=PhaseTimes(forward=step_us),
+            blocked_us=PhaseTimes(forward=step_us - own),
+        )
+
+    return StepTable.from_records(0, {rank: [record(step, own) for step in range(steps)] for rank, own in busy.items()})
+
+
+def infos(stages: dict[int, int]) -> dict[int, RankInfo]:
+    return {
+        rank: RankInfo(rank=rank, world_size=len(stages), host="n", pid=1, start_unix_ns=1, coordinates={"pp": stage})
+        for rank, stage in stages.items()
+    }
+
+
+@given(stages=st.integers(2, 8), microbatches=st.integers(1, 16), busy=st.floats(1.0, 1e6))
+def test_equal_stages_take_what_the_schedule_takes(stages: int, microbatches: int, busy: float) -> None:
+    takes = schedule_us(np.full(stages, busy), microbatches)
+    assert takes == pytest.approx(one_forward_one_backward([busy] * stages, microbatches))
+    assert 1 - busy / takes == pytest.approx(ideal_bubble(stages, microbatches))
+
+
+@given(busy=busy_times, microbatches=st.integers(1, 12))
+def test_no_schedule_is_faster_than_its_slowest_stage_allows(busy: list[float], microbatches: int) -> None:
+    takes = schedule_us(np.array(busy), microbatches)
+    assert takes <= one_forward_one_backward(busy, microbatches) * (1 + 1e-9)
+    assert takes >= max(busy)
+
+
+@pytest.mark.parametrize(("microbatches", "chunks"), [(0, 1), (4, 0), (-4, 2), (-4, -1), (None, 1)])
+def test_numbers_that_no_schedule_has_give_no_ideal(microbatches: int | None, chunks: int) -> None:
+    told = Pipeline(schedule="Schedule1F1B", microbatches=microbatches, chunks=chunks)
+    found = pipeline_of(table({0: 10.0, 1: 20.0}, 40.0), infos({0: 0, 1: 1}), told, {})
+    assert found is not None
+    assert (found.ideal_bubble, found.ideal_us, found.imbalance_us, found.rest_us) == (None, None, None, None)
+
+
+@given(busy=busy_times, microbatches=st.integers(1, 12), more=st.floats(0.0, 500.0))
+def test_the_parts_make_up_the_bubble(busy: list[float], microbatches: int, more: float) -> None:
+    step = schedule_us(np.array(busy), microbatches) + more
+    stages = dict(enumerate(range(len(busy))))
+    told = Pipeline(schedule="ScheduleGPipe", microbatches=microbatches)
+    found = pipeline_of(table(dict(enumerate(busy)), step), infos(stages), told, {})
+    assert found is not None
+    assert found.ideal_us is not None
+    assert found.imbalance_us is not None
+    assert found.rest_us == pytest.approx(more, abs=1e-6 * step)
+    assert found.rest_us is not None
+    assert found.ideal_us + found.imbalance_us + found.rest_us == pytest.approx(found.bubble * step, rel=1e-6, abs=1e-6)
+    assert [one.busy_us for one in found.stages] == pytest.approx(busy, abs=1e-6 * step)  # times have single precision
+
+
+def test_the_stage_that_is_slow_beyond_chance_is_named() -> None:
+    found = pipeline_of(table({0: 50.0, 1: 50.0, 2: 70.0, 3: 50.0}, 120.0, noise=0.05), infos({0: 0, 1: 1, 2: 2, 3: 3}), None, {})
+    assert found is not None
+    assert found.slowest_stage == 2
+    assert found.slowest_excess == pytest.approx(0.4, abs=0.05)
+    # Without the schedule its cost is unknown
+    assert (found.ideal_bubble, found.ideal_us, found.imbalance_us, found.rest_us) == (None, None, None, None)
+    assert found.bubble == pytest.approx(1 - 55 / 120, abs=0.02)
+
+
+def test_of_stages_that_differ_by_noise_none_is_named() -> None:
+    found = pipeline_of(
+        table(dict.fromkeys(range(4), 50.0), 100.0, noise=0.2), infos({rank: rank for rank in range(4)}), SCHEDULE, {}
+    )
+    assert found is not None
+    assert (found.slowest_stage, found.slowest_excess) == (None, None)
+
+
+def test_ranks_of_one_stage_count_once() -> None:
+    found = pipeline_of(table({0: 40.0, 1: 60.0, 2: 80.0, 3: 100.0}, 200.0), infos({0: 0, 1: 0, 2: 1, 3: 1}), SCHEDULE, {})
+    assert found is not None
+    assert [(one.stage, one.ranks, one.busy_us) for one in found.stages] == [(0, [0, 1], 50.0), (1, [2, 3], 90.0)]
+
+
+@pytest.mark.parametrize("stages", [{0: 0, 1: 0}, {}, {0: 0}])
+def test_what_is_no_pipeline_has_no_bubble(stages: dict[int, int]) -> None:
+    assert pipeline_of(table({0: 50.0, 1: 50.0}, 100.0), infos(stages), None, {}) is None
+
+
+def test_records_that_do_not_tell_own_time_tell_no_bubble() -> None:
+    rows = {
+        rank: [
+            StepRecord(step=step, start_unix_ns=step, wall_us=1.0, phases_us=PhaseTimes(), blocked_us=None) for step in range(20)
+        ]
+        for rank in (0, 1)
+    }
+    assert pipeline_of(StepTable.from_records(0, rows), infos({0: 0, 1: 1}), SCHEDULE, {}) is None
+
+
+def test_a_schedule_that_fills_its_bubbles_has_no_such_formula() -> None:
+    told = Pipeline(schedule="ScheduleZBVZeroBubble", microbatches=4, chunks=2)
+    found = pipeline_of(table({0: 50.0, 1: 50.0}, 60.0), infos({0: 0, 1: 1}), told, {})
+    assert found is not None
+    assert (found.ideal_bubble, found.rest_us, found.microbatches) == (None, None, 4)
+
+
+@given(times=st.lists(st.integers(1, 1000), min_size=1, max_size=8), waits=st.data())
+def test_what_a_micro_batch_takes_is_the_time_between_gradients_without_waiting(times: list[int], waits: st.DataObject) -> None:
+    rows, now = [], 1000
+    for number, busy in enumerate([0, *times]):
+        waited = waits.draw(st.integers(0, 500))
+        rows.append(passed("recv", 2 * number, now, now + 1000 * waited))
+        now += 1000 * (waited + busy)
+        rows.append(passed("send", 2 * number + 1, now, now + 10))
+    assert microbatches_us(rows) == [float(one) for one in times]
+
+
+def passed(op: str, index: int, enqueue: int, end: int) -> CollectiveRecord:
+    return CollectiveRecord(
+        step=0, group="pp", index=index, op=op, enqueue_unix_ns=enqueue, start_unix_ns=enqueue, end_unix_ns=end, p2p=True
+    )
+
+
+def test_a_bubble_is_the_verdict_where_it_is_most_of_the_step(synthetic: Synthetic) -> None:
+    # Given four stages on a rank each, the second of which takes longer
+    run = synthetic(
+        steps=30,
+        transfer_us=80_000,
+        plan=lambda rank, _step: {"phase": "forward", "us": 30_000 * (rank == 1)},
+        coordinates={rank: {"pp": rank} for rank in range(4)},
+        pipeline=SCHEDULE,
+    )
+    analysis = analyze([run.write()])
+    # Then no rank is named, and the bubble is explained
+    verdict = analysis.verdict
+    assert (verdict.kind, verdict.rank, verdict.stage) == ("pipeline_bubble", None, 1)
+    assert verdict.explained_by == "schedule"
+    assert "Every pipeline stage is on one rank" in verdict.summary
+    assert "Stage 1 is busy" in verdict.summary
+    assert any("micro-batches" in action for action in verdict.next)
+    pipeline = analysis.pipeline
+    assert pipeline is not None
+    assert pipeline.ideal_bubble == pytest.approx(3 / 7)
+    assert {one.name for one in analysis.findings[0].evidence} >= {"share.pipeline_bubble", "bubble.ideal_share", "stage_busy.3"}
+    text = render_text(analysis)
+    assert "pipeline Schedule1F1B, 4 micro-batches" in text
+    assert "42.9% with equal stages" in text

@@ -1,0 +1,309 @@
+"""Physical reason for a slow rank, from GPU readings with known ground truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.step_files import load, save, steps_file
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.evidence.hardware import MAX_SAMPLES, REASONS, bare, in_steps, readings_of
+from rankscope.analysis.inference.physical import PHYSICAL
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.verdict.advice import next_actions
+from rankscope.exporter.nvml.tables import _THROTTLE_BITS
+from rankscope.runs.records import HardwareSample
+
+Synthetic = Callable[..., Any]
+AddHardware = Callable[[Path, str, list[HardwareSample]], None]
+Readings = Callable[[int, int], dict[str, Any] | None]
+"""(rank, index of the reading) to the values that differ from a healthy GPU; ``None``: this reading is missing."""
+
+BEGIN = 10**18
+SLOW = {"phase": "forward", "us": 60_000}
+HEALTHY: dict[str, Any] = {
+    "utilization_ratio": 0.95,
+    "temperature_celsius": 60.0,
+    "sm_clock_hertz": 1.9e9,
+    "throttle_reasons": [],
+    "xid_errors": 3,
+    "ecc_uncorrected_errors": 2,
+    "pcie_replays": 7,
+    "nvlink_errors": 0,
+    "pcie_link_width": 16,
+    "pcie_link_generation": 5,
+    "nvlinks_down": 0,
+}
+HOT: dict[str, Any] = {"throttle_reasons": ["hw_slowdown", "hw_thermal"], "sm_clock_hertz": 1.1e9, "temperature_celsius": 91.0}
+
+
+def written(run: Any, add_hardware: AddHardware, readings: Readings, *, every_ms: int = 100, **fields: Any) -> Path:
+    """Write the run, with readings of the GPUs of all its ranks from its start on."""
+    path: Path = run.write()
+    rows: dict[str, list[HardwareSample]] = {}
+    for number in range(run.steps * 160 // every_ms):
+        for rank in range(run.ranks):
+            different = readings(rank, number)
+            if different is not None:
+                at = BEGIN + number * every_ms * 1_000_000 + 1000
+                sample = HardwareSample(unix_ns=at, gpu_uuid=f"GPU-{rank}", **{**HEALTHY, **different, **fields})
+                rows.setdefault(f"n{rank // 2}", []).append(sample)
+    for host, samples in rows.items():
+        add_hardware(path, host, samples)
+    return path
+
+
+def only(rank: int, different: dict[str, Any]) -> Readings:
+    return lambda one, _number: different if one == rank else {}
+
+
+def late(rank: int, extra: dict[str, Any]) -> Callable[[int, int], dict[str, Any] | None]:
+    return lambda one, _step: extra if one == rank else None
+
+
+@pytest.mark.parametrize(
+    ("different", "reason"),
+    [
+        (HOT, "thermal_throttle"),
+        ({"throttle_reasons": ["sw_thermal"], "sm_clock_hertz": 1.2e9}, "thermal_throttle"),
+        ({"throttle_reasons": ["hw_slowdown", "hw_power_brake"], "sm_clock_hertz": 0.9e9}, "power_brake"),
+        ({"throttle_reasons": ["sw_power_cap"], "sm_clock_hertz": 1.2e9}, "power_cap"),
+        ({"throttle_reasons": ["applications_clocks"], "sm_clock_hertz": 1.2e9}, "clock"),
+        ({"sm_clock_hertz": 1.2e9}, "clock"),
+        ({"throttle_reasons": None, "sm_clock_hertz": 1.2e9}, "clock"),
+        ({"pcie_link_width": 4}, "link"),
+        ({"pcie_link_generation": 1}, "link"),
+        ({"nvlinks_down": 2}, "link"),
+    ],
+)
+def test_what_is_unusual_at_the_slow_rank_explains_it(
+    synthetic: Synthetic, add_hardware: AddHardware, different: dict[str, Any], reason: str
+) -> None:
+    analysis = analyze([written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, only(2, different))])
+    assert (analysis.verdict.rank, analysis.verdict.explained_by) == (2, reason)
+    assert analysis.findings[0].explained_by == reason
+    assert f"explained by {reason.replace('_', ' ')}" in analysis.verdict.summary
+    assert any(evidence.name.startswith("hardware.") for evidence in analysis.findings[0].evidence)
+    # And there is no advice about the host's code
+    advised = {one.name for one in analysis.advice}
+    assert "mend_hardware" in advised
+    assert not advised & {"stalls", "replace_host"}
+
+
+@pytest.mark.parametrize(
+    ("field", "rate", "reason"),
+    [("xid_errors", 1, "xid"), ("ecc_uncorrected_errors", 1, "ecc"), ("nvlink_errors", 9, "link"), ("pcie_replays", 9, "link")],
+)
+def test_counters_that_rise_while_it_is_late_explain_it(
+    synthetic: Synthetic, add_hardware: AddHardware, field: str, rate: int, reason: str
+) -> None:
+    counting: Readings = lambda rank, number: {field: 5 + rate * (number // 8)} if rank == 2 else {}  # noqa: E731
+    analysis = analyze([written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, counting)])
+    assert analysis.verdict.explained_by == reason
+    [evidence] = [one for one in analysis.findings[0].evidence if one.name == f"hardware.{field}"]
+    assert evidence.value == rate * 7
+    assert "2001-09-09T01:46:40Z" in (evidence.detail or "")
+
+
+def test_an_error_of_the_gpu_is_told_from_those_of_programs(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+    def readings(rank: int, number: int) -> dict[str, Any]:
+        later = number > 8
+        return {"xid_errors": 3 + 6 * later, "xid_errors_of_programs": 5 * later or None} if rank == 2 else {}
+
+    analysis = analyze([written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, readings)])
+    assert analysis.verdict.explained_by == "xid"
+    [evidence] = [one for one in analysis.findings[0].evidence if one.name == "hardware.xid_errors"]
+    assert evidence.value == 1
+
+
+def test_the_reasons_for_a_lowered_clock_are_those_that_the_exporter_tells() -> None:
+    assert set(REASONS) == {reason for reason, _ in _THROTTLE_BITS}
+
+
+def unexplained(analysis: Analysis, cause: str = "host") -> None:
+    assert (analysis.verdict.rank, analysis.verdict.cause, analysis.verdict.explained_by) == (2, cause, None)
+    assert "explained" not in analysis.verdict.summary
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        lambda _rank, _number: HOT,  # all of them are hot
+        lambda rank, _number: HOT if rank == 1 else {},  # another one is
+        lambda rank, number: HOT if rank == 2 and number == 30 else {},  # once
+        lambda rank, number: {"xid_errors": 9} if rank == 2 and number > 55 else {},  # long after it became slow
+        # errors of programs, such as a kernel's access out of bounds
+        lambda rank, number: {"xid_errors": 3 + number, "xid_errors_of_programs": number} if rank == 2 else {},
+        lambda rank, _number: {"sm_clock_hertz": 1.85e9} if rank == 2 else {},  # too little for the lost time
+        lambda rank, _number: {"throttle_reasons": ["sw_thermal"]} if rank == 2 else {},  # throttled, but no slower
+        lambda rank, _number: {"sm_clock_hertz": 0.3e9, "utilization_ratio": 0.0} if rank == 2 else {},  # idle
+        lambda rank, _number: {"throttle_reasons": ["gpu_idle"], "sm_clock_hertz": 0.3e9} if rank == 2 else {},
+        lambda rank, _number: HOT if rank == 2 else None,  # nothing to compare with
+        lambda rank, _number: {"nvlink_errors": 100} if rank == 2 else {},  # of long ago
+        lambda _rank, number: {"nvlink_errors": 100 * number},  # everywhere
+    ],
+)
+def test_what_is_not_unusual_explains_nothing(synthetic: Synthetic, add_hardware: AddHardware, readings: Readings) -> None:
+    unexplained(analyze([written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, readings)]))
+
+
+@pytest.mark.parametrize(
+    ("extra", "cause"),
+    [
+        ({"phase": "data", "us": 60_000}, "input"),
+        ({"phase": "forward", "us": 60_000, "gc": True}, "gc"),
+        ({"phase": "between_steps", "us": 60_000, "tags": ["checkpoint"]}, "checkpoint"),
+        ({"phase": "forward", "us": 60_000, "cpu": True, "elements": 2.0}, "imbalance"),
+    ],
+)
+def test_a_hot_gpu_does_not_explain_what_no_gpu_does(
+    synthetic: Synthetic, add_hardware: AddHardware, extra: dict[str, Any], cause: str
+) -> None:
+    unexplained(analyze([written(synthetic(gpus=True, plan=late(2, extra)), add_hardware, only(2, HOT))]), cause)
+
+
+def test_a_device_held_down_is_slow_at_computing_and_its_host_goes_out_of_the_way(
+    synthetic: Synthetic, add_hardware: AddHardware
+) -> None:
+    verdict = analyze([written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, only(2, HOT))]).verdict
+    assert (verdict.cause, verdict.explained_by) == ("compute", "thermal_throttle")
+    assert any("airflow" in action and "n1" in action for action in verdict.next)
+    assert any("scontrol update NodeName=n1 State=DRAIN" in action for action in verdict.next)
+
+
+def test_a_reason_that_is_there_all_the_time_does_not_explain_what_happens_now_and_then(
+    synthetic: Synthetic, add_hardware: AddHardware
+) -> None:
+    plan = lambda rank, step: {"us": 200_000} if rank == 2 and step % 4 == 0 else None  # noqa: E731
+    path = written(synthetic(gpus=True, steps=160, plan=plan, noise=0.01), add_hardware, only(2, HOT), every_ms=50)
+    verdict = analyze([path]).verdict
+    assert (verdict.rank, verdict.pattern, verdict.explained_by) == (2, "intermittent", None)
+
+
+def test_a_reason_that_comes_and_goes_with_the_slow_steps_explains_them(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+    plan = lambda rank, step: {"us": 200_000} if rank == 2 and step % 4 == 0 else None  # noqa: E731
+    run = synthetic(gpus=True, steps=160, plan=plan, noise=0.0, transfer_us=0.0)
+    # Without noise four steps take 600 ms, of which the first, the slow one, takes 300.
+    while_slow: Readings = lambda rank, number: HOT if rank == 2 and number % 12 < 6 else {}  # noqa: E731
+    verdict = analyze([written(run, add_hardware, while_slow, every_ms=50)]).verdict
+    assert (verdict.rank, verdict.pattern, verdict.explained_by) == (2, "intermittent", "thermal_throttle")
+
+
+def test_without_readings_that_is_said(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+    path = synthetic(gpus=True, plan=late(2, SLOW)).write()
+    unexplained(analyze([path]))
+    assert "There are no hardware samples of its GPU." in analyze([path]).verdict.summary
+    add_hardware(path, "n1", [HardwareSample(unix_ns=BEGIN, missing="no answer from the exporter")])
+    assert "no hardware samples of its GPU: no answer from the exporter." in analyze([path]).verdict.summary
+
+
+def test_ranks_without_a_gpu_lack_no_readings(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+    run = written(synthetic(device_kind="cpu", plan=late(2, SLOW)), add_hardware, only(2, HOT))
+    unexplained(analyze([run]))
+    assert "hardware" not in analyze([run]).verdict.summary
+
+
+def test_simulated_readings_are_called_simulated(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+    path = written(synthetic(gpus=True, simulated=True, plan=late(2, SLOW)), add_hardware, only(2, HOT), simulated=True)
+    analysis = analyze([path])
+    assert "SIMULATED GPU readings" in analysis.verdict.summary
+    assert all("SIMULATED" in (one.detail or "") for one in analysis.findings[0].evidence if one.name.startswith("hardware."))
+
+
+def test_impossible_readings_are_no_reading(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+    path = synthetic(gpus=True, plan=late(2, SLOW)).write()
+    odd = [HardwareSample(unix_ns=at, gpu_uuid="GPU-2", xid_errors=2**63, **HOT) for at in (-5, 0, 2**62, 2**63 - 1)]
+    add_hardware(path, "n1", [one for one in odd for _ in range(9)])
+    unexplained(analyze([path]))
+
+
+@pytest.mark.parametrize(("peers", "reason"), [(0, "memory_pressure"), (3, "memory_pressure"), (20, None)])
+def test_an_allocator_that_starts_over_and_over_is_short_of_memory(
+    synthetic: Synthetic, add_hardware: AddHardware, peers: int, reason: str | None
+) -> None:
+    path = written(synthetic(gpus=True, plan=late(2, SLOW)), add_hardware, only(2, {}))
+    for rank in range(4):
+        file = steps_file(path, rank)
+        rows = load(file)
+        rows["allocated_bytes"][::4] = 2**30
+        rows["allocator_retries"][::4] = (20 if rank == 2 else peers) * np.arange(len(rows[::4])) // 9
+        save(file, rows)
+    assert analyze([path]).verdict.explained_by == reason
+
+
+def test_of_a_mig_device_its_gpu_speaks() -> None:
+    rows = [
+        HardwareSample(unix_ns=at, gpu_uuid=uuid, parent_uuid=parent, sm_clock_hertz=clock)
+        for at in range(3)
+        for uuid, parent, clock in (("MIG-a", "GPU-p", None), ("GPU-p", None, 1e9), ("GPU-q", None, 2e9))
+    ]
+    found = readings_of(rows, ["a"], (0, 9))
+    assert list(found) == ["a"]
+    assert found["a"].known("sm_clock_hertz").tolist() == [1e9] * 3
+
+
+def test_a_very_long_run_keeps_a_bounded_number_of_readings() -> None:
+    rows = (HardwareSample(unix_ns=at, gpu_uuid="GPU-a", xid_errors=at) for at in range(5 * MAX_SAMPLES))
+    found = readings_of(rows, ["GPU-a"], (0, 2**62))["GPU-a"]
+    assert MAX_SAMPLES // 2 <= len(found.unix_ns) <= MAX_SAMPLES
+    assert np.diff(found.unix_ns).min() == np.diff(found.unix_ns).max()
+
+
+def test_every_reason_of_the_table_has_advice_of_its_own() -> None:
+    general = next_actions("straggler", cause="compute", rank=1, host="n1", run="r")
+    for row in PHYSICAL:
+        actions = next_actions("straggler", cause="compute", explained_by=row.reason, rank=1, host="n1", run="r")
+        assert actions
+        assert actions != general, row.reason
+
+
+@pytest.mark.parametrize("host", ["n1; rm -rf /", "$(reboot)", "-x", "a b", ""])
+def test_a_host_whose_name_could_be_a_command_is_in_none(host: str) -> None:
+    actions = next_actions("straggler", cause="compute", explained_by="xid", rank=1, host=host, run="r")
+    assert not any("scontrol" in action for action in actions)
+
+
+times = st.lists(st.integers(0, 2**50), max_size=30)
+
+
+@given(times, st.lists(st.tuples(st.integers(1, 2**50), st.integers(0, 2**40)), min_size=1, max_size=12), st.randoms())
+def test_a_reading_belongs_to_the_step_it_was_taken_in(at: list[int], steps: list[tuple[int, int]], random: Any) -> None:
+    starts = np.array([start for start, _ in steps], dtype=np.int64)
+    walls = np.array([float(wall) for _, wall in steps])
+    wanted = np.array([random.random() < 0.5 for _ in steps])
+    rows = [HardwareSample(unix_ns=one, gpu_uuid="GPU-a", power_watts=1.0) for one in at]
+    readings = readings_of(rows, ["GPU-a"], (0, 2**62)).get("GPU-a")
+    if readings is None:
+        assert not at
+        return
+    inside = in_steps(readings, starts, walls, wanted)
+    assert set(inside.unix_ns) <= set(at)
+    assert len(in_steps(readings, starts, walls, ~wanted).unix_ns) + len(inside.unix_ns) <= len(at)
+    for one in inside.unix_ns:
+        assert any(start <= one < start + wall * 1000 for (start, wall), want in zip(steps, wanted, strict=True) if want)
+
+
+@given(st.lists(st.none() | st.integers(0, 50), max_size=20))
+def test_a_counter_never_falls_and_a_reset_counts_from_zero(values: list[int | None]) -> None:
+    rows = [HardwareSample(unix_ns=at, gpu_uuid="g", xid_errors=value) for at, value in enumerate(values)]
+    readings = readings_of(rows, ["g"], (0, 99)).get("g")
+    rose = None if readings is None else readings.rises("xid_errors")
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        assert rose is None
+        return
+    assert rose is not None
+    assert rose[0] == sum(after - before if after >= before else after for before, after in pairwise(known))
+    assert (rose[1] is None) == (rose[0] == 0)
+
+
+@given(st.text(alphabet="GPUMI-ab", max_size=12))
+def test_a_bare_uuid_stays_bare(uuid: str) -> None:
+    assert bare(f"GPU-{uuid}") == bare(f"MIG-{uuid}") == uuid

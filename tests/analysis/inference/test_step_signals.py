@@ -1,0 +1,41 @@
+"""Signals of a slow rank in step records, against few or thousands of peers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.cause import MOST_PEERS, signals_of
+from rankscope.runs.records import PhaseTimes, StepRecord
+
+SLOW, STEPS, EXCESS_US = 3, 6, 50.0
+
+
+def table_of(ranks: int) -> StepTable:
+    """Return a table in which forward takes as many us as the rank's number, the slow rank ``EXCESS_US`` above the median."""
+
+    def record(rank: int, step: int) -> StepRecord:
+        forward = (ranks - 1) / 2 + EXCESS_US if rank == SLOW else float(rank)
+        phases, blocked = PhaseTimes(forward=forward, backward=100.0), PhaseTimes(backward=0.0)
+        return StepRecord(step=step, start_unix_ns=1, wall_us=forward + 100, phases_us=phases, blocked_us=blocked)
+
+    return StepTable.from_records(0, {rank: [record(rank, step) for step in range(STEPS)] for rank in range(ranks)})
+
+
+@pytest.mark.parametrize("ranks", [9, MOST_PEERS + 1, 5 * MOST_PEERS])
+def test_the_excess_is_over_the_peer_in_the_middle_however_many_there_are(ranks: int) -> None:
+    peers = [rank for rank in range(ranks) if rank != SLOW]
+    found = signals_of(table_of(ranks), SLOW, np.ones(STEPS, dtype=bool), peers, device_busy_us=None)
+    # With thousands of peers a sample is taken, whose median is at most one stride away.
+    assert found.phases_us["forward"] == pytest.approx(EXCESS_US, abs=max(1.0, ranks / MOST_PEERS))
+    assert found.phases_us["backward"] == pytest.approx(0)
+    assert found.phase == "forward"
+
+
+def test_only_the_affected_steps_count() -> None:
+    table = table_of(9)
+    affected = np.zeros(STEPS, dtype=bool)
+    assert signals_of(table, SLOW, affected, [1, 2], device_busy_us=None).phases_us == {}
+    affected[2] = True
+    assert signals_of(table, SLOW, affected, [4], device_busy_us=None).phases_us["forward"] == pytest.approx(EXCESS_US)

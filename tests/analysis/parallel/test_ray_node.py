@@ -1,0 +1,138 @@
+"""Checks of a Ray node before it works, and addresses of clusters; none of these needs a cluster."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.analysis.parallel.ray_cluster import cluster_address
+from rankscope.analysis.parallel.ray_engine import RayEngine
+from rankscope.analysis.parallel.ray_node import Here, node_task, understood
+from rankscope.base.errors import InputError, MissingError
+
+HERE = importlib.metadata.version("rankscope")
+
+
+def own_ip() -> str:
+    return "127.0.0.3"
+
+
+def failing(error: Exception) -> None:
+    raise error
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "rank-0.json"
+    path.write_bytes(b"{}")
+    return path
+
+
+def on_node(file: Path, function: Callable[[Any], Any] = str.upper, item: Any = "a", *, size: int = 2) -> Any:
+    """Return the result of a node for a file that has this ``size`` on this machine."""
+    outcome, node, pickled = node_task()(Here.of(function), pickle.dumps(item), (os.fspath(file), size))
+    assert node == socket.gethostname()
+    return understood((outcome, "node-7", pickled), file)
+
+
+def test_a_node_with_the_same_version_and_file_does_the_work(file: Path) -> None:
+    assert on_node(file) == "A"
+    # and a path is resolved from the working directory of the command
+    assert on_node(Path("rank-0.json")) == "A"
+
+
+@pytest.mark.parametrize(("found", "said"), [("0.0.1", f"has rankscope 0.0.1, not {HERE}"), (None, "has no rankscope")])
+def test_another_version_or_none_is_one_line_with_the_node_and_what_to_type(
+    file: Path, monkeypatch: pytest.MonkeyPatch, found: str | None, said: str
+) -> None:
+    def version(name: str) -> str:
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    here = Here.of(str.upper)
+    with monkeypatch.context() as there:
+        there.setattr(importlib.metadata, "version", version)
+        outcome, _, pickled = node_task()(here, pickle.dumps("a"), None)
+    with pytest.raises(MissingError) as refusal:
+        understood((outcome, "node-7", pickled), file)
+    for fact in ("node-7", said, f"pip install 'rankscope[analysis]=={HERE}'"):
+        assert fact in str(refusal.value)
+
+
+def test_a_node_that_sees_another_file_or_none_is_named(file: Path) -> None:
+    with pytest.raises(InputError, match=r"^/.*rank-9\.json: node node-7 of the Ray cluster does not see it \(No such file"):
+        on_node(file.with_name("rank-9.json"))
+    with pytest.raises(InputError, match=r"node-7 of the Ray cluster has another file there.*--engine local"):
+        on_node(file, size=3)
+
+
+def test_what_a_rank_raises_is_what_is_raised_here(file: Path) -> None:
+    with pytest.raises(InputError) as refusal:
+        on_node(file, failing, InputError("x.json", "not JSON", place="byte 3"))
+    assert (refusal.value.path, refusal.value.place, str(refusal.value)) == ("x.json", "byte 3", "x.json: byte 3: not JSON")
+    with pytest.raises(PermissionError) as denied:
+        on_node(file, failing, PermissionError(13, "Permission denied", "x.json"))
+    assert denied.value.filename == "x.json"
+    with pytest.raises(MissingError, match=r"^node node-7 of the Ray cluster: Zstandard needs"):
+        on_node(file, failing, MissingError("Zstandard needs …"))
+    with pytest.raises(
+        MissingError, match=r"node-7 of the Ray cluster lacks the Python package 'numpy'; on all nodes: pip install"
+    ):
+        on_node(file, failing, ModuleNotFoundError("No module named 'numpy'", name="numpy"))
+
+
+@pytest.mark.parametrize(
+    "address", ["", "head", "10.0.0.1", "10.0.0.1:port", "10.0.0.1:99999", ":6379", "http://head:1/x", "ray://head:10001"]
+)
+def test_what_is_no_address_says_what_one_looks_like(address: str) -> None:
+    with pytest.raises(InputError, match="no address of a Ray cluster: give HOST:PORT"):
+        cluster_address(address, own_ip)
+
+
+def test_an_address_where_nobody_listens_is_one_line(free_port: Callable[[], int]) -> None:
+    address = f"127.0.0.2:{free_port()}"
+    with pytest.raises(InputError, match=f"^{address}: no Ray cluster answers there .Connection refused.: give HOST:PORT"):
+        cluster_address(address, own_ip)
+
+
+def test_localhost_is_what_ray_takes_it_for() -> None:
+    with socket.create_server(("127.0.0.3", 0)) as server:
+        port = server.getsockname()[1]
+        assert cluster_address(f"localhost:{port}", own_ip) == f"localhost:{port}"
+        with pytest.raises(InputError, match="no Ray cluster answers there"):
+            cluster_address(f"127.0.0.2:{port}", own_ip)
+
+
+def test_a_cluster_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="would start a cluster, and only one that is there is used"):
+        cluster_address("local", own_ip)
+    # nor because the environment requests it
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    for address in (None, "auto"):
+        with pytest.raises(InputError, match="would start a cluster"):
+            cluster_address(address, own_ip)
+
+
+def test_without_an_address_it_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        address = f"127.0.0.2:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert cluster_address(None, own_ip) == cluster_address("auto", own_ip) == address
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    assert cluster_address(None, own_ip) == "auto"
+
+
+def test_without_ray_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingError, match=r"--engine ray needs the Python package 'ray': pip install 'rankscope\[ray\]'"):
+        list(RayEngine().map(str, [1], files=[Path("x")], text_bytes=1))

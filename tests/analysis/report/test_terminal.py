@@ -1,0 +1,130 @@
+"""Rendering of the verdict in a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.report.terminal import SHOWN_RANKS, render_text
+from rankscope.base.text import duration
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.writer import write_record
+
+
+def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable[..., Any]) -> None:
+    run = synthetic(plan=lambda rank, _step: {"phase": "data", "us": 60_000} if rank == 2 else None, price=2.0)
+    text = render_text(analyze([run.write()]))
+    assert text.startswith("STRAGGLER\nRank 2 on host n1 makes the other 3 ranks wait")
+    assert re.search(r"slowdown 1\.\d\dx · .* GPU-hours lost · .* EUR · confidence 9\d% · judged by steps", text)
+    assert re.search(r"4 ranks of 4, 40 steps,\s+coverage 100%", text)
+    assert re.search(r"^ +2  n1 +\d+ ms +\d", text, re.MULTILINE)
+    assert "imposed wait, summed over the ranks that waited (from step records)" in text
+    assert re.search(rf"next\n(  .*\n)*  rankscope dashboard\s+{re.escape(str(run.path))}$", text)
+
+
+def test_lines_keep_to_the_width_and_colours_are_optional(synthetic: Callable[..., Any]) -> None:
+    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    plain = render_text(analysis, width=80)
+    path = str(analysis.source.path)
+    assert all(len(line) <= 80 for line in plain.splitlines() if path not in line)
+    assert "\x1b" not in plain
+    coloured = render_text(analysis, color=True)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == render_text(analysis)
+    assert "\x1b[" in coloured
+
+
+def test_a_large_job_shows_the_interesting_ranks_only(synthetic: Callable[..., Any]) -> None:
+    analysis = analyze([synthetic(ranks=64, steps=12, plan=lambda rank, _step: {"us": 60_000} if rank == 41 else None).write()])
+    text = render_text(analysis)
+    assert re.search(r"^ *41  ", text, re.MULTILINE)
+    assert f"{64 - SHOWN_RANKS} more ranks not shown" in text
+
+
+def test_simulated_gpus_and_warnings_are_shown(synthetic: Callable[..., Any]) -> None:
+    text = render_text(analyze([synthetic(simulated=True, lost_after={3: 0}).write()]))
+    assert "GPU readings SIMULATED" in text
+    assert "warning: no records of rank 3" in text
+
+
+def test_nothing_known_is_still_an_answer(synthetic: Callable[..., Any]) -> None:
+    text = render_text(analyze([synthetic(steps=0).write()]))
+    assert text.startswith("INSUFFICIENT DATA\nNot enough data for a verdict: no rank has recorded anything yet.")
+
+
+def test_durations_for_people() -> None:
+    assert [duration(us) for us in (0, 217, 999.9, 1500, 61_234, 999_999, 1_300_000, 93e6, 6e10)] == [
+        "0 µs",
+        "217 µs",
+        "1.0 ms",
+        "1.5 ms",
+        "61 ms",
+        "1.0 s",
+        "1.3 s",
+        "93 s",
+        "17 h",
+    ]
+
+
+def test_no_escape_sequence_of_a_run_reaches_the_terminal(synthetic: Callable[..., Any]) -> None:
+    # given a host name with an escape sequence that changes the terminal's title
+    analysis = analyze([synthetic().write()])
+    hostile = msgspec.structs.replace(analysis.ranks[0], host="h\x1b]0;pwned\x07")
+    analysis = msgspec.structs.replace(analysis, ranks=[hostile, *analysis.ranks[1:]])
+    # then it is shown without the sequence, and our own colours are the only ones
+    assert "\x1b" not in render_text(analysis)
+    assert "\x07" not in render_text(analysis)
+    coloured = render_text(analysis, color=True)
+    assert coloured.count("\x1b") == 2
+    assert coloured.startswith("\x1b[")
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_every_line_fits(synthetic: Callable[..., Any]) -> None:
+    # given ranks with profiled windows and step records, long host names, matched collectives
+    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    ranks = [
+        msgspec.structs.replace(
+            row,
+            host="a-host-with-a-very-long-name",
+            window_us=1e6,
+            compute_us=1e6,
+            overlap_us=1e6,
+            exposed_communication_us=1e6,
+            exposed_memcpy_us=1e6,
+            idle_us=1e6,
+            overlap_ratio=1.0,
+        )
+        for row in analysis.ranks
+    ]
+    matched = msgspec.structs.replace(analysis.collectives, matched=123_456, unmatched=123_456, clock_residual_us=999_000.0)
+    analysis = msgspec.structs.replace(analysis, ranks=ranks, collectives=matched, imposed_wait_source="windows")
+    path = str(analysis.source.path)
+    for width in (80, 88, 120):
+        text = render_text(analysis, width=width)
+        assert [line for line in text.splitlines() if len(line) > width and path not in line] == []
+        assert ("overlap " in text) == (width > 100)
+        assert "own/step  blocked/step" in text
+
+
+def test_what_the_recorder_took_is_said_of_the_rank_that_paid_most(synthetic: Callable[..., Any]) -> None:
+    run = synthetic(ranks=3, steps=12)
+    path = run.write()
+    assert analyze([path]).source.recorder_share is None
+    assert "the recorder took" not in render_text(analyze([path]))
+    reader = RunReader(path)
+    walls = [sum(row.wall_us for row in reader.steps(0, rank)) for rank in range(3)]
+    # given two ranks with all their records, and one whose cost covers more steps than it has records
+    for rank, share, expired in ((0, 0.002, {}), (1, 0.0061, {}), (2, 0.5, {"steps": 100})):
+        info = reader.rank(0, rank)
+        assert info is not None
+        cost = msgspec.structs.replace(info, recorder_cost_us=share * walls[rank], budget=0.01, expired_records=expired)
+        write_record(rank_dir(path, 0, rank) / "rank.json", cost)
+    analysis = analyze([path])
+    assert analysis.source.recorder_share == pytest.approx(0.0061)
+    assert analysis.source.recorder_budget == 0.01
+    assert "\nthe recorder took 0.6% of the step time (budget 1%)\n" in render_text(analysis)

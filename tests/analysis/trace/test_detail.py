@@ -1,0 +1,423 @@
+"""Breakdown of a trace: simulated traces checked nanosecond by nanosecond, and real ones."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.analysis.trace_details import details, idle
+
+from rankscope.analysis.collectives.windows import reduce_file
+from rankscope.analysis.result.detail import RankDetail
+from rankscope.analysis.trace.columns import read_trace
+from rankscope.base.errors import InputError
+
+GEMM, RELU, NCCL, UNKNOWN = "volta_sgemm_128x32_nt", "void elementwise_kernel<relu>", "ncclDevKernel_AllReduce_Sum_f32", "mystery"
+COPY = "Memcpy HtoD (Pinned -> Device)"
+KIND = {GEMM: "compute", RELU: "compute", UNKNOWN: "compute", NCCL: "communication", COPY: "memcpy"}
+CLASS = {GEMM: "gemm", RELU: "elementwise", UNKNOWN: "other", NCCL: "communication"}
+
+
+def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+    spelled = {key.replace("_", " "): value for key, value in args.items()}
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": spelled}
+
+
+def kernel(name: str, ts: float, dur: float, stream: int = 7, correlation: int | None = None, **args: Any) -> dict[str, Any]:
+    cat = "gpu_memcpy" if name.startswith("Memcpy") else "gpu_memset" if name.startswith("Memset") else "kernel"
+    linked = {} if correlation is None else {"correlation": correlation}
+    return x(cat, name, ts, dur, stream=stream, device=args.pop("device", 0), **linked, **args)
+
+
+def launch(correlation: int, ts: float, dur: float = 1, name: str = "cudaLaunchKernel", tid: int = 1) -> dict[str, Any]:
+    return x("cuda_runtime", name, ts, dur, tid=tid, correlation=correlation)
+
+
+def detail(folder: Path, events: Iterable[dict[str, Any]]) -> RankDetail:
+    path = folder / "rank-0.json"
+    path.write_text(json.dumps({"traceEvents": list(events)}))
+    return details(path)
+
+
+# Any device work on a few streams and two devices, with or without launches, times in whole microseconds.
+WORK = st.lists(
+    st.tuples(
+        st.sampled_from([GEMM, RELU, NCCL, UNKNOWN, COPY]),
+        st.integers(0, 60),  # start
+        st.integers(0, 15),  # duration
+        st.integers(1, 3),  # stream
+        st.integers(0, 1),  # device
+        st.none() | st.tuples(st.integers(0, 30), st.integers(0, 5)),  # launched so long before, by a call of this duration
+    ),
+    min_size=1,
+    max_size=25,
+).filter(lambda rows: any(row[2] for row in rows))
+
+
+Row = tuple[str, int, int, int, int, tuple[int, int] | None]
+
+
+class Reference:
+    """Reference result from sets of whole microseconds."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.window = set(
+            range(
+                min(start for _, start, duration, *_ in rows if duration),
+                max(start + duration for _, start, duration, *_ in rows if duration),
+            )
+        )
+        self.kinds: dict[tuple[int, str], set[int]] = defaultdict(set)
+        self.streams: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self.computing: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self.classes: dict[str, set[int]] = defaultdict(set)
+        self.all: dict[str, set[int]] = defaultdict(set)
+        for name, start, duration, stream, device, _ in rows:
+            spent = set(range(start, start + duration))
+            self.kinds[device, KIND[name]] |= spent
+            self.streams[device, stream] |= spent
+            self.all[KIND[name]] |= spent
+            if KIND[name] == "compute":
+                self.computing[device, stream] |= spent
+            if name in CLASS:
+                self.classes[CLASS[name]] |= spent
+
+
+def written(rows: list[Row]) -> list[dict[str, Any]]:
+    events = []
+    for number, (name, start, duration, stream, device, called) in enumerate(rows):
+        events.append(kernel(name, 100 + start, duration, stream, number, device=device))
+        if called:
+            events.append(launch(number, 100 + start - called[0], called[1]))
+    return events
+
+
+@given(WORK)
+def test_devices_agree_with_counting_the_microseconds_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
+) -> None:
+    truth = Reference(rows)
+    for part in detail(tmp_path_factory.mktemp("trace"), written(rows)).devices:
+        assert part.device is not None
+        k, c, m = (truth.kinds[part.device, kind] for kind in ("compute", "communication", "memcpy"))
+        assert (part.window_us, part.compute_us, part.communication_us) == (len(truth.window), len(k), len(c))
+        assert (part.overlap_us, part.exposed_communication_us) == (len(k & c), len(c - k))
+        assert (part.memcpy_us, part.exposed_memcpy_us) == (len(m), len(m - k - c))
+        assert part.idle_us == len(truth.window - k - c - m)
+
+
+@given(WORK)
+def test_streams_agree_with_counting_the_microseconds_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
+) -> None:
+    truth = Reference(rows)
+    found = detail(tmp_path_factory.mktemp("trace"), written(rows)).streams
+    assert {(one.device, one.stream) for one in found} >= {key for key, spent in truth.streams.items() if spent}
+    for one in found:
+        assert one.device is not None
+        assert one.stream is not None
+        mine = truth.streams[one.device, one.stream]
+        others: set[int] = set().union(
+            *(spent for (device, stream), spent in truth.streams.items() if device == one.device and stream != one.stream)
+        )
+        assert (one.busy_us, one.overlapped_us, one.exposed_us) == (len(mine), len(mine & others), len(mine - others))
+        assert one.compute_us == len(truth.computing[one.device, one.stream])
+
+
+@given(WORK)
+def test_classes_agree_with_counting_the_microseconds_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
+) -> None:
+    truth = Reference(rows)
+    for one in detail(tmp_path_factory.mktemp("trace"), written(rows)).classes:
+        spent = truth.classes[one.name]
+        assert one.busy_us == len(spent)
+        assert one.summed_us == sum(row[2] for row in rows if CLASS.get(row[0]) == one.name)
+        assert one.overlapped_us == len(spent & truth.all["compute" if one.name == "communication" else "communication"])
+
+
+@given(WORK)
+def test_reasons_for_idle_add_up_to_the_idle_time(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
+    truth = Reference(rows)
+    found = detail(tmp_path_factory.mktemp("trace"), written(rows))
+    assert (found.launch is None) == all(row[5] is None for row in rows)
+    if found.launch is not None:
+        assert sum(idle(found)) == len(truth.window - set().union(*truth.all.values()))
+
+
+@given(WORK)
+def test_what_an_idle_device_waited_for_agrees_with_asking_at_every_microsecond(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
+) -> None:
+    work = []
+    for _, start, duration, _, _, called in rows:
+        began = None if called is None else start - called[0]
+        returned = None if called is None else min(start - called[0] + called[1], start)
+        work.append((start, start + duration, began, returned))
+    found = detail(tmp_path_factory.mktemp("trace"), written(rows))
+    if found.launch is None:
+        return
+    first = min(start for start, end, *_ in work if end > start)
+    last = max(end for start, end, *_ in work if end > start)
+    counts = {"queued": 0, "launching": 0, "starved": 0, "unknown": 0}
+    for now in range(first, last):
+        if any(start <= now < end for start, end, *_ in work):
+            continue
+        following = min(start for start, end, *_ in work if start > now and end > start)
+        next_up = [began for start, _, began, _ in work if start == following]
+        if any(done is not None and done <= now < start for start, _, _, done in work):
+            counts["queued"] += 1
+        elif any(began is not None and done is not None and began <= now < done for _, _, began, done in work):
+            counts["launching"] += 1
+        elif all(began is None for began in next_up):
+            counts["unknown"] += 1
+        else:
+            counts["starved"] += 1
+    assert idle(found) == (counts["queued"], counts["launching"], counts["starved"], counts["unknown"])
+
+
+def test_queue_delay_counts_each_call_once_and_a_graph_by_its_launch(tmp_path: Path) -> None:
+    # given two plain launches, one of which appears to start early, a graph of three kernels, and a kernel without its call
+    found = detail(
+        tmp_path,
+        [
+            launch(1, 0),
+            kernel(GEMM, 10, 5, correlation=1),
+            launch(2, 21),
+            kernel(GEMM, 20, 5, correlation=2),
+            launch(3, 26, 2, name="cudaGraphLaunch"),
+            *(kernel(name, ts, 5, correlation=3) for name, ts in ((GEMM, 30), (NCCL, 40), (GEMM, 50))),
+            kernel(GEMM, 60, 5, correlation=9),
+        ],
+    ).launch
+    assert found is not None
+    assert (found.events, found.linked, found.calls) == (6, 5, 3)
+    assert (found.graph_launches, found.graph_events) == (1, 3)
+    assert found.started_early == 1
+    (compute,) = found.queue_delay
+    assert (compute.kind, compute.events, compute.median_us, compute.longest_us) == ("compute", 3, 4, 10)
+
+
+def test_a_graph_is_seen_without_its_launch_by_its_node_or_a_shared_correlation(tmp_path: Path) -> None:
+    events = [
+        launch(1, 0),
+        kernel(GEMM, 2, 1, correlation=1, graph_node_id=0),
+        kernel(GEMM, 10, 5, correlation=5, graph_node_id=77),
+        kernel(GEMM, 20, 5, correlation=6),
+        kernel(GEMM, 30, 5, correlation=6),
+        kernel(GEMM, 40, 5, graph_node_id=78),
+    ]
+    found = detail(tmp_path, events).launch
+    assert found is not None
+    assert (found.graph_launches, found.graph_events) == (3, 4)
+
+
+def test_device_activities_alone_tell_nothing_of_launches_or_recompute(tmp_path: Path) -> None:
+    found = detail(tmp_path, [kernel(GEMM, 0, 10, correlation=1), kernel(GEMM, 20, 10, correlation=2)])
+    assert (found.launch, found.recompute, found.contention) == (None, None, None)
+
+
+def test_copies_by_direction_with_bytes_and_speed_where_events_or_calls_tell(tmp_path: Path) -> None:
+    found = detail(
+        tmp_path,
+        [
+            kernel(GEMM, 0, 10),
+            # Two at once: the rate is that of both, over the time in which any of them ran.
+            kernel(COPY, 5, 10, stream=8, bytes=1_000_000),
+            kernel(COPY, 5, 10, stream=9, bytes=3_000_000),
+            kernel("Memcpy HtoD (Pageable -> Device)", 20, 4, bytes=100),
+            # ROCm: the call has the attributes that the event lacks.
+            kernel("Memcpy DtoH (Device -> Host)", 30, 2, correlation=4),
+            {**launch(4, 25, name="hipMemcpyAsync"), "args": {"correlation": 4, "bytes": "2048"}},
+            kernel("Memcpy DtoD (Device -> Device)", 40, 2, bytes=64),
+            kernel("Memcpy DtoD (Device -> Device)", 45, 2),
+            kernel("Memcpy PtoP (Device -> Device)", 50, 1, bytes=10),
+            kernel("Memset (Device)", 60, 1, bytes=2**62),
+            kernel("__amd_rocclr_copyBuffer", 70, 1),
+        ],
+    )
+    rows = {(row.direction, row.memory): row for row in found.copies}
+    both = rows["host to device", "Pinned -> Device"]
+    assert (both.events, both.busy_us, both.exposed_us, both.bytes) == (2, 10, 5, 4_000_000)
+    assert both.bytes_per_second == pytest.approx(4_000_000 / 10e-6)
+    assert rows["host to device", "Pageable -> Device"].bytes == 100
+    assert rows["device to host", "Device -> Host"].bytes == 2048
+    local = rows["device to device", "Device -> Device"]
+    assert (local.events, local.sized_events, local.bytes, local.bytes_per_second) == (2, 1, 64, 64 / 2e-6)
+    assert rows["fill", None].bytes is None
+    assert rows["fill", None].bytes_per_second is None
+    assert rows["unknown", None].events == 1
+    assert not any(row.collective for row in found.copies)
+    assert [row.busy_us for row in found.copies] == sorted((row.busy_us for row in found.copies), reverse=True)
+
+
+def _copy_engine(ask: str, *more: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        kernel(GEMM, 0, 30, correlation=1),
+        x("cpu_op", ask, 0, 10),
+        launch(2, 2, name="cudaMemcpyAsync"),
+        launch(3, 4, name="cudaMemcpyAsync"),
+        kernel("Memcpy PtoP (Device -> Device)", 20, 10, 8, 2, bytes=100),
+        kernel("Memcpy PtoP (Device -> Device)", 30, 10, 9, 3, bytes=100),
+        *more,
+    ]
+
+
+def test_copies_between_devices_inside_a_collective_are_that_collective(tmp_path: Path) -> None:
+    # given a peer copy outside any collective, too, and a copy on the device inside
+    outside = [launch(7, 40), kernel("Memcpy PtoP (Device -> Device)", 50, 5, 8, 7)]
+    inside = [launch(8, 6), kernel("Memcpy DtoD (Device -> Device)", 45, 3, 8, 8)]
+    path = tmp_path / "rank-0.json"
+    path.write_text(json.dumps({"traceEvents": _copy_engine("symm_mem::all_gather_p2p_memcpy", *outside, *inside)}))
+    # then the time is communication, hidden as far as compute hides it
+    reduction = reduce_file(read_trace(path))
+    (window,) = reduction.breakdowns
+    assert (window.communication_us, window.overlap_us, window.memcpy_us) == (20, 10, 8)
+    # and one collective, with its own copies only
+    (collective,) = reduction.collectives
+    assert (collective.op, collective.group) == ("all_gather_p2p_memcpy", "copy-engine")
+    assert (collective.enqueue_unix_ns, collective.start_unix_ns, collective.end_unix_ns) == (2_000, 20_000, 40_000)
+    rows = {(row.direction, row.collective): row.events for row in details(path).copies}
+    assert rows == {("peer to peer", True): 2, ("peer to peer", False): 1, ("device to device", False): 1}
+
+
+def test_copies_beside_a_communication_kernel_of_the_same_collective_are_a_part_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.json"
+    events = _copy_engine("c10d::allgather_", launch(4, 6), kernel(NCCL, 40, 20, 8, 4))
+    path.write_text(json.dumps({"traceEvents": events}))
+    reduction = reduce_file(read_trace(path))
+    assert reduction.breakdowns[0].communication_us == 40
+    assert [row.op for row in reduction.collectives] == ["all_reduce"]
+
+
+RECOMPUTED = (
+    x("cpu_op", "aten::mm", 0, 5, Sequence_number=1, Fwd_thread_id=0),
+    launch(1, 1),
+    x("cpu_op", "autograd::engine::evaluate_function: CheckpointFunctionBackward", 20, 60, 2, Sequence_number=3, Fwd_thread_id=1),
+    x("cpu_op", "aten::linear", 25, 10, 2, Sequence_number=4, Fwd_thread_id=0),
+    x("cpu_op", "aten::addmm", 26, 8, 2, Sequence_number=4, Fwd_thread_id=0),
+    launch(2, 28, tid=2),
+    x("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 40, 20, 2, Sequence_number=4, Fwd_thread_id=2),
+    x("cpu_op", "aten::mm", 42, 5, 2),
+    launch(3, 43, tid=2),
+    # Another thread at the same time, and gradients on: not inside any backward.
+    x("cpu_op", "aten::mm", 27, 5, 3, Sequence_number=5, Fwd_thread_id=0),
+    launch(4, 28, tid=3),
+)
+
+
+def test_forward_operators_inside_backward_are_recomputation(tmp_path: Path) -> None:
+    work = [kernel(GEMM, ts, 10, correlation=number) for number, ts in ((1, 100), (2, 120), (3, 140), (4, 160))]
+    found = detail(tmp_path, [*RECOMPUTED, *work]).recompute
+    assert found is not None
+    assert (found.operators, found.events, found.busy_us, found.compute_share) == (1, 1, 10, 0.25)
+
+
+def test_recomputation_on_a_cpu_is_the_operators_themselves(tmp_path: Path) -> None:
+    found = detail(tmp_path, [event for event in RECOMPUTED if event["cat"] == "cpu_op"])
+    assert found.recompute is not None
+    assert (found.recompute.operators, found.recompute.events, found.recompute.busy_us) == (1, 1, 10)
+    assert found.launch is None
+    assert (found.streams, found.copies) == ([], [])
+    assert {row.name: row.busy_us for row in found.classes} == {"gemm": 20}
+
+
+def test_what_the_optimizer_launches_is_the_optimizers(tmp_path: Path) -> None:
+    found = detail(
+        tmp_path,
+        [
+            x("user_annotation", "Optimizer.step#SGD.step", 10, 10),
+            launch(1, 5),
+            launch(2, 15),
+            kernel(RELU, 30, 4, correlation=1),
+            kernel(RELU, 40, 6, correlation=2),
+        ],
+    )
+    assert {row.name: row.busy_us for row in found.classes} == {"optimizer": 6, "elementwise": 4}
+
+
+def test_unknown_long_kernels_beside_the_main_stream_are_named(tmp_path: Path) -> None:
+    events = [
+        kernel(GEMM, 0, 10_000),
+        kernel(UNKNOWN, 0, 5_000),  # on the main stream
+        kernel(UNKNOWN, 100, 60, stream=20),
+        kernel(UNKNOWN, 150, 40, stream=20),
+        kernel("brief", 300, 10, stream=20),
+        kernel(NCCL, 400, 100, stream=21),
+    ]
+    (found,) = detail(tmp_path, events).unclassified
+    assert (found.name, found.stream, found.events, found.busy_us, found.longest_us) == (UNKNOWN, 20, 2, 90, 60)
+
+
+def _contended(slow: int, *, beside: int = 3, alone: int = 3) -> list[dict[str, Any]]:
+    """Return the same five kernels several times; the middle one takes ``slow`` instead of 20 us where communication runs."""
+    events = []
+    for turn in range(beside + alone):
+        at, took = turn * 1000, slow if turn < beside else 20
+        events += [kernel(RELU, at + ts, 9) for ts in (0, 10, 200, 210)] + [kernel(GEMM, at + 50, took, grid=[8, 1, 1])]
+        if turn < beside:
+            events.append(kernel(NCCL, at + 40, 100, stream=20))
+    return events
+
+
+def test_compute_beside_communication_is_compared_with_the_same_kernels_alone(tmp_path: Path) -> None:
+    found = detail(tmp_path, _contended(30)).contention
+    assert found is not None
+    assert (found.slowdown, found.extra_us, found.compared, found.overlapped) == (1.5, 30, 3, 3)
+    (row,) = found.costliest
+    assert (row.name, row.overlapped, row.alone, row.overlapped_median_us, row.alone_median_us) == (GEMM, 3, 3, 30, 20)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        _contended(30, alone=2),
+        _contended(30, beside=2),
+        # Another grid means other work.
+        [{**one, "args": {**one["args"], "grid": [at, 1, 1]}} for at, one in enumerate(_contended(30))],
+        # Other neighbours mean another place in the model.
+        [{**one, "name": f"{one['name']}{at}" if one["name"] == RELU else one["name"]} for at, one in enumerate(_contended(30))],
+        # Too short for clocks that count whole microseconds.
+        [{**one, "dur": one["dur"] / 10} for one in _contended(30)],
+    ],
+    ids=["few alone", "few beside", "grid", "neighbours", "short"],
+)
+def test_without_enough_of_the_same_alone_nothing_is_claimed(tmp_path: Path, events: list[dict[str, Any]]) -> None:
+    found = detail(tmp_path, events).contention
+    assert found is not None
+    assert (found.slowdown, found.extra_us, found.compared, found.costliest) == (None, None, 0, [])
+
+
+def test_steps_have_the_details_of_their_own_window(tmp_path: Path) -> None:
+    events = [
+        x("user_annotation", "ProfilerStep#4", 0, 100),
+        x("user_annotation", "ProfilerStep#5", 100, 100),
+        launch(1, 10),
+        kernel(GEMM, 20, 100, correlation=1),  # runs until the next step's work has begun
+        launch(2, 105),
+        kernel(RELU, 110, 40, 8, 2),
+    ]
+    first, second = detail(tmp_path, events).steps
+    assert (first.step, first.window_us, second.step, second.window_us) == (4, 90, 5, 40)
+    assert {row.name: row.busy_us for row in first.classes} == {"gemm": 90}
+    assert {row.name: row.busy_us for row in second.classes} == {"gemm": 10, "elementwise": 40}
+    assert first.launch is not None
+    assert second.launch is not None
+    assert (first.launch.events, second.launch.events) == (1, 1)
+
+
+def test_a_hostile_number_of_streams_and_steps_is_cut(tmp_path: Path) -> None:
+    steps = [x("user_annotation", f"ProfilerStep#{number}", number * 10, 10) for number in range(200)]
+    found = detail(tmp_path, [*steps, *(kernel(GEMM, at * 10, 5, stream=at) for at in range(200))])
+    assert (len(found.streams), len(found.steps)) == (64, 64)
+
+
+def test_an_empty_trace_is_an_error_with_details_too(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to analyse"):
+        detail(tmp_path, [x("cuda_runtime", "cudaLaunchKernel", 0, 1)])

@@ -1,0 +1,263 @@
+"""The pure functions behind the details of a trace."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.collectives.matching import Match
+from rankscope.analysis.collectives.transfers import communication_parts
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.trace.classify import COMMUNICATION_NAMES, DIRECTIONS, direction_of
+from rankscope.analysis.trace.columns import read_trace
+from rankscope.analysis.trace.intervals import by_key, covered, distinct, shared, union
+from rankscope.analysis.trace.kernels import CLASS_NAMES, kernel_class
+from rankscope.analysis.trace.streams import memory_of
+from rankscope.analysis.trace.work import enclosing, outermost, within
+from rankscope.runs.records import CollectiveRecord
+
+PAIRS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 15)), max_size=12)
+
+
+def spans(pairs: list[tuple[int, int]]) -> np.ndarray:
+    array = np.array([(start, start + length) for start, length in pairs], dtype=np.int64).reshape(-1, 2)
+    return union(array[:, 0], array[:, 1])
+
+
+def points(pairs: list[tuple[int, int]]) -> set[int]:
+    return {at for start, length in pairs for at in range(start, start + length)}
+
+
+@given(PAIRS, PAIRS)
+def test_covered_counts_each_interval_for_itself(intervals: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
+    starts = np.array([start for start, _ in intervals], dtype=np.int64)
+    ends = np.array([start + length for start, length in intervals], dtype=np.int64)
+    inside = points(others)
+    expected = [sum(at in inside for at in range(start, start + length)) for start, length in intervals]
+    assert covered(starts, ends, spans(others)).tolist() == expected
+
+
+@given(st.lists(PAIRS, max_size=4))
+def test_shared_is_what_two_or_more_hold(sets: list[list[tuple[int, int]]]) -> None:
+    held = [points(one) for one in sets]
+    expected = {at for at in range(70) if sum(at in one for one in held) >= 2}
+    found = shared([spans(one) for one in sets])
+    assert {at for start, end in found for at in range(start, end)} == expected
+    assert all(found[1:, 0] > found[:-1, 1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20))
+def test_groups_hold_each_row_once_and_in_order(keys: list[tuple[int, int]]) -> None:
+    first, second = (np.array([key[column] for key in keys], dtype=np.int64) for column in (0, 1))
+    groups = [rows.tolist() for rows in by_key(first, second)]
+    assert groups == [[row for row, key in enumerate(keys) if key == one] for one in sorted(set(keys))]
+
+
+CALLS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=20)
+
+
+@given(CALLS, st.data())
+def test_enclosing_and_within_agree_with_looking_at_every_frame(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    # given events of three threads, any of which are frames
+    chosen = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    events = [(thread, start * 1000, (start + length) * 1000) for thread, start, length in rows]
+    path = tmp_path_factory.mktemp("trace") / "rank-0.json"
+    written = [{"ph": "X", "cat": "cpu_op", "name": "x", "tid": tid, "ts": ts, "dur": dur} for tid, ts, dur in rows]
+    path.write_text(json.dumps({"traceEvents": written}))
+    trace = read_trace(path)
+    frames = np.flatnonzero(chosen)
+    # then an event is within any frame that has begun and not ended
+    everything = np.arange(len(events))
+    expected = [any(events[at][0] == one and events[at][1] <= now < events[at][2] for at in frames) for one, now, _ in events]
+    assert within(trace, everything, frames).tolist() == expected
+    # and enclosed by the outermost of those, of which there is at most one
+    mask = np.zeros(len(events), dtype=bool)
+    mask[frames] = True
+    outer = outermost(trace, mask)
+    for row, found in enumerate(enclosing(trace, everything, outer)):
+        thread, now, _ = events[row]
+        around = [at for at, one in enumerate(outer) if events[one][0] == thread and events[one][1] <= now < events[one][2]]
+        assert around == ([found] if found >= 0 else [])
+
+
+COLLECTIVES = st.lists(
+    st.tuples(
+        st.integers(0, 100),  # end, the same on all ranks
+        st.lists(st.integers(1, 30), min_size=3, max_size=3),  # duration per rank
+        st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=3, max_size=3),  # compute before the end
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(COLLECTIVES)
+def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list[int], list[tuple[int, int]]]]) -> None:
+    # given collectives of three ranks that end together, with compute inside
+    base = 10**6
+    matches = []
+    for index, (end, durations, computes) in enumerate(rows):
+        records = []
+        for duration, compute in zip(durations, computes, strict=True):
+            start = base + end - duration
+            low, high = (min(max(base + end - value, start), base + end) for value in sorted(compute, reverse=True))
+            records.append(
+                CollectiveRecord(
+                    step=0,
+                    group="0",
+                    index=index,
+                    op="all_reduce",
+                    enqueue_unix_ns=start * 1000,
+                    start_unix_ns=start * 1000,
+                    end_unix_ns=(base + end) * 1000,
+                    stream=1,
+                    compute_spans_us=[(low - start, high - start)] if high > low else [],
+                )
+            )
+        matches.append(Match(0, "0", "all_reduce", [0, 1, 2], records))
+    # when
+    found = communication_parts(matches)
+    # then, microsecond by microsecond
+    for rank in range(3):
+        transfer: set[int] = set()
+        everything: set[int] = set()
+        busy: set[int] = set()
+        for (end, durations, _), match in zip(rows, matches, strict=True):
+            record = match.records[rank]
+            transfer |= set(range(base + end - min(durations), base + end))
+            everything |= set(range(base + end - durations[rank], base + end))
+            for first, last in record.compute_spans_us:
+                start = record.start_unix_ns // 1000
+                busy |= set(range(start + int(first), start + int(last)))
+        wait = everything - transfer
+        part = found[rank]
+        assert (part.transfer_overlap_us, part.transfer_exposed_us) == (len(transfer & busy), len(transfer - busy))
+        assert (part.wait_overlap_us, part.wait_exposed_us) == (len(wait & busy), len(wait - busy))
+        assert part.unmatched_overlap_us is None
+        # and with the whole window given, nothing is lost
+        whole = communication_parts(matches, {rank: (len(everything) + 5.0, len(everything & busy) + 2.0)})[rank]
+        assert (whole.unmatched_overlap_us, whole.unmatched_exposed_us) == (2, 3)
+
+
+def test_the_last_to_come_does_not_wait_and_arrival_on_a_cpu_is_the_call() -> None:
+    # given a collective on CPU threads: rank 0 enqueued early, its worker began later; rank 1 enqueued late
+    def record(enqueue: int, start: int) -> CollectiveRecord:
+        return CollectiveRecord(
+            step=0,
+            group="cpu",
+            index=0,
+            op="all_reduce",
+            enqueue_unix_ns=enqueue * 1000,
+            start_unix_ns=start * 1000,
+            end_unix_ns=100_000,
+        )
+
+    found = communication_parts([Match(0, "cpu", "all_reduce", [0, 1], [record(0, 20), record(70, 75)])])
+    assert (found[0].transfer_exposed_us, found[0].wait_exposed_us) == (30, 50)
+    assert (found[1].transfer_exposed_us, found[1].wait_exposed_us) == (25, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("volta_sgemm_128x32_nt", "gemm"),
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "gemm"),
+        ("Cijk_Ailk_Bljk_BBS_BH_MT64x64x64_MI16x16x16x1", "gemm"),
+        ("triton_tem_fused_mm_12", "gemm"),
+        ("aten::addmm", "gemm"),
+        ("void cutlass::device_kernel<flash::FlashAttnBwd<flash::CollectiveMainloopBwd>>", "attention"),
+        ("aten::_scaled_dot_product_flash_attention", "attention"),
+        ("sm80_xmma_wgrad_implicit_gemm_indexed_tf32f32", "convolution"),
+        ("aten::convolution_backward", "convolution"),
+        ("void cudnn::bn_bw_1C11_kernel_new<float>", "normalisation"),
+        ("void split_embedding_codegen_forward_unweighted_kernel<float>(fbgemm_gpu::x)", "embedding and indexing"),
+        ("void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_cta_per_row_1", "optimizer"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>>", "optimizer"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "data movement"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "elementwise"),
+        ("triton_poi_fused_add_relu_3", "elementwise"),
+        ("triton_red_fused_mean_1", "reduction"),
+        ("cunn_SoftMaxForward<8, c10::BFloat16>", "softmax and loss"),
+        ("aten::mse_loss", "softmax and loss"),
+        ("void cuda::per_token_cast_to_fp8_with_channels<__nv_bfloat16>", "quantisation"),
+        ("convert_something", "other"),
+        ("my_own_kernel", "other"),
+    ],
+)
+def test_kernels_by_name(name: str, expected: str) -> None:
+    assert kernel_class(name) == expected
+
+
+@given(st.lists(st.integers(0, 500)))
+def test_distinct_numbers_come_once_and_in_order(numbers: list[int]) -> None:
+    assert distinct(np.array(numbers, dtype=np.int32)) == sorted(set(numbers))
+
+
+def test_classes_have_one_row_each() -> None:
+    assert len(set(CLASS_NAMES)) == len(CLASS_NAMES)
+    assert len({library for library, *_ in COMMUNICATION_NAMES}) == len(COMMUNICATION_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "direction", "memory"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "host to device", "Pageable -> Device"),
+        ("Memcpy DtoH (Device -> Pinned)", "device to host", "Device -> Pinned"),
+        ("Memcpy PtoP (Device -> Device)", "peer to peer", "Device -> Device"),
+        ("Memset (Device)", "fill", None),
+        ("CopyDeviceToHost", "device to host", None),
+        ("zeCommandListAppendMemoryCopy(M2D)", "host to device", None),
+        ("zeCommandListAppendMemoryFill", "fill", None),
+        ("__amd_rocclr_copyBuffer", "unknown", None),
+    ],
+)
+def test_copies_by_name(name: str, direction: str, memory: str | None) -> None:
+    assert (direction_of(name), memory_of(name)) == (direction, memory)
+
+
+def test_the_table_of_directions_is_of_valid_patterns() -> None:
+    assert all(re.compile(pattern) for _, pattern in DIRECTIONS)
+
+
+CHECKPOINTED = """
+import sys, torch
+from torch.utils.checkpoint import checkpoint
+block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+x = torch.randn(4, 8, requires_grad=True)
+for mode in ("plain", "reentrant", "saved tensors"):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(2):
+            y = block(x) if mode == "plain" else checkpoint(block, x, use_reentrant=mode == "reentrant")
+            y.sum().backward()
+    profile.export_chrome_trace(f"{sys.argv[1]}/{mode}/rank-0.json")
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpointed(require_torch: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces of two steps of a model of three layers: one folder for each way of checkpointing."""
+    folder = tmp_path_factory.mktemp("checkpointed")
+    for mode in ("plain", "reentrant", "saved tensors"):
+        (folder / mode).mkdir()
+    subprocess.run([sys.executable, "-W", "ignore", "-c", CHECKPOINTED, folder], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "operators"), [("plain", 0), ("reentrant", 6), ("saved tensors", 6)])
+def test_checkpointing_of_this_torch_is_seen(checkpointed: Path, mode: str, operators: int) -> None:
+    # each layer is computed again where it is checkpointed
+    (row,) = analyze([checkpointed / mode], detail=True).ranks
+    assert row.detail is not None
+    assert row.detail.recompute is not None
+    assert row.detail.recompute.operators == operators

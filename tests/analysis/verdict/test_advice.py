@@ -1,0 +1,318 @@
+"""Advice: rows of a table, each given only with its evidence, each bounded by a part of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.collectives.figures import Figure, figures_of_collectives
+from rankscope.analysis.costs.figures import figures_of_kernels, figures_of_verdict
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.inference.physical import PHYSICAL
+from rankscope.analysis.report.assessment import _share_batches
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Verdict
+from rankscope.analysis.result.costs import Advice
+from rankscope.analysis.verdict.recommendations import TABLE, derived, recommend
+from rankscope.runs.records import CollectiveRecord, KernelRecord, RankInfo
+
+Synthetic = Callable[..., Any]
+
+BASIC = {
+    f"{group}.{name}" if group else name
+    for group, members in {
+        "": ("accelerated", "hosts", "mfu", "overlap_ratio"),
+        "share": (
+            *("input", "copies", "compute", "host", "exposed_communication", "idle"),
+            *("between_steps", "stalled", "run_queue", "gc"),
+        ),
+        "kernels": ("float32_share",),
+        "collectives": ("median_bytes", "messages", "sharding_share", "all_reduce_share"),
+        "memory": ("peak_share", "fragmentation", "retries", "device_leak", "host_leak"),
+        "pipeline": ("schedule", "imbalance"),
+        "straggler": (
+            *("input", "compute", "host", "gc", "imbalance", "checkpoint"),
+            *("cpu_contention", "memory_pressure", "hardware"),
+        ),
+    }.items()
+    for name in members
+}
+"""Figures that an analysis may contain."""
+
+some_figures = st.dictionaries(st.sampled_from(sorted(BASIC)), st.floats(0, 1).map(Figure))
+
+
+def advise(known: dict[str, float]) -> list[Advice]:
+    figures = {name: Figure(value) for name, value in known.items()}
+    return recommend(figures, step_us=1000.0, run="runs/now", who="rank 3 on host n1")
+
+
+def info_of(rank: int, coordinates: dict[str, int]) -> RankInfo:
+    return RankInfo(rank=rank, world_size=4, host="n", pid=1, start_unix_ns=1, coordinates=coordinates)
+
+
+def names(known: dict[str, float]) -> set[str]:
+    return {one.name for one in advise(known)}
+
+
+@given(known=some_figures)
+def test_advice_has_all_its_evidence_and_is_bounded_by_the_step(known: dict[str, Figure]) -> None:
+    found = recommend(known, step_us=1000.0, run=None, who="rank 1")
+    have = derived(known)
+    gains = [-1.0 if one.gain_share_at_most is None else one.gain_share_at_most for one in found]
+    assert gains == sorted(gains, reverse=True)
+    for one in found:
+        assert one.evidence
+        assert all(have[evidence.name].value == evidence.value for evidence in one.evidence)
+        assert one.gain_share_at_most is None or 0 <= one.gain_share_at_most <= 1
+        assert (one.gain_us_at_most is None) == (one.gain_formula is None)
+        assert "{" not in one.action
+
+
+@given(known=some_figures, less=st.data())
+def test_what_is_not_known_is_never_the_reason_for_advice(known: dict[str, Figure], less: st.DataObject) -> None:
+    before = {one.name for one in recommend(known, step_us=1.0, run=None, who="")}
+    gone = less.draw(st.sampled_from(sorted(known))) if known else None
+    after = {one.name for one in recommend({k: v for k, v in known.items() if k != gone}, step_us=1.0, run=None, who="")}
+    # Without the host's share, advice only asks why the device idles
+    assert after - before <= {"see_why_idle"}
+
+
+def test_without_figures_nothing_is_advised() -> None:
+    assert advise({}) == []
+
+
+def test_the_rows_have_names_of_their_own_and_rest_on_figures_that_there_are() -> None:
+    assert len({row.name for row in TABLE}) == len(TABLE)
+    whole = derived({name: Figure(1.0) for name in BASIC}).keys() | derived({"share.idle": Figure(1.0)}).keys()
+    for row in TABLE:
+        bounds = [bound for bound in (row.gain, row.cost) if bound is not None]
+        assert {condition.figure for condition in row.when} <= whole
+        assert {name for bound in bounds for name in bound.figures} <= whole
+        # A bound is known whenever the row is given
+        for bound in bounds:
+            made_of = {"share.overhead", "share.all_compute", "share.idle_unexplained"}
+            assert set(bound.figures) <= {condition.figure for condition in row.when} | made_of
+
+
+def test_every_row_is_given_in_some_case() -> None:
+    full = dict.fromkeys(BASIC, 1.0) | {"collectives.messages": 8.0}
+    low = dict.fromkeys(("overlap_ratio", "kernels.float32_share", "mfu", "memory.peak_share", "collectives.sharding_share"), 0.0)
+    seen = names(full | {"hosts": 2}) | names(full | low) | names(full | {"overlap_ratio": 0.0})
+    seen |= names({"share.idle": 1.0, "accelerated": 1.0}) | names(full | {"collectives.sharding_share": 0.0})
+    seen |= names(full | {"memory.peak_share": 0.0})
+    assert seen == {row.name for row in TABLE}
+
+
+@pytest.mark.parametrize(
+    ("known", "name", "gain"),
+    [
+        ({"share.input": 0.18}, "data_loading", 0.18),
+        ({"share.compute": 0.8, "kernels.float32_share": 0.5, "accelerated": 1}, "mixed_precision", 0.8),
+        (
+            {"share.exposed_communication": 0.3, "collectives.median_bytes": 4096, "collectives.messages": 50},
+            "bucket_size",
+            0.3,
+        ),
+        ({"share.exposed_communication": 0.3, "collectives.all_reduce_share": 1.0}, "gradient_accumulation", 0.15),
+        ({"share.exposed_communication": 0.2, "share.host": 0.1, "memory.peak_share": 0.4}, "batch_size", 0.15),
+        (
+            {"share.exposed_communication": 0.3, "collectives.all_reduce_share": 1.0, "overlap_ratio": 0.1},
+            "overlap",
+            0.3,
+        ),
+        (
+            {"share.exposed_communication": 0.3, "collectives.sharding_share": 1.0, "memory.peak_share": 0.4},
+            "keep_parameters",
+            0.3,
+        ),
+        ({"share.exposed_communication": 0.3, "hosts": 4}, "interconnect", 0.3),
+        ({"pipeline.schedule": 0.3}, "micro_batches", 0.15),
+        ({"share.gc": 0.04}, "gc_policy", 0.04),
+        ({"straggler.compute": 0.2}, "replace_host", 0.2),
+        ({"straggler.hardware": 0.2}, "mend_hardware", 0.2),
+        ({"straggler.memory_pressure": 0.2}, "memory_of_rank", 0.2),
+        ({"memory.peak_share": 0.95, "share.compute": 0.6}, "activation_checkpointing", None),
+        (
+            {"memory.peak_share": 0.95, "collectives.all_reduce_share": 1.0, "collectives.sharding_share": 0.0},
+            "shard",
+            None,
+        ),
+        ({"memory.retries": 2}, "allocator", None),
+        ({"memory.fragmentation": 0.3, "memory.peak_share": 0.8}, "fragmentation", None),
+    ],
+)
+def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str, gain: float | None) -> None:
+    (found,) = [one for one in advise(known) if one.name == name]
+    assert found.gain_share_at_most == (None if gain is None else pytest.approx(gain))
+    assert found.gain_us_at_most == (None if gain is None else pytest.approx(1000 * gain))
+    assert found.check.startswith("rankscope compare runs/now NEW_RUN: ")
+    # And every condition counts: without any one of its figures there is no such advice
+    for missing in known:
+        assert name not in names({other: value for other, value in known.items() if other != missing})
+
+
+def test_checkpointing_activations_says_what_it_costs() -> None:
+    (found,) = [
+        one for one in advise({"memory.peak_share": 0.95, "share.compute": 0.6}) if one.name == "activation_checkpointing"
+    ]
+    assert found.cost_share_at_most == pytest.approx(0.2)
+
+
+def test_advice_about_a_rank_names_it() -> None:
+    (found,) = advise({"straggler.compute": 0.2})
+    assert found.action.startswith("Rank 3 on host n1 needs longer")
+
+
+@pytest.mark.parametrize(
+    ("extra", "name"),
+    [
+        ({"phase": "data", "us": 60_000}, "data_loading_of_rank"),
+        ({"phase": "forward", "us": 60_000}, "stalls"),
+        ({"phase": "forward", "us": 60_000, "cpu": True}, "replace_host"),
+        ({"phase": "forward", "us": 60_000, "run_queue": True}, "cpus_of_rank"),
+        ({"phase": "backward", "us": 60_000, "cpu": True, "elements": 2.0}, "balance_work"),
+        ({"phase": "forward", "us": 60_000, "cpu": True, "gc": True}, "gc_policy_of_rank"),
+        ({"phase": "between_steps", "us": 60_000, "tags": ["checkpoint"]}, "checkpoints"),
+    ],
+)
+def test_the_first_advice_for_a_straggler_is_against_its_cause(synthetic: Synthetic, extra: dict[str, Any], name: str) -> None:
+    analysis = analyze([synthetic(noise=0.005, plan=lambda rank, _step: extra if rank == 2 else None).write()])
+    first = analysis.advice[0]
+    assert first.name == name
+    assert first.gain_share_at_most == pytest.approx(60 / 164, abs=0.02)
+    assert first.evidence[0].source == "steps"
+
+
+@pytest.mark.parametrize(
+    ("extra", "name"),
+    [
+        ({"phase": "data", "us": 60_000}, "data_loading"),
+        ({"phase": "between_steps", "us": 60_000}, "between_steps"),
+        ({"phase": "forward", "us": 60_000}, "stalls_everywhere"),
+        ({"phase": "forward", "us": 60_000, "run_queue": True}, "cpus"),
+        ({"phase": "forward", "us": 60_000, "cpu": True, "gc": True}, "gc_policy"),
+    ],
+)
+def test_what_slows_everybody_is_the_first_advice(synthetic: Synthetic, extra: dict[str, Any], name: str) -> None:
+    analysis = analyze([synthetic(device_kind="cpu", noise=0.005, plan=lambda _rank, _step: extra).write()])
+    assert [one.name for one in analysis.advice] == [name]
+    assert analysis.advice[0].gain_share_at_most == pytest.approx(62 / 164, abs=0.03)
+
+
+def test_a_run_in_which_nothing_is_wrong_gets_no_advice(synthetic: Synthetic) -> None:
+    analysis = analyze([synthetic(device_kind="cpu").write()])
+    assert analysis.advice == []
+    assert "what to try" not in render_text(analysis)
+
+
+def test_a_terminal_shows_the_first_three() -> None:
+    found = advise({"share.input": 0.2, "share.gc": 0.05, "share.run_queue": 0.1, "share.between_steps": 0.3})
+    assert [one.name for one in found] == ["between_steps", "data_loading", "cpus", "gc_policy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("ampere_sgemm_128x64_tn", 1.0),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x16", 1.0),
+        ("cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4", 1.0),
+        ("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn", 0.0),
+        ("ampere_fp16_s1688gemm_fp16_128x128_sliced1x2_ldg8_f2f_tn", 0.0),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", 0.0),
+        ("nvjet_hsh_192x192_64x4_2x1_v_bz_TNT", 0.0),
+        ("nvjet_sm100_tst_128x256_64x6_2x1_2cta_v_bz_TNT", 0.0),
+        ("nvjet_sm100_tss_64x8_64x16_2x4_h_bz_TNT", 0.0),
+        ("nvjet_sm100_qqtst_128x256_128x6_2x1_2cta_v_bz_bias_TNT", 0.0),
+        ("nvjet_sst_128x128_32x4_2x1_v_bz_TNT", 1.0),
+        ("nvjet_sm100_sss_128x128_32x4_2x1_v_bz_TNT", 1.0),
+        ("turing_h1688gemm_128x128_ldg8_tn", 0.0),
+        ("Cijk_Ailk_Bljk_SB_MT128x128x16_MI32x32x2", 1.0),
+        ("Cijk_Alik_Bljk_HHS_BH_MT128x128x32", 0.0),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_MT256x256x64", 0.0),
+        ("void at::native::vectorized_elementwise_kernel<4, float>", None),
+        ("some_gemm_of_somebody", None),
+    ],
+)
+def test_names_of_kernels_tell_their_type_or_nothing(name: str, share: float | None) -> None:
+    found = figures_of_kernels([KernelRecord(step=0, name=name, kind="compute", total_us=5.0, calls=1)], "windows")
+    assert found == ({} if share is None else {"kernels.float32_share": Figure(share, source="windows")})
+
+
+def test_collectives_tell_their_sizes_and_what_they_are_for() -> None:
+    def one(op: str, us: int, size: int) -> CollectiveRecord:
+        return CollectiveRecord(
+            step=0, group="0", index=0, op=op, bytes=size, enqueue_unix_ns=0, start_unix_ns=0, end_unix_ns=1000 * us
+        )
+
+    rows = [one("all_gather_base", 30, 100), one("reduce_scatter_base", 30, 200), one("all_reduce", 40, 300)]
+    found = figures_of_collectives([rows], "windows")
+    assert {name: figure.value for name, figure in found.items()} == {
+        "collectives.median_bytes": 200.0,
+        "collectives.messages": 3.0,
+        "collectives.sharding_share": 0.6,
+        "collectives.all_reduce_share": 0.4,
+    }
+
+
+def test_numbers_beside_the_gradients_say_nothing_of_their_buckets() -> None:
+    def one(step: int, size: int) -> CollectiveRecord:
+        return CollectiveRecord(
+            step=step, group="0", index=0, op="all_reduce", bytes=size, enqueue_unix_ns=0, start_unix_ns=0, end_unix_ns=1000
+        )
+
+    # Given two ranks that reduce two buckets of 25 MiB a step, and twenty losses
+    mib = 1 << 20
+    rank = [one(step, size) for step in (0, 1) for size in (25 * mib, 25 * mib, *[4] * 20)]
+    found = figures_of_collectives([rank, rank], "windows")
+    assert found["collectives.median_bytes"].value == 25 * mib
+    assert found["collectives.messages"].value == pytest.approx(2, rel=1e-3)
+    # And a small model, whose gradients fit into one bucket, cannot send fewer
+    small = figures_of_collectives([[one(0, mib // 2), *[one(0, 4)] * 20]], "windows")
+    assert small["collectives.messages"].value == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize(("layout", "gradients"), [(("dp", "pp"), True), (("dp", "tp"), False), (("dp_shard", "cp"), False)])
+def test_where_ranks_share_a_batch_all_reduces_are_not_taken_for_gradients(layout: tuple[str, str], *, gradients: bool) -> None:
+    coordinates = {rank: {layout[0]: rank // 2, layout[1]: rank % 2} for rank in range(4)}
+    assert _share_batches({rank: info_of(rank, at) for rank, at in coordinates.items()}) is not gradients
+
+
+def test_one_place_along_a_dimension_is_no_parallelism() -> None:
+    assert not _share_batches({rank: info_of(rank, {"dp": rank, "tp": 0}) for rank in range(4)})
+    assert not _share_batches({})
+
+
+@pytest.mark.parametrize(
+    ("explained_by", "name"),
+    [
+        (None, "straggler.host"),
+        ("cpu_contention", "straggler.cpu_contention"),
+        ("memory_pressure", "straggler.memory_pressure"),
+        ("thermal_throttle", "straggler.hardware"),
+        ("xid", "straggler.hardware"),
+        ("link", "straggler.hardware"),
+    ],
+)
+def test_what_explains_a_straggler_decides_on_the_remedy(explained_by: str | None, name: str) -> None:
+    verdict = Verdict(kind="straggler", cause="host", explained_by=explained_by, slowdown=1.25, summary="")
+    assert {key: figure.value for key, figure in figures_of_verdict(verdict, None).items()} == {name: pytest.approx(0.2)}
+
+
+def test_every_physical_reason_has_a_remedy_of_its_own() -> None:
+    for row in PHYSICAL:
+        verdict = Verdict(kind="straggler", cause="host", explained_by=row.reason, slowdown=1.25, summary="")
+        assert figures_of_verdict(verdict, None).keys() <= {"straggler.hardware", "straggler.memory_pressure"}
+
+
+def test_every_row_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "analysis.md").read_text()
+    for row in TABLE:
+        signs = {">=": "≥", "<": "<"}
+        evidence = ", ".join(f"{when.figure} {signs[when.comparison]} {when.limit:g}" for when in row.when)
+        assert f"| `{row.name}` | {evidence} | {'—' if row.gain is None else row.gain.formula}" in page
