@@ -14,7 +14,7 @@ from rankscope.alerts.watch.following import Following
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.run_analysis import analyze_run
-from rankscope.analysis.verdict import endings
+from rankscope.analysis.verdict import hung_run
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import flight_dir, rank_dir
 
@@ -69,7 +69,7 @@ def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, m
         read.append(paths)
         return analyze_hang(paths)
 
-    monkeypatch.setattr(endings, "analyze_hang", reading)
+    monkeypatch.setattr(hung_run, "analyze_hang", reading)
     following = Following()
     # When the run is evaluated repeatedly
     for _ in range(3):

@@ -32,7 +32,8 @@ from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Imp
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
-from rankscope.analysis.verdict.endings import Endings, endings, hung_verdict
+from rankscope.analysis.verdict.endings import Endings, endings
+from rankscope.analysis.verdict.hung_run import hung_verdict
 from rankscope.analysis.verdict.run_verdict import run_verdict
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.base.text import ranks_text

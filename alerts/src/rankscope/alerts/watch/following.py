@@ -11,7 +11,7 @@ from rankscope.alerts.watch.regressions import StepPast, read_past
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.verdict.endings import hung_report
+from rankscope.analysis.verdict.hung_run import hung_report
 
 
 class Following:

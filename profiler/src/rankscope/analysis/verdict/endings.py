@@ -1,23 +1,13 @@
-"""Verdict on a run that did not end well: the first rank to end, and hangs, from Flight Recorder dumps in the run directory."""
+"""First rank to end, among the ranks that did not reach the end of training."""
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
-from rankscope.analysis.hang.diagnosis import analyze_hang
-from rankscope.analysis.hang.result import HangReport
-from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
-from rankscope.base.errors import InputError
+from rankscope.analysis.result.analysis import Verdict
 from rankscope.base.text import ranks_text
-from rankscope.runs.paths import flight_dir
 from rankscope.runs.records import RankInfo
 
 CLEARLY_NS: Final = 50_000_000
@@ -82,99 +72,3 @@ def _first(ended: Mapping[int, RankInfo]) -> int | None:
     alone = ended[first].end_reason == "crash" and all(ended[rank].end_reason == "killed" for rank in ended if rank != first)
     clearly = CLEARLY_NS if ended[first].host == ended[second].host else CLEARLY_ACROSS_HOSTS_NS
     return first if alone or following - earliest >= clearly else None
-
-
-BEFORE_NS: Final = 1_000_000_000
-"""Tolerance for differences between the clocks of hosts, in nanoseconds."""
-
-
-def hung_report(run: RunEvidence, *, fresh: bool = False) -> HangReport | None:
-    """Return the report on the hang that the dumps of the analysed attempt show, or ``None``.
-
-    ``None``: there are no usable dumps or they show no hang, a rank made a step after the dumps were taken, or all ranks exited
-    normally. ``fresh``: the caller knows that no rank has made a step since the dumps.
-    """
-    folder = flight_dir(run.reader.path, run.table.attempt)
-    if not folder.is_dir() or _ended_well(run):
-        return None
-    report = _report(run.reader.path, _files(folder))
-    if report is None or report.kind != "hang" or report.attempt != run.table.attempt:
-        return None
-    return None if not fresh and _went_on(run, report) else report
-
-
-@lru_cache(maxsize=16)
-def _report(run: Path, _files: frozenset[tuple[str, int, int]]) -> HangReport | None:
-    """Analyse the dumps once per state of their files: those of a thousand ranks take a minute to read.
-
-    Callers that follow a run ask for its verdict repeatedly.
-    """
-    try:
-        return analyze_hang([run])
-    except InputError:
-        return None  # `rankscope hang` reports why they cannot be read
-
-
-def _files(folder: Path) -> frozenset[tuple[str, int, int]]:
-    found: set[tuple[str, int, int]] = set()
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(OSError):
-                status = entry.stat()
-                found.add((entry.name, status.st_size, status.st_mtime_ns))
-    return frozenset(found)
-
-
-def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
-    """Return the verdict and the finding of ``hung_report``, or ``None`` without a report."""
-    report = hung_report(run)
-    if report is None:
-        return None
-    alone = report.culprits[0] if len(report.culprits) == 1 else None
-    group = None if report.group is None else report.group.description or report.group.name
-    action = f"rankscope hang {shlex.quote(run.path)} shows who waits in what"
-    verdict = Verdict(
-        kind="hang",
-        rank=alone,
-        ranks=report.culprits,
-        group=group,
-        summary=report.summary,
-        next=[action, *(row for row in report.next if not row.startswith("rankscope analyze"))],
-    )
-    finding = Finding(
-        kind="hang",
-        rank=alone,
-        host=None if alone is None else run.hosts.get(alone),
-        summary=report.summary,
-        evidence=_evidence(report),
-    )
-    return verdict, finding
-
-
-def _ended_well(run: RunEvidence) -> bool:
-    return run.liveness == "over" and all(info.end_reason == "exit" for info in run.infos.values())
-
-
-def _went_on(run: RunEvidence, report: HangReport) -> bool:
-    """Return whether any rank ended a step after the dumps were taken, so that the run no longer hangs."""
-    taken = [
-        row.operation.enqueued_unix_ns + int(row.waited_s * 1e9)
-        for row in report.waiting
-        if row.waited_s is not None and row.operation.enqueued_unix_ns is not None
-    ]
-    if not taken:
-        # The time of the dumps is unknown: a run that still makes steps does not hang.
-        return run.liveness == "live"
-    return run.table.last_end_unix_ns > min(taken) + BEFORE_NS
-
-
-def _evidence(report: HangReport) -> list[Evidence]:
-    found = [Evidence(name="waiting", value=float(len(report.waiting)), unit="ranks")]
-    if (waited := max((row.waited_s for row in report.waiting if row.waited_s is not None), default=None)) is not None:
-        found.append(Evidence(name="waited", value=waited, unit="s", detail="the longest, when the dumps were taken"))
-    if report.collective is not None:
-        detail = f"{report.collective.op} of group {report.collective.group}"
-        found.append(Evidence(name="sequence", value=float(report.collective.sequence), unit="number", detail=detail))
-    if report.coverage is not None:
-        found.append(Evidence(name="coverage", value=report.coverage, unit="ratio", detail="of ranks with a dump"))
-    return found
