@@ -14,7 +14,7 @@ from rankscope.analysis.collectives.figures import Figure, figures_of_collective
 from rankscope.analysis.costs.figures import figures_of_kernels, figures_of_verdict
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.physical import PHYSICAL
-from rankscope.analysis.report.assessment import _share_batches
+from rankscope.analysis.report.run_assessment import _share_batches
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Verdict
 from rankscope.analysis.result.costs import Advice

@@ -14,10 +14,12 @@ import msgspec
 from rankscope.analysis.collectives.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
-from rankscope.analysis.costs.ledger import ledger_of_blame, ledger_of_steps
+from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.costs.pipeline import pipeline_of
-from rankscope.analysis.costs.run_costs import costs_of_run, recorder_share
+from rankscope.analysis.costs.recorder_cost import recorder_share
+from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
+from rankscope.analysis.costs.step_ledger import ledger_of_steps
 from rankscope.analysis.evidence.liveness import liveness
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS
@@ -26,8 +28,8 @@ from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
 from rankscope.analysis.inference.own_time import imposed_wait, judged_groups
 from rankscope.analysis.inference.run_evidence import Earlier, RunEvidence
-from rankscope.analysis.report.assessment import assessed_run
 from rankscope.analysis.report.ranks import rank_result, typical_values
+from rankscope.analysis.report.run_assessment import assessed_run
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, ImposedWait, Source
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective

@@ -13,7 +13,7 @@ from rankscope.analysis.compare.result import Unit
 from rankscope.analysis.compare.shift import Series
 from rankscope.analysis.compare.usable import Basis, Usable, mean_over_ranks
 from rankscope.analysis.costs.memory import memory_samples
-from rankscope.analysis.costs.run_costs import recorder_share
+from rankscope.analysis.costs.recorder_cost import recorder_share
 from rankscope.analysis.evidence.steps import METRICS, StepTable
 from rankscope.runs.records import PHASES, StepBreakdown
 

@@ -1,13 +1,10 @@
-"""Wait attribution: imposed wait by process group, origin and victim, from collectives or from step records."""
+"""Wait attribution: imposed wait by process group, origin and victim."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Mapping
 
 from rankscope.analysis.collectives.blame import Blame, Group, Row
-from rankscope.analysis.inference.own_time import Judged, waits
 from rankscope.analysis.result.costs import (
     MAX_GROUPS,
     MAX_RANKS,
@@ -77,24 +74,3 @@ def _sum(rows: Iterable[Row]) -> Row:
     for row in rows:
         imposed, exposed, count = imposed + row[0], exposed + row[1], count + row[2]
     return imposed, exposed, count
-
-
-def ledger_of_steps(compared: Sequence[Judged]) -> Ledger | None:
-    """Return the wait attribution from own times of the ranks that can be compared; ``None`` if none can.
-
-    At each step the rank with the longest own time is charged. The training thread does nothing else during blocked time, so all
-    of it is exposed.
-    """
-    if not compared:
-        return None
-    groups: dict[Group, dict[tuple[int, int], Row]] = {}
-    for judged in compared:
-        last, wait = waits(judged)
-        rows: dict[tuple[int, int], Row] = {}
-        for at in np.unique(last):
-            mine = wait[:, last == at]
-            total, count = mine.sum(axis=1), (mine > 0).sum(axis=1)
-            for victim in np.flatnonzero(total > 0):
-                rows[judged.ranks[at], judged.ranks[victim]] = (float(total[victim]), float(total[victim]), int(count[victim]))
-        groups[None, tuple(judged.ranks)] = rows
-    return ledger_of(groups, "steps", max(judged.own.shape[1] for judged in compared))

@@ -1,21 +1,16 @@
-"""Costs of the steps of a run, from step records and profiled windows together, and the cost of the recorder itself."""
+"""Costs of the steps of a run, from its step records and profiled windows together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from types import MappingProxyType
-
-import numpy as np
 
 from rankscope.analysis.costs.step_costs import costs_of_steps
 from rankscope.analysis.costs.waterfall import Amount, Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows, together
-from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.result.costs import Throughput
-from rankscope.runs.records import RankInfo
 
 
 def costs_of_run(run: RunEvidence, throughput: Throughput | None) -> Callable[[tuple[int, ...]], Costs | None]:
@@ -51,24 +46,3 @@ def _with_ideal(costs: Costs | None, throughput: Throughput | None) -> Costs | N
     if "compute" in known:
         known["compute"] = replace(known["compute"], us=max(0.0, known["compute"].us - ideal))
     return replace(costs, known=known)
-
-
-def recorder_share(
-    table: StepTable, infos: Mapping[int, RankInfo], *, earlier_us: Mapping[int, float] = MappingProxyType({})
-) -> float | None:
-    """Return the largest share of the step time that the recorder took on any rank; ``None`` if it is known for no rank.
-
-    Only ranks with all their step records count, because the recorder's cost covers all steps. ``earlier_us``: summed wall time
-    per rank of the steps before the table.
-    """
-    shares = []
-    for row, rank in enumerate(table.ranks.tolist()):
-        info = infos.get(rank)
-        if info is None or info.recorder_cost_us is None:
-            continue
-        if info.dropped_records or info.unconfirmed_records or info.expired_records.get("steps"):
-            continue
-        wall = float(np.nansum(table.of_rank("wall_us", row), dtype=np.float64)) + earlier_us.get(rank, 0.0)
-        if wall > 0 and info.recorder_cost_us >= 0:
-            shares.append(info.recorder_cost_us / wall)
-    return max(shares, default=None)

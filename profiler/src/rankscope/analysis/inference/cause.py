@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rankscope.analysis.evidence.order import by_step, of_blocks
-from rankscope.analysis.evidence.steps import StepTable, Stored
 from rankscope.analysis.result.analysis import Cause
-from rankscope.runs.records import PHASES, Phase
+from rankscope.runs.records import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,81 +93,3 @@ def _uses_processor(signals: Signals) -> bool:
 def cause_of(signals: Signals) -> CauseRow:
     """Return the first row that applies."""
     return next(row for row in CAUSES if row.applies(signals))
-
-
-MOST_PEERS: Final = 128
-"""Number of peers compared at most: they suffice for a median, and thousands take longer for the same result."""
-
-
-def signals_of(
-    table: StepTable,
-    rank: int,
-    affected: NDArray[np.bool_],
-    peers: Sequence[int],
-    *,
-    device_busy_us: float | None,
-    own_us: float | None = None,
-) -> Signals:
-    """Return the signals of one rank against its ``peers`` in the steps marked ``affected`` [steps].
-
-    At most ``MOST_PEERS`` of the peers are compared, evenly spaced. ``own_us``: the excess per step, for records that do not
-    separate own time from waiting. Phases are then compared by their wall times: the other ranks wait in another phase than the
-    one in which the slow rank is late, or else no phase stands out.
-    """
-    peers = peers[:: max(1, -(-len(peers) // MOST_PEERS))]
-    row, others = int(np.searchsorted(table.ranks, rank)), np.searchsorted(table.ranks, peers)
-    kind = "own_" if own_us is None else ""
-
-    compared = np.array([row, *others])
-
-    def mean_excess(metric: str) -> float | None:
-        """Return the mean excess over the median of the peers."""
-        over = over_peers(metric, lambda both: both[:, 0] - _medians(both[:, 1:]))
-        return float(np.concatenate(over).mean()) if over else None
-
-    def work_excess(metric: str) -> float | None:
-        """Return the excess of the rank's mean over the median of its peers' means, as a ratio."""
-        sums = over_peers(metric, lambda both: both.sum(axis=0, dtype=np.float64))
-        mine, *theirs = sum(sums, np.zeros(len(compared)))
-        usual = float(np.median(theirs))
-        return float(mine) / usual - 1 if usual > 0 else None
-
-    def over_peers(metric: str, function: Callable[[Stored], NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """Return ``function`` of blocks [steps, the rank and its peers], for the affected steps that all of them recorded."""
-        if not np.isfinite(table.of_rank(metric, row)).any():
-            return []
-        found = of_blocks(table.profiled.shape, lambda steps: of_block(metric, steps, function))
-        return [part for part in found if part is not None]
-
-    def of_block(metric: str, steps: slice, function: Callable[[Stored], NDArray[np.float64]]) -> NDArray[np.float64] | None:
-        both = by_step(table.some(metric, steps, compared))[affected[steps]]
-        there = np.isfinite(both).all(axis=1)
-        if not there.all():
-            both = both[there]
-        return function(both) if len(both) else None
-
-    phases: dict[Phase, float] = {}
-    for phase in PHASES:
-        over = mean_excess(f"{kind}{phase}_us")
-        if over is not None:
-            phases[phase] = over
-    tagged = table.tagged("checkpoint")[:, affected]
-    work = work_excess("input_elements")
-    return Signals(
-        own_us=own_us if own_us is not None else mean_excess("own_us") or 0.0,
-        phases_us=phases,
-        cpu_us=mean_excess("cpu_us"),
-        run_queue_us=mean_excess("run_queue_us"),
-        gc_us=mean_excess("gc_us"),
-        work=work if work is not None else work_excess("samples"),
-        checkpoint=bool(tagged.size and tagged[row].mean() >= 0.5 and tagged[others].mean() < 0.5),
-        device_busy_us=device_busy_us,
-    )
-
-
-def _medians(values: Stored) -> NDArray[np.float64]:
-    """Return the median of each row; sorts ``values`` in place."""
-    values.sort(axis=1)
-    count = values.shape[1]
-    middle: NDArray[np.float64] = values[:, [(count - 1) // 2, count // 2]].mean(axis=1, dtype=np.float64)
-    return middle

@@ -16,7 +16,7 @@ import msgspec
 from rankscope.analysis.perfetto.inert import inert, inert_args
 from rankscope.analysis.perfetto.lanes import Lanes
 from rankscope.analysis.perfetto.microseconds import HORIZON_NS, us_text
-from rankscope.analysis.result.analysis import json_of
+from rankscope.analysis.result.json_of import json_of
 
 _FIRST_TID: Final = 1_000_001
 """First thread id, above all process ids: a thread whose id is that of its process would be its main thread."""

@@ -5,7 +5,7 @@ Undefined values are ``None`` (JSON ``null``), never 0. Later versions only add 
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -232,19 +232,3 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """Memory use; ``None`` if no record has a memory sample."""
     advice: list[Advice] = []
     """Actions to try, largest bound on the gain first, each with its evidence, that bound and how to check it."""
-
-
-def json_of(result: object) -> bytes:
-    """Encode a result as JSON in UTF-8; characters that UTF-8 cannot encode, as in undecodable file names, become ``?``."""
-    try:
-        return msgspec.json.encode(result)
-    except UnicodeEncodeError:
-        return msgspec.json.encode(_encodable(msgspec.to_builtins(result)))
-
-
-def _encodable(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, dict):
-        return {_encodable(key): _encodable(item) for key, item in value.items()}
-    return [_encodable(item) for item in value] if isinstance(value, list) else value

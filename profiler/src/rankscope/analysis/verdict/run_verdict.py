@@ -12,7 +12,7 @@ from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
-from rankscope.analysis.inference.cause import Signals, cause_of, signals_of
+from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.late import busy_excess, find_late, late_named, too_few
 from rankscope.analysis.inference.named import Named
@@ -30,6 +30,7 @@ from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.step_signals import signals_of
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
