@@ -19,7 +19,7 @@ from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.result.costs import MAX_GROUPS, MAX_RANKS, MAX_ROWS
+from rankscope.analysis.result.costs import MAX_GROUPS, MAX_LEDGER_ROWS, MAX_RANKS
 from rankscope.runs.records import CollectiveRecord
 
 Synthetic = Callable[..., Any]
@@ -85,8 +85,8 @@ def test_a_thousand_ranks_fit_into_a_bounded_ledger_of_which_nothing_is_missing(
     rows = {(origin, victim): (float(origin), 0.5, 1) for origin in range(1, 60) for victim in range(1024) if victim != origin}
     ledger = ledger_of_blame(blamed({("world", tuple(range(1024))): rows}), "windows")
     assert ledger is not None
-    assert len(ledger.matrix) == MAX_ROWS
-    assert ledger.rest.rows == len(rows) - MAX_ROWS
+    assert len(ledger.matrix) == MAX_LEDGER_ROWS
+    assert ledger.rest.rows == len(rows) - MAX_LEDGER_ROWS
     assert len(ledger.by_group[0].ranks) == MAX_RANKS
     assert ledger.by_group[0].size == 1024
     assert len(msgspec.json.encode(ledger)) < 40_000

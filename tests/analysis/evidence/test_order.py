@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence import order as step_order
+from rankscope.analysis.evidence import order
 from rankscope.analysis.evidence.order import last_ranks, of_blocks, ordered
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.own_time import excess
@@ -39,7 +39,7 @@ def test_excess_is_over_the_median_of_the_others_to_the_last_digit(values: NDArr
 
 
 def test_side_by_side_is_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_order, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(order, "_WORTH_A_THREAD", 0)
     found = of_blocks((2, 1000), lambda steps: (steps.start, steps.stop))
     assert found == [(0, 256), (256, 512), (512, 768), (768, 1000)]
 
@@ -47,7 +47,7 @@ def test_side_by_side_is_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_run_is_judged_alike_on_one_core_and_on_several(synthetic: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     run = synthetic(plan=lambda rank, _: {"us": 40_000.0, "phase": "forward"} if rank == 2 else None, ranks=4, steps=600).write()
     alone = analyze_run(run)
-    monkeypatch.setattr(step_order, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(order, "_WORTH_A_THREAD", 0)
     assert analyze_run(run) == alone
 
 

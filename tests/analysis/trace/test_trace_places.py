@@ -20,7 +20,7 @@ from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.parallel.workers import LocalEngine
 from rankscope.analysis.trace import columns as traces
-from rankscope.analysis.trace import files as trace_file
+from rankscope.analysis.trace import files
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.base.errors import InputError, MissingError
 
@@ -135,7 +135,7 @@ def test_a_device_trace_torn_before_its_device_events_is_no_cpu_trace(tmp_path: 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
 def test_a_bomb_is_refused_by_how_far_it_unfolds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Any) -> None:
-    monkeypatch.setattr(trace_file, "BOMB_BYTES", 4_000_000)
+    monkeypatch.setattr(files, "BOMB_BYTES", 4_000_000)
     path = tmp_path / "rank-0.json.gz"
     path.write_bytes(pack(b'{"traceEvents": [' + b'{"ph": "M"},' * 1_000_000))
     with pytest.raises(InputError, match="decompression bomb") as caught:

@@ -1,6 +1,6 @@
 """Analysis of records or traces: which ranks are slow, why, at what cost, and what to do next. Pure: no torch, no network.
 
-The folders are the stages that data passes, in this order; each imports only those before it::
+The folders are stages; each imports only those before it in this list, except that ``verdict/hung_run.py`` uses ``hang``::
 
     result       the answer and its JSON fields, helpers for text
     trace        the JSON of a trace -> columns of events, parts of a window's time

@@ -15,7 +15,7 @@ WORLD_SIZE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a right verdict says of a fault. ``phase`` is ``None`` where the fault has no phase of its own."""
+    """The right verdict on a fault. ``phase`` is ``None`` where the fault has no phase of its own."""
 
     cause: Cause
     phase: Phase | None
@@ -40,7 +40,7 @@ class Fault:
         return self.kind if self.rank is None else f"{self.kind}:{self.rank}"
 
     def judge(self, verdict: Verdict) -> tuple[bool, str]:
-        """Whether the verdict is the planted truth, and a sentence that says so."""
+        """Return whether the verdict is right about the fault, and a sentence for people."""
         if self.rank is None:
             calm = verdict.kind not in ("straggler", "hang", "insufficient_data")
             return calm, f"planted nothing; verdict {verdict.kind}" + _named(verdict)

@@ -8,9 +8,7 @@ its own. Ends are less sharp there, so arrivals are compared on the corrected cl
 Waits for a root, or of a root, come from ``waiting``. Waits in sends and receives count as waiting, but not as imposed wait:
 between the stages of a pipeline most of them are its schedule.
 
-A wait is charged to its origin: a rank that was last because another group had kept it waiting is a victim itself (``upstream``).
-
-A merged list is sorted and disjoint and has no empty interval, like a merged set of ``intervals``.
+A wait is charged to its origin: a rank that was last because another group had kept it waiting is a victim itself (``origin``).
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from rankscope.analysis.collectives.waiting import NOBODY_WAITED, Wait, Waits
 from rankscope.runs.records import CollectiveRecord
 
 Span = tuple[int, int]
+"""Start and end. A merged list of them is sorted and disjoint and has no empty interval, like a merged set of ``intervals``."""
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:

@@ -1,4 +1,4 @@
-"""Named figures that advice rests on, and those of the collectives. Unknown figures are missing."""
+"""Type of the named figures that advice rests on, and the figures of collectives. Unknown figures are missing."""
 
 from __future__ import annotations
 

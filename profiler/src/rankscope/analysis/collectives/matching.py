@@ -137,7 +137,7 @@ def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]], *, worl
 
     An instance counts as matched when each rank of its group has it with the same operation, size and data type. Groups whose
     ranks are not recorded are assumed to span the world. With fewer recorded ranks than ``world_size``, nothing in such groups
-    can be matched, because a missing rank may have arrived last. Sends and receives are matched by ``pairing``.
+    can be matched, because a missing rank may have arrived last. Sends and receives are matched by ``pair_up``.
     """
     cells: dict[tuple[int, str, tuple[int, ...] | None], _Cell] = {}
     pairs: dict[int, list[CollectiveRecord]] = {}

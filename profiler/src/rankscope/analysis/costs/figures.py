@@ -1,4 +1,4 @@
-"""Named figures that advice rests on. Unknown figures are missing."""
+"""Figures of costs, verdict, kernels, pipeline, memory and throughput that advice rests on. Unknown figures are missing."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from rankscope.analysis.collectives.blame import Blame, Group, Row
 from rankscope.analysis.result.costs import (
     MAX_GROUPS,
+    MAX_LEDGER_ROWS,
     MAX_RANKS,
-    MAX_ROWS,
     GroupLedger,
     Ledger,
     LedgerRest,
@@ -35,7 +35,7 @@ def ledger_of(groups: Mapping[Group, dict[tuple[int, int], Row]], source: Ledger
         for (origin, victim), (imposed, exposed, count) in groups[key].items()
     ]
     everything.sort(key=lambda row: (-row.imposed_exposed_us, -row.imposed_us, row.group, row.origin, row.victim))
-    matrix = everything[:MAX_ROWS]
+    matrix = everything[:MAX_LEDGER_ROWS]
     whole = _sum((sums[key][0], sums[key][1], len(rows)) for key, rows in groups.items())
     told = _sum((row.imposed_us, row.imposed_exposed_us, 1) for row in matrix)
     left = whole[2] - told[2]

@@ -1,9 +1,9 @@
 """Samples, tokens and floating-point operations per second, and model FLOP/s utilisation.
 
-Figures are dense: where a sheet only gives a figure with structured sparsity, half of it is used. Figures for 8 and 16 bits are
-those of matrix units that accumulate in 32 bits, as torch uses them; accumulating in 16 bits, GeForce cards, L40 and A10G would
-be twice as fast. ``fp32`` is without TF32: the rate of vector units, or of matrix units for AMD GPUs before MI300. All figures
-are at the boost clock that the sheet assumes.
+The table ``GPUS`` has peak rates from the makers' data sheets. To add a GPU, add a row. Rates are dense: where a sheet only gives
+a rate with structured sparsity, half of it is used. Rates for 8 and 16 bits are those of matrix units that accumulate in 32 bits,
+as torch uses them; accumulating in 16 bits, GeForce cards, L40 and A10G would be twice as fast. ``fp32`` is without TF32: the
+rate of vector units, or of matrix units for AMD GPUs before MI300. All rates are at the boost clock that the sheet assumes.
 """
 
 from __future__ import annotations

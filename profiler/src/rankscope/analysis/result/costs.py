@@ -65,7 +65,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
         return next(part.share for part in self.parts if part.name == name)
 
 
-MAX_ROWS: Final = 256
+MAX_LEDGER_ROWS: Final = 256
 """Maximum number of rows listed in the matrix; the rest is summed up."""
 
 MAX_GROUPS: Final = 64

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rankscope.base.text import one_line, printable
 
 if TYPE_CHECKING:
-    from rankscope.analysis.result.analysis import Cost
-
+    from rankscope.analysis.result.analysis import Cost  # text alone needs no types of results, which take longer to import
 
 RED: Final = "\x1b[1;31m"
 GREEN: Final = "\x1b[1;32m"

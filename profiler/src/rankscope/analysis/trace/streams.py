@@ -74,10 +74,10 @@ def known(number: int) -> int | None:
     return None if number < 0 else number
 
 
-LARGEST_BYTES: Final = 2**40
+_LARGEST_COPY_BYTES: Final = 2**40
 """Largest plausible copy, 1 TiB: a larger size is damage."""
 
-MAX_ROWS: Final = 32
+_MAX_COPY_ROWS: Final = 32
 """Largest number of kinds of copies reported, the longest first; a hostile trace may invent any number."""
 
 _MEMORY: Final = re.compile(r"\(([A-Za-z ]{1,24}-> ?[A-Za-z ]{1,24})\)")
@@ -114,7 +114,7 @@ def copy_parts(
     for rows in by_key(kind, collective):
         direction, memory = labels[kind[rows[0]]]
         busy = union(start[rows], end[rows])
-        sized = rows[(size[rows] >= 0) & (size[rows] <= LARGEST_BYTES)]
+        sized = rows[(size[rows] >= 0) & (size[rows] <= _LARGEST_COPY_BYTES)]
         took = measure(union(start[sized], end[sized]))
         total = int(size[sized].sum()) if len(sized) else None
         parts.append(
@@ -130,7 +130,7 @@ def copy_parts(
                 collective=bool(collective[rows[0]]),
             )
         )
-    return sorted(parts, key=lambda part: -part.busy_us)[:MAX_ROWS]
+    return sorted(parts, key=lambda part: -part.busy_us)[:_MAX_COPY_ROWS]
 
 
 def recomputing_rows(trace: Trace) -> NDArray[np.intp] | None:

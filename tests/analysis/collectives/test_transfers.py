@@ -1,0 +1,86 @@
+"""Transfer and wait of collectives, overlapped or exposed, against counting."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.collectives.matching import Match
+from rankscope.analysis.collectives.transfers import communication_parts
+from rankscope.runs.records import CollectiveRecord
+
+COLLECTIVES = st.lists(
+    st.tuples(
+        st.integers(0, 100),  # end, the same on all ranks
+        st.lists(st.integers(1, 30), min_size=3, max_size=3),  # duration per rank
+        st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=3, max_size=3),  # compute before the end
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(COLLECTIVES)
+def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list[int], list[tuple[int, int]]]]) -> None:
+    # given collectives of three ranks that end together, with compute inside
+    base = 10**6
+    matches = []
+    for index, (end, durations, computes) in enumerate(rows):
+        records = []
+        for duration, compute in zip(durations, computes, strict=True):
+            start = base + end - duration
+            low, high = (min(max(base + end - value, start), base + end) for value in sorted(compute, reverse=True))
+            records.append(
+                CollectiveRecord(
+                    step=0,
+                    group="0",
+                    index=index,
+                    op="all_reduce",
+                    enqueue_unix_ns=start * 1000,
+                    start_unix_ns=start * 1000,
+                    end_unix_ns=(base + end) * 1000,
+                    stream=1,
+                    compute_spans_us=[(low - start, high - start)] if high > low else [],
+                )
+            )
+        matches.append(Match(0, "0", "all_reduce", [0, 1, 2], records))
+    # when
+    found = communication_parts(matches)
+    # then, microsecond by microsecond
+    for rank in range(3):
+        transfer: set[int] = set()
+        everything: set[int] = set()
+        busy: set[int] = set()
+        for (end, durations, _), match in zip(rows, matches, strict=True):
+            record = match.records[rank]
+            transfer |= set(range(base + end - min(durations), base + end))
+            everything |= set(range(base + end - durations[rank], base + end))
+            for first, last in record.compute_spans_us:
+                start = record.start_unix_ns // 1000
+                busy |= set(range(start + int(first), start + int(last)))
+        wait = everything - transfer
+        part = found[rank]
+        assert (part.transfer_overlap_us, part.transfer_exposed_us) == (len(transfer & busy), len(transfer - busy))
+        assert (part.wait_overlap_us, part.wait_exposed_us) == (len(wait & busy), len(wait - busy))
+        assert part.unmatched_overlap_us is None
+        # and with the whole window given, nothing is lost
+        whole = communication_parts(matches, {rank: (len(everything) + 5.0, len(everything & busy) + 2.0)})[rank]
+        assert (whole.unmatched_overlap_us, whole.unmatched_exposed_us) == (2, 3)
+
+
+def test_the_last_to_come_does_not_wait_and_arrival_on_a_cpu_is_the_call() -> None:
+    # given a collective on CPU threads: rank 0 enqueued early, its worker began later; rank 1 enqueued late
+    def record(enqueue: int, start: int) -> CollectiveRecord:
+        return CollectiveRecord(
+            step=0,
+            group="cpu",
+            index=0,
+            op="all_reduce",
+            enqueue_unix_ns=enqueue * 1000,
+            start_unix_ns=start * 1000,
+            end_unix_ns=100_000,
+        )
+
+    found = communication_parts([Match(0, "cpu", "all_reduce", [0, 1], [record(0, 20), record(70, 75)])])
+    assert (found[0].transfer_exposed_us, found[0].wait_exposed_us) == (30, 50)
+    assert (found[1].transfer_exposed_us, found[1].wait_exposed_us) == (25, 0)
