@@ -121,12 +121,13 @@ def excess(values: Stored) -> Matrix:
     return result
 
 
-def mean_excess(values: Stored, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Return the mean over the steps of ``excess`` among the ranks in ``rows``, [rows]."""
+def mean_excess(values: Stored, rows: NDArray[np.intp], at_most: float = np.inf) -> NDArray[np.float64]:
+    """Return the mean over the steps of ``excess`` among the ranks in ``rows``, limited to ±``at_most`` at each step, [rows]."""
 
     def summed(steps: slice) -> NDArray[np.float64]:
         block = values[rows, steps]
-        sums: NDArray[np.float64] = (block - _median_of_others(block)).sum(axis=1)
+        over = block - _median_of_others(block)
+        sums: NDArray[np.float64] = over.clip(-at_most, at_most).sum(axis=1)
         return sums
 
     mean: NDArray[np.float64] = np.sum(of_blocks((len(rows), values.shape[1]), summed), axis=0) / values.shape[1]
@@ -193,6 +194,41 @@ def imposed_wait(judged: Judged) -> dict[int, float]:
     return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Excess of each rank over its peers, summed over blocks of steps."""
+
+    sums: Matrix
+    """[blocks, ranks]; sums of the same block have the same, unknown offset."""
+    at_most: float = np.inf
+    """Largest excess that counts at a single step, in microseconds."""
+
+
+def _measures(own: Stored, limit: float) -> list[Measure]:
+    """Return the measures by which ranks are compared: the excess itself and, where pauses dominate it, the limited excess.
+
+    Long pauses of any rank hide a lasting slowness, as they determine the means. With a limited excess all steps count about
+    equally. Both the choice and the limit depend on the values without their ranks, so permutations keep them.
+    """
+    plain = Measure(block_sums(own.T))
+    some = excess(own[:, :: max(1, own.shape[1] // _SAMPLED)])
+    at_most = _USUAL * max(float(np.median(np.abs(some))), limit)
+    beyond = (np.abs(some) - at_most).clip(min=0).sum()
+    if beyond < _DOMINATED * np.abs(some).sum():
+        return [plain]
+    return [Measure(block_sums(excess(own).clip(-at_most, at_most).T), at_most), plain]
+
+
+_SAMPLED: Final = 1000
+"""Number of steps, about, from which the usual excess is estimated."""
+
+_USUAL: Final = 2.0
+"""Multiple of the usual excess, or of the least effect, up to which a step counts fully in the limited measure."""
+
+_DOMINATED: Final = 0.1
+"""Share of the excess that must be beyond the limit for the limited measure to be used."""
+
+
 def find_slow(judged: Judged) -> Slow | None:
     """Return the ranks that are significantly slow, or ``None`` without any.
 
@@ -203,15 +239,15 @@ def find_slow(judged: Judged) -> Slow | None:
     own = judged.own
     limit = MINIMUM_EFFECT * judged.wall_us
     slow = np.zeros(len(own), dtype=bool)
-    named: list[int] = []
-    p = 0.0
-    sums_of_own = block_sums(own.T)
-    while (ahead := _ahead(own, sums_of_own, slow, limit)) is not None and ahead.certain:
-        p = max(p, ahead.p_value)
-        named += ahead.rows
+    found: list[_Ahead] = []
+    measures = _measures(own, limit)
+    while (ahead := _ahead(own, measures, slow, limit)) is not None and ahead.certain:
+        found.append(ahead)
         slow[ahead.rows] = True
-    if not named:
+    if not found:
         return None
+    named = [row for ahead in found for row in ahead.rows]
+    measure = found[0].measure
     others = np.flatnonzero(~slow)
     leading, rest = leaders(own), leaders(own, others)
     gain = saved(leading, rest)
@@ -219,15 +255,16 @@ def find_slow(judged: Judged) -> Slow | None:
         return None
     last = slow[leading.rows]
     least, *middle = ordered(own, [0, (len(others) - 1) // 2, len(others) // 2], others)
-    if last.mean() < HALF and not _sticks_out(gain, rest.largest - least):
-        return None
     usual: NDArray[np.float64] = np.stack(middle).mean(axis=0, dtype=np.float64)
     over_usual = own[named[0]] - usual
-    far = _far(over_usual)
-    pattern: Pattern = "fixed" if last.mean() >= FIXED and far.mean() >= FAR else "intermittent"
-    affected = last if pattern == "fixed" else far
-    # Sums of each rank's own time above the median of the ranks that are not slow.
-    sums = sums_of_own - block_sums(usual[:, None])
+    far = _far(np.minimum(over_usual, measure.at_most))
+    often = max(float(last.mean()), float(far.mean()) if measure.at_most < np.inf else 0.0)
+    if often < HALF and not _sticks_out(gain, rest.largest - least):
+        return None
+    pattern: Pattern = "fixed" if often >= FIXED and far.mean() >= FAR else "intermittent"
+    affected = last if pattern == "fixed" and measure.at_most == np.inf else far
+    # Sums of each rank's excess over the ranks that are not slow.
+    sums = measure.sums - (block_sums(usual[:, None]) if measure.at_most == np.inf else 0.0)
     weakest = sorted(named, key=lambda row: float(sums[:, row].sum()))[:_WEAKEST]
     return Slow(
         ranks=[judged.ranks[row] for row in named],
@@ -235,7 +272,7 @@ def find_slow(judged: Judged) -> Slow | None:
         # A healed rank would still be last intermittently, as the others are.
         gain_us=max(0.0, float(gain.mean() - np.median(_saved_by_each(leading, len(own))[~slow]))),
         excess_us=float(over_usual[affected].mean()),
-        p_value=p,
+        p_value=max(ahead.p_value for ahead in found),
         stability=min(stability(sums[:, [row, *others]], 0, at_least=limit * own.shape[1]) for row in weakest),
         last_share=float(last.mean()),
         affected=affected,
@@ -274,6 +311,7 @@ class _Ahead:
 
     rows: list[int]
     """Rows of the ranks, worst first."""
+    measure: Measure
     p_value: float
     beyond_noise: bool
     """True if noise as lasting as that of the other ranks does not explain the mean excess."""
@@ -284,33 +322,56 @@ class _Ahead:
         return self.p_value <= LIMIT and self.beyond_noise
 
 
-def _ahead(own: Stored, sums_of_own: Matrix, slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
+def _ahead(own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
     """Return the ranks with the widest gap to all others, or else the worst rank, among those not yet known to be ``slow``.
 
     ``None`` when no rank has a mean excess of ``limit``, or when no more ranks can be outliers. There are two tests, so p-values
     are corrected by ``looks``: of several ranks ahead of the others, then, if that is not certain, of the worst rank alone.
     """
     left = np.flatnonzero(~slow)
-    over = mean_excess(own, left)
-    most = min(len(own) // 2 - int(slow.sum()), int((over >= limit).sum()))
-    if most < 1:
-        return None
-    sums = sums_of_own[:, left]
+    candidates = []
+    for measure in measures:
+        over = mean_excess(own, left, measure.at_most)
+        most = min(len(own) // 2 - int(slow.sum()), int((over >= limit).sum()))
+        if most >= 1:
+            candidates.append((measure, over, most))
+    best: _Ahead | None = None
+    for measure, over, most in candidates:
+        # The p-values account for the other measures, as any of them may name the rank.
+        beside = [other.sums[:, left] for other, _, _ in candidates if other is not measure]
+        found = _ahead_by(measure, beside, own, left, over, most)
+        if found.certain:
+            return found
+        if best is None or found.p_value < best.p_value:
+            best = found
+    return best
+
+
+def _ahead_by(
+    measure: Measure, beside: Sequence[Matrix], own: Stored, left: NDArray[np.intp], over: NDArray[np.float64], most: int
+) -> _Ahead:
+    """Return what ``_ahead`` does, by one measure.
+
+    ``beside``: sums of the other measures [blocks, left]. ``over``: mean excess of the ranks ``left``. ``most``: how many may be
+    slow.
+    """
+    sums = measure.sums[:, left]
     order = np.argsort(-sums.sum(axis=0), kind="stable")
 
     def look(count: int, chance: float) -> _Ahead:
         rest = left[order[count:]]
         # A sample of the other ranks suffices to estimate the noise; one rank does not, so with two ranks both are used.
         some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)] if len(rest) > 1 else left
-        bound = chance_reaches(excess(own[some]).T, len(left))
+        bound = chance_reaches(excess(own[some]).clip(-measure.at_most, measure.at_most).T, len(left))
         beyond = bool(over[order[count - 1]] > bound)
-        return _Ahead([int(row) for row in left[order[:count]]], min(1.0, looks(len(left)) * chance), beyond)
+        rows = [int(row) for row in left[order[:count]]]
+        return _Ahead(rows, measure, min(1.0, looks(len(left)) * chance), beyond)
 
     several, gap = widest_gap(sums.sum(axis=0), most)
-    together = look(several, gap_p_value(sums, gap))
+    together = look(several, gap_p_value(sums, gap, beside))
     if together.certain:
         return together
-    alone = look(1, p_value(sums, int(order[0])))
+    alone = look(1, p_value(sums, int(order[0]), beside))
     return alone if alone.certain or alone.p_value < together.p_value else together
 
 
@@ -351,7 +412,7 @@ def too_short(judged: Judged) -> Suspect | None:
     steps = own.shape[1]
     limit = MINIMUM_EFFECT * judged.wall_us
     slow = np.zeros(len(own), dtype=bool)
-    ahead = _ahead(own, block_sums(own.T), slow, limit)
+    ahead = _ahead(own, _measures(own, limit), slow, limit)
     if ahead is None:
         return None
     slow[ahead.rows] = True

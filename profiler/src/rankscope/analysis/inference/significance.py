@@ -6,7 +6,7 @@ the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -41,24 +41,37 @@ def block_sums(scores: NDArray[np.floating], blocks: int = BLOCKS) -> Scores:
     return np.stack([scores[first:last].sum(axis=0, dtype=np.float64) for first, last in pairwise(edges)])
 
 
-def p_value(scores: Scores, column: int) -> float:
+def p_value(scores: Scores, column: int, beside: Sequence[Scores] = ()) -> float:
     """Return the chance that any of exchangeable ranks reaches the total of ``column`` in ``scores`` [blocks, ranks].
 
     This is a permutation test: the ranks' labels are exchanged within each block, and the largest total over all ranks is
-    compared. So the result is corrected for the number of ranks. It is never below 1 / (draws + 1).
+    compared. So the result is corrected for the number of ranks. ``beside`` are other measures of the same ranks that could have
+    led to the same conclusion: the largest total over all measures is compared, each in units of its standard deviation
+    (maxT, Westfall and Young 1993). The result is never below 1 / (draws + 1).
     """
-    reached, draws = _reached(scores, _largest, float(scores[:, column].sum()))
+    measures, _ = _standardised(scores, beside)
+    reached, draws = _reached(measures, _largest, float(measures[0, :, column].sum()))
     return (1 + reached) / (draws + 1)
 
 
-def gap_p_value(scores: Scores, gap: float) -> float:
+def gap_p_value(scores: Scores, gap: float, beside: Sequence[Scores] = ()) -> float:
     """Return the chance that up to half of exchangeable ranks lead all the others by ``gap`` in total.
 
     This is the test of ``p_value`` for several ranks that are equally slow. Permutations easily reach the total of one of them
     alone, as another one takes its place in a block. They do not reach the gap of all of them together.
     """
-    reached, draws = _reached(scores, lambda totals: _gaps(totals, totals.shape[-1] // 2).max(axis=-1), gap)
+    measures, deviation = _standardised(scores, beside)
+    reached, draws = _reached(measures, lambda totals: _gaps(totals, totals.shape[-1] // 2).max(axis=-1), gap / deviation)
     return (1 + reached) / (draws + 1)
+
+
+def _standardised(scores: Scores, beside: Sequence[Scores]) -> tuple[NDArray[np.float64], float]:
+    """Return the measures [measures, blocks, ranks], each in units of its totals' standard deviation, and that of the first."""
+    centred = np.stack([one - one.mean(axis=1, keepdims=True) for one in (scores, *beside)])
+    deviation = np.sqrt((centred**2).mean(axis=2).sum(axis=1))
+    deviation[deviation == 0] = 1.0
+    standardised: NDArray[np.float64] = centred / deviation[:, None, None]
+    return standardised, float(deviation[0])
 
 
 def widest_gap(totals: Scores, most: int) -> tuple[int, float]:
@@ -85,7 +98,7 @@ def looks(ranks: int) -> int:
 
 def share_reaching(scores: Scores, total: float) -> float:
     """Return the share of the permutations of ``scores`` [blocks, ranks] in which some rank reaches ``total``."""
-    reached, draws = _reached(scores, _largest, total)
+    reached, draws = _reached(scores[None], _largest, total)
     return reached / draws
 
 
@@ -94,23 +107,29 @@ def _largest(totals: Scores) -> Scores:
     return largest
 
 
-def _reached(scores: Scores, statistic: Callable[[Scores], Scores], value: float) -> tuple[int, int]:
-    """Return the number of permutations in which ``statistic`` reaches ``value``, and the number of all.
+def _reached(measures: NDArray[np.float64], statistic: Callable[[Scores], Scores], value: float) -> tuple[int, int]:
+    """Return the number of permutations in which ``statistic`` reaches ``value`` in any measure, and the number of all.
 
-    ``statistic`` maps the ranks' totals [draws, ranks] to [draws].
+    ``measures`` [measures, blocks, ranks] are permuted alike. ``statistic`` maps the ranks' totals [..., ranks] to [...].
     """
-    blocks, ranks = scores.shape
+    _, blocks, ranks = measures.shape
     draws = _DRAWS if blocks * ranks <= 4096 else _DRAWS_LARGE
     rng = np.random.default_rng(_SEED)
     # Tolerance for rounding: sums of the same numbers depend on their order.
-    least = value - 1e-12 * float(np.abs(scores).sum())
+    least = value - 1e-12 * float(np.abs(measures[0]).sum())
     reached = 0
     # Draws in batches bound memory: 1,024 ranks x 12 blocks x 500 draws would be 50 MB otherwise.
-    some = max(1, _AT_ONCE // scores.size)
+    some = max(1, _AT_ONCE // (blocks * ranks))
+    places = np.arange(ranks)
     for first in range(0, draws, some):
-        drawn = rng.permuted(np.broadcast_to(scores, (min(some, draws - first), blocks, ranks)), axis=2)
-        totals = drawn.sum(axis=1)
-        reached += int((statistic(totals) >= least).sum())
+        count = min(some, draws - first)
+        if len(measures) == 1:
+            drawn = rng.permuted(np.broadcast_to(measures, (count, blocks, ranks)), axis=2)
+            totals = drawn.sum(axis=1)[None]
+        else:
+            order = rng.permuted(np.broadcast_to(places, (count, blocks, ranks)), axis=2)
+            totals = np.stack([np.take_along_axis(scores[None], order, axis=2).sum(axis=1) for scores in measures])
+        reached += int((statistic(totals).max(axis=0) >= least).sum())
     return reached, draws
 
 
