@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence import order
 from rankscope.analysis.evidence.order import last_ranks, of_blocks, ordered
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.own_time import excess
+from rankscope.analysis.inference.excess import excess
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.runs.records import StepRecord
 

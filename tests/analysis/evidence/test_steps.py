@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.evidence.steps import METRICS, StepTable
-from rankscope.analysis.inference.own_time import excess
+from rankscope.analysis.inference.excess import excess
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PhaseTimes, RunInfo, StepRecord

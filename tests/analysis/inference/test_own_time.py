@@ -108,6 +108,29 @@ def test_ranks_that_are_slow_by_different_degrees_are_named_worst_first() -> Non
     assert named.ranks == [3, 6, 0]
 
 
+def paused(seed: int, ranks: int) -> Matrix:
+    """Return a hundred steps of about 40 ms with short pauses of every rank, and pauses of 50 to 150 ms of any rank."""
+    rng = np.random.default_rng((seed, ranks))
+    own = 40_000 * np.exp(0.03 * rng.normal(size=(ranks, 100))) + rng.exponential(4_000, (ranks, 100))
+    steps = np.flatnonzero(rng.random(100) < 0.075)
+    own[rng.integers(0, ranks, len(steps)), steps] += rng.uniform(50_000, 150_000, len(steps))
+    return own
+
+
+def test_long_pauses_of_any_rank_neither_hide_a_lasting_slowness_nor_make_one() -> None:
+    accused = right = runs = 0
+    for ranks in (2, 4, 8):
+        for seed in range(20):
+            runs += 1
+            own = paused(seed, ranks)
+            accused += found(own) is not None
+            own[1] += 15_000
+            slow = found(own)
+            right += slow is not None and (slow.ranks, slow.pattern) == ([1], "fixed")
+    assert accused / runs <= 0.02, f"{accused} of {runs}"
+    assert right / runs >= 0.95, f"{right} of {runs}"
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_one_step_in_ten_of_a_hundred_is_enough_among_few_ranks(ranks: int) -> None:
     own = noisy(2, ranks, 100, scatter=0.05)

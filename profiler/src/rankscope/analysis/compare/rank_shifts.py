@@ -13,7 +13,7 @@ from rankscope.analysis.compare.shift import Series, cut
 from rankscope.analysis.compare.usable import Usable
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.steps import Matrix
-from rankscope.analysis.inference.own_time import excess
+from rankscope.analysis.inference.excess import excess
 from rankscope.runs.records import PHASES, Phase
 
 _CLEAR: Final = 0.5

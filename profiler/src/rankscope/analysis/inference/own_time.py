@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.order import Leaders, by_step, last_ranks, leaders, of_blocks, ordered
+from rankscope.analysis.evidence.order import Leaders, last_ranks, leaders, of_blocks, ordered
 from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
+from rankscope.analysis.inference.excess import Measure, excess, mean_excess, measures_of
 from rankscope.analysis.inference.significance import (
     BLOCKS,
     LIMIT,
@@ -110,46 +111,6 @@ def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Jud
     return [judged for peers in groups if (judged := judge(table, peers)) is not None]
 
 
-def excess(values: Stored) -> Matrix:
-    """Return each rank's value minus the median of the *other* ranks at the same step. [ranks, steps] in and out."""
-    result = np.empty(values.shape)
-
-    def enter(steps: slice) -> None:
-        np.subtract(values[:, steps], _median_of_others(values[:, steps]), out=result[:, steps])
-
-    of_blocks(values.shape, enter)
-    return result
-
-
-def mean_excess(values: Stored, rows: NDArray[np.intp], at_most: float = np.inf) -> NDArray[np.float64]:
-    """Return the mean over the steps of ``excess`` among the ranks in ``rows``, limited to ±``at_most`` at each step, [rows]."""
-
-    def summed(steps: slice) -> NDArray[np.float64]:
-        block = values[rows, steps]
-        over = block - _median_of_others(block)
-        sums: NDArray[np.float64] = over.clip(-at_most, at_most).sum(axis=1)
-        return sums
-
-    mean: NDArray[np.float64] = np.sum(of_blocks((len(rows), values.shape[1]), summed), axis=0) / values.shape[1]
-    return mean
-
-
-def _median_of_others(block: Stored) -> Matrix:
-    """Return, for each value, the median of the other ranks at the same step. [ranks, steps] in and out."""
-    ranks = len(block)
-    # Without a loop: leaving out a rank shifts all larger values down by one place.
-    low, high = (ranks - 2) // 2, (ranks - 1) // 2
-    around = [low, min(low + 1, ranks - 1), high, min(high + 1, ranks - 1)]
-    inorder = by_step(block)
-    inorder.sort(axis=1)
-    below, above_low, middle, above_high = inorder[:, around].T
-    lower = np.where(block <= below, above_low, below)
-    upper = lower if low == high else np.where(block <= middle, above_high, middle)
-    others: Matrix = np.add(lower, upper, dtype=np.float64)
-    others *= 0.5
-    return others
-
-
 def saved(leading: Leaders, rest: Leaders) -> NDArray[np.float64]:
     """Return, per step, the time saved if no rank were slower than the slowest of the ``rest``, which are not slow."""
     return leading.largest - rest.largest
@@ -194,41 +155,6 @@ def imposed_wait(judged: Judged) -> dict[int, float]:
     return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """Excess of each rank over its peers, summed over blocks of steps."""
-
-    sums: Matrix
-    """[blocks, ranks]; sums of the same block have the same, unknown offset."""
-    at_most: float = np.inf
-    """Largest excess that counts at a single step, in microseconds."""
-
-
-def _measures(own: Stored, limit: float) -> list[Measure]:
-    """Return the measures by which ranks are compared: the excess itself and, where pauses dominate it, the limited excess.
-
-    Long pauses of any rank hide a lasting slowness, as they determine the means. With a limited excess all steps count about
-    equally. Both the choice and the limit depend on the values without their ranks, so permutations keep them.
-    """
-    plain = Measure(block_sums(own.T))
-    some = excess(own[:, :: max(1, own.shape[1] // _SAMPLED)])
-    at_most = _USUAL * max(float(np.median(np.abs(some))), limit)
-    beyond = (np.abs(some) - at_most).clip(min=0).sum()
-    if beyond < _DOMINATED * np.abs(some).sum():
-        return [plain]
-    return [Measure(block_sums(excess(own).clip(-at_most, at_most).T), at_most), plain]
-
-
-_SAMPLED: Final = 1000
-"""Number of steps, about, from which the usual excess is estimated."""
-
-_USUAL: Final = 2.0
-"""Multiple of the usual excess, or of the least effect, up to which a step counts fully in the limited measure."""
-
-_DOMINATED: Final = 0.1
-"""Share of the excess that must be beyond the limit for the limited measure to be used."""
-
-
 def find_slow(judged: Judged) -> Slow | None:
     """Return the ranks that are significantly slow, or ``None`` without any.
 
@@ -240,13 +166,14 @@ def find_slow(judged: Judged) -> Slow | None:
     limit = MINIMUM_EFFECT * judged.wall_us
     slow = np.zeros(len(own), dtype=bool)
     found: list[_Ahead] = []
-    measures = _measures(own, limit)
+    measures = measures_of(own, limit)
     while (ahead := _ahead(own, measures, slow, limit)) is not None and ahead.certain:
         found.append(ahead)
         slow[ahead.rows] = True
     if not found:
         return None
-    named = [row for ahead in found for row in ahead.rows]
+    # Worst first by the plain excess, which tells apart ranks that are beyond the limit all the time.
+    named = sorted((row for ahead in found for row in ahead.rows), key=lambda row: -float(measures[-1].sums[:, row].sum()))
     measure = found[0].measure
     others = np.flatnonzero(~slow)
     leading, rest = leaders(own), leaders(own, others)
@@ -310,8 +237,9 @@ class _Ahead:
     """Ranks with a larger excess than all others."""
 
     rows: list[int]
-    """Rows of the ranks, worst first."""
+    """Rows of the ranks."""
     measure: Measure
+    """Measure by which they are ahead."""
     p_value: float
     beyond_noise: bool
     """True if noise as lasting as that of the other ranks does not explain the mean excess."""
@@ -339,7 +267,7 @@ def _ahead(own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], li
     for measure, over, most in candidates:
         # The p-values account for the other measures, as any of them may name the rank.
         beside = [other.sums[:, left] for other, _, _ in candidates if other is not measure]
-        found = _ahead_by(measure, beside, own, left, over, most)
+        found = _ahead_by(measure, beside, own, left, over, most=most)
         if found.certain:
             return found
         if best is None or found.p_value < best.p_value:
@@ -348,7 +276,7 @@ def _ahead(own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], li
 
 
 def _ahead_by(
-    measure: Measure, beside: Sequence[Matrix], own: Stored, left: NDArray[np.intp], over: NDArray[np.float64], most: int
+    measure: Measure, beside: Sequence[Matrix], own: Stored, left: NDArray[np.intp], over: NDArray[np.float64], *, most: int
 ) -> _Ahead:
     """Return what ``_ahead`` does, by one measure.
 
@@ -412,7 +340,7 @@ def too_short(judged: Judged) -> Suspect | None:
     steps = own.shape[1]
     limit = MINIMUM_EFFECT * judged.wall_us
     slow = np.zeros(len(own), dtype=bool)
-    ahead = _ahead(own, _measures(own, limit), slow, limit)
+    ahead = _ahead(own, measures_of(own, limit), slow, limit)
     if ahead is None:
         return None
     slow[ahead.rows] = True
