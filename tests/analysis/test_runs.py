@@ -45,6 +45,7 @@ def result(run: Any) -> Analysis:
         ({"phase": "backward", "us": 60_000, "elements": 2.0}, "host", None, "backward"),
         ({"phase": "forward", "us": 60_000, "cpu": True, "gc": True}, "gc", None, "forward"),
         ({"phase": "between_steps", "us": 60_000, "tags": ["checkpoint"]}, "checkpoint", None, "between_steps"),
+        ({"phase": "between_steps", "us": 60_000, "tags": ["eval"]}, "evaluation", None, "between_steps"),
     ],
 )
 def test_a_planted_cause_is_found(
@@ -95,6 +96,48 @@ def test_a_rank_that_is_slow_now_and_then_is_intermittent(synthetic: Synthetic) 
     verdict = result(synthetic(steps=80, plan=plan)).verdict
     assert (verdict.kind, verdict.rank, verdict.pattern, verdict.cause) == ("straggler", 3, "intermittent", "host")
     assert "now and then" in verdict.summary
+
+
+@pytest.mark.parametrize(
+    ("tags", "phase", "cause", "said"),
+    [
+        (["eval"], "between_steps", "evaluation", "evaluation takes longer than"),
+        (["checkpoint"], "between_steps", "checkpoint", "checkpoints take longer than"),
+        (["checkpoint", "eval"], "between_steps", "checkpoint", "checkpoint or evaluation"),
+        (["eval"], "data", "input", ""),
+        (["eval"], "backward", "host", ""),
+        (["validated"], "between_steps", "host", ""),
+    ],
+)
+def test_an_activity_of_all_ranks_that_takes_one_of_them_longer_is_the_cause(
+    synthetic: Synthetic, tags: list[str], phase: str, cause: str, said: str
+) -> None:
+    def plan(rank: int, step: int) -> dict[str, Any] | None:
+        return {"phase": phase, "us": 400_000 if rank == 1 else 100_000, "tags": tags} if step % 10 == 0 else None
+
+    verdict = result(synthetic(steps=200, plan=plan)).verdict
+    assert (verdict.kind, verdict.rank, verdict.pattern, verdict.cause) == ("straggler", 1, "intermittent", cause)
+    assert said in verdict.summary
+
+
+def test_a_rank_that_evaluates_alone_now_and_then_is_said_to(synthetic: Synthetic) -> None:
+    def plan(rank: int, step: int) -> dict[str, Any] | None:
+        return {"phase": "between_steps", "us": 300_000, "tags": ["eval"]} if rank == 2 and step % 10 == 0 else None
+
+    verdict = result(synthetic(steps=200, plan=plan)).verdict
+    assert (verdict.rank, verdict.pattern, verdict.cause) == (2, "intermittent", "evaluation")
+    assert "it alone evaluates" in verdict.summary
+
+
+def test_tags_of_all_steps_or_of_few_slow_ones_are_no_cause(synthetic: Synthetic) -> None:
+    # Given a rank that is slow in every fourth step, tags on all steps, and others on every twentieth step
+    def plan(rank: int, step: int) -> dict[str, Any]:
+        return {
+            "us": 200_000 if rank == 3 and step % 4 == 0 else 0,
+            "tags": ["eval", *(["checkpoint"] if step % 20 == 0 else [])],
+        }
+
+    assert result(synthetic(steps=80, plan=plan)).verdict.cause == "host"
 
 
 def test_a_slowness_that_moves_is_rotating_and_names_no_single_rank(synthetic: Synthetic) -> None:

@@ -36,7 +36,7 @@ BASIC = {
         "memory": ("peak_share", "fragmentation", "retries", "device_leak", "host_leak"),
         "pipeline": ("schedule", "imbalance"),
         "straggler": (
-            *("input", "compute", "host", "gc", "imbalance", "checkpoint"),
+            *("input", "compute", "host", "gc", "imbalance", "checkpoint", "evaluation"),
             *("cpu_contention", "memory_pressure", "hardware"),
         ),
     }.items()
@@ -179,6 +179,7 @@ def test_advice_about_a_rank_names_it() -> None:
         ({"phase": "backward", "us": 60_000, "cpu": True, "elements": 2.0}, "balance_work"),
         ({"phase": "forward", "us": 60_000, "cpu": True, "gc": True}, "gc_policy_of_rank"),
         ({"phase": "between_steps", "us": 60_000, "tags": ["checkpoint"]}, "checkpoints"),
+        ({"phase": "between_steps", "us": 60_000, "tags": ["eval"]}, "evaluation"),
     ],
 )
 def test_the_first_advice_for_a_straggler_is_against_its_cause(synthetic: Synthetic, extra: dict[str, Any], name: str) -> None:

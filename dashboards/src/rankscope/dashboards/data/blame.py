@@ -20,6 +20,7 @@ from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.inference.own_time import Judged, imposed_by_step, waits
 from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.inference.step_signals import ACTIVITIES
 from rankscope.runs.records import Phase
 
 RANK_BY_RANK: Final = 64
@@ -278,8 +279,9 @@ def _charged(judged: Judged) -> _Charged:
             taken[cause] = np.minimum(amount, left)
             left = left - taken[cause]
 
-    tagged = judged.table.tagged("checkpoint")[judged.rows][last, columns]
-    take("checkpoint", np.where(tagged, left, 0.0) if tagged.any() else None)
+    for activity, tag in ACTIVITIES.items():
+        tagged = judged.table.tagged(tag)[judged.rows][last, columns]
+        take(activity, np.where(tagged, left, 0.0) if tagged.any() else None)
     loading = [amount for phase in ("data", "h2d") if (amount := above(f"own_{phase}_us")) is not None]
     take("input", sum(loading[1:], start=loading[0]) if loading else None)
     take("gc", above("gc_us"))

@@ -39,6 +39,7 @@ class Cause:
 CAUSES: Final[dict[str, Cause]] = {
     "input": Cause("Slow input", "exposed_memcpy", "."),
     "checkpoint": Cause("Checkpoint", "exposed_memcpy", "\\"),
+    "evaluation": Cause("Evaluation", "exposed_memcpy", "-"),
     "gc": Cause("Garbage collection", "overlap", "x"),
     "cpu_contention": Cause("Waiting for a CPU", "exposed_communication", "/"),
     "forward": Cause("Longer forward", "compute", ""),

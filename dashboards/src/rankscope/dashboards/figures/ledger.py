@@ -25,6 +25,7 @@ LOOKS: Final[dict[Cause, tuple[str, str, str]]] = {
     "host": ("slow host", "overlap", "/"),
     "gc": ("garbage collection", "overlap", "x"),
     "checkpoint": ("checkpoint", "exposed_memcpy", "\\"),
+    "evaluation": ("evaluation", "exposed_memcpy", "-"),
     "compute": ("slow compute", "compute", ""),
     "imbalance": ("more work than others", "compute", "|"),
     "communication": ("communication", "exposed_communication", "x"),

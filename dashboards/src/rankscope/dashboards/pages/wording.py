@@ -51,6 +51,7 @@ CAUSE_LABELS: Final[dict[Cause, str]] = {
     "host": "slow host",
     "gc": "garbage collection",
     "checkpoint": "checkpoint",
+    "evaluation": "evaluation",
     "compute": "slow compute",
     "imbalance": "more work than others",
     "communication": "communication",

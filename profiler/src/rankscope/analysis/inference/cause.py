@@ -21,8 +21,10 @@ class Signals:
     gc_us: float | None = None
     work: float | None = None
     """Relative excess of the work it was given (input elements, else samples): 0.5 means 50 % more."""
-    checkpoint: bool = False
-    """True if most of its slow steps are tagged ``checkpoint`` and those of its peers are not."""
+    alone: frozenset[Cause] = frozenset()
+    """Activities that most of its slow steps are tagged with, and those of its peers are not."""
+    longer: frozenset[Cause] = frozenset()
+    """Activities that most of its slow steps are tagged with, those of its peers, too, and its other steps are not."""
     device_busy_us: float | None = None
     """Compute and copies per step on the accelerator, from profiled windows."""
 
@@ -52,9 +54,33 @@ class CauseRow:
     """Name of the cause for people, where it may be more than ``cause``."""
 
 
+_BOTH: Final[frozenset[Cause]] = frozenset({"checkpoint", "evaluation"})
+_EITHER: Final = "checkpoint or evaluation"
+
 CAUSES: Final[tuple[CauseRow, ...]] = (
     CauseRow("gc", None, lambda s: s.part(s.gc_us) >= 0.5, "it stops for Python's garbage collection"),
-    CauseRow("checkpoint", None, lambda s: s.checkpoint, "it alone writes checkpoints"),
+    CauseRow("checkpoint", None, lambda s: s.alone >= _BOTH, "it alone writes checkpoints and evaluates", _EITHER),
+    CauseRow("checkpoint", None, lambda s: "checkpoint" in s.alone, "it alone writes checkpoints"),
+    CauseRow("evaluation", None, lambda s: "evaluation" in s.alone, "it alone evaluates"),
+    CauseRow(
+        "checkpoint",
+        None,
+        lambda s: s.longer >= _BOTH and _may_be_between(s),
+        "its checkpoints or evaluations take longer than the others'",
+        _EITHER,
+    ),
+    CauseRow(
+        "checkpoint",
+        None,
+        lambda s: "checkpoint" in s.longer and _may_be_between(s),
+        "its checkpoints take longer than the others'",
+    ),
+    CauseRow(
+        "evaluation",
+        None,
+        lambda s: "evaluation" in s.longer and _may_be_between(s),
+        "its evaluation takes longer than the others'",
+    ),
     CauseRow(
         "imbalance",
         None,
@@ -82,6 +108,11 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
     ),
     CauseRow("unknown", None, lambda _: True, "its own time is longer; no signal says why"),
 )
+
+
+def _may_be_between(signals: Signals) -> bool:
+    # Evaluations and checkpoints that the recorder detects are between steps; those that only the script tags may lie in forward.
+    return signals.phase in (None, "between_steps", "forward")
 
 
 def _uses_processor(signals: Signals) -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import StepTable, Stored
 from rankscope.analysis.inference.cause import Signals
+from rankscope.analysis.result.analysis import Cause
 from rankscope.runs.records import PHASES, Phase
 
 MOST_PEERS: Final = 128
@@ -69,7 +70,7 @@ def signals_of(
         over = mean_excess(f"{kind}{phase}_us")
         if over is not None:
             phases[phase] = over
-    tagged = table.tagged("checkpoint")[:, affected]
+    alone, longer = _activities(table, affected, row, others)
     work = work_excess("input_elements")
     return Signals(
         own_us=own_us if own_us is not None else mean_excess("own_us") or 0.0,
@@ -78,9 +79,36 @@ def signals_of(
         run_queue_us=mean_excess("run_queue_us"),
         gc_us=mean_excess("gc_us"),
         work=work if work is not None else work_excess("samples"),
-        checkpoint=bool(tagged.size and tagged[row].mean() >= 0.5 and tagged[others].mean() < 0.5),
+        alone=alone,
+        longer=longer,
         device_busy_us=device_busy_us,
     )
+
+
+ACTIVITIES: Final[dict[Cause, str]] = {"checkpoint": "checkpoint", "evaluation": "eval"}
+"""Causes that tags of step records show, and the tag of each."""
+
+_AS_OFTEN: Final = 0.9
+"""Share of the most frequent activity's steps that another needs: evaluations every 10 steps explain what checkpoints every 20 do
+not."""
+
+
+def _activities(
+    table: StepTable, affected: NDArray[np.bool_], row: int, others: NDArray[np.intp]
+) -> tuple[frozenset[Cause], frozenset[Cause]]:
+    """Return the activities that most of a rank's affected steps are tagged with: those it has alone, and those that the
+    ``others`` have at the same steps and the rank does not have in its other steps. ``others``: rows of the table.
+    """
+    mine = {cause: float(table.tagged(tag)[row, affected].mean()) for cause, tag in ACTIVITIES.items() if affected.any()}
+    least = max(0.5, _AS_OFTEN * max(mine.values(), default=0.0))
+    found = {cause: table.tagged(ACTIVITIES[cause]) for cause, share in mine.items() if share >= least}
+    alone = frozenset(cause for cause, tagged in found.items() if tagged[np.ix_(others, affected)].mean() < 0.5)
+    longer = frozenset(
+        cause
+        for cause, tagged in found.items()
+        if cause not in alone and not affected.all() and tagged[row, ~affected].mean() < 0.5
+    )
+    return alone, longer
 
 
 def _medians(values: Stored) -> NDArray[np.float64]:

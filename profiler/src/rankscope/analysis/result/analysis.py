@@ -28,7 +28,7 @@ Kind = Literal[
     "insufficient_data",
 ]
 Pattern = Literal["fixed", "intermittent", "rotating"]
-Cause = Literal["input", "host", "gc", "checkpoint", "compute", "imbalance", "communication", "unknown"]
+Cause = Literal["input", "host", "gc", "checkpoint", "evaluation", "compute", "imbalance", "communication", "unknown"]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

@@ -126,6 +126,12 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
     ),
     AdviceRow(
         "straggler",
+        "evaluation",
+        None,
+        ("Evaluate less often, or share the evaluation among all ranks; evaluate the same batches on each of them", _SHOW),
+    ),
+    AdviceRow(
+        "straggler",
         "host",
         None,
         (

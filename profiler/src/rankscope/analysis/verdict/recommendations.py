@@ -356,6 +356,14 @@ TABLE: Final[tuple[Row, ...]] = (
         Bound(("straggler.checkpoint",)),
         "straggler wait",
     ),
+    Row(
+        "evaluation",
+        (at_least("straggler.evaluation", 0.02),),
+        "All ranks wait while {who} evaluates: evaluate less often, share the evaluation equally among all ranks, or run it "
+        "in a job of its own",
+        Bound(("straggler.evaluation",)),
+        "straggler wait",
+    ),
 )
 
 
