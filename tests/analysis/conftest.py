@@ -105,13 +105,14 @@ class SyntheticRun:
             info = RankInfo(
                 rank=rank,
                 world_size=self.ranks,
-                host=f"n{rank // 2}",
                 pid=100 + rank,
                 device_kind=self.device_kind,
                 start_unix_ns=10**18,
                 end_reason=self.end_reasons.get(rank, "exit"),
                 coordinates=self.coordinates.get(rank, {}),
-                **({"gpu_uuid": f"GPU-{rank}", "gpu_name": "H100"} if self.gpus else {}) | self.rank_fields,
+                **{"host": f"n{rank // 2}"}
+                | ({"gpu_uuid": f"GPU-{rank}", "gpu_name": "H100"} if self.gpus else {})
+                | self.rank_fields,
             )
             write_record(folder / "rank.json", info)
             append(folder, "steps", *kept)

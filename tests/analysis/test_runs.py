@@ -543,3 +543,15 @@ def test_a_collective_in_an_absurd_step_is_left_out_and_counted(synthetic: Synth
     analysis = analyze([path])
     assert analysis.verdict.rank == 2
     assert "8 records left out, whose times make no sense" in analysis.source.warnings
+
+
+@pytest.mark.parametrize("extra", [{"cpu": True}, {}, {"phase": "between_steps"}])
+def test_a_job_of_one_host_is_not_told_to_do_without_it(synthetic: Synthetic, extra: dict[str, Any]) -> None:
+    def said(**where: Any) -> str:
+        analysis = result(synthetic(plan=always(2, us=60_000, **extra), **where))
+        assert analysis.verdict.rank == 2
+        return " ".join([*analysis.verdict.next, *(one.action for one in analysis.advice)])
+
+    assert not re.search("without|DRAIN|replace", said(folder="one", rank_fields={"host": "alone"}))
+    if extra.get("cpu"):
+        assert re.search("without n1", said(folder="two"))

@@ -257,17 +257,25 @@ def test_a_very_long_run_keeps_a_bounded_number_of_readings() -> None:
 
 
 def test_every_reason_of_the_table_has_advice_of_its_own() -> None:
-    general = next_actions("straggler", cause="compute", rank=1, host="n1", run="r")
+    general = next_actions("straggler", cause="compute", rank=1, host="n1", hosts=2, run="r")
     for row in PHYSICAL:
-        actions = next_actions("straggler", cause="compute", explained_by=row.reason, rank=1, host="n1", run="r")
+        actions = next_actions("straggler", cause="compute", explained_by=row.reason, rank=1, host="n1", hosts=2, run="r")
         assert actions
         assert actions != general, row.reason
 
 
 @pytest.mark.parametrize("host", ["n1; rm -rf /", "$(reboot)", "-x", "a b", ""])
 def test_a_host_whose_name_could_be_a_command_is_in_none(host: str) -> None:
-    actions = next_actions("straggler", cause="compute", explained_by="xid", rank=1, host=host, run="r")
+    actions = next_actions("straggler", cause="compute", explained_by="xid", rank=1, host=host, hosts=2, run="r")
     assert not any("scontrol" in action for action in actions)
+
+
+@pytest.mark.parametrize("hosts", [0, 1])
+def test_the_only_host_is_not_to_be_taken_out(hosts: int) -> None:
+    for row in PHYSICAL:
+        actions = next_actions("straggler", cause="compute", explained_by=row.reason, rank=1, host="n1", hosts=hosts, run="r")
+        assert actions
+        assert not any("DRAIN" in action for action in actions)
 
 
 times = st.lists(st.integers(0, 2**50), max_size=30)

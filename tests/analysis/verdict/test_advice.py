@@ -134,7 +134,7 @@ def test_every_row_is_given_in_some_case() -> None:
         ({"share.exposed_communication": 0.3, "hosts": 4}, "interconnect", 0.3),
         ({"pipeline.schedule": 0.3}, "micro_batches", 0.15),
         ({"share.gc": 0.04}, "gc_policy", 0.04),
-        ({"straggler.compute": 0.2}, "replace_host", 0.2),
+        ({"straggler.compute": 0.2, "hosts": 2}, "replace_host", 0.2),
         ({"straggler.hardware": 0.2}, "mend_hardware", 0.2),
         ({"straggler.memory_pressure": 0.2}, "memory_of_rank", 0.2),
         ({"memory.peak_share": 0.95, "share.compute": 0.6}, "activation_checkpointing", None),
@@ -174,7 +174,7 @@ def test_advice_about_a_rank_names_it() -> None:
     [
         ({"phase": "data", "us": 60_000}, "data_loading_of_rank"),
         ({"phase": "forward", "us": 60_000}, "stalls"),
-        ({"phase": "forward", "us": 60_000, "cpu": True}, "replace_host"),
+        ({"phase": "forward", "us": 60_000, "cpu": True}, "compare_devices"),
         ({"phase": "forward", "us": 60_000, "run_queue": True}, "cpus_of_rank"),
         ({"phase": "backward", "us": 60_000, "cpu": True, "elements": 2.0}, "balance_work"),
         ({"phase": "forward", "us": 60_000, "cpu": True, "gc": True}, "gc_policy_of_rank"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from string import Formatter
 from typing import Final
 
 import msgspec
@@ -14,9 +15,9 @@ from rankscope.analysis.result.analysis import Cause, Kind
 class AdviceRow(msgspec.Struct, frozen=True):
     """Row of the advice table. ``None`` matches anything; the first row that matches gives the advice.
 
-    Actions are templates. Their placeholders are ``{run}``, ``{rank}``, ``{host}``, ``{node}`` (the host, if its name is safe in
-    a command), ``{steps}`` (number of steps to profile) and ``{record}`` (command that records a run, if there is no run yet).
-    An action with a placeholder whose value is not known is left out.
+    Actions are templates. Their placeholders are ``{run}``, ``{rank}``, ``{host}``, ``{without}`` (the host, if the job has
+    others), ``{node}`` (likewise, if its name is safe in a command), ``{steps}`` (number of steps to profile) and ``{record}``
+    (command that records a run, if there is no run yet). An action with a placeholder whose value is not known is left out.
     """
 
     kind: Kind
@@ -102,7 +103,7 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
         None,
         (
             "Compare clocks, temperature and power of rank {rank}'s device with its neighbours': rankscope exporter",
-            "Start the job again without {host}; if the slowness stays behind, the host has it",
+            "Start the job again without {without}; if the slowness stays behind, the host has it",
             _SHOW,
         ),
     ),
@@ -147,7 +148,7 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
         (
             "Look at rank {rank} on the page",
             _SHOW,
-            "Start the job again without {host}; if the slowness stays behind, the host has it",
+            "Start the job again without {without}; if the slowness stays behind, the host has it",
         ),
     ),
     AdviceRow(
@@ -294,16 +295,22 @@ def next_actions(
     run: str | None = None,
     rank: int | None = None,
     host: str | None = None,
+    hosts: int = 0,
     steps: int | None = None,
 ) -> list[str]:
-    """Return the actions for a verdict, most useful first."""
+    """Return the actions for a verdict, most useful first.
+
+    ``hosts``: number of known hosts of the job. A job of one host, or of unknown hosts, cannot do without ``host``.
+    """
+    without = host if hosts > 1 else None
     known: dict[str, object] = {
         name: value
         for name, value in (
             ("run", None if run is None else shlex.quote(run)),
             ("rank", rank),
             ("host", host),
-            ("node", host if host and _NODE.fullmatch(host) else None),
+            ("without", without),
+            ("node", without if without and _NODE.fullmatch(without) else None),
             ("steps", steps),
             ("record", None if run else _RECORD_COMMAND),
         )
@@ -316,4 +323,4 @@ def next_actions(
 
 
 def _fits(action: str, known: dict[str, object]) -> bool:
-    return all("{" + name + "}" not in action or name in known for name in ("run", "rank", "host", "node", "steps", "record"))
+    return all(name in known for _, name, _, _ in Formatter().parse(action) if name is not None)

@@ -78,6 +78,7 @@ _ROOM: Final = below("memory.peak_share", 0.6)
 _ROOM_FOR_TWICE: Final = below("memory.peak_share", 0.45)
 _FULL: Final = at_least("memory.peak_share", 0.9)
 _ACCELERATED: Final = at_least("accelerated", 1)
+_OTHER_HOSTS: Final = at_least("hosts", 2)
 
 TABLE: Final[tuple[Row, ...]] = (
     # Input
@@ -164,7 +165,7 @@ TABLE: Final[tuple[Row, ...]] = (
     ),
     Row(
         "interconnect",
-        (at_least(_EXPOSED, 0.2), at_least("hosts", 2)),
+        (at_least(_EXPOSED, 0.2), _OTHER_HOSTS),
         "Check the way between the hosts: what it gives alone (nccl-tests, iperf3), and which one the job takes "
         "(NCCL_DEBUG=INFO names GPUDirect RDMA and NICs; GLOO_SOCKET_IFNAME is gloo's); keep the ranks of the busiest groups "
         "on one host or switch",
@@ -310,8 +311,16 @@ TABLE: Final[tuple[Row, ...]] = (
         "straggler wait",
     ),
     Row(
-        "replace_host",
+        "compare_devices",
         (at_least("straggler.compute", 0.05),),
+        "{who} needs longer for the same work: compare clocks, temperature and power of its device with those of the others, and "
+        "see what else runs on it",
+        Bound(("straggler.compute",)),
+        "straggler wait",
+    ),
+    Row(
+        "replace_host",
+        (at_least("straggler.compute", 0.05), _OTHER_HOSTS),
         "{who} needs longer for the same work: start again without its host; if the slowness stays behind, replace the host "
         "or its GPU",
         Bound(("straggler.compute",)),
@@ -320,8 +329,8 @@ TABLE: Final[tuple[Row, ...]] = (
     Row(
         "mend_hardware",
         (at_least("straggler.hardware", 0.05),),
-        "The hardware of {who} holds it back, as the finding says: start again without that GPU or host, and have it mended or "
-        "replaced",
+        "The hardware of {who} holds it back, as the finding says: have it mended or replaced, and start again without it "
+        "where the job has others",
         Bound(("straggler.hardware",)),
         "straggler wait",
     ),
@@ -337,7 +346,7 @@ TABLE: Final[tuple[Row, ...]] = (
         "stalls",
         (at_least("straggler.host", 0.05),),
         "The host of {who} comes late: py-spy dump shows what its code stalls in, or that it waits for its data loader; then "
-        "logging, storage and locks on its host; if it is the host, replace it",
+        "logging, storage and locks on its host",
         Bound(("straggler.host",)),
         "straggler wait",
     ),

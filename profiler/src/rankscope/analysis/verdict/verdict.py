@@ -64,7 +64,13 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
         next=[
             *([ROTATING] if rotating else []),
             *next_actions(
-                "straggler", cause=named.cause.cause, explained_by=named.cause.explained_by, run=setting.run, rank=rank, host=host
+                "straggler",
+                cause=named.cause.cause,
+                explained_by=named.cause.explained_by,
+                run=setting.run,
+                rank=rank,
+                host=host,
+                hosts=len(set(setting.hosts.values())),
             ),
         ],
     )
