@@ -72,6 +72,15 @@ def test_a_straggler_comes_before_the_crash(synthetic: Synthetic) -> None:
     assert "error output of rank 3" in verdict.next[-1]
 
 
+@pytest.mark.parametrize("options", [{"steps": 3}, {"steps": 40, "signals": False}])
+def test_a_job_that_failed_early_is_not_told_to_train_longer(synthetic: Synthetic, options: dict[str, Any]) -> None:
+    verdict = analyze([synthetic(**options, end_reasons={1: "crash"}).write()]).verdict
+    assert verdict.kind == "insufficient_data"
+    assert "error output of rank 1" in verdict.next[0]
+    assert f"failed after {options['steps']} steps" in verdict.next[1]
+    assert "more" not in verdict.next[1]
+
+
 def began_ago(run: Path, seconds: float, *, goes_on: bool) -> None:
     """Move all times of a synthetic run so that it began ``seconds`` ago; with ``goes_on`` its ranks have not ended."""
     moved_ns = time.time_ns() - int(seconds * 1e9) - 10**18
@@ -85,12 +94,12 @@ def began_ago(run: Path, seconds: float, *, goes_on: bool) -> None:
     [
         ({"steps": 4}, 5, "Let it train on, then: rankscope analyze {run}"),
         ({"steps": 4}, 3600, "rankscope capture {run} --flight-recorder"),
-        ({"steps": 4}, None, "It is over: record a run of more steps"),
-        ({"steps": 0}, None, "It is over: record a run of more steps"),
+        ({"steps": 4}, None, "ended after 4 steps: record a run of more steps"),
+        ({"steps": 0}, None, "ended after 0 steps: record a run of more steps"),
         ({"steps": 0}, 3600, "rankscope capture {run} --flight-recorder"),
         ({"signals": False}, 5, "rankscope capture {run} --steps 20"),
         ({"signals": False}, 3600, "rankscope capture {run} --flight-recorder"),
-        ({"signals": False}, None, "It is over: record a run with more profiled steps"),
+        ({"signals": False}, None, "ended after 40 steps: record a run with more profiled steps"),
         ({"lost_after": {0: 0, 1: 0, 2: 0}}, 5, "stderr of the other ranks"),
         ({"lost_after": {0: 0, 1: 0, 2: 0}}, None, "stderr of the other ranks"),
         ({"coordinates": {rank: {"pp": rank} for rank in range(4)}}, None, "rankscope dashboard {run}"),

@@ -128,3 +128,10 @@ def test_what_the_recorder_took_is_said_of_the_rank_that_paid_most(synthetic: Ca
     assert analysis.source.recorder_share == pytest.approx(0.0061)
     assert analysis.source.recorder_budget == 0.01
     assert "\nthe recorder took 0.6% of the step time (budget 1%)\n" in render_text(analysis)
+    # And a share beyond the budget is explained where the run is short
+    beyond = msgspec.structs.replace(analysis.source, recorder_share=0.049)
+    assert "12 steps only" in render_text(msgspec.structs.replace(analysis, source=beyond), width=200)
+    beyond = msgspec.structs.replace(beyond, steps=100_000)
+    assert "\nthe recorder took 4.9% of the step time (budget 1%)\n" in render_text(
+        msgspec.structs.replace(analysis, source=beyond)
+    )

@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, get_args
 
 from dash import html
 from dash.development.base_component import Component
 
+from rankscope.analysis.result.analysis import Cause
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.pages.pieces import advice as command_line
 from rankscope.dashboards.pages.wording import percent
 
 NOTHING: Final = "Nothing is advised: no figure that is known is beyond its limit. What is not known advises nothing either."
+
+_SOURCES: Final = {"steps": "step records", "windows": "profiled steps", "traces": "traces"}
+
+FIGURES: Final[Mapping[str, str]] = {
+    **{
+        f"straggler.{name}": "{} of the step is lost to the named ranks"
+        for name in (*get_args(Cause), "cpu_contention", "memory_pressure", "hardware")
+    },
+    "share.input": "{} of the step is waiting for the data loader",
+    "share.copies": "{} of the step is copies that nothing hides",
+    "share.compute": "{} of the step is compute, beyond what the device's peak would need",
+    "share.all_compute": "{} of the step is compute",
+    "share.exposed_communication": "{} of the step is communication that no compute hides",
+    "share.overhead": "{} of the step is communication that no compute hides, and the host",
+    "share.host": "{} of the step the host does not keep the device busy",
+    "share.between_steps": "{} of the step is host code between the steps",
+    "share.stalled": "{} of the step host code waits or sleeps",
+    "share.run_queue": "{} of the step is waiting for a CPU",
+    "share.gc": "{} of the step is garbage collection",
+    "share.idle_unexplained": "{} of the step the device is idle, for the host or for input",
+    "overlap_ratio": "{} of the communication is hidden by compute",
+    "mfu": "{} of the device's peak is reached (MFU)",
+    "accelerated": "the ranks have accelerators",
+    "hosts": "the job has {}",
+    "kernels.float32_share": "{} of the time of matrix multiplications is in 32 bits",
+    "collectives.all_reduce_share": "{} of the time in collectives is all-reduce",
+    "collectives.sharding_share": "{} of the time in collectives is all-gather and reduce-scatter",
+    "collectives.median_bytes": "half of all bytes are in messages of at most {}",
+    "collectives.messages": "messages of that size: {}",
+    "memory.peak_share": "{} of the device's memory is allocated at the peak",
+    "memory.fragmentation": "{} of the reserved memory was never in use at one time",
+    "memory.retries": "allocations that failed at first: {}",
+    "memory.device_leak": "memory of the device grows by {}",
+    "memory.host_leak": "memory of the process grows by {}",
+    "pipeline.schedule": "{} of the step is the bubble of the pipeline's schedule",
+    "pipeline.imbalance": "{} of the step is waiting because stages differ",
+}
+"""Figures in words; ``{}`` is the value."""
 
 
 def advice_list(advice: list[Advice]) -> list[Component]:
@@ -49,7 +89,19 @@ def _gain(item: Advice) -> str:
 
 
 def _figure(figure: AdviceEvidence) -> str:
-    value = f"{figure.value:.3g}" if figure.unit == "ratio" else f"{figure.value:,.4g} {figure.unit}"
-    stage = "" if figure.stage is None else f" of stage {figure.stage}"
-    source = "" if figure.source is None else f", from {figure.source}"
-    return f"{figure.name}{stage} = {value} ({figure.limit}{source})"
+    words = FIGURES.get(figure.name, f"{figure.name} is {{}}")
+    stage = "" if figure.stage is None else f" on stage {figure.stage}"
+    reasons = [_limit(figure)] if "{}" in words else []
+    reasons += [f"from {_SOURCES.get(figure.source, figure.source)}"] if figure.source is not None else []
+    return words.format(_value(figure.value, figure.unit)) + stage + (f" ({', '.join(reasons)})" if reasons else "")
+
+
+def _limit(figure: AdviceEvidence) -> str:
+    """Return the condition of a figure in words: ``advised from 5% on``."""
+    comparison, _, limit = figure.limit.partition(" ")
+    value = _value(float(limit), figure.unit)
+    return f"advised from {value} on" if comparison == ">=" else f"advised below {value}"
+
+
+def _value(value: float, unit: str) -> str:
+    return f"{100 * value:.3g}%" if unit == "ratio" else f"{value:,.4g} {unit}"

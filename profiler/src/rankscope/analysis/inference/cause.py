@@ -103,8 +103,14 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
     CauseRow(
         "host",
         None,
-        lambda s: (s.cpu_us is not None and s.run_queue_us is not None) or s.device_busy_us is not None,
-        "its host code stalls, while its processor has no more to do than the others'",
+        lambda s: s.cpu_us is not None and s.run_queue_us is not None,
+        "for most of the delay its training thread waits or sleeps, and uses no CPU",
+    ),
+    CauseRow(
+        "host",
+        None,
+        lambda s: s.device_busy_us is not None,
+        "its device is no slower, so its host code is late",
     ),
     CauseRow("unknown", None, lambda _: True, "its own time is longer; no signal says why"),
 )

@@ -32,6 +32,9 @@ SHOWN_ORIGINS: Final = 4
 SHOWN_VICTIMS: Final = 8
 """Number of origins (rows) and victims (columns) shown at most in the wait attribution; the JSON has more."""
 
+FEW_STEPS: Final = 1000
+"""Number of steps below which the fixed cost of the recorder's start weighs in its share."""
+
 _COLORS: Final = {"straggler": RED, "hang": RED, "balanced": GREEN, "insufficient_data": YELLOW}
 _TRUNCATED: Final = "*"
 _OF_WHAT_IS_LEFT: Final = "of what is left of its trace, and in no mean; what is missing is not known, which is not zero"
@@ -92,6 +95,10 @@ def _source(analysis: Analysis, width: int) -> str:
     if source.recorder_share is not None:
         took = f"{source.recorder_share:.1%}" if source.recorder_share >= 0.0005 else "less than 0.1%"
         allowed = "" if source.recorder_budget is None else f" (budget {source.recorder_budget * 100:.3g}%)"
+        if source.recorder_budget is not None and source.recorder_share > source.recorder_budget and source.steps < FEW_STEPS:
+            allowed += (
+                f": its start and the first profiled steps cost the same in every run, here spread over {source.steps} steps only"
+            )
         lines += textwrap.wrap(f"the recorder took {took} of the step time{allowed}", width)
     return "\n".join([*lines, *warning_lines(source.warnings, width)])
 

@@ -10,14 +10,16 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.result.analysis import Cause, Kind
+from rankscope.analysis.result.text import counted
 
 
 class AdviceRow(msgspec.Struct, frozen=True):
     """Row of the advice table. ``None`` matches anything; the first row that matches gives the advice.
 
     Actions are templates. Their placeholders are ``{run}``, ``{rank}``, ``{host}``, ``{without}`` (the host, if the job has
-    others), ``{node}`` (likewise, if its name is safe in a command), ``{steps}`` (number of steps to profile) and ``{record}``
-    (command that records a run, if there is no run yet). An action with a placeholder whose value is not known is left out.
+    others), ``{node}`` (likewise, if its name is safe in a command), ``{steps}`` (number of steps to profile), ``{recorded}``
+    (recorded steps) and ``{record}`` (command that records a run, if there is no run yet). An action with a placeholder whose
+    value is not known is left out.
     """
 
     kind: Kind
@@ -29,6 +31,8 @@ class AdviceRow(msgspec.Struct, frozen=True):
 _SHOW: Final = "rankscope dashboard {run}"
 _RECORD: Final = "Record every step, with phases and CPU time of rank {rank}: {record}"
 _RECORD_COMMAND: Final = "rankscope run -- torchrun ... train.py"
+
+_ENDED: Final = "The job has ended after {recorded}: record a run of more steps: "
 
 ROTATING: Final = (
     "Look for what the ranks share, or what comes and goes on their hosts: storage, logging, scheduled jobs, neighbours"
@@ -257,7 +261,12 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
         ),
     ),
     AdviceRow("insufficient_data", None, "few_steps", ("Let it train on, then: rankscope analyze {run}",)),
-    AdviceRow("insufficient_data", None, "few_steps_over", (f"It is over: record a run of more steps: {_RECORD_COMMAND}",)),
+    AdviceRow(
+        "insufficient_data",
+        None,
+        "few_steps_over",
+        (_ENDED + _RECORD_COMMAND,),
+    ),
     AdviceRow(
         "insufficient_data",
         None,
@@ -274,7 +283,13 @@ ADVICE: Final[tuple[AdviceRow, ...]] = (
         "insufficient_data",
         None,
         "few_windows_over",
-        ("It is over: record a run with more profiled steps: rankscope run --window-every 50 -- torchrun ... train.py",),
+        ("The job has ended after {recorded}: record a run with more profiled steps: rankscope run --window-every 50 -- ...",),
+    ),
+    AdviceRow(
+        "insufficient_data",
+        None,
+        "failed",
+        ("The job failed after {recorded}: mend the error, then start it again; the same command is the run's next attempt",),
     ),
     AdviceRow("insufficient_data", None, "one_rank_per_stage", ("See what each stage takes: rankscope dashboard {run}",)),
     AdviceRow(
@@ -297,6 +312,7 @@ def next_actions(
     host: str | None = None,
     hosts: int = 0,
     steps: int | None = None,
+    recorded: int = 0,
 ) -> list[str]:
     """Return the actions for a verdict, most useful first.
 
@@ -312,6 +328,7 @@ def next_actions(
             ("without", without),
             ("node", without if without and _NODE.fullmatch(without) else None),
             ("steps", steps),
+            ("recorded", counted(recorded, "step")),
             ("record", None if run else _RECORD_COMMAND),
         )
         if value is not None

@@ -127,8 +127,9 @@ TABLE: Final[tuple[Row, ...]] = (
     Row(
         "overlap",
         (at_least(_EXPOSED, 0.1), below("overlap_ratio", 0.5), at_least("collectives.all_reduce_share", 0.5)),
-        "Let gradients be reduced while backward goes on: no find_unused_parameters of DDP, or static_graph=True; a smaller "
-        "bucket_cap_mb where they all fit into a few buckets; nothing in backward that waits for the device",
+        "Let gradients be reduced while backward goes on: a smaller bucket_cap_mb where they all fit into a few buckets; nothing "
+        "in backward that waits for the device; if DDP has find_unused_parameters=True, static_graph=True instead where the "
+        "graph is the same in all steps",
         Bound((_EXPOSED,)),
         "share of exposed communication",
     ),

@@ -34,6 +34,7 @@ from rankscope.analysis.inference.step_signals import signals_of
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
+from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.base.text import ranks_text
 
@@ -99,7 +100,17 @@ def _run_verdict(
 
 
 def _too_little(run: RunEvidence, missing: str, lack: Lack = "few_steps") -> tuple[Verdict, list[Finding]]:
-    return insufficient(missing, run=run.path, lack=lack, capture=CAPTURE, liveness=run.liveness), []
+    ended = endings(run.infos)
+    verdict = insufficient(
+        missing,
+        run=run.path,
+        lack=lack,
+        capture=CAPTURE,
+        liveness=run.liveness,
+        failed=bool(ended.crashed or ended.killed),
+        recorded=len(run.table.steps) + run.earlier.steps,
+    )
+    return verdict, []
 
 
 def _missing(run: RunEvidence) -> tuple[str, Lack]:

@@ -189,16 +189,20 @@ def insufficient(
     lack: Lack | None = None,
     capture: int | None = None,
     liveness: Liveness = "live",
+    failed: bool = False,
+    recorded: int = 0,
 ) -> Verdict:
     """Return the verdict for insufficient data.
 
-    ``missing``: the missing data, as text. ``capture``: number of steps to profile that may suffice.
+    ``missing``: the missing data, as text. ``capture``: number of steps to profile that may suffice. ``failed``: ranks crashed or
+    were killed. ``recorded``: number of recorded steps.
     """
-    reason: str | None = lack if liveness == "live" else "silent" if liveness == "silent" else _WHEN_OVER.get(lack, lack)
+    over = _WHEN_OVER.get(lack, lack)
+    reason: str | None = {"live": lack, "silent": "silent", "over": "failed" if failed and over != lack else over}[liveness]
     return Verdict(
         kind="insufficient_data",
         summary=f"Not enough data for a verdict: {missing}.",
-        next=next_actions("insufficient_data", run=run, explained_by=reason, steps=capture),
+        next=next_actions("insufficient_data", run=run, explained_by=reason, steps=capture, recorded=recorded),
     )
 
 
