@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, Shardin
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from rankscope.analysis.verdict.recommendations import TABLE
+from rankscope.analysis.verdict.advice_table import TABLE
 
 TAKES: dict[str, Callable[..., Any]] = {
     "num_workers": DataLoader.__init__,
@@ -40,7 +40,7 @@ HAS: dict[str, object] = {
     "torch.cuda.memory._record_memory_history": torch.cuda.memory,
     "torch.distributed.checkpoint.async_save": torch.distributed.checkpoint,
 }
-ACTIONS = " ".join(row.action for row in TABLE)
+ACTIONS = " ".join(action for row in TABLE for action in row.actions)
 
 
 @pytest.mark.parametrize("name", TAKES)

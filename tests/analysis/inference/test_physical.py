@@ -17,7 +17,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.hardware import MAX_SAMPLES, REASONS, bare, in_steps, readings_of
 from rankscope.analysis.inference.physical import PHYSICAL
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.verdict.advice import next_actions
+from rankscope.analysis.verdict.advice import Subject, next_actions
 from rankscope.exporter.nvml.tables import _THROTTLE_BITS
 from rankscope.runs.records import HardwareSample
 
@@ -257,23 +257,23 @@ def test_a_very_long_run_keeps_a_bounded_number_of_readings() -> None:
 
 
 def test_every_reason_of_the_table_has_advice_of_its_own() -> None:
-    general = next_actions("straggler", cause="compute", rank=1, host="n1", hosts=2, run="r")
+    general = next_actions("straggler", Subject("r", [1], {1: "n1", 0: "n0"}), cause="compute")
     for row in PHYSICAL:
-        actions = next_actions("straggler", cause="compute", explained_by=row.reason, rank=1, host="n1", hosts=2, run="r")
+        actions = next_actions("straggler", Subject("r", [1], {1: "n1", 0: "n0"}), cause="compute", reason=row.reason)
         assert actions
         assert actions != general, row.reason
 
 
 @pytest.mark.parametrize("host", ["n1; rm -rf /", "$(reboot)", "-x", "a b", ""])
 def test_a_host_whose_name_could_be_a_command_is_in_none(host: str) -> None:
-    actions = next_actions("straggler", cause="compute", explained_by="xid", rank=1, host=host, hosts=2, run="r")
+    actions = next_actions("straggler", Subject("r", [1], {1: host, 0: "n0"}), cause="compute", reason="xid")
     assert not any("scontrol" in action for action in actions)
 
 
-@pytest.mark.parametrize("hosts", [0, 1])
-def test_the_only_host_is_not_to_be_taken_out(hosts: int) -> None:
+@pytest.mark.parametrize("hosts", [{1: "n1"}, {1: "n1", 0: "n1"}])
+def test_the_only_host_is_not_to_be_taken_out(hosts: dict[int, str]) -> None:
     for row in PHYSICAL:
-        actions = next_actions("straggler", cause="compute", explained_by=row.reason, rank=1, host="n1", hosts=hosts, run="r")
+        actions = next_actions("straggler", Subject("r", [1], hosts), cause="compute", reason=row.reason)
         assert actions
         assert not any("DRAIN" in action for action in actions)
 

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.collectives.figures import Figure, figures_of_collectives
-from rankscope.analysis.costs.figures import figures_of_kernels, figures_of_verdict
+from rankscope.analysis.costs.figures import derived, figures_of_kernels, figures_of_verdict
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.physical import PHYSICAL
 from rankscope.analysis.report.run_assessment import _share_batches
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Verdict
 from rankscope.analysis.result.costs import Advice
-from rankscope.analysis.verdict.recommendations import TABLE, derived, recommend
+from rankscope.analysis.verdict.advice import Subject, next_actions, recommend
+from rankscope.analysis.verdict.advice_table import TABLE
 from rankscope.runs.records import CollectiveRecord, KernelRecord, RankInfo
 
 Synthetic = Callable[..., Any]
@@ -47,22 +48,26 @@ BASIC = {
 some_figures = st.dictionaries(st.sampled_from(sorted(BASIC)), st.floats(0, 1).map(Figure))
 
 
-def advise(known: dict[str, float]) -> list[Advice]:
+RECOMMENDED = [row for row in TABLE if row.name]
+SUBJECT = Subject("runs/now", [3], {3: "n1", 0: "n0"})
+
+
+def advise(known: dict[str, float], reason: str | None = None) -> list[Advice]:
     figures = {name: Figure(value) for name, value in known.items()}
-    return recommend(figures, step_us=1000.0, run="runs/now", who="rank 3 on host n1")
+    return recommend(figures, SUBJECT, step_us=1000.0, reason=reason)
 
 
 def info_of(rank: int, coordinates: dict[str, int]) -> RankInfo:
     return RankInfo(rank=rank, world_size=4, host="n", pid=1, start_unix_ns=1, coordinates=coordinates)
 
 
-def names(known: dict[str, float]) -> set[str]:
-    return {one.name for one in advise(known)}
+def names(known: dict[str, float], reason: str | None = None) -> set[str]:
+    return {one.name for one in advise(known, reason)}
 
 
 @given(known=some_figures)
 def test_advice_has_all_its_evidence_and_is_bounded_by_the_step(known: dict[str, Figure]) -> None:
-    found = recommend(known, step_us=1000.0, run=None, who="rank 1")
+    found = recommend(known, Subject(ranks=[1]), step_us=1000.0)
     have = derived(known)
     gains = [-1.0 if one.gain_share_at_most is None else one.gain_share_at_most for one in found]
     assert gains == sorted(gains, reverse=True)
@@ -76,9 +81,9 @@ def test_advice_has_all_its_evidence_and_is_bounded_by_the_step(known: dict[str,
 
 @given(known=some_figures, less=st.data())
 def test_what_is_not_known_is_never_the_reason_for_advice(known: dict[str, Figure], less: st.DataObject) -> None:
-    before = {one.name for one in recommend(known, step_us=1.0, run=None, who="")}
+    before = {one.name for one in recommend(known, SUBJECT, step_us=1.0)}
     gone = less.draw(st.sampled_from(sorted(known))) if known else None
-    after = {one.name for one in recommend({k: v for k, v in known.items() if k != gone}, step_us=1.0, run=None, who="")}
+    after = {one.name for one in recommend({k: v for k, v in known.items() if k != gone}, SUBJECT, step_us=1.0)}
     # Without the host's share, advice only asks why the device idles
     assert after - before <= {"see_why_idle"}
 
@@ -88,16 +93,38 @@ def test_without_figures_nothing_is_advised() -> None:
 
 
 def test_the_rows_have_names_of_their_own_and_rest_on_figures_that_there_are() -> None:
-    assert len({row.name for row in TABLE}) == len(TABLE)
+    assert len({(row.name, row.reason) for row in RECOMMENDED}) == len(RECOMMENDED)
     whole = derived({name: Figure(1.0) for name in BASIC}).keys() | derived({"share.idle": Figure(1.0)}).keys()
-    for row in TABLE:
-        bounds = [bound for bound in (row.gain, row.cost) if bound is not None]
-        assert {condition.figure for condition in row.when} <= whole
-        assert {name for bound in bounds for name in bound.figures} <= whole
+    for row in RECOMMENDED:
+        figures = {condition.figure for condition in row.when}
+        assert figures
+        assert figures <= whole
         # A bound is known whenever the row is given
-        for bound in bounds:
-            made_of = {"share.overhead", "share.all_compute", "share.idle_unexplained"}
-            assert set(bound.figures) <= {condition.figure for condition in row.when} | made_of
+        assert {bound.figure for bound in (row.bound, row.cost) if bound is not None} <= figures
+
+
+def test_no_row_of_the_table_hides_another() -> None:
+    # The first row that matches is given, so a row must not come after another that matches whatever it does
+    rows = [row for row in TABLE if row.kind is not None]
+    for index, row in enumerate(rows):
+        before = [one for one in rows[:index] if one.kind == row.kind]
+        assert not any(one.cause in (None, row.cause) and one.reason in (None, row.reason) for one in before), row
+
+
+def test_next_actions_and_recommendations_are_the_same_sentences(synthetic: Synthetic) -> None:
+    analysis = analyze([synthetic(noise=0.005, plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    (advice,) = [one for one in analysis.advice if one.name == "stalls"]
+    assert advice.action in ". ".join(analysis.verdict.next)
+    # And a terminal shows them once
+    assert render_text(analysis, width=200).count(advice.action) == 1
+
+
+@pytest.mark.parametrize(
+    ("hosts", "without"), [({}, False), ({3: "n1"}, False), ({3: "n1", 0: "n1"}, False), ({3: "n1", 0: "n0"}, True)]
+)
+def test_a_host_is_only_left_out_where_there_are_others(hosts: dict[int, str], without: bool) -> None:
+    said = next_actions("straggler", Subject("run", [3], hosts), cause="compute")
+    assert any("without n1" in action for action in said) == without
 
 
 def test_every_row_is_given_in_some_case() -> None:
@@ -106,7 +133,8 @@ def test_every_row_is_given_in_some_case() -> None:
     seen = names(full | {"hosts": 2}) | names(full | low) | names(full | {"overlap_ratio": 0.0})
     seen |= names({"share.idle": 1.0, "accelerated": 1.0}) | names(full | {"collectives.sharding_share": 0.0})
     seen |= names(full | {"memory.peak_share": 0.0})
-    assert seen == {row.name for row in TABLE}
+    seen |= names(full, "memory_pressure") | names(full, "cpu_contention") | names(full, "xid")
+    assert seen == {row.name for row in RECOMMENDED}
 
 
 @pytest.mark.parametrize(
@@ -134,9 +162,7 @@ def test_every_row_is_given_in_some_case() -> None:
         ({"share.exposed_communication": 0.3, "hosts": 4}, "interconnect", 0.3),
         ({"pipeline.schedule": 0.3}, "micro_batches", 0.15),
         ({"share.gc": 0.04}, "gc_policy", 0.04),
-        ({"straggler.compute": 0.2, "hosts": 2}, "replace_host", 0.2),
-        ({"straggler.hardware": 0.2}, "mend_hardware", 0.2),
-        ({"straggler.memory_pressure": 0.2}, "memory_of_rank", 0.2),
+        ({"straggler.compute": 0.2}, "compare_devices", 0.2),
         ({"memory.peak_share": 0.95, "share.compute": 0.6}, "activation_checkpointing", None),
         (
             {"memory.peak_share": 0.95, "collectives.all_reduce_share": 1.0, "collectives.sharding_share": 0.0},
@@ -157,6 +183,21 @@ def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str
         assert name not in names({other: value for other, value in known.items() if other != missing})
 
 
+@pytest.mark.parametrize(
+    ("figure", "reason", "name"),
+    [
+        ("hardware", "xid", "mend_hardware"),
+        ("hardware", "link", "mend_hardware"),
+        ("memory_pressure", "memory_pressure", "memory_of_rank"),
+        ("cpu_contention", "cpu_contention", "cpus_of_rank"),
+    ],
+)
+def test_the_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, name: str) -> None:
+    (found,) = advise({f"straggler.{figure}": 0.2}, reason)
+    assert (found.name, found.gain_share_at_most) == (name, 0.2)
+    assert advise({f"straggler.{figure}": 0.2}) == []
+
+
 def test_checkpointing_activations_says_what_it_costs() -> None:
     (found,) = [
         one for one in advise({"memory.peak_share": 0.95, "share.compute": 0.6}) if one.name == "activation_checkpointing"
@@ -166,7 +207,7 @@ def test_checkpointing_activations_says_what_it_costs() -> None:
 
 def test_advice_about_a_rank_names_it() -> None:
     (found,) = advise({"straggler.compute": 0.2})
-    assert found.action.startswith("Rank 3 on host n1 needs longer")
+    assert "rank 3 on host n1" in found.action
 
 
 @pytest.mark.parametrize(
@@ -313,7 +354,7 @@ def test_every_physical_reason_has_a_remedy_of_its_own() -> None:
 
 def test_every_row_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "analysis.md").read_text()
-    for row in TABLE:
+    for row in RECOMMENDED:
         signs = {">=": "≥", "<": "<"}
         evidence = ", ".join(f"{when.figure} {signs[when.comparison]} {when.limit:g}" for when in row.when)
-        assert f"| `{row.name}` | {evidence} | {'—' if row.gain is None else row.gain.formula}" in page
+        assert f"| `{row.name}` | {evidence} | {'—' if row.bound is None else row.bound.formula}" in page

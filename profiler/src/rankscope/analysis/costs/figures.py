@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.analysis.collectives.figures import Figure
+from rankscope.analysis.collectives.figures import Figure, Figures
 from rankscope.analysis.costs.waterfall import Costs, waterfall
 from rankscope.analysis.result.analysis import RankResult, Verdict
 from rankscope.analysis.result.costs import Memory, PartSource, PipelineResult, Throughput
@@ -36,6 +36,21 @@ def figures_of_costs(costs: Costs | None) -> dict[str, Figure]:
     }
     for name, amount in costs.inner.items():
         found[f"share.{name}"] = Figure(min(1.0, amount.us / costs.step_us), source=amount.source)
+    return found
+
+
+def derived(figures: Figures) -> dict[str, Figure]:
+    """Return the figures, with those that are derived from others."""
+    found = dict(figures)
+    compute = figures.get("share.compute")
+    if compute is not None:
+        ideal = figures.get("share.ideal", Figure(0.0))
+        found["share.all_compute"] = Figure(compute.value + ideal.value, source=compute.source, stage=compute.stage)
+    exposed, host = figures.get("share.exposed_communication"), figures.get("share.host")
+    if exposed is not None and host is not None:
+        found["share.overhead"] = Figure(exposed.value + host.value, source=exposed.source, stage=host.stage)
+    if "share.idle" in figures and "share.host" not in figures:
+        found["share.idle_unexplained"] = figures["share.idle"]
     return found
 
 

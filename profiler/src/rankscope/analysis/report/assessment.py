@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
@@ -18,11 +17,8 @@ from rankscope.analysis.costs.figures import (
 )
 from rankscope.analysis.costs.waterfall import Costs, waterfall
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.result.text import first_of
-from rankscope.analysis.verdict.recommendations import recommend
+from rankscope.analysis.verdict.advice import Subject, recommend
 from rankscope.runs.records import KernelRecord
-
-_SHOWN: Final = 4
 
 
 def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analysis:
@@ -35,12 +31,13 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
         **figures_of_verdict(analysis.verdict, costs),
         **_machines(analysis),
     }
-    advice = recommend(
-        figures,
-        step_us=None if found is None else found.step_us,
+    verdict = analysis.verdict
+    subject = Subject(
         run=analysis.source.path if analysis.source.kind == "run" else None,
-        who=_who(analysis),
+        ranks=sorted(verdict.ranks, key=lambda rank: rank != verdict.rank),
+        hosts={row.rank: row.host for row in analysis.ranks if row.host is not None},
     )
+    advice = recommend(figures, subject, step_us=None if found is None else found.step_us, reason=verdict.explained_by)
     return msgspec.structs.replace(analysis, waterfall=found, advice=advice)
 
 
@@ -61,13 +58,3 @@ def _machines(analysis: Analysis) -> Figures:
     if any(row.device_kind not in (None, "cpu") for row in analysis.ranks):
         found["accelerated"] = Figure(1.0, "boolean")
     return found
-
-
-def _who(analysis: Analysis) -> str:
-    """Return the ranks that the verdict names, as text for people."""
-    ranks = analysis.verdict.ranks
-    hosts = {row.rank: row.host for row in analysis.ranks}
-    if len(ranks) == 1:
-        host = hosts.get(ranks[0])
-        return f"rank {ranks[0]}" + ("" if host is None else f" on host {host}")
-    return f"ranks {first_of(ranks, _SHOWN)}"

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Final, get_args
 
 from rankscope.analysis.collectives.figures import Figure, Figures
-from rankscope.analysis.costs.figures import figures_of_costs
+from rankscope.analysis.costs.figures import derived, figures_of_costs
 from rankscope.analysis.costs.waterfall import Costs, InnerName
 from rankscope.analysis.result.analysis import Cause, Kind
 from rankscope.analysis.result.costs import MEANING
-from rankscope.analysis.verdict.recommendations import derived
 from rankscope.runs.records import Phase
 
 

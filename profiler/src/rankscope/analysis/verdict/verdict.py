@@ -10,7 +10,8 @@ from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.text import first_of
-from rankscope.analysis.verdict.advice import ROTATING, next_actions
+from rankscope.analysis.verdict.advice import Subject, next_actions
+from rankscope.analysis.verdict.advice_table import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, largest_besides_compute, limit_of, unknown_share
 from rankscope.base.text import duration
 
@@ -65,12 +66,9 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
             *([ROTATING] if rotating else []),
             *next_actions(
                 "straggler",
+                Subject(setting.run, [] if rotating else named.ranks, setting.hosts),
                 cause=named.cause.cause,
-                explained_by=named.cause.explained_by,
-                run=setting.run,
-                rank=rank,
-                host=host,
-                hosts=len(set(setting.hosts.values())),
+                reason=named.cause.explained_by,
             ),
         ],
     )
@@ -109,17 +107,17 @@ def nobody(shares: Figures, setting: Setting, *, confidence: float | None, why: 
         explained_by=found.explained_by if found else None,
         phase=found.phase if found else None,
         summary=found.summary if found else f"{why}; {_calm(shares, setting.unit)}.",
-        next=next_actions(kind, cause=found.cause if found else None, explained_by=_asks_for(found, shares), run=setting.run),
+        next=next_actions(kind, Subject(setting.run), cause=found.cause if found else None, reason=_reason(found, shares)),
     )
     return verdict, findings
 
 
-def _asks_for(found: Finding | None, shares: Figures) -> str | None:
-    """Return the explanation that selects the next actions."""
+def _reason(found: Finding | None, shares: Figures) -> str | None:
+    """Return what selects the next actions besides the cause: an explanation, an open question, or the phase."""
     if found is None:
         return None
     open_why = found.kind == "host_bound" and "share.idle_unexplained" in shares
-    return found.explained_by or ("idle_unexplained" if open_why else None)
+    return found.explained_by or ("idle_unexplained" if open_why else found.phase)
 
 
 def _calm(shares: Figures, unit: str) -> str:
@@ -202,7 +200,7 @@ def insufficient(
     return Verdict(
         kind="insufficient_data",
         summary=f"Not enough data for a verdict: {missing}.",
-        next=next_actions("insufficient_data", run=run, explained_by=reason, steps=capture, recorded=recorded),
+        next=next_actions("insufficient_data", Subject(run), reason=reason, steps=capture, recorded=recorded),
     )
 
 

@@ -1,0 +1,116 @@
+"""Rows of the table of advice: their type, and functions that make them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+from rankscope.analysis.collectives.figures import Figures
+from rankscope.analysis.result.analysis import Cause, Kind
+
+
+class When(msgspec.Struct, frozen=True):
+    """Condition that a figure is known and at least, or below, the limit."""
+
+    figure: str
+    comparison: Literal[">=", "<"]
+    limit: float
+
+    def holds(self, figures: Figures) -> bool:
+        """Return whether the condition holds; an unknown figure meets no condition."""
+        figure = figures.get(self.figure)
+        return figure is not None and (figure.value >= self.limit if self.comparison == ">=" else figure.value < self.limit)
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """Bound on a gain or cost, as a share of the step: factor · figure."""
+
+    figure: str
+    factor: float = 1.0
+
+    def of(self, figures: Figures) -> float:
+        """Return the bound as a share of the step, at most 1."""
+        return min(1.0, self.factor * figures[self.figure].value)
+
+    @property
+    def formula(self) -> str:
+        """Formula of the bound, as text for people."""
+        return self.figure if self.factor == 1 else f"{self.factor:.3g} * {self.figure}"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Row of the table: actions, and the verdict or the figures for which they are given.
+
+    Actions are templates, most useful first. Their placeholders are ``{run}``, ``{who}`` (the named ranks), ``{rank}``,
+    ``{host}``, ``{without}`` (the host, if the job has others), ``{node}`` (likewise, if its name is safe in a command),
+    ``{steps}`` (number of steps to profile), ``{recorded}`` (number of recorded steps) and ``{record}`` (command that records a
+    run, if there is no run yet). An action with a placeholder whose value is not known is left out.
+    """
+
+    actions: tuple[str, ...]
+    kind: Kind | None = None
+    """Verdict whose next actions these are; ``None``: they are given for figures alone."""
+    cause: Cause | None = None
+    """Cause that the verdict must have; ``None``: any."""
+    reason: str | None = None
+    """``explained_by`` that the verdict must have, or another reason for its next actions; ``None``: any."""
+    name: str = ""
+    """Name as a recommendation; empty: the row is no recommendation."""
+    when: tuple[When, ...] = ()
+    """Conditions on figures under which the row is a recommendation."""
+    gain: float | None = None
+    """Largest part of the first condition's figure that the actions can remove; ``None``: they save no time by themselves."""
+    cost: Bound | None = None
+    falls: str = ""
+    """Quantity that must fall if the actions helped."""
+
+    @property
+    def bound(self) -> Bound | None:
+        """Bound on the gain."""
+        return None if self.gain is None else Bound(self.when[0].figure, self.gain)
+
+
+def at_least(figure: str, limit: float) -> When:
+    """Return the condition that ``figure`` is at least ``limit``."""
+    return When(figure, ">=", limit)
+
+
+def below(figure: str, limit: float) -> When:
+    """Return the condition that ``figure`` is below ``limit``."""
+    return When(figure, "<", limit)
+
+
+def for_rank(name: str, key: Cause | str, limit: float, *actions: str) -> Row:
+    """Return the row for a named rank, a recommendation from ``limit`` of the step on. ``key``: a cause or ``explained_by``."""
+    cause: Cause | None = next((one for one in get_args(Cause) if one == key), None)
+    return Row(
+        kind="straggler",
+        cause=cause,
+        reason=key if cause is None else None,
+        actions=actions,
+        name=name,
+        when=(at_least(f"straggler.{key}", limit),),
+        gain=1.0,
+        falls="straggler wait",
+    )
+
+
+def for_figures(
+    name: str,
+    when: tuple[When, ...],
+    falls: str,
+    *actions: str,
+    gain: float | None = 1.0,
+    cost: Bound | None = None,
+    kind: Kind | None = None,
+    cause: Cause | None = None,
+    reason: str | None = None,
+) -> Row:
+    """Return the row of a recommendation for the figures in ``when``, and for verdicts of ``kind``, if given."""
+    return Row(name=name, when=when, falls=falls, actions=actions, gain=gain, cost=cost, kind=kind, cause=cause, reason=reason)
+
+
+def for_verdict(kind: Kind, *actions: str, cause: Cause | None = None, reason: str | None = None) -> Row:
+    """Return the row of next actions that are no recommendation."""
+    return Row(kind=kind, cause=cause, reason=reason, actions=actions)
