@@ -94,7 +94,7 @@ def test_what_is_unusual_at_the_slow_rank_explains_it(
     # And there is no advice about the host's code
     advised = {one.name for one in analysis.advice}
     assert "mend_hardware" in advised
-    assert not advised & {"stalls", "replace_host"}
+    assert not advised & {"stalls", "compare_devices"}
 
 
 @pytest.mark.parametrize(
