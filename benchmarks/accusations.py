@@ -4,7 +4,8 @@ usage: python benchmarks/accusations.py [--seeds N]
 
 The own times are seeded. Noise is log-normal and autocorrelated: it lasts for some steps. In half of the runs, ranks also have
 intermittent outliers. Every rank has a small bias of its own. Rates are grouped by the duration of the noise as a share of the
-run: a rank whose noise lasts as long as the run is a slow rank in that run. Prints JSON.
+run: a rank whose noise lasts as long as the run is a slow rank in that run. Other runs have long pauses of any rank, with and
+without a lasting fault of a quarter of the step. Prints JSON.
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ def accusations(seeds: int) -> dict[str, Any]:
     return {name: {**count, "rate": count["named"] / count["runs"]} for name, count in classes.items()}
 
 
+PAUSED_STEPS_US = (40_000.0, 80_000.0, 160_000.0)
+"""Step times of the runs with long pauses of 50 to 150 ms."""
+
 PLANTED = {
     # what: (ranks, steps, slow ranks, pattern, extra share of a step of a slow rank at a step)
     "fixed, 20 % of a step": (8, 300, [1], "fixed", lambda rank, _step: 0.2 * (rank == 1)),
@@ -110,11 +114,36 @@ def detections(seeds: int) -> dict[str, Any]:
     return result
 
 
+def paused(rng: np.random.Generator, ranks: int, step_us: float) -> np.ndarray:
+    """Return own times of 100 steps with short pauses of all ranks and, in 5 to 10 % of the steps, a long one of any rank."""
+    own = step_us * (1 + rng.normal(0, BIAS, size=(ranks, 1))) * np.exp(0.03 * rng.normal(size=(ranks, 100)))
+    own += rng.exponential(0.1 * step_us, own.shape)
+    steps = np.flatnonzero(rng.random(100) < rng.uniform(0.05, 0.1))
+    own[rng.integers(0, ranks, len(steps)), steps] += rng.uniform(50_000, 150_000, len(steps))
+    return own
+
+
+def pauses(seeds: int) -> dict[str, Any]:
+    """Return the rates among long pauses: false accusations, and detections of a lasting fault of a quarter of the step."""
+    result: dict[str, Any] = {}
+    for step_us, ranks in itertools.product(PAUSED_STEPS_US, (2, 4, 8)):
+        counts: Counter[str] = Counter()
+        for seed in range(seeds):
+            own = paused(np.random.default_rng((seed, ranks, int(step_us))), ranks, step_us)
+            counts["accused"] += isinstance(verdict(own), Slow)
+            own[1] += 0.25 * own.max(axis=0).mean()
+            found = verdict(own)
+            counts["found"] += isinstance(found, Slow) and found.ranks == [1]
+            counts["found_as_fixed"] += isinstance(found, Slow) and (found.ranks, found.pattern) == ([1], "fixed")
+        result[f"{ranks} ranks, {step_us / 1000:g} ms"] = {"runs": seeds, **{name: n / seeds for name, n in counts.items()}}
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=60)
     seeds = parser.parse_args().seeds
-    null, planted = accusations(seeds), detections(seeds)
+    null, planted, among = accusations(seeds), detections(seeds), pauses(seeds)
     usual = [null[name] for name in ("up to a tenth", "up to a third")]
     rate = sum(one["named"] for one in usual) / sum(one["runs"] for one in usual)
     found = min(one["found"] + one["too_little"] for one in planted.values())
@@ -129,7 +158,13 @@ def main() -> None:
         },
         {"name": "least found of any planted fault", "value": least, "limit": 0.9, "ok": least >= 0.9},
     ]
-    figures = {"false_accusations_by_how_long_noise_lasts": null, "planted": planted, "seeds": seeds}
+    accused = sum(one["accused"] for one in among.values()) / len(among)
+    named = sum(one["found"] for one in among.values()) / len(among)
+    budgets += [
+        {"name": "false accusations among long pauses", "value": accused, "limit": 0.02, "ok": accused <= 0.02},
+        {"name": "lasting faults found among long pauses", "value": named, "limit": 0.95, "ok": named >= 0.95},
+    ]
+    figures = {"false_accusations_by_how_long_noise_lasts": null, "planted": planted, "pauses": among, "seeds": seeds}
     environment = {"python": platform.python_version(), "machine": platform.machine(), "rankscope": version("rankscope")}
     print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
     sys.exit(0 if all(budget["ok"] for budget in budgets) else 1)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, Stored
-from rankscope.analysis.inference.significance import block_sums
+from rankscope.analysis.inference.significance import block_slices, block_sums
 
 
 def excess(values: Stored) -> Matrix:
@@ -62,11 +62,16 @@ class Measure:
     at_most: float = np.inf
     """Largest excess that counts at a single step, in microseconds."""
 
+    @property
+    def limited(self) -> bool:
+        """True if the excess is limited."""
+        return self.at_most < np.inf
+
 
 def measures_of(own: Stored, limit: float) -> list[Measure]:
     """Return the measures by which ranks are compared: the excess itself and, where pauses dominate it, the limited excess.
 
-    Long pauses of any rank hide a lasting slowness, as they determine the means. With a limited excess all steps count about
+    Long pauses of any rank hide a lasting slowness, because they determine the means. With a limited excess all steps count about
     equally. Both the choice and the limit depend on the values without their ranks, so permutations keep them.
     """
     plain = Measure(block_sums(own.T))
@@ -75,7 +80,10 @@ def measures_of(own: Stored, limit: float) -> list[Measure]:
     beyond = (np.abs(some) - at_most).clip(min=0).sum()
     if beyond < _DOMINATED * np.abs(some).sum():
         return [plain]
-    return [Measure(block_sums(excess(own).clip(-at_most, at_most).T), at_most), plain]
+    everybody = np.arange(len(own))
+    # Block by block: the excess of all ranks at all steps would be as large as the table.
+    parts = [own[:, steps] for steps in block_slices(own.shape[1])]
+    return [Measure(np.stack([part.shape[1] * mean_excess(part, everybody, at_most) for part in parts]), at_most), plain]
 
 
 _SAMPLED: Final = 1000

@@ -185,13 +185,13 @@ def find_slow(judged: Judged) -> Slow | None:
     usual: NDArray[np.float64] = np.stack(middle).mean(axis=0, dtype=np.float64)
     over_usual = own[named[0]] - usual
     far = _far(np.minimum(over_usual, measure.at_most))
-    often = max(float(last.mean()), float(far.mean()) if measure.at_most < np.inf else 0.0)
+    often = max(float(last.mean()), float(far.mean()) if measure.limited else 0.0)
     if often < HALF and not _sticks_out(gain, rest.largest - least):
         return None
     pattern: Pattern = "fixed" if often >= FIXED and far.mean() >= FAR else "intermittent"
-    affected = last if pattern == "fixed" and measure.at_most == np.inf else far
+    affected = last if pattern == "fixed" and not measure.limited else far
     # Sums of each rank's excess over the ranks that are not slow.
-    sums = measure.sums - (block_sums(usual[:, None]) if measure.at_most == np.inf else 0.0)
+    sums = measure.sums - (0.0 if measure.limited else block_sums(usual[:, None]))
     weakest = sorted(named, key=lambda row: float(sums[:, row].sum()))[:_WEAKEST]
     return Slow(
         ranks=[judged.ranks[row] for row in named],
@@ -278,9 +278,9 @@ def _ahead(own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], li
 def _ahead_by(
     measure: Measure, beside: Sequence[Matrix], own: Stored, left: NDArray[np.intp], over: NDArray[np.float64], *, most: int
 ) -> _Ahead:
-    """Return what ``_ahead`` does, by one measure.
+    """Return the ranks that are ahead of the others by one measure, among the rows ``left``.
 
-    ``beside``: sums of the other measures [blocks, left]. ``over``: mean excess of the ranks ``left``. ``most``: how many may be
+    ``beside``: sums of the other measures, [blocks, left]. ``over``: mean excess, [left]. ``most``: number of ranks that may be
     slow.
     """
     sums = measure.sums[:, left]

@@ -34,11 +34,16 @@ _SEED: Final = 20_240_229
 
 def block_sums(scores: NDArray[np.floating], blocks: int = BLOCKS) -> Scores:
     """Sum scores [units, ranks] over at most ``blocks`` runs of consecutive units: [blocks, ranks]."""
-    edges = np.linspace(0, len(scores), min(blocks, len(scores)) + 1).astype(int)
     if not len(scores):
         return scores.astype(np.float64)
     # Block by block, which is several times as fast as ``np.add.reduceat`` whatever the order in memory.
-    return np.stack([scores[first:last].sum(axis=0, dtype=np.float64) for first, last in pairwise(edges)])
+    return np.stack([scores[block].sum(axis=0, dtype=np.float64) for block in block_slices(len(scores), blocks)])
+
+
+def block_slices(units: int, blocks: int = BLOCKS) -> list[slice]:
+    """Return at most ``blocks`` runs of consecutive units, of about the same length."""
+    edges = np.linspace(0, units, min(blocks, units) + 1).astype(int).tolist()
+    return [slice(first, last) for first, last in pairwise(edges)]
 
 
 def p_value(scores: Scores, column: int, beside: Sequence[Scores] = ()) -> float:
@@ -120,14 +125,12 @@ def _reached(measures: NDArray[np.float64], statistic: Callable[[Scores], Scores
     reached = 0
     # Draws in batches bound memory: 1,024 ranks x 12 blocks x 500 draws would be 50 MB otherwise.
     some = max(1, _AT_ONCE // (blocks * ranks))
-    places = np.arange(ranks)
     for first in range(0, draws, some):
-        count = min(some, draws - first)
-        if len(measures) == 1:
-            drawn = rng.permuted(np.broadcast_to(measures, (count, blocks, ranks)), axis=2)
-            totals = drawn.sum(axis=1)[None]
+        shape = (min(some, draws - first), blocks, ranks)
+        if len(measures) == 1:  # a quarter faster than by indices, and the usual case
+            totals = rng.permuted(np.broadcast_to(measures, shape), axis=2).sum(axis=1)[None]
         else:
-            order = rng.permuted(np.broadcast_to(places, (count, blocks, ranks)), axis=2)
+            order = rng.permuted(np.broadcast_to(np.arange(ranks), shape), axis=2)
             totals = np.stack([np.take_along_axis(scores[None], order, axis=2).sum(axis=1) for scores in measures])
         reached += int((statistic(totals).max(axis=0) >= least).sum())
     return reached, draws

@@ -42,10 +42,12 @@ class Bound(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Row of the table: actions, and the verdict or the figures for which they are given.
 
-    Actions are templates, most useful first. Their placeholders are ``{run}``, ``{who}`` (the named ranks), ``{rank}``,
-    ``{host}``, ``{without}`` (the host, if the job has others), ``{node}`` (likewise, if its name is safe in a command),
-    ``{steps}`` (number of steps to profile), ``{recorded}`` (number of recorded steps) and ``{record}`` (command that records a
-    run, if there is no run yet). An action with a placeholder whose value is not known is left out.
+    Actions are templates, most useful first. An action is left out if the value of one of its placeholders is not known:
+
+    - ``{run}``: run directory; ``{record}``: command that records a run, where there is none yet
+    - ``{who}``: the named ranks; ``{rank}``: the worst of them; ``{host}``: its host
+    - ``{without}``: its host, if the job has others; ``{node}``: the same, if the name is safe in a command
+    - ``{steps}``: number of steps to profile; ``{recorded}``: number of recorded steps
     """
 
     actions: tuple[str, ...]
