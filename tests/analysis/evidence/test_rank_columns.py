@@ -47,7 +47,7 @@ records = st.builds(
 def metrics_of(record: StepRecord) -> dict[str, float | None]:
     """Return every metric, computed by the record itself."""
     return {
-        "wall_us": record.wall_us,
+        "wall_us": record.step_us,
         "own_us": record.own_us,
         "blocked_us": record.blocked_total_us,
         **{f"{phase}_us": record.phases_us.get(phase) for phase in PHASES},

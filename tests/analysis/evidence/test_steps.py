@@ -75,6 +75,8 @@ def test_on_a_device_own_time_is_the_devices_where_its_waiting_is_known() -> Non
     assert (unread.own_us, unread.own_in_us("backward")) == (50, 10)
     table = StepTable.from_records(0, {0: [known, unknown, unread]})
     assert table.matrix("own_backward_us")[0].tolist()[::2] == [40, 10]
+    # So is the step's time, also without its waiting: the host waits for the device at some steps only.
+    assert [known.step_us, unknown.step_us, unread.step_us] == table.matrix("wall_us")[0].tolist() == [120, 120, 100]
     assert np.isnan(table.matrix("own_us")[0, 1])
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from rankscope.profiler.handover import Window
 from rankscope.profiler.helper.usual import LEAST, WINDOWS, Usual
-from rankscope.runs.records import StepBreakdown, StepRecord
+from rankscope.runs.records import PhaseTimes, StepBreakdown, StepRecord
 
 MS = 1000.0
 
@@ -121,3 +122,22 @@ def test_a_profile_that_is_not_complete_looks_wrong() -> None:
     assert {row.looked_wrong for row in rows} == {"the profile has 2 of its window's 3 steps"}
     rows = usual.judged(Window("", 5, 6), [breakdown(5), breakdown(6)])
     assert {row.looked_wrong for row in rows} == {None}
+
+
+def ahead(number: int, wall_ms: float, device_ms: float | None, *, profiled: bool = False) -> StepRecord:
+    """Return a step of a host that runs ahead of its device."""
+    device = None if device_ms is None else PhaseTimes(forward=device_ms * MS)
+    return msgspec.structs.replace(step(number, wall_ms, profiled=profiled), device_us=device)
+
+
+def test_a_host_that_catches_up_with_its_device_in_a_window_is_not_wrong() -> None:
+    usual = Usual()
+    for number in range(60):
+        usual.add(ahead(number, 170 if number % 5 == 0 else 6, 40 if number else None))
+    # The profiler waits for the device at its end, and the last record has not come yet.
+    for number, device_ms in enumerate((44, 300, None), start=60):
+        usual.add(ahead(number, 175, device_ms, profiled=True))
+    rows = usual.judged(Window("", 60, 63), [breakdown(number, window_ms=175) for number in range(60, 64)])
+    assert [row.step for row in rows if row.looked_wrong] == [61]
+    assert rows[1].looked_wrong is not None
+    assert "300.0 ms; steps around it 40.0 ms" in rows[1].looked_wrong

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Final
 
 from rankscope.base.text import ranks_text
@@ -58,11 +58,11 @@ class Standstill:
         return {rank: rank_dir(self._live.path, self._live.attempt, rank) for rank in ranks}
 
     def _last(self, rank: int) -> tuple[int | None, float | None]:
-        """Return the last recorded step of a rank, and the median seconds of its last steps; ``None``: cannot be read."""
+        """Return the last recorded step of a rank, and the mean seconds of its last steps; ``None``: cannot be read."""
         with suppress(OSError):
             rows = last_rows(self._folders([rank])[rank], TAIL_STEPS)
             if len(rows):
-                return int(rows["step"][-1]), median(rows["wall_us"].tolist()) / 1e6
+                return int(rows["step"][-1]), mean(rows["wall_us"].tolist()) / 1e6
         return None, None
 
 

@@ -178,6 +178,16 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.device_us is not None and self.device_blocked_us is not None
 
     @property
+    def step_us(self) -> float:
+        """Time of the step: on the device where it is known, else ``wall_us``.
+
+        A host that only launches work runs ahead, and waits for the device once in many steps, so ``wall_us`` says little of a
+        single step there.
+        """
+        known = () if self.device_us is None else [time for phase in PHASES if (time := self.device_us.get(phase)) is not None]
+        return sum(known) if known else self.wall_us
+
+    @property
     def blocked_total_us(self) -> float | None:
         """Blocked time over all phases, on the device where its times are known; ``None`` when there is no signal."""
         blocked = self.device_blocked_us if self._on_device else self.blocked_us
@@ -189,9 +199,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         blocked = self.blocked_total_us
         if blocked is None:
             return None
-        if self.device_us is not None and self._on_device:
-            return sum(self.device_us.get(phase) or 0.0 for phase in PHASES) - blocked
-        return self.wall_us - blocked
+        return (self.step_us if self._on_device else self.wall_us) - blocked
 
     def own_in_us(self, phase: Phase) -> float | None:
         """Return the time of ``phase`` minus its blocked time, measured as ``own_us``; ``None`` without a signal or the phase."""

@@ -248,21 +248,26 @@ def _times(groups: Rows, found: NDArray[np.float32], found_blocked: NDArray[np.f
     flags = groups["flags"]
     wall: NDArray[np.float64] = groups["wall_us"].copy()
     has_blocked = flags & HAS_BLOCKED != 0
-    # Where both are known the device's timeline is used: the host runs ahead of it and waits elsewhere.
+    # Where it is known the device's timeline is used: the host runs ahead of it, and waits for it at some steps only.
+    has_device = flags & HAS_DEVICE != 0
     on_device = flags & (HAS_DEVICE | HAS_DEVICE_BLOCKED) == HAS_DEVICE | HAS_DEVICE_BLOCKED
     phases, blocked = _of_phases(groups, "phases_us"), _of_phases(groups, "blocked_us")
-    clock, whole = phases, wall
+    clock, whole, step = phases, wall, wall
+    if has_device.any():
+        device = _of_phases(groups, "device_us")
+        seen = has_device & np.isfinite(device).any(axis=0)
+        step = np.where(seen, np.nansum(device, axis=0, dtype=np.float64), wall)
     if on_device.any():
-        device, device_blocked = _of_phases(groups, "device_us"), _of_phases(groups, "device_blocked_us")
+        device_blocked = _of_phases(groups, "device_blocked_us")
         clock, blocked = np.where(on_device, device, phases), np.where(on_device, device_blocked, blocked)
-        whole = np.where(on_device, np.nansum(device, axis=0, dtype=np.float64), wall)
+        whole = np.where(on_device, step, wall)
         has_blocked |= on_device
     # Where blocked time was recorded at all, a phase without a value had none.
     np.copyto(blocked, 0.0, where=np.isnan(blocked))
     if not has_blocked.all():
         blocked[:, ~has_blocked] = np.nan
     total = blocked.sum(axis=0)
-    found[0], found[1], found[2] = wall, whole - total, total
+    found[0], found[1], found[2] = step, whole - total, total
     found[3 : 3 + len(PHASES)] = phases
     np.subtract(clock, blocked, out=found[3 + len(PHASES) :])
     if clock is not phases and not len(found_blocked):

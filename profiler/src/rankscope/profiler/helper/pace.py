@@ -19,7 +19,7 @@ class Pace:
 
     def __init__(self) -> None:
         self.last_step: int | None = None
-        self._walls: deque[float] = deque(maxlen=_RECENT)
+        self._times: deque[float] = deque(maxlen=_RECENT)
         self._trained_us = 0.0
         self._steps = 0
         self._slowed_us = 0.0
@@ -35,11 +35,11 @@ class Pace:
         self._steps += 1
         self._trained_us += record.wall_us
         if not record.profiled:
-            self._walls.append(record.wall_us)
-        elif self._walls:
+            self._times.append(record.step_us)
+        elif self._times:
             # The profiler slows a step by at most its usual time; any more has another cause, such as a checkpoint.
-            usual = median(self._walls)
-            slowed = min(max(0.0, record.wall_us - usual), usual)
+            usual = median(self._times)
+            slowed = min(max(0.0, record.step_us - usual), usual)
             self._slowed_us += slowed
             self._slowed_total_us += slowed
 
@@ -57,7 +57,7 @@ class Pace:
         return RankReport(
             rank=info.rank,
             step=self.last_step,
-            step_us=max(1e-3, median(self._walls)) if len(self._walls) >= _LEAST else None,
+            step_us=max(1e-3, median(self._times)) if len(self._times) >= _LEAST else None,
             always_on_us=self._recently(),
             window_us=self._window_us,
             spent_us=max(cost, windows_cost) + self._slowed_total_us,

@@ -39,7 +39,10 @@ class Usual:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._walls_us = deque[float](maxlen=RECENT)
+        self._times_us = deque[float](maxlen=RECENT)
+        self._on_device = False
+        """True once a step had device times: a host that runs ahead of its device has steps that are too short, and a few that
+        are long because it catches up with the device there, so its clock is not used then."""
         self._profiled = deque[StepRecord](maxlen=RECENT)
         self._slowed = deque[float](maxlen=RECENT)
         """Ratio of the median step of each window to the usual time, at least 1."""
@@ -47,10 +50,13 @@ class Usual:
     def add(self, record: StepRecord) -> None:
         """Add a step of the rank."""
         with self._lock:
+            if record.device_us is not None and not self._on_device:
+                self._on_device = True
+                self._times_us.clear()
             if record.profiled:
                 self._profiled.append(record)
-            elif _LONG_BY_DESIGN.isdisjoint(record.tags):
-                self._walls_us.append(record.wall_us)
+            elif _LONG_BY_DESIGN.isdisjoint(record.tags) and (time := self._time(record)) is not None:
+                self._times_us.append(time)
 
     def judged(self, window: Window, breakdowns: Sequence[StepBreakdown]) -> list[StepBreakdown]:
         """Return the breakdowns of a window with ``looked_wrong`` filled in for each step."""
@@ -68,20 +74,27 @@ class Usual:
 
     def _long(self, breakdowns: Sequence[StepBreakdown]) -> dict[int, str]:
         """Return the steps that took clearly longer than usual, with a description of their time."""
-        if len(self._walls_us) < LEAST:
+        if len(self._times_us) < LEAST:
             return {}
-        usual = median(self._walls_us)
-        spread = _SIGMA * median(abs(wall - usual) for wall in self._walls_us)
+        usual = median(self._times_us)
+        spread = _SIGMA * median(abs(time - usual) for time in self._times_us)
         slowed = median(self._slowed) if len(self._slowed) >= WINDOWS else SLOWED
         limit = max(LONGER * usual, usual + DEVIATIONS * spread) * slowed
         records = {record.step: record for record in self._profiled}
-        walls: dict[int, float] = {}
+        times: dict[int, float] = {}
         for row in breakdowns:
-            # With a device the record may still wait for its device times; the step's window is equally long.
             record = records.get(row.step)
-            if record is None or _LONG_BY_DESIGN.isdisjoint(record.tags):
-                walls[row.step] = row.window_us if record is None else record.wall_us
-        if walls and usual > 0:
-            self._slowed.append(max(1.0, median(walls.values()) / usual))
+            if record is None:
+                # The record has not come yet; on a host the step's window is equally long.
+                if not self._on_device:
+                    times[row.step] = row.window_us
+            elif _LONG_BY_DESIGN.isdisjoint(record.tags) and (time := self._time(record)) is not None:
+                times[row.step] = time
+        if times and usual > 0:
+            self._slowed.append(max(1.0, median(times.values()) / usual))
         others = f"steps around it {usual / 1000:.1f} ms, with the profiler {limit / 1000:.1f} at most"
-        return {step: f"it took {wall / 1000:.1f} ms; {others}" for step, wall in walls.items() if wall > limit}
+        return {step: f"it took {time / 1000:.1f} ms; {others}" for step, time in times.items() if time > limit}
+
+    def _time(self, record: StepRecord) -> float | None:
+        """Return the time of a step in microseconds; ``None``: its time on the device is not known."""
+        return None if self._on_device and record.device_us is None else record.step_us
