@@ -61,8 +61,8 @@ def test_nccl_writes_its_recorder_on_request(cli_process: Cli, tmp_path: Path) -
 
 @pytest.mark.timeout(600)
 def test_what_the_watchdog_writes_before_it_ends_the_job_is_in_the_run(tmp_path: Path) -> None:
-    if ask_nvml().gpus < 2:
-        pytest.skip("NCCL takes one rank per GPU, and a rank that waits for another takes two")
+    if ask_nvml().gpus < 1:
+        pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
     run = tmp_path / "run"
     job = launch(run, 2, "--timeout", "20")
     _, said = job.communicate(timeout=500)

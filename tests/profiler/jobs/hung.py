@@ -14,12 +14,22 @@ from torch.distributed import distributed_c10d
 STEPS = 3
 
 
+def cuda_device() -> torch.device:
+    """Return this rank's GPU. Where there are fewer GPUs than ranks, the ranks share the first one."""
+    local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus:
+        return torch.device("cuda", local)
+    # NCCL refuses two ranks on one GPU of one host, so each rank is a host of its own, connected over the loopback device.
+    os.environ |= {"NCCL_HOSTID": f"rank-{local}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    return torch.device("cuda", 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds that a collective may take, at the end")
     told = parser.parse_args()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if told.backend == "nccl" else torch.device("cpu")
+    device = cuda_device() if told.backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(told.backend)
