@@ -69,5 +69,5 @@ def test_what_the_watchdog_writes_before_it_ends_the_job_is_in_the_run(tmp_path:
     assert job.returncode != 0
     assert "switched itself off" not in said
     dumps = {path.name: enqueued(path) for path in run.glob("attempts/000/flight/*.pickle")}
-    # the victim is one collective ahead of the origin
-    assert dumps["rank-00000-watchdog-nccl.pickle"] == dumps["rank-00001-watchdog-nccl.pickle"] + 1
+    # The victim is ahead of the origin by the collectives of both parameters: its host does not wait between them.
+    assert dumps["rank-00000-watchdog-nccl.pickle"] == dumps["rank-00001-watchdog-nccl.pickle"] + 2
