@@ -10,20 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.cli.nvml import ask_nvml
-
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def gpu_count() -> int:
-    count = ask_nvml().gpus
-    if count == 0:
-        pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
-    return count
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_count")]
 
 
 def test_the_exporter_publishes_every_real_gpu_and_simulates_none(cli_process: Cli, gpu_count: int) -> None:

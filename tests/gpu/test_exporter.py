@@ -10,19 +10,16 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.cli.nvml import ask_nvml
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.nvml.gpu import load_nvml
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_count")]
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @pytest.fixture(scope="module")
 def page(cli_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory) -> Series:
-    if ask_nvml().gpus == 0:
-        pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
     text = cli_process("exporter", "--once", "--spool", tmp_path_factory.mktemp("exporter") / "spool").stdout
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value

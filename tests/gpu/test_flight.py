@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from rankscope.cli.nvml import ask_nvml
-
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_count", "require_torch")]
 
 
 class _Plain(pickle.Unpickler):
@@ -41,8 +39,6 @@ def enqueued(path: Path) -> int:
 
 @pytest.mark.timeout(600)
 def test_nccl_writes_its_recorder_on_request(cli_process: Cli, tmp_path: Path) -> None:
-    if ask_nvml().gpus < 1:
-        pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
     run = tmp_path / "run"
     job = launch(run, 1)
     try:
@@ -61,8 +57,6 @@ def test_nccl_writes_its_recorder_on_request(cli_process: Cli, tmp_path: Path) -
 
 @pytest.mark.timeout(600)
 def test_what_the_watchdog_writes_before_it_ends_the_job_is_in_the_run(tmp_path: Path) -> None:
-    if ask_nvml().gpus < 1:
-        pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
     run = tmp_path / "run"
     job = launch(run, 2, "--timeout", "20")
     _, said = job.communicate(timeout=500)

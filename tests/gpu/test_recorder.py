@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.cli.nvml import ask_nvml
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, StepRecord
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_count", "require_torch")]
 
 STEPS = 40
 # A training with much device work and little host work; the middle steps are replays of one captured graph.
@@ -61,12 +60,6 @@ with StepProfiler(run_dir=run_dir, window_steps=0, exporter_url=None) as prof:
 """
 
 
-@pytest.fixture(scope="module")
-def gpu() -> None:
-    if ask_nvml().gpus == 0:
-        pytest.skip("no NVIDIA GPU on this machine (NVML sees none)")
-
-
 def recorded(run_dir: Path, kind: str) -> tuple[list[StepRecord], dict[str, float]]:
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT, kind, str(run_dir)], capture_output=True, text=True, check=False, timeout=240
@@ -76,7 +69,6 @@ def recorded(run_dir: Path, kind: str) -> tuple[list[StepRecord], dict[str, floa
     return list(RunReader(run_dir).steps(0, 0)), json.loads(ended.stdout)
 
 
-@pytest.mark.usefixtures("gpu")
 def test_device_times_are_of_the_device_and_the_host_never_waits_for_them(tmp_path: Path) -> None:
     records, truth = recorded(tmp_path / "run", "plain")
     assert [row.step for row in records] == list(range(STEPS))
@@ -99,7 +91,6 @@ def test_device_times_are_of_the_device_and_the_host_never_waits_for_them(tmp_pa
     assert all(row.resident_bytes for row in records if row.allocated_bytes)
 
 
-@pytest.mark.usefixtures("gpu")
 def test_a_graph_is_captured_as_without_recording(tmp_path: Path) -> None:
     records, _ = recorded(tmp_path / "run", "captured")
     assert [row.step for row in records] == list(range(STEPS))

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.profiler.helper.pace import Pace
 from rankscope.profiler.plan import RankReport
-from rankscope.runs.records import RankInfo, StepRecord
+from rankscope.runs.records import PhaseTimes, RankInfo, StepRecord
 
 INFO = RankInfo(rank=1, world_size=2, host="h", pid=1, start_unix_ns=1, recorder_cost_us=0.0, window_cost_us=0.0)
 
@@ -59,3 +59,12 @@ def test_a_window_also_costs_what_its_steps_were_slowed_by_but_not_a_checkpoint_
     told = report(pace, cost_us=9000.0, window_cost_us=6000.0, windows=2)
     assert told.window_us == 3000.0 + 1000.0
     assert told.spent_us == 9000.0 + 2000.0
+
+
+def test_the_pace_of_a_host_that_runs_ahead_is_that_of_its_device() -> None:
+    pace = Pace()
+    for number in range(20):
+        wall_us = 170_000.0 if number % 5 == 4 else 6000.0
+        pace.add(StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, device_us=PhaseTimes(forward=40_000.0)))
+    told = report(pace, cost_us=0.0)
+    assert told.step_us == 40_000.0

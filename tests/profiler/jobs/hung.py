@@ -15,7 +15,7 @@ STEPS = 3
 
 
 def cuda_device() -> torch.device:
-    """Return this rank's GPU. Where there are fewer GPUs than ranks, the ranks share the first one."""
+    """Return this rank's GPU, and prepare NCCL for ranks that share one. Fewer GPUs than ranks: all take the first."""
     local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus:
         return torch.device("cuda", local)

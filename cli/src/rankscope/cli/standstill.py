@@ -62,6 +62,7 @@ class Standstill:
         with suppress(OSError):
             rows = last_rows(self._folders([rank])[rank], TAIL_STEPS)
             if len(rows):
+                # Not the median: a host that runs ahead of its device waits for it at some steps only.
                 return int(rows["step"][-1]), mean(rows["wall_us"].tolist()) / 1e6
         return None, None
 

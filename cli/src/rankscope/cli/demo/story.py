@@ -216,6 +216,12 @@ def _check_verdict(story: Story, detail: list[str]) -> None:
     detail.append(said)
 
 
+def says_simulated(page: str) -> bool:
+    """Return whether a page of the exporter says that its GPUs are simulated."""
+    # The whole line: the help of this metric begins with "1 when".
+    return re.search(r"^rankscope_exporter_simulated 1(?:\.0)?$", page, re.MULTILINE) is not None
+
+
 def _check_metrics(story: Story, detail: list[str]) -> None:
     expect("metrics" in story.urls, "there is no exporter")
     ranks = set(re.findall(r'^rank_steps_total\{[^}]*\brank="(\d+)"', story.page, re.MULTILINE))
@@ -226,7 +232,7 @@ def _check_metrics(story: Story, detail: list[str]) -> None:
     expect(not failing, f"the exporter's collectors {failing} fail")
     temperatures = len(re.findall(r"^gpu_temperature_celsius\{", page, re.MULTILINE))
     expect(temperatures, "/metrics has no GPU temperature")
-    labelled = "rankscope_exporter_simulated 1" in page
+    labelled = says_simulated(page)
     expect(labelled == story.simulated, f"GPUs simulated: {story.simulated}, but the page says {labelled}")
     detail.append(f"{len(ranks)} ranks, {temperatures} GPUs{' (labelled simulated)' if labelled else ''}")
 

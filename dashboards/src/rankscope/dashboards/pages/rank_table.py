@@ -15,7 +15,7 @@ COLUMNS: Final[list[dict[str, Any]]] = [
     {**number_column("rank", "Rank", "Global rank", digits=0, width=92), "pinned": "left"},
     number_column("own_ms", "Own ms", "Median per step: wall time minus time blocked on other ranks"),
     number_column("blocked_ms", "Blocked ms", "Median per step: time spent waiting for other ranks", width=124),
-    number_column("wall_ms", "Wall ms", "Median wall time per step"),
+    number_column("wall_ms", "Wall ms", "Median time of a step: the device's where it is known, else the host's"),
     number_column("imposed_ms", "Imposed ms", "How long the other ranks waited for this one, summed over them", width=124),
     text_column("host", "Host"),
     {**text_column("gpu", "GPU"), "tooltipField": "gpu"},

@@ -248,9 +248,10 @@ def _times(groups: Rows, found: NDArray[np.float32], found_blocked: NDArray[np.f
     flags = groups["flags"]
     wall: NDArray[np.float64] = groups["wall_us"].copy()
     has_blocked = flags & HAS_BLOCKED != 0
-    # Where it is known the device's timeline is used: the host runs ahead of it, and waits for it at some steps only.
+    # The host runs ahead of its device, and waits for it at some steps only. So the step's time is the device's where it is
+    # known, and own and blocked time are the device's where its blocked time is known, too.
     has_device = flags & HAS_DEVICE != 0
-    on_device = flags & (HAS_DEVICE | HAS_DEVICE_BLOCKED) == HAS_DEVICE | HAS_DEVICE_BLOCKED
+    on_device = has_device & (flags & HAS_DEVICE_BLOCKED != 0)
     phases, blocked = _of_phases(groups, "phases_us"), _of_phases(groups, "blocked_us")
     clock, whole, step = phases, wall, wall
     if has_device.any():

@@ -88,9 +88,9 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     blocked_us: float | None
     """Median blocked time per step from the always-on records."""
     own_us: float | None = None
-    """Median own time (wall - blocked) per step from the always-on records."""
+    """Median own time (step time - blocked) per step from the always-on records."""
     wall_us: float | None = None
-    """Median wall time per step from the always-on records."""
+    """Median step time from the always-on records: the device's where it is known, else the wall time."""
     end_reason: str | None = None
     communication_parts: CommunicationPart | None = None
     """Communication in matched collectives, as transferring and waiting, hidden and exposed. ``None`` without any matched,

@@ -41,8 +41,8 @@ class Usual:
         self._lock = threading.Lock()
         self._times_us = deque[float](maxlen=RECENT)
         self._on_device = False
-        """True once a step had device times: a host that runs ahead of its device has steps that are too short, and a few that
-        are long because it catches up with the device there, so its clock is not used then."""
+        """True once a step had device times. The host's clock is not used then: the host runs ahead of its device, and waits for
+        it at some steps only."""
         self._profiled = deque[StepRecord](maxlen=RECENT)
         self._slowed = deque[float](maxlen=RECENT)
         """Ratio of the median step of each window to the usual time, at least 1."""
@@ -55,7 +55,7 @@ class Usual:
                 self._times_us.clear()
             if record.profiled:
                 self._profiled.append(record)
-            elif _LONG_BY_DESIGN.isdisjoint(record.tags) and (time := self._time(record)) is not None:
+            elif (time := self._time(record)) is not None:
                 self._times_us.append(time)
 
     def judged(self, window: Window, breakdowns: Sequence[StepBreakdown]) -> list[StepBreakdown]:
@@ -83,12 +83,12 @@ class Usual:
         records = {record.step: record for record in self._profiled}
         times: dict[int, float] = {}
         for row in breakdowns:
-            record = records.get(row.step)
-            if record is None:
-                # The record has not come yet; on a host the step's window is equally long.
-                if not self._on_device:
-                    times[row.step] = row.window_us
-            elif _LONG_BY_DESIGN.isdisjoint(record.tags) and (time := self._time(record)) is not None:
+            if (record := records.get(row.step)) is not None:
+                time = self._time(record)
+            else:
+                # The record has not come yet. On the host's clock the step's window is equally long.
+                time = None if self._on_device else row.window_us
+            if time is not None:
                 times[row.step] = time
         if times and usual > 0:
             self._slowed.append(max(1.0, median(times.values()) / usual))
@@ -96,5 +96,7 @@ class Usual:
         return {step: f"it took {time / 1000:.1f} ms; {others}" for step, time in times.items() if time > limit}
 
     def _time(self, record: StepRecord) -> float | None:
-        """Return the time of a step in microseconds; ``None``: its time on the device is not known."""
-        return None if self._on_device and record.device_us is None else record.step_us
+        """Return the time of a step in microseconds; ``None``: it is long by design, or its time on the device is not known."""
+        if not _LONG_BY_DESIGN.isdisjoint(record.tags) or (self._on_device and record.device_us is None):
+            return None
+        return record.step_us
