@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.hang.pickles import MAX_CONTAINERS, MAX_STEPS, PickleError, load_plain
+from rankscope.analysis.hang.pickles import MAX_CONTAINERS, PickleError, load_plain
 from rankscope.analysis.hang.records import Dump, parse
 from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
@@ -23,6 +23,8 @@ from rankscope.runs.world_size import told_world_size
 
 MAX_BYTES: Final = 128 * 1024 * 1024
 """Maximum size of a dump file; a larger file is refused."""
+MAX_VALUES: Final = 12_000_000
+"""Maximum number of values in JSON; a record of a collective has about 25."""
 _COPIED_LATER_NS: Final = 3600 * 10**9
 """Maximum delay, besides the timeout, between the newest time in a dump and the modification time of its file.
 
@@ -122,8 +124,8 @@ def _document(path: Path, data: bytes) -> object:
             raise InputError(path, str(error)) from error
     if data[:64].lstrip()[:1] != b"{":
         raise InputError(path, "not a Flight Recorder dump: neither a binary pickle nor a JSON object")
-    if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS or data.count(b",") > MAX_STEPS:
-        raise InputError(path, f"more than {MAX_CONTAINERS:,} lists and objects, or {MAX_STEPS:,} values: no dump has that many")
+    if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS or data.count(b",") > MAX_VALUES:
+        raise InputError(path, f"more than {MAX_CONTAINERS:,} lists and objects, or {MAX_VALUES:,} values: no dump has that many")
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
