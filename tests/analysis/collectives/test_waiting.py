@@ -9,9 +9,11 @@ from tests.analysis.collectives_by_hand import ByRank, judged, numbered, record
 
 from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import fit_clocks
+from rankscope.analysis.collectives.matched import match_windows
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waiting import Waits, waits_of
-from rankscope.runs.records import CollectiveRecord
+from rankscope.analysis.collectives.windows import Reduction
+from rankscope.runs.records import CollectiveRecord, RankInfo
 
 MS = 1000
 """One millisecond in microseconds. Without a collective that all leave at once, no wait below 1 ms is claimed."""
@@ -150,3 +152,18 @@ def test_nobody_waits_longer_than_it_was_there(planted: list[tuple[int, int]]) -
     matching = match_collectives({rank: numbered(rows) for rank, rows in by_rank.items()})
     for wait in waits_of(matching, fit_clocks([]), {0: "n", 1: "n"}).waits:
         assert wait.record.start_unix_ns <= wait.since < wait.end <= wait.record.end_unix_ns
+
+
+def test_containers_of_one_kernel_need_no_collective_to_be_compared() -> None:
+    windows = {rank: Reduction(collectives=rows) for rank, rows in pair(0, 5 * MS, 9 * MS).items()}
+
+    def waits(*boots: str | None) -> Waits:
+        infos = {
+            rank: RankInfo(rank=rank, world_size=2, host=f"container-{rank}", boot_id=boot, pid=1, start_unix_ns=1)
+            for rank, boot in enumerate(boots)
+        }
+        return match_windows(windows, infos, 2).waits
+
+    assert edges(waits("4be2", "4be2")) == [(0, 1, 5.0)]
+    for boots in [(None, None), ("4be2", "90d1"), ("4be2", None)]:
+        assert waits(*boots).excluded == {"no_common_clock": 1}

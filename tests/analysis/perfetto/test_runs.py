@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ def make_run(
     late: int = 3,
     on_cpu: bool = False,
     simulated: bool = False,
+    skew_ns: Mapping[str, int] = SKEW_NS,
 ) -> Path:
     """Write a run: ranks 0 and 1 on host a, others on b; in profiled steps ``late`` is 3 ms late to one all-reduce."""
     create_run(path, RunInfo(run_id="run-1", name="small", start_unix_ns=START, simulated=simulated))
@@ -60,7 +61,7 @@ def make_run(
             rank=rank, world_size=ranks, host=host, pid=100 + rank, device_kind=kind, start_unix_ns=START, end_reason="exit"
         )
         write_record(folder / "rank.json", info if rank else replace(info, gpu_uuid="GPU-8a1b", local_rank=0))
-        skew = SKEW_NS[host]
+        skew = skew_ns[host]
         starts = [START + skew + step * round(STEP_US * 1000) for step in range(steps)]
         append(folder, "steps", *(step_record(step, at, profiled=step in profiled) for step, at in enumerate(starts)))
         for step in profiled:
@@ -85,6 +86,14 @@ def make_run(
             append(folder, "windows", breakdown(step, starts[step] + 100_000, kind))
             append(folder, "kernels", KernelRecord(step=step, name="gemm", kind="compute", total_us=900.5, calls=3))
     return path
+
+
+def boot(run: Path, boots: list[str], *, host: str | None = None) -> None:
+    """Give each rank a boot id, and all of them ``host`` as the name of their host."""
+    for rank, boot_id in enumerate(boots):
+        path = rank_dir(run, 0, rank) / "rank.json"
+        info = json.loads(path.read_text())
+        path.write_text(json.dumps({**info, "boot_id": boot_id, "host": host or info["host"]}))
 
 
 def replace(record: Any, **fields: Any) -> Any:
@@ -190,6 +199,40 @@ def test_collectives_that_ended_together_do_so_again_whatever_the_clocks_said(tm
         assert max(one.start for one in held) - min(one.start for one in held) <= 1
     assert result.clock.offset_us[3] - result.clock.offset_us[0] == pytest.approx(250_000)
     assert result.clock.residual_us == pytest.approx(0, abs=0.01)
+
+
+def test_ranks_of_one_kernel_are_on_one_clock_whatever_their_hosts_are_called(tmp_path: Path) -> None:
+    # given containers of one kernel with host names of their own, which see a collective end 2 ms apart
+    run = make_run(tmp_path / "run", skew_ns={"a": 0, "b": 2_000_000})
+    model, result = exported(run)
+    assert result.clock.method == "collective_ends"
+    assert result.clock.offset_us[3] == pytest.approx(1000)
+    boot(run, ["4be2"] * 4)
+    model, result = exported(run)
+    # then no time is corrected, and the spread is not taken for a disagreement of clocks
+    assert result.clock.method == "one_clock"
+    assert set(result.clock.offset_us.values()) == {0}
+    assert result.clock.residual_us == pytest.approx(2000)
+    (note,) = model.of("clock")
+    assert "one clock" in note.name
+    assert "disagree" not in note.name
+    steps = by_step(model.of("step"))[0]
+    assert max(one.start for one in steps) - min(one.start for one in steps) == 2_000_000
+
+
+def test_machines_that_share_a_host_name_have_clocks_of_their_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    boot(run, ["4be2", "4be2", "90d1", "90d1"], host="localhost")
+    _, result = exported(run)
+    assert result.clock.method == "collective_ends"
+    assert result.clock.offset_us[3] - result.clock.offset_us[0] == pytest.approx(250_000)
+
+
+def test_ranks_of_one_kernel_need_no_collective_to_be_compared(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", profiled=())
+    assert exported(run)[1].clock.method == "none"
+    boot(run, ["4be2"] * 4)
+    assert exported(run)[1].clock.method == "one_clock"
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])

@@ -10,13 +10,14 @@ from rankscope.runs.records import EndReason, RankInfo
 MS = 1_000_000
 
 
-def ended(*how: tuple[EndReason | None, int | None], hosts: str = "aaaa") -> dict[int, RankInfo]:
+def ended(*how: tuple[EndReason | None, int | None], hosts: str = "aaaa", boot: str | None = None) -> dict[int, RankInfo]:
     """Return the infos of ranks 0, 1, … with the given (reason, end in milliseconds)."""
     return {
         rank: RankInfo(
             rank=rank,
             world_size=len(how),
             host=hosts[rank],
+            boot_id=boot,
             pid=1,
             start_unix_ns=1,
             end_unix_ns=None if end_ms is None else end_ms * MS,
@@ -38,6 +39,7 @@ def ended(*how: tuple[EndReason | None, int | None], hosts: str = "aaaa") -> dic
         (ended(("crash", 9008), ("killed", 9000)), None),  # the survivor's error is not the cause
         (ended(("crash", 9800), ("crash", 9000)), 1),
         (ended(("killed", 9085), ("killed", 9000), hosts="ab"), None),  # two clocks
+        (ended(("killed", 9085), ("killed", 9000), hosts="ab", boot="4be2"), 1),  # two containers, one clock
         (ended(("killed", 19_000), ("killed", 9000), hosts="ab"), 1),
         (ended(("killed", None), ("killed", 9000)), None),
     ],

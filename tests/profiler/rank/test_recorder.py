@@ -142,6 +142,14 @@ def test_what_cannot_be_written_down_does_not_keep_a_rank_from_recording() -> No
     assert (hello.run.run_id, hello.run.name, hello.run.launcher) == ("caf?", "caf?", "caf?")
 
 
+def test_ranks_of_one_kernel_record_the_same_boot() -> None:
+    from rankscope.profiler.rank.identity import identify
+    from rankscope.profiler.settings import RecorderSettings
+
+    hello = identify(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
+    assert hello.rank.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 MANY = """
 import gc, sys, weakref
 from rankscope.profiler.step import StepProfiler

@@ -251,7 +251,7 @@ class _Attempt:
         infos = {rank: info for rank in self._filling.ranks if (info := self.ranks[rank].info(reader)) is not None}
         world_size = world_size_of(reader, table, infos)
         windows = {rank: self.ranks[rank].reduction for rank in self._filling.ranks}
-        by = (world_size, {rank: info.host for rank, info in infos.items()}, list(windows))
+        by = (world_size, {rank: info.clock_name for rank, info in infos.items()}, list(windows))
         if self._matched is None or self._matched[0] != by:
             self._matched = (by, match_windows(windows, infos, world_size))
         reader.take_over(sum(one.skipped_lines for one in self.ranks.values()), [])

@@ -54,7 +54,7 @@ def analyze_traces(
     matched = match_ranks(
         {rank: reduction.collectives for rank, reduction in whole.items()},
         ranks=[trace.rank for trace in traces],
-        hosts={trace.rank: trace.host for trace in traces if trace.host},
+        clock_names={trace.rank: trace.host for trace in traces if trace.host},
         machines=fabric.hosts,
         world_size=max(len(traces), _world_size(traces) or 0),
         source="traces",

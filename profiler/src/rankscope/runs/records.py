@@ -70,6 +70,8 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: int
     world_size: int
     host: str
+    boot_id: str | None = None
+    """Id of the boot of the rank's kernel; containers of one kernel share it. ``None``: unknown."""
     pid: int
     attempt: int = 0
     local_rank: int | None = None
@@ -101,6 +103,11 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Share of the step time that the recorder may cost, as configured; ``None``: not configured."""
     disabled_reason: str | None = None
     """Error for which the recorder switched itself off."""
+
+    @property
+    def clock_name(self) -> str:
+        """Name that all ranks whose times are of one clock share: the boot of their kernel, or their host if that is unknown."""
+        return self.boot_id or self.host
 
 
 class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

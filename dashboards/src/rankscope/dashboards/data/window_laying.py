@@ -15,7 +15,7 @@ from rankscope.analysis.collectives.matched import match_windows
 from rankscope.analysis.collectives.matching import Match, Matching, arrival_ns
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.perfetto.collective_tracks import Key, key_of, waiting_of
-from rankscope.analysis.perfetto.run_source import shared_by_hosts
+from rankscope.analysis.perfetto.run_source import shared_by_names
 from rankscope.analysis.perfetto.source import clock_of
 from rankscope.analysis.trace.breakdown import Work
 from rankscope.analysis.trace.intervals import EMPTY, Spans, union
@@ -42,8 +42,9 @@ def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tel
         held[rank] = captured_steps(reader, attempt, rank, steps)
     tell(Progress("finding which collectives are the same"))
     infos = reader.infos(attempt)
+    clock_names = {rank: info.clock_name for rank, info in infos.items()}
     matched = match_windows(held, infos, told_world_size(reader.attempt(attempt), infos.values()))
-    clocks = shared_by_hosts(matched.clocks, {rank: info.host for rank, info in infos.items()})
+    clocks = shared_by_names(matched.clocks, clock_names)
     there = {rank: one for rank, one in held.items() if one.breakdowns or one.collectives}
     if not there:
         raise InputError(run, f"nothing of steps {steps.start} to {steps.stop - 1} is left: retention has removed it")
@@ -52,11 +53,19 @@ def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tel
         tell(Progress("reading raw traces", len(raw.work)))
         raw.read(rank, file)
     tell(Progress("laying the ranks side by side"))
-    write_window(lay(there, clocks, matched.matching, raw, steps), folder)
+    write_window(lay(there, clocks, matched.matching, raw, steps, clock_names=clock_names), folder)
 
 
-def lay(there: Mapping[int, Reduction], clocks: Clocks, matching: Matching, raw: RawEvents, steps: range) -> WindowData:
-    """Return the window. ``there``: ranks that have records of it, at least one."""
+def lay(
+    there: Mapping[int, Reduction],
+    clocks: Clocks,
+    matching: Matching,
+    raw: RawEvents,
+    steps: range,
+    *,
+    clock_names: Mapping[int, str],
+) -> WindowData:
+    """Return the window. ``there``: ranks that have records of it, at least one. Ranks of one kernel have one clock name."""
     starts = {rank: clocks.correct(rank, _start(one)) for rank, one in there.items()}
     typical = int(np.median(list(starts.values())))
     ranks = [rank for rank in sorted(there) if abs(starts[rank] - typical) <= _APART_NS]
@@ -82,7 +91,7 @@ def lay(there: Mapping[int, Reduction], clocks: Clocks, matching: Matching, raw:
             past=steps.stop,
             ranks=ranks,
             extent_ns=int(max(whole.end.max(initial=1), table[:, 3].max(initial=1))),
-            clock=clock_of(clocks, len(matching.matches), ranks),
+            clock=clock_of(clocks, len(matching.matches), ranks, clock_names),
             base_unix_ns=base,
             steps=_steps(ranks, there, clocks, base),
             matched=len(matching.matches) + len(matching.directed),

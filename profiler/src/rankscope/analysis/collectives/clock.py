@@ -47,6 +47,8 @@ class Clocks(msgspec.Struct, frozen=True):
     """Offset over time, for ranks whose clock drifts or was set."""
     found: dict[int, RankClock] = msgspec.field(default_factory=dict)
     """Clock to report for each rank that is in a match."""
+    fitted: bool = False
+    """True if matches link several clocks, so that these were fitted to each other."""
 
     def offset_at(self, rank: int, unix_ns: int) -> int:
         """Return the offset to subtract from a time of ``rank``."""
@@ -90,12 +92,15 @@ class _Ends:
     ranks: list[int]
 
 
-def fit_clocks(matches: Sequence[Match], hosts: Mapping[int, str] | None = None) -> Clocks:
-    """Fit the clock of each host against the others, from matched ends. A rank of an unknown host has a clock of its own."""
+def fit_clocks(matches: Sequence[Match], names: Mapping[int, str] | None = None) -> Clocks:
+    """Fit each clock against the others, from matched ends.
+
+    ``names``: rank to the name of its clock, which ranks of one kernel share. A rank without a name has a clock of its own.
+    """
     if not matches:
         return Clocks()
     ends = _ends(matches)
-    keys = [(hosts or {}).get(rank, rank) for rank in ends.ranks]
+    keys = [(names or {}).get(rank, rank) for rank in ends.ranks]
     numbers = {key: at for at, key in enumerate(dict.fromkeys(keys))}
     clock_of = np.array([numbers[key] for key in keys])
     base = int(ends.unix_ns.min())
@@ -234,6 +239,7 @@ def _clocks(ends: _Ends, clock_of: Numbers, fitted: Mapping[int, Series], base: 
             )
             for at, (rank, clock) in enumerate(zip(ends.ranks, clock_of.tolist(), strict=True))
         },
+        fitted=bool(fitted),
     )
 
 

@@ -49,18 +49,18 @@ def match_ranks(
     collectives: Mapping[int, Sequence[CollectiveRecord]],
     *,
     ranks: Collection[int],
-    hosts: Mapping[int, str],
+    clock_names: Mapping[int, str],
     machines: Mapping[int, str],
     world_size: int | None,
     source: Literal["windows", "traces"],
 ) -> Matched:
     """Match the collectives, correct the clocks and assign blame to ``ranks``.
 
-    ``collectives`` may lack ranks whose records are incomplete. Ranks with the same host in ``hosts`` share a clock. ``machines``
-    has only hosts whose name no other machine has.
+    ``collectives`` may lack ranks whose records are incomplete. Ranks with the same name in ``clock_names`` share a clock.
+    ``machines`` has only names that no other machine has.
     """
     matching = match_collectives(collectives, world_size=world_size)
-    clocks = fit_clocks(matching.matches, hosts)
+    clocks = fit_clocks(matching.matches, clock_names)
     matching = consistent(matching, clocks)
     waits = waits_of(matching, clocks, machines)
     blame = assign_blame(matching.matches, clocks, list(ranks), waits)
@@ -72,8 +72,8 @@ def match_windows(windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo
     return match_ranks(
         {rank: reduction.collectives for rank, reduction in windows.items()},
         ranks=windows,
-        hosts={rank: info.host for rank, info in infos.items()},
-        machines=run_fabric(infos, ()).hosts,
+        clock_names={rank: info.clock_name for rank, info in infos.items()},
+        machines={**run_fabric(infos, ()).hosts, **{rank: info.boot_id for rank, info in infos.items() if info.boot_id}},
         world_size=world_size,
         source="windows",
     )

@@ -45,15 +45,15 @@ class Waits(msgspec.Struct, frozen=True):
 NOBODY_WAITED: Final = Waits()
 
 
-def waits_of(matching: Matching, clocks: Clocks, hosts: Mapping[int, str]) -> Waits:
+def waits_of(matching: Matching, clocks: Clocks, machines: Mapping[int, str]) -> Waits:
     """Return the waits in the directed matches of ``matching``."""
-    return directed_waits(matching.directed, clocks, clock_islands(matching.matches, hosts))
+    return directed_waits(matching.directed, clocks, clock_islands(matching.matches, machines))
 
 
-def clock_islands(matches: Sequence[Match], hosts: Mapping[int, str]) -> dict[int, int]:
+def clock_islands(matches: Sequence[Match], machines: Mapping[int, str]) -> dict[int, int]:
     """Return the island number of each rank; clocks can be compared within an island.
 
-    The ranks of an island are on one host, or linked by collectives that end on all of them at once.
+    The ranks of an island are on one machine, or linked by collectives that end on all of them at once.
     """
     parent: dict[int | str, int | str] = {}
 
@@ -62,8 +62,8 @@ def clock_islands(matches: Sequence[Match], hosts: Mapping[int, str]) -> dict[in
             parent[one] = one = parent[parent[one]]
         return one
 
-    for rank, host in hosts.items():
-        parent[root(rank)] = root(host)
+    for rank, machine in machines.items():
+        parent[root(rank)] = root(machine)
     for ranks in dict.fromkeys(tuple(match.ranks) for match in matches):
         for rank in ranks[1:]:
             parent[root(rank)] = root(ranks[0])

@@ -12,13 +12,14 @@ EXPORT_SCHEMA: Final = "rankscope.export/1"
 class ExportClock(msgspec.Struct, frozen=True, kw_only=True):
     """Alignment of the ranks' clocks."""
 
-    method: Literal["collective_ends", "none"]
-    """``collective_ends``: each host's offset is fitted to the ends of matched collectives. ``none``: no collective could be
-    matched, so times are those of each host's own clock."""
+    method: Literal["collective_ends", "one_clock", "none"]
+    """``collective_ends``: each host's offset is fitted to the ends of matched collectives. ``one_clock``: all ranks ran on one
+    kernel, so there is nothing to correct. ``none``: no collective of several hosts could be matched, so times are those of each
+    host's own clock."""
     residual_us: float | None
-    """Median disagreement of the ends of matched collectives after the correction; ``None``: not known."""
+    """Median spread of the ends of matched collectives, after the correction if there is one; ``None``: not known."""
     matched: int
-    """Number of collectives that the offsets were fitted to."""
+    """Number of collectives matched; the offsets, if any, are fitted to them."""
     fitted_to: str | None = None
     """Steps whose collectives were used for the fit, if not the exported ones: none of those was profiled."""
     offset_us: dict[int, float]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,14 +104,14 @@ class RunSource:
         world_size = told_world_size(self._reader.attempt(self._attempt), self._infos.values())
         if world_size is not None:
             world_size = max(world_size, len(everybody))
-        hosts = {rank: info.host for rank, info in self._infos.items()}
+        names = {rank: info.clock_name for rank, info in self._infos.items()}
         matching = match_collectives(collectives, world_size=world_size)
         if fitted_to is None:
             fitted = matching.matches
         else:
             there = {rank: captured_steps(self._reader, self._attempt, rank, range(*fitted_to)).collectives for rank in everybody}
             fitted = match_collectives(there, world_size=world_size).matches
-        clocks = shared_by_hosts(fit_clocks(fitted, hosts), hosts)
+        clocks = shared_by_names(fit_clocks(fitted, names), names)
         first, last = self._uncorrected(steps, collectives)
         least, largest = clocks.reach()
         base = first - largest
@@ -125,7 +125,7 @@ class RunSource:
             collectives={rank: collectives[rank] for rank in ranks},
             matching=consistent(matching, clocks),
             clocks=clocks,
-            clock=clock_of(clocks, len(fitted), ranks, fitted_to=None if fitted_to is None else step_range(fitted_to)),
+            clock=clock_of(clocks, len(fitted), ranks, names, fitted_to=None if fitted_to is None else step_range(fitted_to)),
             base_ns=base,
             step_times=self._step_times,
             left_out=left_out,
@@ -289,10 +289,10 @@ class RunSource:
             self.plan.left_out.append(f"{counted(missing, 'step record')}: removed while the run was exported")
 
 
-def shared_by_hosts(clocks: Clocks, hosts: dict[int, str]) -> Clocks:
-    """Return ``clocks`` extended to ranks without a matched collective: they get the clock of their host."""
-    known = {hosts[rank]: rank for rank in clocks.offset_ns if rank in hosts}
-    same = {rank: known[host] for rank, host in hosts.items() if host in known}
+def shared_by_names(clocks: Clocks, names: Mapping[int, str]) -> Clocks:
+    """Return ``clocks`` extended to ranks without a matched collective: they get the clock of the same name."""
+    known = {names[rank]: rank for rank in clocks.offset_ns if rank in names}
+    same = {rank: known[name] for rank, name in names.items() if name in known}
     return msgspec.structs.replace(
         clocks,
         offset_ns=clocks.offset_ns | {rank: clocks.offset_ns[one] for rank, one in same.items()},

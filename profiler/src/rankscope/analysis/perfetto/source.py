@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
@@ -61,10 +61,16 @@ class Source(Protocol):
         """Add to the plan the parts that disappeared during the export. Raises ``InputError`` if they are too many."""
 
 
-def clock_of(clocks: Clocks, matches: int, ranks: Collection[int], *, fitted_to: str | None = None) -> ExportClock:
-    """Return the description of ``clocks`` for ``ranks``; ``matches`` is the number of matches that they were fitted to."""
+def clock_of(
+    clocks: Clocks, matches: int, ranks: Collection[int], names: Mapping[int, str], *, fitted_to: str | None = None
+) -> ExportClock:
+    """Return the description of ``clocks`` for ``ranks``.
+
+    ``matches`` is the number of matches that they were fitted to. ``names``: rank to the name of its clock.
+    """
+    shared = len({names.get(rank, rank) for rank in ranks}) == 1
     return ExportClock(
-        method="none" if clocks.residual_ns is None else "collective_ends",
+        method="collective_ends" if clocks.fitted else "one_clock" if shared else "none",
         residual_us=None if clocks.residual_ns is None else clocks.residual_ns / 1000,
         matched=matches,
         fitted_to=fitted_to,

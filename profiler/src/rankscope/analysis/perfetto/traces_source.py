@@ -161,7 +161,7 @@ class TracesSource:
             collectives=shown,
             matching=consistent(matching, clocks),
             clocks=clocks,
-            clock=clock_of(clocks, len(matching.matches), list(self._exported)),
+            clock=clock_of(clocks, len(matching.matches), list(self._exported), hosts),
             base_ns=min(starts),
             step_times=step_times,
             left_out=left_out,

@@ -70,5 +70,5 @@ def _first(ended: Mapping[int, RankInfo]) -> int | None:
     (earliest, first), (following, second) = times[:2]
     # If one rank crashed and all others were killed, it crashed before the launcher killed them.
     alone = ended[first].end_reason == "crash" and all(ended[rank].end_reason == "killed" for rank in ended if rank != first)
-    clearly = CLEARLY_NS if ended[first].host == ended[second].host else CLEARLY_ACROSS_HOSTS_NS
+    clearly = CLEARLY_NS if ended[first].clock_name == ended[second].clock_name else CLEARLY_ACROSS_HOSTS_NS
     return first if alone or following - earliest >= clearly else None

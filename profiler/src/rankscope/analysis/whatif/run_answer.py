@@ -80,6 +80,7 @@ def whatif_with_chain(run: NamedRun, terms: Terms, report: Report = ignore) -> t
     profiled = Profiled(
         reductions={rank: _profiled(reader, attempt, rank) for rank in ranks},
         hosts={rank: info.host for rank, info in infos.items()},
+        clock_names={rank: info.clock_name for rank, info in infos.items()},
         world_size=world_size,
         evidence="windows",
     )

@@ -46,6 +46,8 @@ class Profiled:
 
     reductions: Mapping[int, Reduction]
     hosts: Mapping[int, str]
+    clock_names: Mapping[int, str]
+    """Ranks of one kernel have the same name."""
     world_size: int | None
     evidence: Literal["windows", "traces"]
 
@@ -89,7 +91,7 @@ def whatif_of_traces(paths: Sequence[Location], terms: Terms) -> WhatIf:
     hosts = {rank: trace.host for rank, trace in traces.items() if trace.host}
     accelerated = any(trace.device_kind != "cpu" for trace in traces.values())
     terms = replace(terms, accelerated=accelerated, world_size=world_size or len(traces))
-    return whatif_of_profiled(Profiled(reductions, hosts, world_size, "traces"), source, terms)
+    return whatif_of_profiled(Profiled(reductions, hosts, hosts, world_size, "traces"), source, terms)
 
 
 def _reduced(trace: Trace) -> Reduction:
@@ -108,7 +110,7 @@ def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -
     matching = match_collectives(
         {rank: reduction.collectives for rank, reduction in profiled.reductions.items()}, world_size=profiled.world_size
     )
-    clocks = fit_clocks(matching.matches, profiled.hosts)
+    clocks = fit_clocks(matching.matches, profiled.clock_names)
     matching = consistent(matching, clocks)
     if not matching.matches:
         return insufficient(source, "no collective could be matched across the ranks")

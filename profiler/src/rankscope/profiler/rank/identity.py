@@ -13,6 +13,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from rankscope.base.process import boot_id
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.rank.layout import find_layout, find_pipeline
 from rankscope.profiler.settings import PREFIX, RecorderSettings, as_recorded
@@ -62,6 +63,7 @@ def identify(settings: RecorderSettings) -> Hello:
             rank=rank,
             world_size=world_size,
             host=socket.gethostname(),
+            boot_id=boot_id() or None,
             pid=os.getpid(),
             attempt=attempt,
             local_rank=_of_launcher("LOCAL_RANK", "SLURM_LOCALID"),
