@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.played_ranks import FIRST, accept, append, breakdown, end, job, profile, rank_info, two_ranks
 
 from rankscope.cli import capture as capture_module
@@ -110,6 +111,96 @@ def test_a_late_rank_is_named_from_the_captured_steps_alone(run: Path, cli: Cli)
     assert analysis["source"]["coverage"] == 1.0
     # ten collectives a step, 40 ms each
     assert analysis["imposed_wait"][0] == {"rank": 1, "imposed_us": 1_200_000, "imposed_exposed_us": 1_200_000, "share": 1.0}
+
+
+def starting(run: Path) -> Path:
+    """Make the run one of which only rank 1 has appeared, a moment ago."""
+    (rank_dir(run, 0, 0) / "rank.json").unlink()
+    write_record(rank_dir(run, 0, 1) / "rank.json", replace(rank_info(1), start_unix_ns=time.time_ns()))
+    return run
+
+
+def serve_all(run: Path, request: ControlRequest) -> None:
+    accept(run, request)
+    profile(run, 0, request.steps)
+    profile(run, 1, request.steps)
+
+
+@pytest.mark.parametrize("chosen", [[], ["--ranks", "0-1"]])
+def test_ranks_that_appear_a_moment_later_are_asked_too(
+    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, chosen: list[str]
+) -> None:
+    # given a job of which rank 0 leaves its first record only while the command waits for it
+    starting(run)
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "rank 0" in line:
+            write_record(rank_dir(run, 0, 0) / "rank.json", rank_info(0))
+
+    said: list[str] = []
+    monkeypatch.setattr(live_run, "say", say)
+    with job(run, serve_all):
+        done = cli("capture", run, *chosen, "--wait", "1000", "--format", "json")
+    # then both are asked
+    assert done.returncode == 0, done.stderr
+    assert len(said) == 1
+    assert "asked for 3 steps of ranks 0, 1" in done.stderr
+    result = json.loads(done.stdout)
+    assert (result["ranks"], result["missing"]) == ([0, 1], [])
+
+
+@pytest.mark.parametrize("what", ["profile", "dump"])
+def test_a_rank_that_does_not_appear_is_missing_and_the_others_are_asked(
+    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(live_run, "JOIN_SECONDS", 0.2)
+    starting(run)
+
+    def serve(run: Path, request: ControlRequest) -> None:
+        if request.kind == "capture":
+            accept(run, request)
+            profile(run, 1, request.steps)
+        else:
+            answer(run, ControlAnswer(id=request.id, accepted=True, answered_unix_ns=1), rank=1)
+
+    with job(run, serve):
+        done = cli("capture", run, "--wait", "1000", "--format", "json", *(["--flight-recorder"] if what == "dump" else []))
+    assert done.returncode == 1
+    assert "rank 0 of this job: still no record" in done.stderr
+    result = json.loads(done.stdout)
+    assert [(row["rank"], "no record" in row["reason"]) for row in result["missing"]] == [(0, True)]
+    if what == "profile":
+        assert (result["ranks"], result["accepted"]) == ([1], True)
+        assert "no record" in result["reason"]
+
+
+def test_a_rank_that_has_been_absent_for_long_is_not_waited_for(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a job that has trained since 1970 without rank 0
+    monkeypatch.setattr(live_run, "JOIN_SECONDS", 1e9)
+    (rank_dir(run, 0, 0) / "rank.json").unlink()
+    monkeypatch.setattr(live_run, "waited_for", lambda *_, **__: pytest.fail("it waits"))
+    with job(run, serve_all):
+        done = cli("capture", run, "--wait", "1000", "--format", "json")
+    assert done.returncode == 1
+    assert [row["rank"] for row in json.loads(done.stdout)["missing"]] == [0]
+    # and named alone, it is an error that says why
+    done = cli("capture", run, "--ranks", "0")
+    assert done.returncode == 2
+    assert "rank 0 has left no record yet" in done.stderr
+
+
+def test_a_job_that_ends_while_its_ranks_appear_is_over(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    starting(run)
+
+    def say(_line: str) -> None:
+        end(run, 0)
+        end(run, 1)
+
+    monkeypatch.setattr(live_run, "say", say)
+    done = cli("capture", run, "--wait", "1000")
+    assert done.returncode == 3
+    assert "the run is over" in done.stderr
 
 
 def test_only_the_named_ranks_are_waited_for(run: Path, cli: Cli) -> None:

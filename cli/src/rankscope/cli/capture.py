@@ -69,11 +69,13 @@ def capture(
     """
     answered = request_id is not None and was_answered(run, request_id)
     live = LiveRun(run, silent_seconds=None if flight_recorder or answered else max(300.0, wait), may_be_over=answered)
+    until = time.monotonic() + wait
+    if not answered:
+        live.await_absent(ranks, until=until)
     expected = live.chosen(ranks)
     named = None if ranks is None else expected
     if note is not None:
         note = note.encode(errors="replace").decode()[:500]
-    until = time.monotonic() + wait
     if flight_recorder:
         from rankscope.cli.dumping import dump_recorders
 

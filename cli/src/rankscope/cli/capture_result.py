@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -18,6 +19,11 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     reason: str
+
+
+def no_record(ranks: Iterable[int]) -> list[Missing]:
+    """Return a row for each of ``ranks``: ranks of the job that have left no record."""
+    return [Missing(rank=rank, reason="it has left no record: no step has ended yet, or it is not recorded") for rank in ranks]
 
 
 class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Final
 
 from rankscope.analysis.captured import analyze_captured
 from rankscope.base.text import ranks_text
-from rankscope.cli.capture_result import CaptureResult, Missing
+from rankscope.cli.capture_result import CaptureResult, Missing, no_record
 from rankscope.cli.live_run import LiveRun, say, waited_for
 from rankscope.cli.profiled import ProfiledSteps
 from rankscope.cli.standstill import Standstill
@@ -35,6 +35,7 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
             request=request.id, accepted=None, reason=reason, attempt=live.attempt, missing=_all(expected, "nobody answered")
         )
     if live.follow(answer) and request.ranks is None:
+        live.await_absent(None, until=until)
         expected = live.ranks
     if not answer.accepted or (steps := _steps_of(answer)) is None:
         reason = answer.reason or "no reason given" if not answer.accepted else "the answer makes no sense"
@@ -50,6 +51,9 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
     if any(not live.has_ended(row.rank) for row in missing) and (standstill := watch.explained()) is not None:
         lacking = f"{lacking}: {standstill}"
     present = [rank for rank in expected if rank not in {row.rank for row in missing}]
+    if request.ranks is None and live.absent:
+        missing = sorted([*missing, *no_record(live.absent)], key=lambda row: row.rank)
+        lacking = lacking or missing[0].reason
     if missing:
         say(f"no complete profile of {ranks_text([row.rank for row in missing])}: {lacking}")
     return CaptureResult(
@@ -95,6 +99,8 @@ def _unanswered(live: LiveRun, watch: Standstill) -> str:
         return f"no answer: {_ANEW}"
     if (standstill := watch.explained()) is not None:
         return f"no answer: {standstill}"
+    if 0 in live.absent:
+        return "no answer: rank 0, which answers, has left no record yet"
     return "no answer: the job records no profiles, or the clocks of rank 0's host and this one are far apart"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from rankscope.base.text import ranks_text
-from rankscope.cli.capture_result import Dump, DumpResult, Missing
+from rankscope.cli.capture_result import Dump, DumpResult, Missing, no_record
 from rankscope.cli.live_run import LiveRun, say, waited_for
 from rankscope.runs.control import ControlAnswer, ControlRequest, read_answer
 from rankscope.runs.paths import flight_dir
@@ -35,6 +35,7 @@ def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], 
         if waited_for(look, until=until, ranks=len(expected)):
             note_answered()
     infos = live.infos()
+    absent = no_record(live.absent) if request.ranks is None else []
     return DumpResult(
         request=request.id,
         attempt=live.attempt,
@@ -47,5 +48,6 @@ def dump_recorders(live: LiveRun, request: ControlRequest, expected: list[int], 
             Missing(rank=rank, reason=given.reason or "refused" if given is not None else "no answer in time")
             for rank in expected
             if (given := answers.get(rank)) is None or not given.accepted
-        ],
+        ]
+        + absent,
     )

@@ -11,18 +11,22 @@ from typing import Final, TypeVar
 import click
 
 from rankscope.base.errors import InputError
-from rankscope.base.text import printable
+from rankscope.base.text import printable, ranks_text
 from rankscope.runs.control import ControlAnswer, ControlRequest, post
 from rankscope.runs.paths import control_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
+from rankscope.runs.world_size import told_world_size
 
 SILENT_SECONDS: Final = 300.0
 """Time without a new step record after which the run does not count as training."""
+JOIN_SECONDS: Final = 30.0
+"""Maximum wait for further ranks, after the start of the last one that has left a record: ranks appear at their first step."""
 POLL_SECONDS: Final = 0.5
 _GROWTH: Final = 1.25
 _MOST: Final = 10
 _RANKS: Final = 50
+_MAX_WORLD: Final = 1_000_000
 
 _T = TypeVar("_T")
 
@@ -42,19 +46,54 @@ class LiveRun:
         if not attempts:
             raise InputError(path, "nothing has been recorded yet: no rank has finished its first step")
         self.attempt = attempts[-1]
-        infos = self.infos()
-        self.ranks = sorted(rank for rank, info in infos.items() if info.end_unix_ns is None)
-        """Ranks that had not ended when this object was made."""
+        self.ranks: list[int] = []
+        """Ranks that have left a record and had not ended when that was last read."""
+        self.absent: list[int] = []
+        """Ranks of the job that had left no record by then."""
+        infos = self._read_ranks()
         if may_be_over and not self.ranks:
             self.ranks = sorted(infos)
         if not self.ranks:
-            raise InputError(path, f"the run is over ({_endings(infos)}); only a live run can be asked")
+            raise self._over(infos)
         if silent_seconds is not None and (silent := self._silent()) > silent_seconds:
             raise InputError(
                 path,
                 f"no step has been recorded for {silent / 60:.0f} min: the job hangs, or has vanished with its nodes. "
                 "A job that hangs may answer to --flight-recorder",
             )
+
+    def _read_ranks(self) -> dict[int, RankInfo]:
+        infos = self.infos()
+        world_size = told_world_size(self.reader.attempt(self.attempt), infos.values()) or 0
+        self.ranks = sorted(rank for rank, info in infos.items() if info.end_unix_ns is None)
+        self.absent = [rank for rank in range(min(world_size, _MAX_WORLD)) if rank not in infos]
+        return infos
+
+    def await_absent(self, wanted: list[int] | None, *, until: float) -> None:
+        """Wait for the ``absent`` ranks among those ``wanted`` (``None``: all), as long as the job is starting.
+
+        That is until ``JOIN_SECONDS`` after the start of the last rank that appeared, and at most half the time until ``until``
+        (monotonic seconds). Raises ``InputError`` if all ranks have ended meanwhile.
+        """
+        infos = self.infos()
+        started = max((info.start_unix_ns for info in infos.values()), default=0) / 1e9
+        now = time.monotonic()
+        patience = min(JOIN_SECONDS, started + JOIN_SECONDS - time.time(), (until - now) / 2)
+
+        def awaited() -> list[int]:
+            return self.absent if wanted is None else [rank for rank in self.absent if rank in wanted]
+
+        def look() -> bool | None:
+            self._read_ranks()
+            return None if awaited() else True
+
+        if awaited() and patience > 0:
+            say(f"waiting for {ranks_text(awaited())}: no record yet")
+            waited_for(look, until=now + patience, ranks=len(infos))
+        if awaited():
+            say(f"{ranks_text(awaited())} of this job: still no record; continuing without")
+        if not self.ranks:
+            raise self._over(self.infos())
 
     def infos(self) -> dict[int, RankInfo]:
         """Read the current ``rank.json`` of all ranks."""
@@ -76,8 +115,11 @@ class LiveRun:
             return False
         say(f"the job has been started anew in the meantime; attempt {answer.attempt} answers, not {self.attempt}")
         self.attempt = answer.attempt
-        self.ranks = sorted(rank for rank, info in self.infos().items() if info.end_unix_ns is None)
+        self._read_ranks()
         return True
+
+    def _over(self, infos: dict[int, RankInfo]) -> InputError:
+        return InputError(self.path, f"the run is over ({_endings(infos)}); only a live run can be asked")
 
     def _silent(self) -> float:
         written = 0.0
@@ -94,6 +136,7 @@ class LiveRun:
         absent = sorted(set(wanted) - set(self.ranks))
         if absent:
             known = "has ended" if absent[0] in self.reader.ranks(self.attempt) else "is not in this run"
+            known = "has left no record yet" if absent[0] in self.absent else known
             raise click.BadParameter(f"rank {absent[0]} {known}", param_hint="--ranks")
         return sorted(set(wanted))
 
