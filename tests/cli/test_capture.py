@@ -130,8 +130,10 @@ def serve_all(run: Path, request: ControlRequest) -> None:
 def test_ranks_that_appear_a_moment_later_are_asked_too(
     run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, chosen: list[str]
 ) -> None:
-    # given a job of which rank 0 leaves its first record only while the command waits for it
+    # given a job whose first step is not written yet, and of which rank 0 appears only while the command waits for it
     starting(run)
+    for path in attempt_dir(run, 0).rglob("steps-*"):
+        path.unlink()
 
     def say(line: str) -> None:
         said.append(line)

@@ -124,7 +124,8 @@ class LiveRun:
     def _silent(self) -> float:
         written = 0.0
         for rank in self.ranks:
-            for path in rank_dir(self.path, self.attempt, rank).glob("steps-*.npy"):
+            folder = rank_dir(self.path, self.attempt, rank)
+            for path in list(folder.glob("steps-*.npy")) or [folder / "rank.json"]:
                 with suppress(OSError):
                     written = max(written, path.stat().st_mtime)
         return time.time() - written
