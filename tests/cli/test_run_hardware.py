@@ -1,4 +1,4 @@
-"""Settings that ``rankscope run`` passes to its ranks about the node's exporter and about traces."""
+"""Settings that ``rankscope run`` passes to its ranks about the node's exporter, traces and stacks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.profiler.settings import EXPORTER_URL, RecorderSettings, from_environment
+from rankscope.profiler.settings import EXPORTER_URL, STACKS_SECONDS, RecorderSettings, from_environment
 
 JOB = """
 from rankscope.profiler.settings import from_environment
 settings = from_environment()
-print(settings.exporter_url, settings.otlp_every)
+print(settings.exporter_url, settings.otlp_every, settings.stacks_seconds)
 """
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -23,10 +23,10 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ([], f"{EXPORTER_URL} None"),
-        (["--exporter-url", "https://me:pw@node7:443/m", "--otlp-every", "50"], "https://me:pw@node7:443/m 50"),
-        (["--exporter-url", ""], "None None"),
-        (["--no-hardware", "--exporter-url", "http://h/"], "None None"),
+        ([], f"{EXPORTER_URL} None {STACKS_SECONDS}"),
+        (["--exporter-url", "https://me:pw@node7:443/m", "--otlp-every", "50"], f"https://me:pw@node7:443/m 50 {STACKS_SECONDS}"),
+        (["--exporter-url", ""], f"None None {STACKS_SECONDS}"),
+        (["--no-hardware", "--exporter-url", "http://h/", "--no-stacks"], "None None None"),
     ],
 )
 def test_the_ranks_are_told_where_the_exporter_is(cli: Cli, tmp_path: Path, options: list[str], told: str) -> None:
@@ -44,5 +44,7 @@ def test_an_address_that_is_none_is_a_usage_error_that_does_not_quote_it(cli: Cl
 
 
 def test_nobody_to_ask_survives_the_way_through_the_environment() -> None:
-    settings = RecorderSettings(run_dir="/r", run_id="r", name="", start_unix_ns=1, exporter_url=None, otlp_every=3)
+    settings = RecorderSettings(
+        run_dir="/r", run_id="r", name="", start_unix_ns=1, exporter_url=None, otlp_every=3, stacks_seconds=None
+    )
     assert from_environment(settings.environment()) == settings

@@ -26,6 +26,7 @@ WRONG: list[tuple[str, Any]] = [
     ("keep_traces", -1),
     ("retain_bytes", 0),
     ("otlp_every", 0),
+    ("stacks_seconds", 0.0),
     ("plan_ahead_steps", -1),
     ("plan_ahead_seconds", float("inf")),
     ("price_per_gpu_hour", -2.0),

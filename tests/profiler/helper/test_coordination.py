@@ -18,7 +18,7 @@ from rankscope.profiler.helper.asking import Asking
 from rankscope.profiler.helper.coordination import Coordination
 from rankscope.profiler.helper.duties import Surroundings
 from rankscope.profiler.helper.planning import Planning
-from rankscope.profiler.helper.sidestore import SideClient, SideWindow
+from rankscope.profiler.helper.sidestore import SideClient, SideWindow, side_window
 from rankscope.profiler.launch import SITE_FOLDER
 from rankscope.profiler.plan import RankReport
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
@@ -240,6 +240,24 @@ def test_what_is_written_into_the_file_by_others_is_not_believed(tmp_path: Path,
     os.mkfifo(path)
     Asking(other.duty._around, other.duty._hear, since=40)._read_file()
     assert other.duty._heard == {}
+
+
+@pytest.mark.parametrize("channel", ["server", "file"])
+def test_a_capture_is_passed_on_to_what_else_it_starts_once(tmp_path: Path, ranks: list[Rank], channel: str) -> None:
+    windows = [
+        PlannedWindow(first=100, steps=2, reason="schedule", chosen_unix_ns=1),
+        PlannedWindow(first=200, steps=2, reason="capture", chosen_unix_ns=1),
+    ]
+    captures = list[int]()
+    duty = Coordination(ranks[1].duty._around, ranks[1].reader, lambda _: None, lambda: captures.append(1))
+    for _ in range(2):
+        if channel == "server":
+            duty._hear(map(side_window, windows))
+        else:
+            lines = b"".join(msgspec.json.encode(window) + b"\n" for window in windows)
+            segment(attempt_dir(tmp_path / "run", 0), "plan", 0).write_bytes(lines)
+            Asking(duty._around, duty._hear, since=40)._read_file()
+    assert captures == [1]
 
 
 def test_the_plan_that_could_not_be_written_is_written_later_and_is_open_to_whom_the_run_is(

@@ -47,6 +47,7 @@ EXTRAS: Final[dict[str, tuple[str, ...]]] = {
 PROGRAMS: Final[dict[str, tuple[str, str]]] = {
     "prometheus": ("stores the metrics and evaluates the alert rules", "apt-get install prometheus"),
     "prometheus-alertmanager": ("routes alerts to people", "apt-get install prometheus-alertmanager"),
+    "py-spy": ("finds the line of code at which a rank stalls", "pip install 'rankscope[stacks]'"),
     "chromium": ("only the tests of the pages use it", "apt-get install chromium"),
     "gcc": ("only the tests of the exporter use it", "apt-get install gcc libc6-dev"),
 }
@@ -130,11 +131,11 @@ def _schedstat() -> Check:
 
 def _programs() -> Iterator[Check]:
     for name, (use, fix) in PROGRAMS.items():
-        path = shutil.which(name) or shutil.which(name, path="/usr/sbin")
+        path = shutil.which(name) or shutil.which(name, path=f"/usr/sbin{os.pathsep}{Path(sys.executable).parent}")
         if path:
             yield Check(name, "ok", path)
         else:
-            yield Check(name, "absent", use, f"Debian: {fix}")
+            yield Check(name, "absent", use, f"Debian: {fix}" if fix.startswith("apt-get") else fix)
 
 
 def examine() -> list[Check]:

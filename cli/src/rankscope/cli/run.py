@@ -16,7 +16,7 @@ from rankscope.cli.size import SIZE
 from rankscope.cli.terminal import price_options, use_color, width
 from rankscope.profiler.helper.scrape import parse_target
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
-from rankscope.profiler.settings import BUDGET, EXPORTER_URL, WINDOW_FIRST, WINDOW_STEPS, default_spool_dir
+from rankscope.profiler.settings import BUDGET, EXPORTER_URL, STACKS_SECONDS, WINDOW_FIRST, WINDOW_STEPS, default_spool_dir
 from rankscope.runs.paths import SPOOL_DIR
 
 
@@ -105,6 +105,7 @@ The training script needs no change and its output is left alone; the verdict go
     metavar="N",
     help="Send every Nth step of all ranks as a trace over OTLP, to where the OTEL_EXPORTER_OTLP_* variables say.",
 )
+@click.option("--no-stacks", is_flag=True, help="Take no samples of the ranks' Python stacks.")
 @price_options("To price the loss in money.")
 @click.option("--simulated", is_flag=True, help="The GPU readings of this node are simulated: say so wherever the run is shown.")
 @click.option("--verdict/--no-verdict", default=True, show_default=True, help="Print the verdict when the job has ended.")
@@ -123,6 +124,7 @@ def run(
     exporter_url: str | None,
     no_hardware: bool,
     otlp_every: int | None,
+    no_stacks: bool,
     price_per_gpu_hour: float | None,
     currency: str,
     simulated: bool,
@@ -148,6 +150,7 @@ def run(
         retain_bytes=retain_bytes,
         exporter_url=None if no_hardware else exporter_url,
         otlp_every=otlp_every,
+        stacks_seconds=None if no_stacks else STACKS_SECONDS,
         simulated=simulated,
         price_per_gpu_hour=price_per_gpu_hour,
         currency=currency,

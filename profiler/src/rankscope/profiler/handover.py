@@ -51,6 +51,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     rank: RankInfo
     process_unix_ns: int | None = None
     """Start of the rank's process."""
+    thread: int | None = None
+    """Training thread, by ``threading.get_ident``; ``None``: its stack must not be sampled."""
 
 
 def read_hello(scratch: Path) -> Hello:

@@ -28,6 +28,7 @@ from rankscope.profiler.settings import (
     EXPORTER_URL,
     PREFIX,
     RETAIN_BYTES,
+    STACKS_SECONDS,
     WINDOW_FIRST,
     WINDOW_STEPS,
     RecorderSettings,
@@ -65,6 +66,7 @@ class LaunchOptions:
     retain_bytes: int | None = RETAIN_BYTES
     exporter_url: str | None = EXPORTER_URL
     otlp_every: int | None = None
+    stacks_seconds: float | None = STACKS_SECONDS
     simulated: bool = False
     price_per_gpu_hour: float | None = None
     currency: str | None = None
@@ -179,6 +181,7 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
         retain_bytes=options.retain_bytes,
         exporter_url=options.exporter_url,
         otlp_every=options.otlp_every,
+        stacks_seconds=options.stacks_seconds,
         simulated=options.simulated,
         launcher=launcher,
         price_per_gpu_hour=options.price_per_gpu_hour,

@@ -69,6 +69,11 @@ class PhaseClock:
         if self._open:
             self._open.clear()
 
+    @property
+    def mark(self) -> int:
+        """Time of the last event that ended or decided a phase."""
+        return self._mark
+
     def enter(self, phase: int, now: int) -> None:
         """Begin ``phase``, and charge the time since the last event to the phase that this decides.
 

@@ -67,18 +67,24 @@ RawFields = tuple[
 pack_raw = msgspec.msgpack.Encoder().encode
 """Encoder of ``RawFields`` to bytes. Runs on the training thread."""
 _spans = msgspec.msgpack.Decoder(tuple[int, int, Reading, Reading])
-_raw_steps = msgspec.msgpack.Decoder(RawStep)
+decode_raw = msgspec.msgpack.Decoder(RawStep).decode
+"""Decoder of a packed step. Raises ``msgspec.DecodeError``."""
 
 
 def unpack_raw(payload: bytes) -> StepEntry:
     """Return the entry of a packed step. Raises ``msgspec.DecodeError``."""
-    raw = _raw_steps.decode(payload)
+    raw = decode_raw(payload)
+    return to_entry(raw, evaluate_raw(raw, PhaseClock(raw.started_ns)))
+
+
+def evaluate_raw(raw: RawStep, clock: PhaseClock) -> StepEvents[StepWork]:
+    """Evaluate the events of a step into ``clock``, which begins with the step."""
     work = StepWork()
     work.tags = raw.tags
-    events = StepEvents(PhaseClock(raw.started_ns), work)
+    events = StepEvents(clock, work)
     events.noted += raw.noted
     events.finish(raw.ended_ns)
-    return to_entry(raw, events)
+    return events
 
 
 def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = False) -> StepEntry:

@@ -23,9 +23,10 @@ BUDGET: Final = 0.01
 EXPORTER_URL: Final = "http://127.0.0.1:9838/metrics"
 RETAIN_BYTES: Final = 4 * 1024**3
 """Default limit of a rank's records. Steps get five eighths of it (see ``store``), 224 bytes each: 12 million steps."""
+STACKS_SECONDS: Final = 20.0
 PLAN_AHEAD_SECONDS: Final = 10.0
 PLAN_AHEAD_STEPS: Final = 50
-_WITHOUT_OPTION: Final = ("coordinates", "plan_ahead_seconds", "plan_ahead_steps")
+_WITHOUT_OPTION: Final = ("coordinates", "plan_ahead_seconds", "plan_ahead_steps", "stacks_seconds")
 """Settings without a command-line option, which the user sets through environment variables only."""
 
 
@@ -60,6 +61,8 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Address of the node's exporter; one helper per host samples the GPUs from it. ``None``: no sampling."""
     otlp_every: int | None = None
     """Interval in steps of traces sent over OTLP to the target of the ``OTEL_EXPORTER_OTLP_*`` variables. ``None``: none."""
+    stacks_seconds: float | None = STACKS_SECONDS
+    """Interval of samples of the training thread's Python stack, which the helper takes with py-spy. ``None``: none."""
     coordinates: str | None = None
     """This rank's place in the parallel layout as set by the user, ``dp=3,tp=0``; ``None``: the process groups show it."""
     simulated: bool = False
@@ -75,6 +78,7 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
             self._check(name, (getattr(self, name) or 0) >= 0, "0 or more")
         self._check("plan_ahead_seconds", 0 <= self.plan_ahead_seconds < math.inf, "0 or more")
         self._check("retain_bytes", self.retain_bytes is None or self.retain_bytes >= 1, "1 or more")
+        self._check("stacks_seconds", self.stacks_seconds is None or 0 < self.stacks_seconds < math.inf, "more than 0")
         self._check("otlp_every", self.otlp_every is None or self.otlp_every >= 1, "1 or more")
         price = self.price_per_gpu_hour
         self._check("price_per_gpu_hour", price is None or 0 <= price < math.inf, "0 or more")
@@ -92,8 +96,8 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         for name in _WITHOUT_OPTION:
             variable = PREFIX + name.upper()
             text = environment.get(variable, "").strip()
-            if not text:
-                continue
+            if not text or (name == "stacks_seconds" and self.stacks_seconds is None):
+                continue  # nothing is set, or the option or argument has switched it off
             try:
                 values = msgspec.structs.asdict(settings) | {name: text}
                 settings = msgspec.convert(values, type(self), strict=False)

@@ -22,6 +22,7 @@ from rankscope.profiler.settings import (
     BUDGET,
     EXPORTER_URL,
     RETAIN_BYTES,
+    STACKS_SECONDS,
     WINDOW_FIRST,
     WINDOW_STEPS,
     RecorderSettings,
@@ -77,6 +78,7 @@ class StepProfiler:
     ``None``: as often as the budget allows).
     ``exporter_url``: page of the node's exporter, for hardware samples; ``None``: none are taken.
     ``otlp_every``: send every ``otlp_every``-th step as a trace over OTLP.
+    ``stacks_seconds``: interval of samples of the Python stack, if py-spy is installed; ``None``: none are taken.
     ``budget``: the share of the step time that recording may cost, windows included: ``0.01`` or ``"1%"``.
     ``spool_dir``: folder of the rank's metrics; by default ``/run/rankscope/spool``, if it exists and is writable.
     ``retain_bytes``: limit of a rank's records; beyond it the oldest are removed. ``None``: all are kept.
@@ -97,6 +99,7 @@ class StepProfiler:
         retain_bytes: int | None = RETAIN_BYTES,
         exporter_url: str | None = EXPORTER_URL,
         otlp_every: int | None = None,
+        stacks_seconds: float | None = STACKS_SECONDS,
         budget: float | str = BUDGET,
         coordinates: str | Mapping[str, int] | None = None,
         simulated: bool = False,
@@ -124,6 +127,7 @@ class StepProfiler:
                 "retain_bytes": retain_bytes,
                 "exporter_url": exporter_url,
                 "otlp_every": otlp_every,
+                "stacks_seconds": stacks_seconds,
                 "budget": as_share(budget),
                 "coordinates": _as_text(coordinates),
                 "simulated": simulated,

@@ -27,6 +27,7 @@ from rankscope.runs.records import (
     PlannedWindow,
     RankInfo,
     RunInfo,
+    StackSamples,
     StepBreakdown,
     StepEvent,
     StepRecord,
@@ -40,6 +41,8 @@ ATTEMPTS: Final = "attempts"
 _BEFORE_RELEASE: Final = "rankscope.run/1"
 MAX_INFO_BYTES: Final = 16 * 2**20
 """Maximum size of a ``run.json``, ``attempt.json`` or ``rank.json``; typical ones have a few thousand bytes."""
+_STACK_SEGMENTS: Final = 2
+"""Number of last segments of stack samples that are read: weeks of them by default."""
 MAX_NUMBER: Final = 2**31
 """Exclusive bound of attempt and rank numbers: a folder with a larger number is damage."""
 
@@ -164,6 +167,10 @@ class RunReader:
         """Yield the costliest kernels of the profiled steps of one rank."""
         return self._rank_rows(attempt, rank, "kernels", KernelRecord)
 
+    def stacks(self, attempt: int, rank: int) -> Iterator[StackSamples]:
+        """Yield the samples of the stack of one rank, of a very long run only the last ones."""
+        return self._rank_rows(attempt, rank, "stacks", StackSamples, last=_STACK_SEGMENTS)
+
     def plan(self, attempt: int) -> Iterator[PlannedWindow]:
         """Yield the windows that were announced to the ranks of this attempt."""
         return self._rows(attempt_dir(self.path, attempt), "plan", PlannedWindow)
@@ -189,16 +196,16 @@ class RunReader:
         for path in unusable:
             self._cannot_use(path)
 
-    def _rank_rows(self, attempt: int, rank: int, stream: Stream, kind: type[_T]) -> Iterator[_T]:
-        return self._rows(rank_dir(self.path, attempt, rank), stream, kind)
+    def _rank_rows(self, attempt: int, rank: int, stream: Stream, kind: type[_T], *, last: int = 0) -> Iterator[_T]:
+        return self._rows(rank_dir(self.path, attempt, rank), stream, kind, last=last)
 
-    def _rows(self, folder: Path, stream: Stream, kind: type[_T]) -> Iterator[_T]:
-        """Yield the records of one stream of JSON Lines."""
-        return chain.from_iterable(self._blocks(folder, stream, kind))
+    def _rows(self, folder: Path, stream: Stream, kind: type[_T], *, last: int = 0) -> Iterator[_T]:
+        """Yield the records of one stream of JSON Lines; ``last``: those of its last segments only (0: all)."""
+        return chain.from_iterable(self._blocks(folder, stream, kind, last))
 
-    def _blocks(self, folder: Path, stream: Stream, kind: type[_T]) -> Iterator[list[_T]]:
+    def _blocks(self, folder: Path, stream: Stream, kind: type[_T], last: int) -> Iterator[list[_T]]:
         decoder = msgspec.json.Decoder(kind)
-        for path in self._list(folder, stream):
+        for path in self._list(folder, stream)[-last:]:
             try:
                 with open_regular(path) as file:
                     for records, damaged in decode_blocks((lines for lines, _ in read_blocks(file)), decoder):

@@ -314,6 +314,35 @@ class KernelRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Class of a compute kernel by its name; ``other`` where no class matches."""
 
 
+class StackLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Line of code at which samples of a stack were taken: that of the innermost frame outside of installed libraries."""
+
+    file: str
+    line: int
+    function: str
+    samples: int
+    call: str | None = None
+    """Function that the line calls, as written there (``time.sleep``); ``None``: none, several, or unknown."""
+    innermost: str | None = None
+    """Function of a library that the line was in most often; ``None``: none."""
+    phase: Phase | None = None
+    """Phase of nearly all of these samples; ``None``: unknown, or of several phases."""
+
+
+class StackSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Samples of the Python stack of a rank's training thread, taken in about two seconds (``stacks-*.jsonl``)."""
+
+    start_unix_ns: int
+    end_unix_ns: int
+    first_step: int | None = None
+    last_step: int | None = None
+    samples: int = 0
+    lines: list[StackLine] = []
+    """Most frequent lines; other lines have the rest of ``samples``."""
+    missing: str | None = None
+    """Reason why no samples are taken from now on; such a row has none."""
+
+
 class PlannedWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Profiled window announced to all ranks of an attempt (``attempts/NNN/plan-*.jsonl``)."""
 
@@ -378,6 +407,7 @@ RECORD_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     "windows": StepBreakdown,
     "collectives": CollectiveRecord,
     "kernels": KernelRecord,
+    "stacks": StackSamples,
     "plan": PlannedWindow,
     "gpu": HardwareSample,
 }

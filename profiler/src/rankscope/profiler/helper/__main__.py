@@ -28,6 +28,7 @@ from rankscope.profiler.helper.keeping import WRONG_BYTES, Keeping
 from rankscope.profiler.helper.otlp import OtlpTraces
 from rankscope.profiler.helper.publishing import Publishing
 from rankscope.profiler.helper.reducing import Reducing
+from rankscope.profiler.helper.stacks import Stacks
 from rankscope.profiler.helper.store import RETAINED_TRACES, RunStore
 from rankscope.profiler.helper.storing import END_SECONDS, STUCK_SECONDS, Storing
 from rankscope.profiler.helper.usual import Usual
@@ -65,9 +66,10 @@ class Helper:
             begun=lambda: self._store.begun,
             say=self._say,
         )
-        coordination = Coordination(around, self._ring, self._missed)
+        self._stacks = Stacks(around, lambda samples: self._store.add("stacks", samples))
+        coordination = Coordination(around, self._ring, self._missed, self._stacks.ask)
         self._duties = Duties(
-            [Publishing(around), Hardware(around), OtlpTraces(around), FlightDumps(around), coordination], self._say
+            [Publishing(around), Hardware(around), OtlpTraces(around), FlightDumps(around), self._stacks, coordination], self._say
         )
 
     def _keeping(self) -> Keeping:
@@ -142,6 +144,7 @@ class Helper:
         if kind == EntryKind.STEP:
             self._record(self._joining.step(payload))
         elif kind == EntryKind.RAW_STEP:
+            self._duties.raw(payload)
             self._record(self._joining.raw(payload))
         elif kind == EntryKind.DEVICE:
             self._record(self._joining.device(payload))
@@ -192,6 +195,7 @@ class Helper:
 
     def _finish(self) -> None:
         ended = time.time_ns()
+        self._stacks.finish()
         reasons: dict[End, EndReason] = {End.SILENT: "killed", End.EXIT: "exit", End.CRASH: "crash"}
         reason: EndReason = "disabled" if self._ring.disabled_reason else reasons[self._ring.end]
         if not self._storing.finish(self._own_info(end_unix_ns=ended, end_reason=reason)):

@@ -102,5 +102,5 @@ class Asking:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 planned, window = msgspec.json.decode(line, type=PlannedWindow), msgspec.json.decode(line, type=SideWindow)
                 if window.first > self._since and concerns(planned, rank):
-                    windows.append(window)
+                    windows.append(msgspec.structs.replace(window, capture=planned.reason == "capture"))
         self._hear(windows)

@@ -24,12 +24,18 @@ _FORGET_STEPS: Final = 10_000
 
 
 class Coordination(Duty):
-    """Duty that reports to rank 0 and announces windows. ``missed`` counts a window that is not profiled, with the reason."""
+    """Duty that reports to rank 0 and announces windows. ``missed`` counts a window that is not profiled, with the reason.
 
-    def __init__(self, around: Surroundings, ring: RingReader, missed: Callable[[str], None]) -> None:
+    ``captures`` is called when a window on request is announced; on any thread.
+    """
+
+    def __init__(
+        self, around: Surroundings, ring: RingReader, missed: Callable[[str], None], captures: Callable[[], None] = lambda: None
+    ) -> None:
         self._around = around
         self._ring = ring
         self._missed = missed
+        self._captures = captures
         self._pace = Pace()
         self._due = 0.0
         self._period = exchange_seconds(around.hello.rank.world_size, around.hello.settings.plan_ahead_seconds)
@@ -69,6 +75,8 @@ class Coordination(Duty):
     def _hear(self, windows: Iterable[SideWindow]) -> None:
         with self._lock:
             for window in windows:
+                if window.capture and window.first not in self._heard:
+                    self._captures()
                 self._heard.setdefault(window.first, window)
 
     def _announce(self, step: int) -> None:

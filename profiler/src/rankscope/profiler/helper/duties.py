@@ -33,6 +33,9 @@ class Duty:
     def step(self, record: StepRecord) -> None:
         """Handle a step of the rank."""
 
+    def raw(self, payload: bytes) -> None:
+        """Handle a packed ``RawStep``, before its record is complete. Not called for steps with device times."""
+
     def breakdown(self, breakdown: StepBreakdown) -> None:
         """Handle the breakdown of a profiled step."""
 
@@ -53,6 +56,10 @@ class Duties:
     def step(self, record: StepRecord) -> None:
         """See ``Duty.step``."""
         self._each(lambda duty: duty.step(record))
+
+    def raw(self, payload: bytes) -> None:
+        """See ``Duty.raw``."""
+        self._each(lambda duty: duty.raw(payload))
 
     def breakdown(self, breakdown: StepBreakdown) -> None:
         """See ``Duty.breakdown``."""

@@ -82,11 +82,13 @@ class SideWindow(msgspec.Struct, frozen=True, omit_defaults=True):
     first: _Step
     steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
     keep_trace: bool = False
+    capture: bool = False
+    """True if the window was requested."""
 
 
 def side_window(window: PlannedWindow) -> SideWindow:
     """Return the part of ``window`` that matters to a rank that profiles it."""
-    return SideWindow(window.first, window.steps, window.keep_trace)
+    return SideWindow(window.first, window.steps, window.keep_trace, window.reason == "capture")
 
 
 def concerns(window: PlannedWindow, rank: int) -> bool:

@@ -45,7 +45,8 @@ RETAINED: Final[dict[RankStream, float]] = {
     "events": 1 / 8,
     "windows": 1 / 32,
     "collectives": 1 / 8,
-    "kernels": 1 / 32,
+    "kernels": 1 / 64,
+    "stacks": 1 / 64,
 }
 """Shares of ``retain_bytes``. Steps have the largest, because they are the history of a run; of windows the last matter."""
 RETAINED_TRACES: Final = 1 / 16

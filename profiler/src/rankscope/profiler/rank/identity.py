@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import threading
 import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -75,6 +76,7 @@ def identify(settings: RecorderSettings) -> Hello:
             budget=settings.budget,
         ),
         process_unix_ns=process_start_unix_ns(),
+        thread=threading.get_ident(),
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,8 @@ from rankscope.profiler.rank import flight_dump
 from rankscope.profiler.ring import RingWriter
 from rankscope.profiler.scratch import hold, make_scratch
 from rankscope.profiler.settings import PREFIX
+
+_PR_SET_PTRACER = 0x59616D61
 
 
 class Session:
@@ -26,10 +30,13 @@ class Session:
         try:
             self.ring = RingWriter(self.scratch / RING_FILE)
             (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
-            self._helper = _start_helper(self.scratch)
+            self._helper = self._start()
         except BaseException:
             shutil.rmtree(self.scratch, ignore_errors=True)
             raise
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return _start_helper(self.scratch, samples=self.hello.settings.stacks_seconds is not None)
 
     def helper_ended(self) -> bool:
         """Return whether the helper has exited, which it should not while this process lives."""
@@ -44,7 +51,7 @@ class Session:
             return
         if self._helper.stdin is not None:
             self._helper.stdin.close()
-        self._helper = _start_helper(self.scratch)
+        self._helper = self._start()
 
     def close(self) -> None:
         """Let the helper finish on its own, without waiting for it."""
@@ -65,7 +72,7 @@ class Session:
         self._helper.returncode = 0
 
 
-def _start_helper(scratch: Path) -> subprocess.Popen[bytes]:
+def _start_helper(scratch: Path, *, samples: bool) -> subprocess.Popen[bytes]:
     if not sys.executable:
         raise OSError("this Python does not know its own program (sys.executable is empty)")
     site = str(Path(__file__).parent / "_site")
@@ -91,7 +98,15 @@ def _start_helper(scratch: Path) -> subprocess.Popen[bytes]:
         )
     finally:
         os.close(handle)
+    if samples:
+        _allow_samples(helper.pid)
     if helper.stdout is not None:
         flight_dump.listen(os.dup(helper.stdout.fileno()), scratch)
         helper.stdout.close()
     return helper
+
+
+def _allow_samples(helper: int) -> None:
+    """Let the helper and its children read the stack of this process where Yama permits that to parents only."""
+    with suppress(Exception):  # without Yama the kernel does not know this call, and none is needed
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(helper), 0, 0, 0)

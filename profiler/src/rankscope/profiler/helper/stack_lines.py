@@ -1,0 +1,263 @@
+"""Conversion of py-spy's samples of a thread to lines of code, with the phases of the steps in which they were taken. Pure,
+except that source files are read for the functions that lines call.
+
+py-spy writes a Chrome trace: an event when a frame begins or ends to be in the samples, which has the time of the sample.
+"""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.profiler.phases import PhaseClock
+from rankscope.profiler.raw import RawStep, decode_raw, evaluate_raw
+from rankscope.runs.records import PHASES, Phase, StackLine
+from rankscope.runs.segments import open_regular
+
+MAX_LINES: Final = 16
+"""Largest number of lines in a record."""
+MAX_SOURCE_BYTES: Final = 1 << 20
+_MAX_TEXT: Final = 200
+_CLEARLY: Final = 0.7
+"""Least share of one phase among the samples of a line whose phase is known, for the line to have that phase."""
+_KNOWN: Final = 0.3
+"""Least share of a line's samples whose phase must be known."""
+_STARTING_NS: Final = 6_000_000
+"""Longest time from the start of py-spy's process to the zero of its times."""
+_LIBRARIES: Final = ("site-packages", "dist-packages")
+_STANDARD: Final = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
+_RECORDER: Final = f"{Path(__file__).parents[1]}/"
+
+
+class _Args(msgspec.Struct, frozen=True):
+    filename: str
+    line: int
+
+
+class _Event(msgspec.Struct, frozen=True):
+    name: str
+    ph: str
+    tid: int
+    ts: int
+    args: _Args
+
+
+_decode_trace = msgspec.json.Decoder(list[_Event]).decode
+"""Made here, because two threads must not make decoders at once."""
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Consecutive samples with the same stack: from the first of them to the first with another one, in microseconds."""
+
+    start_us: int
+    end_us: int
+    frames: tuple[Frame, ...]
+    """Outermost first."""
+
+
+def stays_of(trace: bytes, thread: int) -> list[Stay]:
+    """Return the stays of one thread in py-spy's Chrome trace. Raises ``msgspec.DecodeError``."""
+    stays: list[Stay] = []
+    stack: list[Frame] = []
+    since = 0
+    for event in _decode_trace(trace):
+        if event.tid != thread:
+            continue
+        if stack and event.ts > since:
+            stays.append(Stay(since, event.ts, tuple(stack)))
+        since = event.ts
+        if event.ph == "B":
+            stack.append(Frame(event.args.filename, event.args.line, event.name))
+        elif stack:
+            stack.pop()
+    return stays
+
+
+class _Cuts:
+    """Line of a ``PhaseClock`` that keeps the times at which its phases end."""
+
+    def __init__(self, clock: PhaseClock) -> None:
+        self._clock = clock
+        self.ends: list[int] = []
+        self.phases: list[int] = []
+
+    def cut(self, phase: int) -> None:
+        self.ends.append(self._clock.mark)
+        self.phases.append(phase)
+
+    def settle(self, phase: int) -> None:
+        self.phases = [phase if one < 0 else one for one in self.phases]
+
+    def place(self) -> int:
+        return len(self.phases)
+
+    def forget(self, place: int, phase: int) -> None:
+        # Without a cut: the clock has gone back to the time of ``place``.
+        self.phases[place:] = [phase] * (len(self.phases) - place)
+
+
+class Phases:
+    """Phases of the steps of a rank by time, in nanoseconds of the recorder's clock; without profiled steps."""
+
+    def __init__(self, payloads: Iterable[bytes]) -> None:
+        self._steps: list[tuple[int, int, _Cuts]] = []
+        for payload in payloads:
+            raw = decode_raw(payload)
+            if not raw.profiled:
+                self._steps.append((raw.started_ns, raw.ended_ns, _cuts(raw)))
+        self._steps.sort(key=lambda step: step[0])
+
+    def at(self, ns: int) -> Phase | None:
+        """Return the phase at a time; ``None`` outside of the known steps."""
+        place = bisect_right(self._steps, ns, key=lambda step: step[0]) - 1
+        if place < 0 or ns >= self._steps[place][1]:
+            return None
+        cuts = self._steps[place][2]
+        cut = bisect_right(cuts.ends, ns)
+        return PHASES[cuts.phases[cut]] if cut < len(cuts.phases) else None
+
+    def between(self, first_ns: int, last_ns: int) -> Phase | None:
+        """Return the phase at a time between two; ``None`` unless it is the same at both."""
+        phase = self.at(first_ns)
+        return phase if phase == self.at(last_ns) else None
+
+
+def _cuts(raw: RawStep) -> _Cuts:
+    clock = PhaseClock(raw.started_ns)
+    clock.line = cuts = _Cuts(clock)
+    evaluate_raw(raw, clock)
+    return cuts
+
+
+@dataclass(slots=True)
+class _Found:
+    duration_us: int = 0
+    innermost: Counter[str] = field(default_factory=Counter)
+    phases: Counter[Phase | None] = field(default_factory=Counter)
+
+
+class StackLines:
+    """Converter of stays to lines, which caches what it read of source files."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, dict[tuple[int, str], str]] = {}
+
+    def of(self, stays: Sequence[Stay], *, rate: int, zero_ns: int, phases: Phases) -> tuple[int, list[StackLine]]:
+        """Return the number of samples and the most frequent lines.
+
+        ``rate``: samples per second. ``zero_ns``: start of py-spy's process on the recorder's clock.
+        """
+        found: defaultdict[Frame, _Found] = defaultdict(_Found)
+        for stay in stays:
+            frame, innermost = own_frame(stay.frames), stay.frames[-1]
+            one = found[frame]
+            one.duration_us += stay.end_us - stay.start_us
+            if innermost is not frame:
+                one.innermost[innermost.function] += stay.end_us - stay.start_us
+            # Only at its first sample is the time of a stay exact.
+            one.phases[phases.between(earliest := zero_ns + stay.start_us * 1000, earliest + _STARTING_NS)] += 1
+        total = sum(one.duration_us for one in found.values())
+        most = sorted(found.items(), key=lambda item: -item[1].duration_us)[:MAX_LINES]
+        lines = [
+            StackLine(
+                file=frame.file[-_MAX_TEXT:],
+                line=frame.line,
+                function=frame.function[:_MAX_TEXT],
+                samples=samples,
+                call=self._call(frame),
+                innermost=next((name[:_MAX_TEXT] for name, _ in one.innermost.most_common(1)), None),
+                phase=_clear(one.phases),
+            )
+            for frame, one in most
+            if (samples := round(one.duration_us * rate / 1e6))
+        ]
+        return round(total * rate / 1e6), lines
+
+    def _call(self, frame: Frame) -> str | None:
+        if frame.file not in self._calls:
+            self._calls[frame.file] = calls_in(Path(frame.file))
+        return self._calls[frame.file].get((frame.line, frame.function.rpartition(".")[2]))
+
+
+def own_frame(frames: Sequence[Frame]) -> Frame:
+    """Return the innermost frame of the user's code, or the innermost of all where there is none.
+
+    The user's code is all that is not installed, the script, and the installed package that the script is in.
+    """
+    script = next((frame.file for frame in frames if frame.function == "<module>" and not frame.file.startswith("<")), "")
+    package = _package(script)
+    for frame in reversed(frames):
+        file = frame.file
+        if file.startswith(("<", _RECORDER)):
+            continue
+        if package and file.startswith(package):
+            return frame
+        if not file.startswith(_STANDARD) and not any(f"/{name}/" in file for name in _LIBRARIES):
+            return frame
+    return frames[-1]
+
+
+def _package(script: str) -> str:
+    """Return the folder of the installed package that a script is in, with a slash at the end; empty: it is not installed."""
+    for name in _LIBRARIES:
+        above, found, inside = script.partition(f"/{name}/")
+        if found:
+            return f"{above}{found}{inside.partition('/')[0]}/"
+    return ""
+
+
+def _clear(phases: Counter[Phase | None]) -> Phase | None:
+    known = Counter({phase: count for phase, count in phases.items() if phase is not None})
+    if known.total() < _KNOWN * phases.total() or not known:
+        return None
+    phase, count = known.most_common(1)[0]
+    return phase if count >= _CLEARLY * known.total() else None
+
+
+def calls_in(path: Path) -> dict[tuple[int, str], str]:
+    """Return the name of the called function by line and function, where the line of the function calls exactly one."""
+    try:
+        with open_regular(path) as file:
+            source = file.read(MAX_SOURCE_BYTES + 1)
+        if len(source) > MAX_SOURCE_BYTES:
+            return {}
+        tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    calls: dict[tuple[int, str], list[str]] = {}
+    nodes: list[tuple[ast.AST, str]] = [(tree, "<module>")]
+    while nodes:
+        node, function = nodes.pop()
+        if isinstance(node, ast.Call):
+            calls.setdefault((node.lineno, function), []).append(_dotted(node.func))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node.name
+        elif isinstance(node, ast.Lambda):
+            function = "<lambda>"
+        nodes += [(child, function) for child in ast.iter_child_nodes(node)]
+    return {place: names[0][:_MAX_TEXT] for place, names in calls.items() if len(names) == 1 and names[0]}
+
+
+def _dotted(function: ast.expr) -> str:
+    if isinstance(function, ast.Name):
+        return function.id
+    if isinstance(function, ast.Attribute) and (before := _dotted(function.value)):
+        return f"{before}.{function.attr}"
+    return ""

@@ -1,0 +1,244 @@
+"""Duty of the helper to sample the Python stack of the training thread with py-spy, to find the line at which a rank stalls.
+
+A helper does not know whether its rank is slow, because that shows only in comparison. So all ranks take short series of samples
+at the same times, multiples of the interval by the clock, and the analysis compares them. py-spy reads the memory of the rank
+without pausing it (``--nonblocking``): it costs some 30 ms of CPU time per series on the node, and none of the training thread's.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from statistics import median
+from typing import Final
+
+from rankscope.profiler.helper.duties import Duty, Surroundings
+from rankscope.profiler.helper.stack_lines import Phases, StackLines, stays_of
+from rankscope.profiler.raw import decode_raw
+from rankscope.profiler.starts import process_start_unix_ns
+from rankscope.runs.records import StackSamples, StepRecord
+
+SERIES_SECONDS: Final = (2.0, 20.0)
+"""Shortest and longest duration of a series; in between it covers ``_STEPS`` steps."""
+SAMPLES: Final = 100
+"""Number of samples in a series."""
+EARLY: Final = (60.0, 0.25)
+"""In the first so many seconds the interval is shorter by this factor, because many jobs are short."""
+LATE: Final = (600.0, 3.0)
+"""After so many seconds it is longer by this factor."""
+WARM_UP: Final = 3
+"""Number of steps before the first series."""
+PATIENCE: Final = 3
+"""Number of failures in a row after which no more samples are taken."""
+GRACE_SECONDS: Final = 10.0
+"""Longest time that py-spy may take beyond the duration of a series, and wait for the end of the step after it."""
+END_SECONDS: Final = 2.0
+MAX_TRACE_BYTES: Final = 32 << 20
+_STEPS: Final = 4
+_MAX_RAW: Final = 8192
+NOT_INSTALLED: Final = "py-spy is not installed (pip install 'rankscope[stacks]')"
+DENIED: Final = "reading another process's memory (ptrace) is not permitted here"
+
+
+class StackError(Exception):
+    """py-spy took no samples. ``lasting``: it never will."""
+
+    def __init__(self, reason: str, *, lasting: bool = False) -> None:
+        super().__init__(reason)
+        self.lasting = lasting
+
+
+class Stacks(Duty):
+    """Duty that takes series of samples. ``add`` stores a record and may be called on any thread."""
+
+    def __init__(self, around: Surroundings, add: Callable[[StackSamples], None]) -> None:
+        self._around = around
+        self._add = add
+        self._interval = around.hello.settings.stacks_seconds
+        self._off = self._interval is None or around.hello.thread is None
+        self._program: str | None = None
+        self._lines = StackLines()
+        self._steps = 0
+        self._last_step: int | None = None
+        self._walls_us = deque[float](maxlen=64)
+        self._raw = deque[bytes](maxlen=_MAX_RAW)
+        self._began = self._due = 0.0
+        self._cpu_seconds = 0.0
+        self._failures = 0
+        self._asked = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._worker: threading.Thread | None = None
+        self._ending = threading.Event()
+
+    def ask(self) -> None:
+        """Take the next series as soon as possible. May be called on any thread."""
+        self._asked = True
+
+    def step(self, record: StepRecord) -> None:
+        """Add a step to the pace."""
+        self._steps += 1
+        self._last_step = record.step
+        self._walls_us.append(record.wall_us)
+
+    def raw(self, payload: bytes) -> None:
+        """Keep the events of a step during a series, for the phases of its samples."""
+        if self._worker is not None:
+            self._raw.append(payload)
+
+    def tick(self) -> None:
+        """Begin a series when it is due."""
+        if self._worker is not None:
+            if self._worker.is_alive():
+                return
+            self._worker = None
+            self._raw.clear()
+        if self._off or self._steps < WARM_UP or not self._around.begun():
+            return
+        now = time.time()
+        if not self._began:
+            self._began, self._program = now, find_program()
+            self._due = self._next(now)
+            if self._program is None:
+                self._stop(NOT_INSTALLED)
+            return
+        if not self._asked:
+            if now < self._due:
+                return
+            self._due = self._next(now)
+            # The share of the budget, in CPU time of one core.
+            if self._cpu_seconds > self._around.hello.settings.budget * (now - self._began):
+                return
+        self._asked = False
+        self._worker = threading.Thread(target=self._work, args=(self._duration(),), name="stacks", daemon=True)
+        self._worker.start()
+
+    def _duration(self) -> float:
+        least, most = SERIES_SECONDS
+        return min(max(least, _STEPS * median(self._walls_us) / 1e6), most)
+
+    def _next(self, now: float) -> float:
+        """Return the time of the next series: the same on all ranks, whose clocks agree."""
+        assert self._interval is not None
+        age = now - self._began
+        interval = self._interval * (EARLY[1] if age < EARLY[0] else LATE[1] if age > LATE[0] else 1)
+        interval = max(interval, 2 * self._duration())
+        return (math.floor(now / interval) + 1) * interval
+
+    def _work(self, seconds: float) -> None:
+        try:
+            self._sample(seconds)
+            self._failures = 0
+        except StackError as error:
+            self._failures += 1
+            if not self._is_gone() and (error.lasting or self._failures >= PATIENCE):
+                self._stop(str(error))
+                # One report per host is enough.
+                if not self._around.hello.rank.local_rank:
+                    self._around.say(f"no samples of the Python stack: {error}")
+        except Exception as error:  # noqa: BLE001  # nothing else reports errors of this thread
+            self._stop(f"{type(error).__name__}: {error}")
+            self._around.say(f"no samples of the Python stack: {type(error).__name__}: {error}")
+
+    def _stop(self, reason: str) -> None:
+        self._off = True
+        self._add(StackSamples(start_unix_ns=time.time_ns(), end_unix_ns=time.time_ns(), missing=reason))
+
+    def _is_gone(self) -> bool:
+        return self._ending.is_set() or process_start_unix_ns(self._around.hello.rank.pid) is None
+
+    def _sample(self, seconds: float) -> None:
+        hello = self._around.hello
+        assert hello.thread is not None
+        rate, output, before = max(1, round(SAMPLES / seconds)), self._around.scratch / "stacks.json", self._last_step
+        start, zero_ns, cpu = time.time_ns(), time.perf_counter_ns(), _cpu_of_children()
+        try:
+            self._run(seconds, rate, output)
+            end, end_ns = time.time_ns(), time.perf_counter_ns()
+            if output.stat().st_size > MAX_TRACE_BYTES:
+                raise StackError(f"py-spy wrote more than {MAX_TRACE_BYTES >> 20} MiB")
+            stays = stays_of(output.read_bytes(), hello.thread)
+        except (OSError, ValueError) as error:
+            raise StackError(str(error)) from error
+        finally:
+            self._cpu_seconds += _cpu_of_children() - cpu
+            with suppress(OSError):
+                output.unlink()
+        self._wait_for_steps(end_ns)
+        samples, lines = self._lines.of(stays, rate=rate, zero_ns=zero_ns, phases=Phases(list(self._raw)))
+        if not samples:
+            raise StackError("py-spy does not see the training thread")
+        first = None if before is None else before + 1
+        last = self._last_step if first is None or self._last_step is None else max(first, self._last_step)
+        self._add(
+            StackSamples(start_unix_ns=start, end_unix_ns=end, first_step=first, last_step=last, samples=samples, lines=lines)
+        )
+
+    def _run(self, seconds: float, rate: int, output: Path) -> None:
+        assert self._program is not None
+        # --idle: a thread that sleeps or waits is what is searched.
+        options = ("--nonblocking", "--idle", "--full-filenames", "--format", "chrometrace")
+        told = ("--duration", str(math.ceil(seconds)), "--rate", str(rate), "--output", str(output))
+        command = [self._program, "record", *options, *told, "--pid", str(self._around.hello.rank.pid)]
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        ) as process:
+            self._process = process
+            try:
+                _, said = process.communicate(timeout=seconds + GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                raise StackError(f"py-spy did not end within {seconds + GRACE_SECONDS:.0f} s") from None
+            finally:
+                self._process = None
+        if process.returncode:
+            raise explained(said.decode(errors="replace"), process.returncode)
+
+    def _wait_for_steps(self, end_ns: int) -> None:
+        """Wait until the events of the step at the end of the series are there, but not for long: it may never end."""
+        if not self._raw:
+            return
+        until = time.monotonic() + min(GRACE_SECONDS, 1 + 2 * median(self._walls_us) / 1e6)
+        while decode_raw(self._raw[-1]).ended_ns < end_ns and time.monotonic() < until and not self._ending.wait(0.1):
+            pass
+
+    def finish(self) -> None:
+        """End the series in progress, and store what it has; py-spy ends with the rank. To be called before the last write."""
+        self._off = True
+        self._ending.set()
+        worker, process = self._worker, self._process
+        if worker is not None:
+            worker.join(END_SECONDS)
+            if worker.is_alive() and process is not None:
+                with suppress(OSError):
+                    process.kill()
+                worker.join(END_SECONDS)
+
+
+def explained(said: str, status: int) -> StackError:
+    """Return the error for what py-spy wrote to its standard error when it failed."""
+    first = next((line.removeprefix("Error: ").strip() for line in said.splitlines() if line.strip()), f"status {status}")
+    if any(sign in said for sign in ("Permission", "permission", "not permitted", "os error 1)", "os error 13)")):
+        return StackError(DENIED, lasting=True)
+    return StackError(f"py-spy: {first[:200]}")
+
+
+def find_program() -> str | None:
+    """Return the path of py-spy: that of this Python's environment, else that on PATH; ``None``: it is not installed."""
+    beside = (str(Path(sys.executable).parent), sysconfig.get_path("scripts"))
+    return next((found for path in (*beside, None) if (found := shutil.which("py-spy", path=path)) is not None), None)
+
+
+def _cpu_of_children() -> float:
+    used = getrusage(RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

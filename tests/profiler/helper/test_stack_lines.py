@@ -1,0 +1,115 @@
+"""Lines of code in the samples of a stack, with their phases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankscope.profiler.events import LEAVE, SHIFT
+from rankscope.profiler.helper import stack_lines
+from rankscope.profiler.helper.stack_lines import Frame, Phases, StackLines, Stay, calls_in, own_frame, stays_of
+from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
+from rankscope.profiler.raw import NOT_AT_ALL, pack_raw
+
+MS = 1_000_000
+LIBRARY = "/usr/lib/python3/site-packages/torch/nn/linear.py"
+STANDARD = f"{stack_lines._STANDARD[0]}threading.py"
+RECORDER = stack_lines.__file__
+
+
+def event(ph: str, name: str, line: int, ts: int, tid: int = 7) -> dict[str, object]:
+    return {"name": name, "ph": ph, "tid": tid, "ts": ts, "pid": 1, "cat": "py-spy", "args": {"filename": "t.py", "line": line}}
+
+
+def test_samples_of_one_thread_become_stays_with_a_stack_each() -> None:
+    trace = msgspec.json.encode(
+        [
+            event("B", "main", 1, 100),
+            event("B", "other", 9, 100, tid=8),
+            event("B", "step", 2, 100),
+            event("E", "step", 2, 300),
+            event("B", "step", 3, 300),
+            event("E", "other", 9, 400, tid=8),
+            event("E", "step", 3, 600),
+            event("E", "main", 1, 600),
+        ]
+    )
+    stays = [(stay.start_us, stay.end_us, [frame.line for frame in stay.frames]) for stay in stays_of(trace, 7)]
+    assert stays == [(100, 300, [1, 2]), (300, 600, [1, 3])]
+    assert stays_of(b"[]", 7) == []
+    with pytest.raises(msgspec.DecodeError):
+        stays_of(b'[{"name": 1}]', 7)
+
+
+@pytest.mark.parametrize(
+    ("files", "own"),
+    [
+        (["/job/train.py", "/job/model.py"], 1),
+        (["/job/train.py", LIBRARY, "/job/model.py", LIBRARY, STANDARD], 2),
+        (["/job/train.py", RECORDER, LIBRARY], 0),
+        ([STANDARD, LIBRARY], 1),
+        # The script is the user's code wherever it is, and so is the package that it is in
+        (["<frozen runpy>", "/v/site-packages/mine/train.py", LIBRARY], 1),
+        (["/v/site-packages/mine/train.py", "/v/site-packages/mine/model.py", "/v/site-packages/other/x.py"], 1),
+    ],
+)
+def test_the_line_is_that_of_the_innermost_frame_outside_of_libraries(files: list[str], own: int) -> None:
+    frames = [Frame(file, number, "<module>" if number == 0 else "f") for number, file in enumerate(files)]
+    if files[0].startswith("<"):
+        frames[1] = Frame(files[1], 1, "<module>")
+    assert own_frame(frames) is frames[own]
+
+
+def step(began_ms: int, *, profiled: bool = False) -> bytes:
+    """Return a step of 10 ms of data, 50 ms of forward, 20 ms of backward, 10 ms of the optimizer."""
+    events = [(0, DATA), (10, LEAVE), (60, BACKWARD), (80, LEAVE), (80, OPTIMIZER), (90, LEAVE)]
+    noted = [(began_ms + at) * MS << SHIFT | kind for at, kind in events]
+    return pack_raw((0, 1, began_ms * MS, (began_ms + 90) * MS, profiled, NOT_AT_ALL, 0, 0, None, None, None, [], None, noted))
+
+
+def test_a_time_has_the_phase_of_its_step() -> None:
+    phases = Phases([step(1000), step(1090), step(1180, profiled=True)])
+    found = [phases.at(at * MS) for at in (999, 1005, 1030, 1070, 1085, 1095, 1149, 1200, 1300)]
+    assert found == [None, "data", "forward", "backward", "optimizer", "data", "forward", None, None]
+    assert phases.between(1030 * MS, 1036 * MS) == "forward"
+    assert phases.between(1058 * MS, 1064 * MS) is None
+
+
+def test_a_line_has_its_share_of_the_samples_its_phase_and_what_it_calls(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\n\n\ndef forward():\n    time.sleep(1)\n    f(g())\n")
+    main = Frame(str(script), 6, "<module>")
+    pause, library = Frame(str(script), 5, "forward"), Frame(LIBRARY, 3, "Linear.forward")
+    # 40 ms of the pause in forward of each step, and the rest at another line, in a library
+    stays = []
+    for began_us in (0, 90_000):
+        stays += [
+            Stay(began_us, began_us + 12_000, (main,)),
+            Stay(began_us + 12_000, began_us + 52_000, (main, pause)),
+            Stay(began_us + 52_000, began_us + 90_000, (main, library)),
+        ]
+    phases = Phases([step(1000), step(1090)])
+    samples, lines = StackLines().of(stays, rate=100, zero_ns=1000 * MS, phases=phases)
+    assert samples == 18
+    assert [(line.line, line.samples, line.call, line.innermost) for line in lines] == [
+        (6, 10, None, "Linear.forward"),
+        (5, 8, "time.sleep", None),
+    ]
+    # Line 6 is in several phases
+    assert [line.phase for line in lines] == [None, "forward"]
+
+
+def test_the_called_function_is_known_only_where_a_line_calls_one(tmp_path: Path) -> None:
+    source = tmp_path / "x.py"
+    source.write_text(
+        "a.b.c(1)\nf(g())\nx = 1\nfor i in rows(\n    3):\n    h()(2)\nhook(lambda: time.sleep(1))\ndef k():\n  self.net(i)\n"
+    )
+    named = {(1, "<module>"): "a.b.c", (4, "<module>"): "rows", (7, "<module>"): "hook"}
+    assert calls_in(source) == named | {(7, "<lambda>"): "time.sleep", (9, "k"): "self.net"}
+    assert calls_in(tmp_path / "missing.py") == {}
+    source.write_text("not python (")
+    assert calls_in(source) == {}
+    source.write_bytes(b"\0")
+    assert calls_in(source) == {}

@@ -1,0 +1,211 @@
+"""Duty that samples the stack, with scripts in place of py-spy; ``tests/profiler/test_stacks_of_jobs.py`` uses the real one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.profiler.first_words import hello, step
+
+from rankscope.profiler.helper import stacks
+from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.stacks import DENIED, NOT_INSTALLED, Stacks, explained
+from rankscope.runs.records import RunInfo, StackSamples
+
+TRACE = (
+    '[{"name":"main","ph":"B","tid":7,"ts":0,"args":{"filename":"/job/t.py","line":3}},'
+    '{"name":"main","ph":"E","tid":7,"ts":2000000,"args":{"filename":"/job/t.py","line":3}}]'
+)
+WRITES = f"""while [ "$1" != --output ]; do shift; done
+echo '{TRACE}' >"$2"
+"""
+
+
+class Helper:
+    """Helper of a rank whose training thread has id 7 and that has taken three steps; the clock runs fast."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, *, interval: float | None = 4.0
+    ) -> None:
+        self.rows: list[StackSamples] = []
+        self.said: list[str] = []
+        self.now = 1_000_000.5
+        path = None
+        if program is not None:
+            path = folder / "py-spy"
+            path.write_text(f"#!/bin/sh\n{program}")
+            path.chmod(0o755)
+        monkeypatch.setattr(stacks, "find_program", lambda: None if path is None else str(path))
+        monkeypatch.setattr(time, "time", lambda: self.now)
+        first = hello(folder / "run", pid=os.getpid())
+        settings = msgspec.structs.replace(first.settings, stacks_seconds=interval)
+        first = msgspec.structs.replace(first, settings=settings, thread=7)
+        around = Surroundings(
+            hello=first,
+            scratch=folder,
+            run=lambda: RunInfo(run_id="run", name="test", start_unix_ns=1),
+            info=lambda: first.rank,
+            begun=lambda: True,
+            say=self.said.append,
+        )
+        self.duty = Stacks(around, self.rows.append)
+        for number in range(3):
+            self.duty.step(step(number))
+        self.duty.tick()
+
+    def series(self) -> bool:
+        """Let the time of the next series come; return whether there was one."""
+        self.now += 100
+        self.duty.tick()
+        return self.wait()
+
+    def wait(self) -> bool:
+        """Wait for the end of the series; return whether there was one."""
+        worker: threading.Thread | None = self.duty._worker
+        if worker is None:
+            return False
+        worker.join(60)
+        assert not worker.is_alive()
+        return True
+
+
+Start = Callable[..., Helper]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Function that starts a helper with a shell script as py-spy."""
+
+    def begin(program: str | None, **more: float | None) -> Helper:
+        return Helper(tmp_path, monkeypatch, program, **more)
+
+    return begin
+
+
+@pytest.mark.slow
+def test_a_series_is_recorded_with_its_steps(start: Start, tmp_path: Path) -> None:
+    helper = start(WRITES)
+    assert helper.series()
+    (row,) = helper.rows
+    assert (row.first_step, row.last_step, row.samples, row.missing) == (3, 3, 100, None)
+    assert [(line.file, line.line, line.samples) for line in row.lines] == [("/job/t.py", 3, 100)]
+    assert not (tmp_path / "stacks.json").exists()
+    assert helper.series()
+    assert len(helper.rows) == 2
+    assert helper.said == []
+
+
+@pytest.mark.slow
+def test_all_ranks_begin_their_series_at_the_same_time(start: Start) -> None:
+    helper = start(WRITES, interval=40.0)
+    begun = []
+    for _ in range(400):
+        helper.now += 0.25
+        helper.duty.tick()
+        if helper.wait():
+            begun.append(helper.now)
+            helper.duty.tick()
+            helper.duty._cpu_seconds = 0.0
+    # In the first minute every 10 s, then every 40 s, by the clock
+    assert begun[:5] == [1_000_010.0, 1_000_020.0, 1_000_030.0, 1_000_040.0, 1_000_050.0]
+    assert begun[-1] == 1_000_080.0
+
+
+@pytest.mark.slow
+def test_a_capture_asks_for_a_series_at_once(start: Start) -> None:
+    helper = start(WRITES)
+    helper.duty.ask()
+    helper.duty.tick()
+    assert helper.wait()
+    assert len(helper.rows) == 1
+
+
+@pytest.mark.slow
+def test_a_series_that_would_exceed_the_budget_is_left_out(start: Start) -> None:
+    helper = start(WRITES)
+    helper.duty._cpu_seconds = 5.0
+    assert not helper.series()
+    helper.now += 500
+    assert helper.series()
+
+
+def test_without_py_spy_the_reason_is_recorded_and_nothing_said(start: Start) -> None:
+    helper = start(None)
+    assert [row.missing for row in helper.rows] == [NOT_INSTALLED]
+    assert not helper.series()
+    assert helper.said == []
+
+
+@pytest.mark.parametrize("interval", [None])
+def test_switched_off_there_is_nothing(start: Start, interval: None) -> None:
+    helper = start(WRITES, interval=interval)
+    assert not helper.series()
+    assert helper.rows == []
+
+
+@pytest.mark.slow
+def test_a_denial_is_recorded_and_said_once(start: Start) -> None:
+    helper = start("echo 'Permission Denied: Try running again with elevated permissions' >&2; exit 1")
+    assert helper.series()
+    assert not helper.series()
+    assert [row.missing for row in helper.rows] == [DENIED]
+    assert len(helper.said) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program",
+    ["echo 'Error: no such version' >&2; exit 1", "exit 0", WRITES.replace(":7", ":8"), "kill -9 $$", f"{WRITES} echo '[{{' >$2"],
+)
+def test_after_three_failures_in_a_row_it_is_off(start: Start, program: str) -> None:
+    helper = start(program)
+    assert [helper.series() for _ in range(4)] == [True, True, True, False]
+    (row,) = helper.rows
+    assert row.missing
+    assert len(helper.said) == 1
+
+
+@pytest.mark.slow
+def test_a_program_that_hangs_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(stacks, "SERIES_SECONDS", (0.1, 0.1))
+    monkeypatch.setattr(stacks, "PATIENCE", 1)
+    helper = start("exec sleep 1000")
+    assert helper.series()
+    assert "did not end" in (helper.rows[0].missing or "")
+
+
+@pytest.mark.slow
+def test_the_end_of_the_rank_does_not_wait_for_a_program_that_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "END_SECONDS", 0.1)
+    helper = start("exec sleep 1000")
+    helper.now += 100
+    helper.duty.tick()
+    deadline = time.monotonic() + 60
+    while helper.duty._process is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    helper.duty.finish()
+    assert helper.wait()
+    assert helper.rows == []
+    assert helper.said == []
+
+
+@pytest.mark.parametrize(
+    ("said", "denied"),
+    [
+        ("Permission Denied: Try running again with elevated permissions by going 'sudo env ...'", True),
+        ("Error: Failed to open process\n\nCaused by:\n    Operation not permitted (os error 1)", True),
+        ("Error: Failed to find python version from target process", False),
+        ("", False),
+    ],
+)
+def test_what_py_spy_says_is_a_denial_or_another_failure(said: str, denied: bool) -> None:
+    error = explained(said, 1)
+    assert error.lasting == denied
+    assert (str(error) == DENIED) == denied

@@ -1,0 +1,169 @@
+"""Stacks of real ranks, sampled by the real py-spy: planted stalls, nothing planted, and where it is denied."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from tests.needs import skip_or_fail
+from tests.profiler.ranks import PreloadedTorch
+
+from rankscope.analysis.engine import analyze
+from rankscope.base.errors import InputError
+from rankscope.profiler.helper.stacks import DENIED, find_program
+from rankscope.profiler.launch import SITE_FOLDER
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import StackSamples
+
+JOB = Path(__file__).parent / "jobs" / "stalling.py"
+SECONDS = 100
+"""Longest duration of the jobs, which are ended as soon as there are enough samples."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch", "py_spy")]
+
+
+@pytest.fixture(scope="module")
+def py_spy() -> None:
+    """py-spy; without it the test is skipped (fails in CI)."""
+    if find_program() is None:
+        skip_or_fail("py-spy is not installed: make install")
+
+
+def planted(kind: str) -> int:
+    """Return the number of the line of the stall."""
+    return next(number for number, line in enumerate(JOB.read_text().splitlines(), 1) if line.endswith(f"# stall: {kind}"))
+
+
+def stacks(run: Path, rank: int) -> list[StackSamples]:
+    """Return the samples of a rank so far."""
+    try:
+        return list(RunReader(run).stacks(0, rank))
+    except InputError:
+        return []
+
+
+@contextmanager
+def training(command: list[str], run: Path) -> Iterator[Callable[[], bool]]:
+    """Run a job; the value tells whether it goes on."""
+    settings = RecorderSettings(
+        run_dir=str(run),
+        run_id="r",
+        name="r",
+        start_unix_ns=time.time_ns(),
+        window_steps=0,
+        exporter_url=None,
+        stacks_seconds=4.0,
+        budget=0.1,
+    )
+    path = os.pathsep.join(filter(None, (str(SITE_FOLDER), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **settings.environment(), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    with ExitStack() as leaving:
+        job = leaving.enter_context(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
+        leaving.callback(job.terminate)
+        yield lambda: job.poll() is None
+
+
+def record(torch: PreloadedTorch, run: Path, kind: str, series: int) -> None:
+    """Train on two ranks, with a stall on rank 1, until each rank has as many series of samples."""
+    with training(torch.command(2, JOB, kind, "1", str(SECONDS)), run) as goes_on:
+        while min(len(stacks(run, rank)) for rank in (0, 1)) < series:
+            assert goes_on(), "the job ended without samples"
+            if any(row.missing == DENIED for row in stacks(run, 0)):
+                pytest.skip(f"{DENIED}, as in containers without SYS_PTRACE")
+            time.sleep(0.1)
+
+
+def places(run: Path, rank: int) -> Counter[tuple[str, int]]:
+    """Return the number of the samples of a rank per line."""
+    found = Counter[tuple[str, int]]()
+    for row in stacks(run, rank):
+        for line in row.lines:
+            found[Path(line.file).name, line.line] += line.samples
+    return found
+
+
+def test_the_line_of_a_stall_stands_out_on_its_rank(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    record(torch_ranks, run, "forward", 2)
+    place = (JOB.name, planted("forward"))
+    assert places(run, 1).most_common(1)[0][0] == place
+    assert place not in places(run, 0)
+    lines = [line for row in stacks(run, 1) for line in row.lines if line.line == place[1]]
+    assert {(line.function.rpartition(".")[2], line.call) for line in lines} == {("forward", "time.sleep")}
+    assert "forward" in {line.phase for line in lines} <= {"forward", None}
+    row = stacks(run, 1)[0]
+    assert row.first_step is not None
+    assert row.last_step is not None
+    assert 3 <= row.first_step < row.last_step
+
+
+@pytest.mark.full
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("kind", "call", "phase"),
+    [("forward", "time.sleep", "forward"), ("collate", "time.sleep", "data"), ("extension", "zlib.compress", "forward")],
+)
+def test_the_verdict_names_the_line_of_a_stall(
+    torch_ranks: PreloadedTorch, tmp_path: Path, kind: str, call: str, phase: str
+) -> None:
+    record(torch_ranks, tmp_path / "run", kind, 3)
+    analysis = analyze([tmp_path / "run"])
+    verdict, line = analysis.verdict, analysis.verdict.stalls_at
+    assert (verdict.kind, verdict.rank) == ("straggler", 1)
+    assert line is not None
+    assert (Path(line.file).name, line.line, line.call, line.phase) == (JOB.name, planted(kind), call, phase)
+    assert line.share > 0.3
+    assert line.healthy_share < 0.05
+    where = f"{JOB.name}:{line.line}"
+    assert where in verdict.summary
+    assert where in analysis.findings[0].summary
+    assert not any("py-spy" in action for action in verdict.next)
+
+
+@pytest.mark.full
+@pytest.mark.alone
+def test_without_a_stall_no_line_is_named(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+    record(torch_ranks, tmp_path / "run", "none", 3)
+    assert analyze([tmp_path / "run"]).verdict.stalls_at is None
+
+
+HIDDEN = """
+import ctypes, time
+import torch
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: only a process with the right to trace all others may read this one
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+end = time.time() + {seconds}
+while time.time() < end:
+    model(torch.ones(4, 8)).mean().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
+
+
+def test_where_reading_the_process_is_denied_the_reason_is_recorded_and_training_goes_on(tmp_path: Path) -> None:
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        skip_or_fail("setpriv is not installed: apt-get install util-linux")
+    run = tmp_path / "run"
+    without = [setpriv, "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"] if os.getuid() == 0 else []
+    with training([*without, sys.executable, "-c", HIDDEN.format(seconds=SECONDS)], run) as goes_on:
+        while not (rows := stacks(run, 0)):
+            assert goes_on()
+            time.sleep(0.1)
+        assert [row.missing for row in rows] == [DENIED]
+        # And the recorder goes on
+        steps = len(list(RunReader(run).steps(0, 0)))
+        while len(list(RunReader(run).steps(0, 0))) <= steps:
+            assert goes_on()
+            time.sleep(0.1)
+    assert len(stacks(run, 0)) == 1
