@@ -38,6 +38,7 @@ from rankscope.analysis.verdict.endings import Endings, endings
 from rankscope.analysis.verdict.hung_run import hung_verdict
 from rankscope.analysis.verdict.run_verdict import run_verdict
 from rankscope.analysis.verdict.slow_links import with_slow_links
+from rankscope.analysis.verdict.stalled_verdict import with_stalled_line
 from rankscope.base.text import ranks_text
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
@@ -75,6 +76,7 @@ def analysis_of(
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in run.windows.items()}, run=run.path
     )
+    verdict, findings = with_stalled_line(verdict, findings, run)
     if (hung := hung_verdict(run)) is not None:
         verdict, findings = hung[0], [hung[1], *findings]
     ended = endings(run.infos)

@@ -18,6 +18,7 @@ from rankscope.analysis.costs.figures import (
 from rankscope.analysis.costs.waterfall import Costs, waterfall
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.advice import Subject, recommend
+from rankscope.analysis.verdict.stalled_verdict import place
 from rankscope.runs.records import KernelRecord
 
 
@@ -36,6 +37,7 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
         run=analysis.source.path if analysis.source.kind == "run" else None,
         ranks=sorted(verdict.ranks, key=lambda rank: rank != verdict.rank),
         hosts={row.rank: row.host for row in analysis.ranks if row.host is not None},
+        stalls_at=None if verdict.stalls_at is None else place(verdict.stalls_at),
     )
     advice = recommend(figures, subject, step_us=None if found is None else found.step_us, reason=verdict.explained_by)
     return msgspec.structs.replace(analysis, waterfall=found, advice=advice)

@@ -152,6 +152,28 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
 
 
+class StalledLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Line of code at which the named rank spends more of its time than the others: the evidence of sampled Python stacks."""
+
+    file: str
+    line: int
+    function: str
+    call: str | None
+    """Function that the line calls, as written there; ``None``: it calls none or several, or its source was not readable."""
+    innermost: str | None
+    """Function of a library that the line was in most often; ``None``: none."""
+    phase: Phase | None
+    """Phase of the step; ``None``: unknown."""
+    share: float
+    """Share of the rank's samples that were at the line."""
+    samples: int
+    """Number of samples of the rank."""
+    healthy_share: float
+    """Share of the samples of the ranks that it was compared with that were at the line."""
+    healthy_samples: int
+    """Number of their samples."""
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of the analysis: the rank at fault, the cause, the cost and the next actions."""
 
@@ -162,6 +184,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause | None = None
     explained_by: str | None = None
     phase: Phase | None = None
+    stalls_at: StalledLine | None = None
+    """Line at which the rank at fault stalls; ``None``: no samples of stacks, or no line stands out."""
     group: str | None = None
     stage: int | None = None
     steps: tuple[int, int] | None = None

@@ -31,6 +31,8 @@ class Subject:
     """Named ranks, worst first."""
     hosts: Mapping[int, str] = field(default_factory=dict)
     """Host of each rank of the job, as far as known. No host is advised to be left out that is the only known one."""
+    stalls_at: str | None = None
+    """Line of code at which the worst rank stalls, for people; ``None``: unknown."""
 
     def values(self) -> dict[str, object]:
         """Return the values of the placeholders of actions."""
@@ -44,6 +46,9 @@ class Subject:
             "rank": rank,
             "host": host,
             "without": without,
+            "stalls_at": self.stalls_at,
+            # Without the line, it is still to be found.
+            "unseen": "" if self.stalls_at is None else None,
             "node": without if without and _NODE.fullmatch(without) else None,
         }
         return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,114 @@
+"""Line of code at which a slow rank stalls: its samples of Python stacks compared with those of healthy ranks.
+
+Ranks that wait for each other have steps of the same length, so shares of samples are shares of the same time. What the slow rank
+does longer than the others has a larger share on it, and waiting for other ranks a smaller one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from rankscope.analysis.result.analysis import StalledLine
+from rankscope.runs.records import Phase, StackLine, StackSamples
+
+LEAST_SAMPLES: Final = 20
+"""Least number of samples of the rank, and of all ranks that it is compared with."""
+LEAST_EXCESS: Final = 0.05
+"""Least difference of the shares."""
+LEAST_PART: Final = 0.3
+"""Least part of the time that the rank costs, as a share of the step, that the difference must explain."""
+DEVIATIONS: Final = 4.0
+"""Least difference in standard deviations; several lines are tested, and samples of one step are not independent."""
+_CLEARLY: Final = 0.7
+_Place = tuple[str, int, str]
+
+
+class _Count(NamedTuple):
+    samples: int
+    at: Counter[_Place]
+
+    def share(self, place: _Place) -> float:
+        return self.at[place] / self.samples
+
+
+def samples_in(rows: Iterable[StackSamples], steps: tuple[int, int] | None) -> list[StackSamples]:
+    """Return the rows with samples in ``steps`` (the first, and the one after the last), without damaged ones."""
+    return [
+        row
+        for row in rows
+        if row.samples > 0
+        and sum(line.samples for line in row.lines) <= 2 * row.samples
+        and all(line.samples > 0 for line in row.lines)
+        and (
+            steps is None
+            or row.first_step is None
+            or row.last_step is None
+            or (row.first_step < steps[1] and row.last_step >= steps[0])
+        )
+    ]
+
+
+def find_stalled_line(
+    mine: Sequence[StackSamples], others: Sequence[Sequence[StackSamples]], *, cost_share: float
+) -> StalledLine | None:
+    """Return the line with the largest excess on a slow rank, or ``None`` where none is beyond chance and large enough.
+
+    ``others``: samples of each healthy rank. ``cost_share``: share of the step that the slow rank costs.
+    """
+    rank, healthy = _count(mine), [one for rows in others if (one := _count(rows)).samples]
+    together = _Count(sum(one.samples for one in healthy), sum((one.at for one in healthy), Counter()))
+    if rank.samples < LEAST_SAMPLES or together.samples < LEAST_SAMPLES:
+        return None
+    place = max(rank.at, key=lambda one: rank.share(one) - together.share(one), default=None)
+    if place is None:
+        return None
+    share, usual = rank.share(place), together.share(place)
+    if share - usual < max(LEAST_EXCESS, LEAST_PART * cost_share) or share <= max(one.share(place) for one in healthy):
+        return None
+    pooled = (rank.at[place] + together.at[place]) / (rank.samples + together.samples)
+    deviation = math.sqrt(pooled * (1 - pooled) * (1 / rank.samples + 1 / together.samples))
+    if share - usual < DEVIATIONS * deviation:
+        return None
+    file, line, function = place
+    there = [row for rows in mine for row in rows.lines if _place(row) == place]
+    most = max(there, key=lambda row: row.samples)
+    return StalledLine(
+        file=file,
+        line=line,
+        function=function,
+        call=most.call,
+        innermost=most.innermost,
+        phase=_phase(there),
+        share=share,
+        samples=rank.samples,
+        healthy_share=usual,
+        healthy_samples=together.samples,
+    )
+
+
+def _place(line: StackLine) -> _Place:
+    return line.file, line.line, line.function
+
+
+def _count(rows: Iterable[StackSamples]) -> _Count:
+    samples, at = 0, Counter[_Place]()
+    for row in rows:
+        samples += row.samples
+        for line in row.lines:
+            at[_place(line)] += line.samples
+    return _Count(samples, at)
+
+
+def _phase(lines: Sequence[StackLine]) -> Phase | None:
+    """Return the phase of most samples of a line, ``None`` unless it is clear."""
+    phases = Counter[Phase | None]()
+    for line in lines:
+        phases[line.phase] += line.samples
+    del phases[None]
+    if not phases:
+        return None
+    phase, count = phases.most_common(1)[0]
+    return phase if count >= _CLEARLY * phases.total() else None

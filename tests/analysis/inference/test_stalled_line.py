@@ -1,0 +1,158 @@
+"""The line at which a rank stalls: named only where it stands out from the healthy ranks, and why not otherwise."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.step_files import append
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.inference.stalled_line import find_stalled_line, samples_in
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.verdict.stalled_verdict import COMPARED
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import Phase, StackLine, StackSamples
+
+Synthetic = Callable[..., Any]
+Lines = dict[int, int]
+"""Samples per line of ``/job/train.py``."""
+
+
+def row(lines: Lines, *, first: int = 10, last: int = 20, phase: Phase | None = "forward", total: int = 0) -> StackSamples:
+    """Return one series of samples."""
+    return StackSamples(
+        start_unix_ns=1,
+        end_unix_ns=2,
+        first_step=first,
+        last_step=last,
+        samples=total or sum(lines.values()),
+        lines=[
+            StackLine(file="/job/train.py", line=line, function="f", samples=count, call="time.sleep", phase=phase)
+            for line, count in lines.items()
+        ],
+    )
+
+
+def test_the_line_with_the_largest_excess_is_named_with_its_shares() -> None:
+    mine = [row({88: 42, 5: 8}), row({88: 42, 5: 8}, phase=None)]
+    found = find_stalled_line(mine, [[row({5: 10, 9: 40})], [row({5: 8, 9: 42})]], cost_share=0.8)
+    assert found is not None
+    assert (found.line, found.call, found.phase) == (88, "time.sleep", "forward")
+    assert (found.share, found.samples, found.healthy_share, found.healthy_samples) == (0.84, 100, 0.0, 100)
+
+
+@pytest.mark.parametrize(
+    ("mine", "others"),
+    [
+        ({88: 15, 5: 4}, [{5: 50}]),  # too few samples
+        ({88: 50}, []),  # no rank to compare with
+        ({88: 50}, [{5: 10}]),  # or too few samples of it
+        ({5: 50, 9: 50}, [{5: 40, 9: 60}]),  # within chance
+        ({88: 40, 5: 60}, [{5: 100}] * 3 + [{88: 45, 5: 55}]),  # a healthy rank is there as often
+        ({88: 100, 5: 900}, [{5: 1000}]),  # a tenth, where the rank costs three quarters
+    ],
+)
+def test_no_line_is_named_without_enough_evidence(mine: Lines, others: Sequence[Lines]) -> None:
+    assert find_stalled_line([row(mine)], [[row(lines)] for lines in others], cost_share=0.75) is None
+
+
+def test_waiting_for_other_ranks_is_no_stall() -> None:
+    # The slow rank computes as long as the others, waits less, and sleeps
+    mine, other = row({5: 30, 88: 60, 7: 10}), row({5: 30, 7: 70})
+    found = find_stalled_line([mine], [[other]], cost_share=0.6)
+    assert found is not None
+    assert found.line == 88
+
+
+@pytest.mark.parametrize("phases", [("forward", "backward"), (None, None)])
+def test_a_phase_that_is_not_clear_is_left_out(phases: tuple[Phase | None, Phase | None]) -> None:
+    mine = [row({88: 50}, phase=phase) for phase in phases]
+    found = find_stalled_line(mine, [[row({5: 100})]], cost_share=0.5)
+    assert found is not None
+    assert found.phase is None
+
+
+def test_only_samples_in_the_steps_of_the_verdict_count() -> None:
+    rows = [row({1: 9}, first=1, last=9), row({2: 9}, first=8, last=12), row({3: 9}, first=20, last=30)]
+    assert [one.lines[0].line for one in samples_in(rows, (10, 20))] == [2]
+    assert len(samples_in(rows, None)) == 3
+    # Damaged records, which another user may have written, and rows without samples
+    assert samples_in([row({1: 9}, total=2), row({1: -9}, total=5), StackSamples(start_unix_ns=1, end_unix_ns=1)], None) == []
+
+
+def test_equal_ranks_seldom_have_a_line_that_stands_out() -> None:
+    chance = random.Random(7)
+    named = 0
+    for _ in range(400):
+        weights = [chance.random() ** 3 for _ in range(8)]
+        ranks = [
+            [row(dict(Counter(chance.choices(range(1, 9), weights, k=100)))) for _ in range(3)]
+            for _ in range(chance.choice((2, 8)))
+        ]
+        named += find_stalled_line(ranks[0], ranks[1:], cost_share=0.05) is not None
+    assert named <= 4
+
+
+def analysis_of(synthetic: Synthetic, stacks: dict[int, list[StackSamples]], **extra: object) -> Analysis:
+    """Return the analysis of a run whose rank 2 is slow in forward, with these stacks."""
+    run = synthetic(
+        noise=0.005, plan=lambda rank, _step: {"phase": "forward", "us": 60_000, **extra} if rank == 2 else None
+    ).write()
+    for rank, rows in stacks.items():
+        append(rank_dir(Path(run), 0, rank), "stacks", *rows)
+    return analyze([run])
+
+
+STALLS = {2: [row({88: 84, 5: 16})], **{rank: [row({5: 16, 9: 84})] for rank in (0, 1, 3)}}
+
+
+def test_the_verdict_says_at_which_line_the_rank_stalls_and_advises_no_py_spy(synthetic: Synthetic) -> None:
+    analysis = analysis_of(synthetic, STALLS)
+    verdict = analysis.verdict
+    assert (verdict.kind, verdict.rank, verdict.cause) == ("straggler", 2, "host")
+    assert verdict.stalls_at is not None
+    assert (verdict.stalls_at.file, verdict.stalls_at.line) == ("/job/train.py", 88)
+    for fact in ("in forward, at train.py:88", "time.sleep", "84% of 100 samples", "healthy ranks 0%"):
+        assert fact in verdict.summary
+        assert fact in analysis.findings[0].summary
+    told = [*verdict.next, *(one.action for one in analysis.advice)]
+    assert not any("py-spy" in action for action in told)
+    assert "train.py:88" in verdict.next[0]
+
+
+def test_without_samples_the_verdict_says_why_and_advises_py_spy(synthetic: Synthetic) -> None:
+    missing = StackSamples(start_unix_ns=1, end_unix_ns=1, missing="ptrace is denied")
+    verdict = analysis_of(synthetic, {2: [missing]}).verdict
+    assert verdict.stalls_at is None
+    assert "ptrace is denied" in verdict.summary
+    assert "py-spy" in verdict.next[0]
+
+
+def test_without_records_of_stacks_nothing_is_said_of_them(synthetic: Synthetic) -> None:
+    verdict = analysis_of(synthetic, {}).verdict
+    assert verdict.stalls_at is None
+    assert "stack" not in verdict.summary
+    assert "py-spy" in verdict.next[0]
+
+
+def test_of_more_work_no_line_is_said_to_be_the_reason(synthetic: Synthetic) -> None:
+    verdict = analysis_of(synthetic, STALLS, cpu=True, elements=2.0).verdict
+    assert (verdict.cause, verdict.stalls_at) == ("imbalance", None)
+
+
+def test_with_nobody_named_no_line_is_named(synthetic: Synthetic) -> None:
+    run = synthetic(noise=0.005).write()
+    for rank, rows in STALLS.items():
+        append(rank_dir(Path(run), 0, rank), "stacks", *rows)
+    assert analyze([run]).verdict.stalls_at is None
+
+
+def test_few_of_many_healthy_ranks_are_read(synthetic: Synthetic) -> None:
+    verdict = analysis_of(synthetic, STALLS).verdict
+    assert verdict.stalls_at is not None
+    assert verdict.stalls_at.healthy_samples == 100 * min(3, COMPARED)
