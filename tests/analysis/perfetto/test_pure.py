@@ -12,11 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.perfetto_model import load, nanoseconds
 
-from rankscope.analysis.perfetto.chrome_json import TraceWriter
-from rankscope.analysis.perfetto.inert import MAX_ARGS_BYTES, MAX_NAME, inert, inert_args
-from rankscope.analysis.perfetto.lanes import MAX_LANES, Lanes
-from rankscope.analysis.perfetto.microseconds import HORIZON_NS, ns_of, us_text
-from rankscope.analysis.perfetto.raw_trace import threshold
+from rankscope.analysis.perfetto.chrome_json import (
+    HORIZON_NS,
+    MAX_ARGS_BYTES,
+    MAX_LANES,
+    MAX_NAME,
+    Lanes,
+    TraceWriter,
+    inert,
+    inert_args,
+    us_text,
+)
+from rankscope.analysis.perfetto.raw_trace import ns_of, threshold
 from rankscope.analysis.perfetto.selection import Selection, fitting_steps
 
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=40)

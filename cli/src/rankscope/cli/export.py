@@ -10,9 +10,8 @@ from typing import Final
 import click
 import msgspec
 
-from rankscope.analysis.perfetto.annotations import clock_sentence
 from rankscope.analysis.perfetto.export import export_perfetto
-from rankscope.analysis.perfetto.result import ExportResult
+from rankscope.analysis.perfetto.result import ExportResult, clock_sentence
 from rankscope.analysis.perfetto.selection import MAX_EVENTS, Selection
 from rankscope.analysis.perfetto.source import step_range
 from rankscope.analysis.result.text import counted, wrapped

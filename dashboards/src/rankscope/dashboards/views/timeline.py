@@ -10,7 +10,7 @@ import numpy as np
 from dash import html
 from dash.development.base_component import Component
 
-from rankscope.analysis.perfetto.annotations import clock_sentence
+from rankscope.analysis.perfetto.result import clock_sentence
 from rankscope.dashboards.data.lanes import NOBODY, Numbers
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.window_data import Collective, WindowData

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.perfetto.inert import inert
+from rankscope.analysis.perfetto.chrome_json import inert
 from rankscope.analysis.perfetto.step_tracks import phases_in_order
 from rankscope.analysis.result.text import size
 from rankscope.analysis.trace.intervals import EMPTY

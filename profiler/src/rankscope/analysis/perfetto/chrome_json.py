@@ -1,4 +1,4 @@
-"""Chrome JSON (the Trace Event Format), written event by event.
+"""Chrome JSON (the Trace Event Format), written event by event; names and arguments come from untrusted files and are bounded.
 
 Requirements of Perfetto's importer beyond the format's description: thread ids are unique in the file, as they are looked up
 without their process. Times are not negative. Names are strings. Flows follow the slices in the file, as a flow is attached to
@@ -13,10 +13,23 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.analysis.perfetto.inert import inert, inert_args
-from rankscope.analysis.perfetto.lanes import Lanes
-from rankscope.analysis.perfetto.microseconds import HORIZON_NS, us_text
 from rankscope.analysis.result.json_of import json_of
+from rankscope.base.text import one_line
+
+HORIZON_NS: Final = 2**52
+"""52 days. Below it, a float64 of microseconds with three decimals still distinguishes nanoseconds."""
+MAX_LANES: Final = 64
+"""Maximum slices open at once on one track: more is damage."""
+MAX_NAME: Final = 200
+"""Maximum characters of a name; those of C++ templates can be very long."""
+MAX_TEXT: Final = 1000
+"""Maximum characters of an argument."""
+MAX_ITEMS: Final = 64
+"""Maximum entries of a list or map."""
+MAX_DEPTH: Final = 4
+MAX_ARGS_BYTES: Final = 8192
+"""Maximum size of the encoded arguments of one event."""
+_INT64: Final = 2**63
 
 _FIRST_TID: Final = 1_000_001
 """First thread id, above all process ids: a thread whose id is that of its process would be its main thread."""
@@ -163,3 +176,71 @@ class Track:
             number = len(self.threads) + 1
             self.threads.append(self.writer.thread(self.pid, self.name if number == 1 else f"{self.name} ({number})"))
         return self.threads[lane]
+
+
+class Lanes:
+    """Lanes of one track. With ``nest`` a slice may lie inside another one of its lane, else only after it.
+
+    Perfetto drops a slice that begins inside another one of its thread and ends after it.
+    """
+
+    def __init__(self, *, nest: bool) -> None:
+        self._nest = nest
+        self._open: list[list[int]] = [[]]
+
+    def place(self, start_ns: int, end_ns: int) -> int | None:
+        """Place a slice and return the first lane with room; ``None`` if there are too many lanes.
+
+        Slices must come ordered by start; of those with the same start the longest comes first.
+        """
+        for lane, ends in enumerate(self._open):
+            while ends and ends[-1] <= start_ns:
+                ends.pop()
+            if not ends or (self._nest and end_ns <= ends[-1]):
+                ends.append(end_ns)
+                return lane
+        if len(self._open) == MAX_LANES:
+            return None
+        self._open.append([end_ns])
+        return len(self._open) - 1
+
+
+def us_text(ns: int) -> bytes:
+    """Return ``ns``, which is not negative, as microseconds with three decimals.
+
+    Perfetto multiplies the float64 of the number by 1000 and truncates, so that six numbers in a thousand lose a nanosecond. A
+    slice could then extend beyond its parent, and Perfetto would drop it. These numbers get a fourth decimal: a tenth of a
+    nanosecond more.
+    """
+    text = b"%d.%03d" % divmod(ns, 1000)
+    return text if int(ns / 1000 * 1000.0) == ns else text + b"1"
+
+
+def inert(text: str, limit: int = MAX_NAME) -> str:
+    """Return ``text`` without control characters and lone surrogates, cut to ``limit`` characters."""
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return one_line(text)
+
+
+def inert_args(args: dict[str, Any]) -> bytes:
+    """Encode the arguments of an event as JSON; above ``MAX_ARGS_BYTES`` they are replaced by a note of their size."""
+    data = _encode(_inert_value(args, MAX_DEPTH))
+    return data if len(data) <= MAX_ARGS_BYTES else _encode({"left out": f"{len(data)} bytes of arguments"})
+
+
+def _inert_value(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return inert(value, MAX_TEXT)
+    if value is None or isinstance(value, float):
+        return value
+    if isinstance(value, int):
+        return value if -_INT64 <= value < _INT64 else str(value)[:MAX_NAME]
+    if not depth:
+        return "…"
+    if isinstance(value, dict):
+        pairs = list(value.items())
+        shown = {inert(str(key)): _inert_value(item, depth - 1) for key, item in pairs[:MAX_ITEMS]}
+        return shown if len(pairs) <= MAX_ITEMS else {**shown, "…": f"{len(pairs) - MAX_ITEMS} more"}
+    items = [_inert_value(item, depth - 1) for item in value[:MAX_ITEMS]]
+    return items if len(value) <= MAX_ITEMS else [*items, f"… {len(value) - MAX_ITEMS} more"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.perfetto.annotations import clock_sentence, write_annotations
+from rankscope.analysis.perfetto.annotations import write_annotations
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.collective_tracks import (
     MAX_ARROWS,
@@ -22,7 +22,7 @@ from rankscope.analysis.perfetto.collective_tracks import (
     waiting_of,
     write_collectives,
 )
-from rankscope.analysis.perfetto.result import EXPORT_SCHEMA, ExportResult
+from rankscope.analysis.perfetto.result import EXPORT_SCHEMA, ExportResult, clock_sentence
 from rankscope.analysis.perfetto.run_source import RunSource
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.source import Plan, Progress, Source

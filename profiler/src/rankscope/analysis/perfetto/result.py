@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankscope.analysis.result.text import counted
+
 EXPORT_SCHEMA: Final = "rankscope.export/1"
 
 
@@ -52,3 +54,28 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     """Number of arrows from the last rank to arrive at a collective to the ranks that waited for it."""
     left_out: list[str]
     """Parts that were left out, one sentence each."""
+
+
+def clock_sentence(clock: ExportClock) -> str:
+    """Return a sentence on how precisely the ranks' times can be compared."""
+    if clock.method == "none":
+        return (
+            "Clocks not corrected: no collective of several hosts could be matched, each host's times are those of its own clock."
+        )
+    of = counted(clock.matched, "collective") + (f" of {clock.fitted_to}" if clock.fitted_to else "")
+    residual = "not known" if clock.residual_us is None else f"{clock.residual_us:,.1f} µs"
+    if clock.method == "one_clock":
+        ends = f" The ranks see the ends of {of} {residual} apart in the median: shorter waits are not shown."
+        return "All ranks are on one clock, so nothing is corrected." + (ends if clock.matched else "")
+    return (
+        f"Clocks corrected by the ends of {of}; afterwards these still disagree by {residual} in the median: "
+        "between ranks nothing below that means anything." + _changing(clock)
+    )
+
+
+def _changing(clock: ExportClock) -> str:
+    if not clock.changing:
+        return ""
+    fast = max(map(abs, clock.drift_ppm.values()), default=None)
+    by = "" if fast is None else f", by up to {fast:.3g} us per second"
+    return f" Clocks of {counted(len(clock.changing), 'rank')} drift or were set{by}: their times are corrected by when they are."

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from rankscope.analysis.captured import captured_steps, step_records
-from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.perfetto import hardware_tracks
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.hardware_tracks import gpu_name, write_hardware
-from rankscope.analysis.perfetto.raw_trace import RawTrace, Threshold, read_raw_trace, threshold
-from rankscope.analysis.perfetto.raw_tracks import write_raw
+from rankscope.analysis.perfetto.raw_trace import RawTrace, Threshold, read_raw_trace, threshold, write_raw
 from rankscope.analysis.perfetto.selection import Selection, fitting_steps
-from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range
+from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, shared_by_names, step_range
 from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
 from rankscope.analysis.result.text import counted
@@ -287,18 +284,6 @@ class RunSource:
         missing = self._survey.records_of(self._steps) - self._written
         if missing > 0:
             self.plan.left_out.append(f"{counted(missing, 'step record')}: removed while the run was exported")
-
-
-def shared_by_names(clocks: Clocks, names: Mapping[int, str]) -> Clocks:
-    """Return ``clocks`` extended to ranks without a matched collective: they get the clock of the same name."""
-    known = {names[rank]: rank for rank in clocks.offset_ns if rank in names}
-    same = {rank: known[name] for rank, name in names.items() if name in known}
-    return msgspec.structs.replace(
-        clocks,
-        offset_ns=clocks.offset_ns | {rank: clocks.offset_ns[one] for rank, one in same.items()},
-        courses=clocks.courses | {rank: clocks.courses[one] for rank, one in same.items() if one in clocks.courses},
-        found=clocks.found | {rank: clocks.found[one] for rank, one in same.items() if rank not in clocks.found},
-    )
 
 
 def _gpu(info: RankInfo) -> str | None:

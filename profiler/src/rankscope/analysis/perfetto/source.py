@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
 
+import msgspec
+
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
@@ -77,6 +79,18 @@ def clock_of(
         offset_us={rank: clocks.offset_ns[rank] / 1000 for rank in ranks if rank in clocks.offset_ns},
         drift_ppm={rank: found.drift_ppm for rank in ranks if (found := clocks.found.get(rank)) and found.drift_ppm is not None},
         changing=[rank for rank in ranks if rank in clocks.courses],
+    )
+
+
+def shared_by_names(clocks: Clocks, names: Mapping[int, str]) -> Clocks:
+    """Return ``clocks`` extended to ranks without a matched collective: they get the clock of the same name."""
+    known = {names[rank]: rank for rank in clocks.offset_ns if rank in names}
+    same = {rank: known[name] for rank, name in names.items() if name in known}
+    return msgspec.structs.replace(
+        clocks,
+        offset_ns=clocks.offset_ns | {rank: clocks.offset_ns[one] for rank, one in same.items()},
+        courses=clocks.courses | {rank: clocks.courses[one] for rank, one in same.items() if one in clocks.courses},
+        found=clocks.found | {rank: clocks.found[one] for rank, one in same.items() if rank not in clocks.found},
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.perfetto import collective_tracks, step_tracks
-from rankscope.analysis.perfetto.microseconds import HORIZON_NS
+from rankscope.analysis.perfetto.chrome_json import HORIZON_NS
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.trace.possible import LAST_STEP, are_possible_steps
 from rankscope.runs.records import CollectiveRecord

@@ -10,10 +10,8 @@ from functools import partial
 from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import arrival_ns, match_collectives
 from rankscope.analysis.collectives.windows import reduce_file
-from rankscope.analysis.perfetto.chrome_json import TraceWriter
-from rankscope.analysis.perfetto.microseconds import HORIZON_NS
-from rankscope.analysis.perfetto.raw_trace import RawTrace, Sizes, read_raw_trace, threshold
-from rankscope.analysis.perfetto.raw_tracks import write_raw
+from rankscope.analysis.perfetto.chrome_json import HORIZON_NS, TraceWriter
+from rankscope.analysis.perfetto.raw_trace import RawTrace, Sizes, read_raw_trace, threshold, write_raw
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range
 from rankscope.analysis.rank_traces import find_traces
