@@ -26,8 +26,7 @@ from rankscope.profiler.helper.joining import MAX_HELD, MAX_SECONDS, SPAN_SECOND
 from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, OPTIMIZER, UNSEEN, PhaseClock
 from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, pack_raw, pack_span, unpack_raw
 from rankscope.profiler.ring import SLOT_BYTES
-from rankscope.profiler.sections import MAX_NAME_BYTES, MAX_SECTIONS, Sections, short
-from rankscope.profiler.work import StepWork
+from rankscope.profiler.work import MAX_NAME_BYTES, MAX_SECTIONS, Sections, StepWork, short
 from rankscope.runs.records import PHASES, PhaseTimes
 
 LARGEST = 2**63 - 1

@@ -13,8 +13,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.profiler.helper.published import Sample, render
-from rankscope.profiler.label_text import MAX_BYTES, escaped, label_text
-from rankscope.profiler.spool import FORGOTTEN_SECONDS, MAX_SLOTS, Claimant, SpoolFile, remove_own
+from rankscope.profiler.spool import (
+    FORGOTTEN_SECONDS,
+    MAX_LABEL_BYTES,
+    MAX_SLOTS,
+    Claimant,
+    SpoolFile,
+    escaped,
+    label_text,
+    remove_own,
+)
 
 ODD = 'odd "run"\\ of\na é'
 
@@ -72,7 +80,7 @@ def test_ranks_of_the_same_name_have_slots_and_a_slot_that_is_given_back_is_the_
 def test_names_that_are_one_in_a_file_name_are_two_on_the_page(tmp_path: Path) -> None:
     paths = [write(SpoolFile(tmp_path, claimant(run, run=run))) for run in ("é", "è", "é" * 300)]
 
-    assert [identity(path)["run"] for path in paths] == ["é", "è", "é" * (MAX_BYTES // 2)]
+    assert [identity(path)["run"] for path in paths] == ["é", "è", "é" * (MAX_LABEL_BYTES // 2)]
     assert len(set(paths)) == 3
     assert all(len(path.name) < 200 for path in paths)
 

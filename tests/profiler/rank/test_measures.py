@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("require_torch")
 
 def test_a_batch_is_measured_by_its_tensors_wherever_they_are() -> None:
     torch = pytest.importorskip("torch")
-    from rankscope.profiler.rank.batch import measure
+    from rankscope.profiler.rank.measures import measure
 
     assert measure(torch.zeros(4, 3)) == (4, 12)
     assert measure([torch.zeros(4, 3), {"mask": torch.zeros(4, 5)}, "text"]) == (4, 32)
@@ -27,7 +27,8 @@ def test_a_batch_is_measured_by_its_tensors_wherever_they_are() -> None:
 
 
 def test_the_time_of_the_garbage_collector_is_seen_once() -> None:
-    from rankscope.profiler.rank.clock import now
+    from time import perf_counter_ns as now
+
     from rankscope.profiler.rank.host import GcMeter
 
     meter = GcMeter(now)
@@ -41,7 +42,8 @@ def test_the_time_of_the_garbage_collector_is_seen_once() -> None:
 
 
 def test_collections_on_other_threads_are_not_this_threads() -> None:
-    from rankscope.profiler.rank.clock import now
+    from time import perf_counter_ns as now
+
     from rankscope.profiler.rank.host import GcMeter
 
     gc.disable()
@@ -57,8 +59,9 @@ def test_collections_on_other_threads_are_not_this_threads() -> None:
 
 
 def test_no_python_runs_in_a_collection_where_a_signal_handler_could_raise_in_vain() -> None:
+    from time import perf_counter_ns as now
+
     from rankscope.profiler.rank import host
-    from rankscope.profiler.rank.clock import now
 
     meter = host.GcMeter(now)
     ran: list[str] = []
@@ -79,7 +82,7 @@ def test_no_python_runs_in_a_collection_where_a_signal_handler_could_raise_in_va
 
 def test_a_batch_that_is_no_plain_container_is_not_asked() -> None:
     torch = pytest.importorskip("torch")
-    from rankscope.profiler.rank.batch import measure
+    from rankscope.profiler.rank.measures import measure
 
     class Lazy(dict[str, Any]):
         def values(self) -> Any:

@@ -4,8 +4,9 @@ Between two events training evicts the recorder's code and objects from the proc
 The training thread therefore only notes events, and the helper process evaluates them. Steps with a time line on a device, and
 steps with more events than a slot of the ring holds, are evaluated on the training thread.
 
-An event is one number in a flat list, ``at << SHIFT | kind``: its kind and its time (nanoseconds of ``clock.now``). Appending a
-number costs a sixth of adding a tuple. An event of a kind from ``DETAILED`` on is followed by a list entry with its details.
+An event is one number in a flat list, ``at << SHIFT | kind``: its kind and its time (nanoseconds of ``perf_counter_ns``, which
+all processes of a Linux machine share). Appending a number costs a sixth of adding a tuple. An event of a kind from ``DETAILED``
+on is followed by a list entry with its details.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ Told = tuple[int | None, int | None, float | None]
 
 
 class RawStep(msgspec.Struct, array_like=True):
-    """One step; ``started_ns`` and ``ended_ns`` are times of ``clock.now``."""
+    """One step; ``started_ns`` and ``ended_ns`` are times of ``perf_counter_ns``."""
 
     step: int
     start_unix_ns: int

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.profiler.label_text import escaped, label_text
-
 FORGOTTEN_SECONDS: Final = 86_400.0
 """Age at which an exporter forgets a file (the default of its ``--spool-forget``): then the slot is free again."""
 MAX_SLOTS: Final = 512
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+MAX_LABEL_BYTES: Final = 128
+"""Limit of a label value; short, because every line of a rank's file contains the name of the run."""
 _UNSAFE: Final = re.compile(r"^[.-]|[^A-Za-z0-9_.-]")  # no collector reads a file whose name begins with a dot
 _MAX_READ: Final = 64 * 1024
 _INFO: Final = re.compile(r'^rank_info\{(?:[^"\n]|"(?:[^"\\\n]|\\.)*")*\}', re.MULTILINE)
@@ -164,3 +165,15 @@ def remove_own(folder: Path, names: Iterable[str]) -> None:
             status = (folder / name).lstat()
             if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
                 (folder / name).unlink()
+
+
+def label_text(name: str, max_bytes: int = MAX_LABEL_BYTES) -> str:
+    """Return the name, cut to ``max_bytes``, without control characters and truncated characters."""
+    # A lone surrogate (from a file name that is not UTF-8) cannot be encoded.
+    encoded = name.encode(errors="replace")[:max_bytes]
+    return _CONTROL.sub("?", encoded.decode(errors="ignore"))
+
+
+def escaped(text: str) -> str:
+    """Return ``text`` escaped for use between the quotes of a label value."""
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -1,12 +1,67 @@
-"""Amount of work in a step, and its tags."""
+"""Annotations of a step: sections that the script names, tags, and the amount of work; bounded in number and length."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from rankscope.profiler.sections import short
-
+MAX_SECTIONS: Final = 10
+"""Number of different names in one step; further ones are not recorded."""
+MAX_NAME_BYTES: Final = 32
+"""Length limit for names of sections and for tags: all of a step must fit a slot of the ring."""
 _MAX_TAGS: Final = 8
+
+
+def short(name: object) -> str:
+    """Return ``name`` cut to ``MAX_NAME_BYTES`` and valid as JSON."""
+    text = str(name)
+    if len(text) <= MAX_NAME_BYTES and text.isascii():
+        return text
+    return text.encode(errors="replace")[:MAX_NAME_BYTES].decode(errors="ignore")
+
+
+class Sections:
+    """Times of the sections of the current step in nanoseconds of a monotonic clock that the caller reads.
+
+    Sections of different names may be nested; each includes the time of those inside it. A section inside another of the same
+    name adds nothing.
+    """
+
+    __slots__ = ("_open", "_times", "used")
+
+    def __init__(self) -> None:
+        self.used = False
+        """True once a section has been entered."""
+        self._times: dict[str, int] = {}
+        self._open: dict[str, tuple[int, int]] = {}
+        """Map of names to (number of open sections of that name, start of the outermost)."""
+
+    def enter(self, name: str, now: int) -> None:
+        """Begin a section."""
+        self.used = True
+        depth, began = self._open.get(name, (0, now))
+        if depth or len(self._open) < MAX_SECTIONS:
+            self._open[name] = depth + 1, began
+
+    def leave(self, name: str, now: int) -> None:
+        """End a section, also after an exception."""
+        depth, began = self._open.get(name, (0, now))
+        if depth > 1:
+            self._open[name] = depth - 1, began
+        elif depth:
+            del self._open[name]
+            self._add(name, now - began)
+
+    def take(self, now: int) -> dict[str, int]:
+        """Return the times of the step that ends now. A section across the end is split between the steps."""
+        for name, (depth, began) in self._open.items():
+            self._add(name, now - began)
+            self._open[name] = depth, now
+        times, self._times = self._times, {}
+        return times
+
+    def _add(self, name: str, nanoseconds: int) -> None:
+        if name in self._times or len(self._times) < MAX_SECTIONS:
+            self._times[name] = self._times.get(name, 0) + nanoseconds
 
 
 class StepWork:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from rankscope.profiler.helper.totals import Totals
-from rankscope.profiler.label_text import escaped, label_text
+from rankscope.profiler.spool import escaped, label_text
 from rankscope.runs.metrics import RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
 from rankscope.runs.records import RankInfo, RunInfo
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.profiler.label_text import label_text
+from rankscope.profiler.spool import label_text
 from rankscope.runs.metrics import MAX_SECTIONS, STEP_BUCKETS_SECONDS, STEP_TAGS
 from rankscope.runs.records import PHASES, PhaseTimes, StepBreakdown, StepRecord
 

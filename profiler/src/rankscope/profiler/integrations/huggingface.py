@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 from rankscope.profiler.integrations.recording import FitRecording, harmless
-from rankscope.profiler.rank.batch import measure
+from rankscope.profiler.rank.measures import measure
 
 try:
     from transformers import TrainerCallback

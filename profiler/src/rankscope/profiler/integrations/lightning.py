@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from rankscope.profiler.integrations.recording import FitRecording, harmless
-from rankscope.profiler.rank.batch import measure
+from rankscope.profiler.rank.measures import measure
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

@@ -17,14 +17,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from time import perf_counter_ns as now
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
-
-from rankscope.profiler.rank.clock import now
 
 # The function that DDP's and FSDP's Python code use; on a torch without it, the exhaustion of a graph is never observed.
 _queue: Any = getattr(getattr(Variable, "_execution_engine", None), "queue_callback", None)

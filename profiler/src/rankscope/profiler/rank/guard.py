@@ -6,9 +6,8 @@ import signal
 from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
+from time import perf_counter_ns as now
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
-
-from rankscope.profiler.rank.clock import now
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -58,7 +57,7 @@ def guarded(
 ) -> Callable[[Callable[Concatenate[_G, int, _P], _R]], Callable[Concatenate[_G, _P], _R]]:
     """Make a method do nothing on other threads or when its object is off, count its own cost, and raise no recorder error.
 
-    The method receives the time of its call, in nanoseconds of ``clock.now``, before its other arguments (positional only,
+    The method receives the time of its call, in nanoseconds of ``perf_counter_ns``, before its other arguments (positional only,
     because they are cheaper), so no event reads the clock twice. The call returns ``default`` in three cases: it does nothing,
     it comes from a signal handler during another guarded call, or it failed, which switches its object off.
     """

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict, UserDict
 from contextlib import suppress
 from numbers import Real
+from time import perf_counter_ns as now
 from time import thread_time_ns, time_ns
 from typing import Final
 
+from torch import Tensor
+
 from rankscope.profiler.events import StepEvents
-from rankscope.profiler.rank.clock import now
+from rankscope.profiler.rank.guard import raised_by_a_signal_handler
 from rankscope.profiler.rank.host import GC_TAG, READ_EVERY_NS, GcMeter, ThreadMeter
 from rankscope.profiler.rank.memory import EVERY_STEPS, MemoryMeter
 from rankscope.profiler.raw import RawFields, Span, Told
-from rankscope.profiler.sections import Sections
-from rankscope.profiler.work import StepWork
+from rankscope.profiler.work import Sections, StepWork
 
 _MAX_COUNT: Final = 2**63
 _NO_WORK: Final = (None, None)
+_MAX_LEAVES: Final = 64
+"""Largest number of items examined in one batch, to keep the measure cheap."""
+
+# Other mappings may compute their values on access, as a lazy batch does.
+_PLAIN_VALUES: Final = (dict.values, OrderedDict.values)
 
 
 class StepMeasures(StepWork):
@@ -121,3 +129,39 @@ def _number(value: object) -> float | None:
 def _count(value: object) -> int | None:
     number = _number(value)
     return None if number is None or number >= _MAX_COUNT else int(value)  # type: ignore[call-overload]  # a number
+
+
+def measure(batch: object) -> tuple[int | None, int | None]:
+    """Return (samples, elements) of a batch: first dimension of its first tensor, elements of all its tensors.
+
+    ``None`` where there is no tensor, and for a batch that cannot be examined.
+    """
+    try:
+        return _measure(batch)
+    except Exception as error:
+        # An error in a custom batch class is not the recorder's: the size is unknown.
+        if raised_by_a_signal_handler(error):
+            raise
+        return None, None
+
+
+def _measure(batch: object) -> tuple[int | None, int | None]:
+    if isinstance(batch, Tensor):
+        return (batch.size(0) if batch.dim() else None), batch.numel()
+    samples: int | None = None
+    elements: int | None = None
+    queue: list[object] = [batch]
+    for item in queue:
+        if len(queue) > _MAX_LEAVES:
+            del queue[_MAX_LEAVES:]
+        if isinstance(item, Tensor):
+            if samples is None and item.dim():
+                samples = item.size(0)
+            elements = (elements or 0) + item.numel()
+        elif isinstance(item, list | tuple):
+            queue.extend(item[:_MAX_LEAVES])
+        elif isinstance(item, dict) and type(item).values in _PLAIN_VALUES:
+            queue.extend(item.values())
+        elif isinstance(item, UserDict) and isinstance(item.data, dict):
+            queue.append(item.data)
+    return samples, elements

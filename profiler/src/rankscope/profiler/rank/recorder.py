@@ -9,10 +9,10 @@ so every additional function call costs as much as the work it does.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from threading import get_ident
+from time import perf_counter_ns as now
 from typing import cast
 
 import torch
@@ -34,12 +34,11 @@ from rankscope.profiler.events import (
     WAITED,
 )
 from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, H2D, OPTIMIZER
-from rankscope.profiler.rank.batch import measure
-from rankscope.profiler.rank.clock import now
 from rankscope.profiler.rank.ddp import Tail
 from rankscope.profiler.rank.guard import UNSEEN_NS, guarded
+from rankscope.profiler.rank.measures import measure
 from rankscope.profiler.rank.recording import Recording
-from rankscope.profiler.sections import short
+from rankscope.profiler.work import short
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # noqa: SLF001  # not public
 """Return the id of the pass that the autograd engine runs on this thread; -1: none."""
@@ -51,21 +50,6 @@ def _work(batch: object) -> tuple[int | None, int | None] | None:
 
 class Recorder(Recording):
     """Recording that receives the events of training; ``attach`` has the callers."""
-
-    def claim(self) -> None:
-        """Make this thread the recorded one before the first step: an optimizer steps on it (Ray trains on a side thread)."""
-        # Not ``guarded``, which accepts only the recorded thread.
-        try:
-            here = threading.get_ident()
-            foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
-            if not self.off and self.session is None and here != self.thread and not foreign:
-                self.thread = self.listening = here
-                self._optimizers.forget()
-                self._nothing_goes_on()
-                # The DDP models stay: they may have been wrapped on the other thread.
-                self._release_events()
-        except Exception as error:  # noqa: BLE001  # no error may stop training
-            self.failed(error)
 
     # In every step.
 
@@ -81,7 +65,9 @@ class Recorder(Recording):
         try:
             if iterator is not None:
                 if not is_grad_enabled():
-                    self._batch_without_gradients(at)
+                    if self._events is not None:
+                        self.may_evaluate = True
+                        self._events.note(BATCH_WITHOUT_GRADIENTS, at)
                     return False
                 if self._loading is None or self._loading() is not iterator:
                     self._loading = weakref.ref(iterator)
@@ -102,11 +88,6 @@ class Recorder(Recording):
         finally:
             self.listening = self.thread
             self.cost_ns += now() - at + UNSEEN_NS
-
-    def _batch_without_gradients(self, at: int) -> None:
-        if self._events is not None:
-            self.may_evaluate = True
-            self._events.note(BATCH_WITHOUT_GRADIENTS, at)
 
     def leave_data(self, batch: object = None) -> None:
         """Note that the batch has arrived, or that there is none."""
@@ -217,7 +198,6 @@ class Recorder(Recording):
         at = now()
         self.listening = 0
         try:
-            # The code of ``_after_optimizer``, inlined.
             if self._optimizers.ends(optimizer):
                 noted = self._noted
                 if noted is not None:
@@ -276,17 +256,6 @@ class Recorder(Recording):
         if self._events is not None:
             self._events.note(LEAVE, at)
 
-    def _after_optimizer(self, at: int, optimizer: object) -> None:
-        if not self._optimizers.ends(optimizer):
-            return
-        noted = self._noted
-        if noted is not None:
-            noted.append(at << SHIFT | LEAVE)
-        elif self._events is not None:
-            self._events.note(LEAVE, at)
-        if self._boundary.after_optimizer(optimizer) and not self.explicit:
-            self._close_step(at)
-
     @guarded(default=cast("Tail | None", None))
     def enter_pass(self, at: int, roots: object) -> Tail | None:
         """Note a pass of the autograd engine over ``roots`` inside another; pass the result to ``leave_pass``."""
@@ -315,13 +284,12 @@ class Recorder(Recording):
         del at
         return self._optimizers.taken
 
-    @guarded(default=None)
-    def after_scaler(self, at: int, optimizer: object, seen: int) -> None:
+    def after_scaler(self, optimizer: object, seen: int) -> None:
         """Note the decision of the gradient scaler: a skipped optimizer step still ends a training step."""
-        if self._optimizers.taken == seen:
-            (self._events or self._start(at)).measures.tag("optimizer_skipped")
-            self._before_optimizer(at, optimizer)
-            self._after_optimizer(at, optimizer)
+        if get_ident() == self.listening and self._optimizers.taken == seen:
+            self.tag("optimizer_skipped")
+            self.before_optimizer(optimizer)
+            self.after_optimizer(optimizer)
 
     @guarded(default=0)
     def enter_wait(self, at: int) -> int:
@@ -410,19 +378,3 @@ class Recorder(Recording):
         """End a section of the script, also after an exception."""
         if self._events is not None:
             self._events.measures.sections.leave(short(name), at)
-
-    @guarded(default=None)
-    def begin(self, at: int) -> None:
-        """Start the first step here (explicit mode)."""
-        if self._events is None:
-            self._start(at, whole=True)
-
-    @guarded(default=None)
-    def step(self, at: int, samples: object = None, tokens: object = None, flops: object = None) -> None:
-        """End the step here (explicit mode)."""
-        events = self._events or self._start(at)
-        if self._optimizers.going_on:
-            events.note(RAISED, at)
-            self._optimizers.forget()
-        events.measures.told(samples, tokens, flops)
-        self._close_step(at)

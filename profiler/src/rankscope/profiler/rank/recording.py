@@ -1,4 +1,4 @@
-"""Recording of one process: its start and end, and its steps, each written into the ring when it ends.
+"""Recording of one process: its thread, start and end, and its steps, each written into the ring when it ends.
 
 The events in the steps come from ``recorder``.
 """
@@ -12,23 +12,23 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from time import perf_counter_ns as now
 from time import sleep
+from types import TracebackType
 from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
 from rankscope.profiler.entries import pack
-from rankscope.profiler.events import StepEvents
+from rankscope.profiler.events import RAISED, StepEvents
 from rankscope.profiler.handover import EntryKind
 from rankscope.profiler.phases import PhaseClock
 from rankscope.profiler.plan import Schedule
 from rankscope.profiler.rank import flight_dump
 from rankscope.profiler.rank.boundary import StepBoundary
-from rankscope.profiler.rank.clock import now
-from rankscope.profiler.rank.crashes import note_crashes
 from rankscope.profiler.rank.ddp import LastGradient
 from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_device
-from rankscope.profiler.rank.guard import raised_by_a_signal_handler
+from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import identify
 from rankscope.profiler.rank.measures import StepMeasures
 from rankscope.profiler.rank.optimizers import OptimizerSteps
@@ -93,6 +93,38 @@ class Recording:
         self._waits: list[tuple[int, int]] = []
         self._tail_unknown = False
         self._forget_crashes: Callable[[], None] | None = None
+
+    def claim(self) -> None:
+        """Make this thread the recorded one before the first step: an optimizer steps on it (Ray trains on a side thread)."""
+        # Not ``guarded``, which accepts only the recorded thread.
+        try:
+            here = threading.get_ident()
+            foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
+            if not self.off and self.session is None and here != self.thread and not foreign:
+                self.thread = self.listening = here
+                self._optimizers.forget()
+                self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
+                self._wait_started = 0
+                # The DDP models stay: they may have been wrapped on the other thread.
+                self._release_events()
+        except Exception as error:  # noqa: BLE001  # no error may stop training
+            self.failed(error)
+
+    @guarded(default=None)
+    def begin(self, at: int) -> None:
+        """Start the first step here (explicit mode)."""
+        if self._events is None:
+            self._start(at, whole=True)
+
+    @guarded(default=None)
+    def step(self, at: int, samples: object = None, tokens: object = None, flops: object = None) -> None:
+        """End the step here (explicit mode)."""
+        events = self._events or self._start(at)
+        if self._optimizers.going_on:
+            events.note(RAISED, at)
+            self._optimizers.forget()
+        events.measures.told(samples, tokens, flops)
+        self._close_step(at)
 
     def _start(self, at: int, *, whole: bool = False) -> StepEvents[StepMeasures]:
         """Start recording events at the first sign of training. ``whole``: this is the start of a step."""
@@ -165,10 +197,6 @@ class Recording:
         else:
             events.begin(ended)
 
-    def _nothing_goes_on(self) -> None:
-        self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
-        self._wait_started = 0
-
     def _understand(self, fields: RawFields, events: StepEvents[StepMeasures]) -> bytes:
         """Evaluate a step that the helper cannot: it has a time line on a device, or very many events."""
         raw, line = RawStep(*fields), events.line
@@ -184,7 +212,7 @@ class Recording:
         self._alone = hello.rank.world_size == 1
         self._on_host = hello.rank.device_kind == "cpu"
         atexit.register(self.close, End.EXIT)
-        self._forget_crashes = note_crashes(self.close)
+        self._forget_crashes = _note_crashes(self.close)
         device = self._find_device(None if self._optimizers.last is None else self._optimizers.last())
         if device is not None and self._events is not None:
             line = DeviceLine(device)
@@ -295,3 +323,27 @@ class Recording:
             self.session.forget()
         self._windows = self.session = None
         self._release()
+
+
+def end_of(error: BaseException | None) -> End:
+    """Return the end state of a script that ``error`` ended: a crash, unless it is Ctrl-C or a ``sys.exit`` with success."""
+    if isinstance(error, SystemExit):
+        return End.CRASH if error.code else End.EXIT
+    return End.EXIT if error is None or isinstance(error, KeyboardInterrupt) else End.CRASH
+
+
+def _note_crashes(close: Callable[[End], None]) -> Callable[[], None]:
+    """Call ``close`` when an exception ends the script. Returns a function that undoes this."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        close(end_of(error))
+        previous(kind, error, trace)
+
+    def forget() -> None:
+        # A hook that was installed later may call this one.
+        if sys.excepthook is hook:
+            sys.excepthook = previous
+
+    sys.excepthook = hook
+    return forget

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import perf_counter_ns as now
 from typing import Final
 
 import msgspec
 
 from rankscope.profiler.handover import EntryKind, Window
 from rankscope.profiler.plan import Schedule
-from rankscope.profiler.rank.clock import now
 from rankscope.profiler.rank.kineto import KinetoSession, KinetoUnavailable
 from rankscope.profiler.ring import Announcement, RingWriter
 from rankscope.profiler.scratch import remove_trace, room_for_trace, trace_folder
