@@ -15,7 +15,7 @@ from rankscope.analysis.costs.memory import MINIMUM_SAMPLES, is_leak, memory_of,
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.report.terminal import render_text
-from rankscope.analysis.result.json_of import json_of
+from rankscope.analysis.result.text import json_of
 from rankscope.runs.paths import host_dir
 from rankscope.runs.records import HardwareSample, StepRecord
 from rankscope.runs.writer import JsonLinesWriter

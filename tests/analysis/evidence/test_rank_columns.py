@@ -19,7 +19,7 @@ from rankscope.analysis.evidence.steps import METRICS, StepTable
 from rankscope.analysis.trace.possible import LAST_STEP, LATEST_NS, MAX_US
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import PHASES, PhaseTimes, StepEvent, StepRecord
+from rankscope.runs.records import PHASES, Phase, PhaseTimes, StepEvent, StepRecord
 from rankscope.runs.step_columns import COUNTS, HAS_BLOCKED, MEMORY, event_of
 
 microseconds = st.integers(0, 2**20).map(float)
@@ -44,6 +44,14 @@ records = st.builds(
 )
 
 
+def own_in_us(record: StepRecord, phase: Phase) -> float | None:
+    """Return the time of a phase minus its blocked time, on the device where both are known there."""
+    on_device = record.device_us is not None and record.device_blocked_us is not None
+    times, blocked = (record.device_us, record.device_blocked_us) if on_device else (record.phases_us, record.blocked_us)
+    time = None if times is None else times.get(phase)
+    return None if time is None or blocked is None else time - (blocked.get(phase) or 0.0)
+
+
 def metrics_of(record: StepRecord) -> dict[str, float | None]:
     """Return every metric, computed by the record itself."""
     return {
@@ -51,7 +59,7 @@ def metrics_of(record: StepRecord) -> dict[str, float | None]:
         "own_us": record.own_us,
         "blocked_us": record.blocked_total_us,
         **{f"{phase}_us": record.phases_us.get(phase) for phase in PHASES},
-        **{f"own_{phase}_us": record.own_in_us(phase) for phase in PHASES},
+        **{f"own_{phase}_us": own_in_us(record, phase) for phase in PHASES},
         **{name: getattr(record, name) for name in ("samples", "tokens", "flops", *METER_METRICS)},
     }
 

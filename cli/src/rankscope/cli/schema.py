@@ -17,14 +17,36 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.cli.capture_result import CaptureResult, DumpResult
 from rankscope.runs.control import ControlAnswer, ControlRequest
-from rankscope.runs.records import RECORD_TYPES
+from rankscope.runs.records import (
+    AttemptInfo,
+    CollectiveRecord,
+    HardwareSample,
+    KernelRecord,
+    PlannedWindow,
+    RankInfo,
+    RunInfo,
+    StackSamples,
+    StepBreakdown,
+    StepEvent,
+    StepRecord,
+)
 
 SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "analysis": Analysis,
     "hang": HangReport,
     "compare": CompareResult,
     "whatif": WhatIf,
-    **RECORD_TYPES,
+    "run": RunInfo,
+    "attempt": AttemptInfo,
+    "rank": RankInfo,
+    "steps": StepRecord,
+    "events": StepEvent,
+    "windows": StepBreakdown,
+    "collectives": CollectiveRecord,
+    "kernels": KernelRecord,
+    "stacks": StackSamples,
+    "plan": PlannedWindow,
+    "gpu": HardwareSample,
     "findings": FindingRecord,
     "request": ControlRequest,
     "answer": ControlAnswer,

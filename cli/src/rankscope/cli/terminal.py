@@ -13,7 +13,7 @@ from typing import IO, Any, Final, TextIO, TypeVar
 import click
 import msgspec
 
-from rankscope.analysis.result.json_of import json_of
+from rankscope.analysis.result.text import json_of
 from rankscope.analysis.trace.locations import local_path
 from rankscope.base import options
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +13,8 @@ from rankscope.base.options import Duration, ListenAddress
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.config_file import load_config
 from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
-from rankscope.exporter.options import SectionGroup, SimulatedGpus, section, unknown_variables
-from rankscope.exporter.settings import DCGM_PATH, DEFAULT_PORT, Settings, default_socket, default_state_dir
+from rankscope.exporter.options import SectionGroup, SimulatedGpus, section, telemetry_path, unknown_variables
+from rankscope.exporter.settings import DEFAULT_PORT, Settings, default_socket, default_state_dir
 
 _DURATION: Final = Duration()
 _ADDRESS: Final = ListenAddress()
@@ -52,14 +51,6 @@ class _Exporter(SectionGroup):
 def _load(ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
     if value is not None and not ctx.resilient_parsing:
         ctx.default_map = load_config(value, ctx)
-    return value
-
-
-def _telemetry_path(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    if not re.fullmatch(r"/[A-Za-z0-9_./-]*", value):
-        raise click.BadParameter(f"{value!r} is not a path such as /metrics")
-    if value in ("/", "/-", DCGM_PATH) or value.startswith("/-/"):
-        raise click.BadParameter(f"{value} is taken by another page of the exporter; choose one such as /metrics")
     return value
 
 
@@ -107,7 +98,7 @@ def _collector_options(command: Any) -> Any:
     "telemetry_path",
     default="/metrics",
     show_default=True,
-    callback=_telemetry_path,
+    callback=telemetry_path,
     help="Path of the metrics.",
 )
 @_collector_options

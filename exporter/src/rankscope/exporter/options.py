@@ -1,4 +1,4 @@
-"""Types of command-line values, and options with a section in the help and an environment variable."""
+"""Types and checks of command-line values, and options with a section in the help and an environment variable."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
+
+from rankscope.exporter.settings import DCGM_PATH
 
 ENVIRONMENT_PREFIX: Final = "RANKSCOPE_EXPORTER_"
 
@@ -75,6 +77,15 @@ class SectionGroup(click.Group):
             with formatter.section(title):
                 formatter.write_dl(records)
         self.format_commands(ctx, formatter)
+
+
+def telemetry_path(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    """Check the path of the metrics, as a callback of its option, and return it."""
+    if not re.fullmatch(r"/[A-Za-z0-9_./-]*", value):
+        raise click.BadParameter(f"{value!r} is not a path such as /metrics")
+    if value in ("/", "/-", DCGM_PATH) or value.startswith("/-/"):
+        raise click.BadParameter(f"{value} is taken by another page of the exporter; choose one such as /metrics")
+    return value
 
 
 def unknown_variables(command: click.Command, environment: Mapping[str, str]) -> list[str]:

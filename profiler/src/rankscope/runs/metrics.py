@@ -99,8 +99,6 @@ RANK_METRICS: Final[tuple[RankMetric, ...]] = (
     RankMetric("rank_recorder_disabled", "gauge", "1 when the recorder switched itself off."),
 )
 
-RANK_METRIC_PREFIX: Final = "rank_"
-
 STEP_BUCKETS_SECONDS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 )  # fmt: skip

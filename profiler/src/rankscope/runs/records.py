@@ -208,14 +208,6 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return None
         return (self.step_us if self._on_device else self.wall_us) - blocked
 
-    def own_in_us(self, phase: Phase) -> float | None:
-        """Return the time of ``phase`` minus its blocked time, measured as ``own_us``; ``None`` without a signal or the phase."""
-        times, blocked = (self.device_us, self.device_blocked_us) if self._on_device else (self.phases_us, self.blocked_us)
-        time = None if times is None else times.get(phase)
-        if time is None or blocked is None:
-            return None
-        return time - (blocked.get(phase) or 0.0)
-
 
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tags and sections of a step (``events-*.jsonl``); only a step that has any has a line."""
@@ -396,19 +388,3 @@ class HardwareSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     pcie_link_generation: int | None = None
     """Current generation; idle GPUs use a lower one to save power."""
     nvlinks_down: int | None = None
-
-
-RECORD_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
-    "run": RunInfo,
-    "attempt": AttemptInfo,
-    "rank": RankInfo,
-    "steps": StepRecord,
-    "events": StepEvent,
-    "windows": StepBreakdown,
-    "collectives": CollectiveRecord,
-    "kernels": KernelRecord,
-    "stacks": StackSamples,
-    "plan": PlannedWindow,
-    "gpu": HardwareSample,
-}
-"""Record name to type; ``rankscope schema NAME`` prints the JSON Schema of each."""

@@ -81,18 +81,6 @@ def number_of(segment: Path) -> int:
     return int(segment.stem.rpartition("-")[2])
 
 
-def read_lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yield every line from the position of ``file``, with its newline; ``None`` for one that is torn or too long."""
-    while line := file.readline(MAX_LINE_BYTES):
-        if line.endswith(b"\n"):
-            yield line
-            continue
-        # Torn: the writer is still writing it, or died. Or too long: then no part of it is used.
-        while line and not line.endswith(b"\n"):
-            line = file.readline(MAX_LINE_BYTES)  # the rest of the same line
-        yield None
-
-
 def read_blocks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
     """Yield blocks of whole lines from the position of ``file``, each with its number of bytes in the file.
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.analysis.result.json_of import json_of
+from rankscope.analysis.result.text import json_of
 from rankscope.base.text import one_line
 
 HORIZON_NS: Final = 2**52

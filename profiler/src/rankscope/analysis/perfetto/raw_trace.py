@@ -18,12 +18,11 @@ from rankscope.analysis.trace.classify import GPU_ANNOTATION, GPU_COPY, GPU_KERN
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location
+from rankscope.analysis.trace.possible import LATEST_NS, MAX_US
 from rankscope.analysis.trace.schema import read_metadata
 from rankscope.base.errors import InputError
 
 _ABSENT: Final = msgspec.Raw(b"null")
-_YEAR_NS: Final = 366 * 86_400 * 10**9
-_LATEST_NS: Final = 2**62
 _ON_DEVICE: Final = frozenset({*GPU_KERNEL, *GPU_COPY})
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 
@@ -138,7 +137,7 @@ def _sort_in(trace: RawTrace, event: RawEvent, base: int) -> None:
         trace.other["damaged" if at is None else str(event.ph)] += 1
     elif event.ph != "X":
         (trace.moments if event.ph in {"i", "I"} else trace.flows).append((at + base, event))
-    elif (length := ns_of(bytes(event.dur))) is None or not 0 <= length < _YEAR_NS:
+    elif (length := ns_of(bytes(event.dur))) is None or not 0 <= length < MAX_US * 1000:
         trace.other["damaged"] += 1
     else:
         trace.slices.append(Slice(at + base, at + base + length, event))
@@ -157,12 +156,12 @@ def ns_of(text: bytes) -> int | None:
     else:
         try:
             exact = Decimal(text.decode("ascii", "replace")) * 1000
-            if not exact.is_finite() or not abs(exact) < _LATEST_NS:
+            if not exact.is_finite() or not abs(exact) < LATEST_NS:
                 return None
         except InvalidOperation:
             return None
         ns = round(exact)
-    return ns if abs(ns) < _LATEST_NS else None
+    return ns if abs(ns) < LATEST_NS else None
 
 
 def args_of(event: RawEvent) -> dict[str, object]:

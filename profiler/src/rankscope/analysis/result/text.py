@@ -1,10 +1,12 @@
-"""Text of results shown to people: blocks, colours, warnings, lists, counts, sizes and tables."""
+"""Text of results: for people as blocks, colours, warnings, lists, counts, sizes and tables; for programs as JSON."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from rankscope.base.text import one_line, printable
 
@@ -113,3 +115,19 @@ def fitting(rows: list[list[str]], width: int, dispensable: Sequence[str]) -> li
             column = rows[0].index(name)
             rows = [row[:column] + row[column + 1 :] for row in rows]
     return rows
+
+
+def json_of(result: object) -> bytes:
+    """Encode a result as JSON in UTF-8; characters that UTF-8 cannot encode, as in undecodable file names, become ``?``."""
+    try:
+        return msgspec.json.encode(result)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(result)))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list) else value

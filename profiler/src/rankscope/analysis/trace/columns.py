@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import compress
 from typing import Any, Final, TypeVar
@@ -14,7 +13,8 @@ from numpy.typing import NDArray
 from rankscope.analysis.trace.classify import ANNOTATION, CPU_COMMUNICATION, CPU_OP, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, LAUNCH
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
-from rankscope.analysis.trace.locations import Location, base_name
+from rankscope.analysis.trace.locations import Location, rank_in_name
+from rankscope.analysis.trace.possible import MAX_US
 from rankscope.analysis.trace.schema import (
     ANY_DETAIL_EVENT,
     ANY_EVENT,
@@ -22,7 +22,6 @@ from rankscope.analysis.trace.schema import (
     DetailArgs,
     DetailEvent,
     Device,
-    Distributed,
     Event,
     EventArgs,
     Number,
@@ -71,10 +70,6 @@ _CATEGORIES: Final[dict[str, int]] = {
     **dict.fromkeys(LAUNCH, LAUNCHED),
     **dict.fromkeys(GPU_ANNOTATION, DEVICE_NOTE),
 }
-
-_ABSURD_US: Final = 366 * 86_400 * 1e6
-"""Longest possible duration; events of more than a year are damaged."""
-
 
 _ABSURD_TIME_US: Final = 4e15
 """Latest possible Unix time, in the year 2096; with a base of the same size it still fits 64 bits of nanoseconds."""
@@ -201,7 +196,7 @@ class _Columns:
         category = category[matters]
         start_us = _floats([event.ts for event in kept])
         length_us = _floats([event.dur for event in kept])
-        sane = (np.abs(start_us) < _ABSURD_TIME_US) & (length_us >= 0) & (length_us < _ABSURD_US)
+        sane = (np.abs(start_us) < _ABSURD_TIME_US) & (length_us >= 0) & (length_us < MAX_US)
         if not sane.all():
             self._damaged += int((~sane).sum())
             kept = [kept[row] for row in np.flatnonzero(sane)]
@@ -273,12 +268,12 @@ class _Columns:
         categories = {str(category) for category, code in self._codes.items() if code >= 0}
         return Trace(
             path=self._path,
-            rank=distributed.rank if distributed.rank is not None else _rank_in_name(base_name(self._path)),
+            rank=distributed.rank if distributed.rank is not None else rank_in_name(self._path),
             world_size=distributed.world_size,
             backend=distributed.backend,
             host=about.host,
             device_kind=_device_kind(about.devices, categories, calls) if (columns["category"] <= COPY).any() else "cpu",
-            groups=_groups(distributed),
+            groups=distributed.groups(),
             names=names,
             metadata=self._metadata,
             gpu_names=[device.name for device in about.devices if device.name],
@@ -370,27 +365,6 @@ def _nanoseconds(us: NDArray[np.float64]) -> NDArray[np.int64]:
     # Whole and fraction separately: 1.7e15 us (Unix time) times 1000 exceeds what a float64 holds exactly.
     whole = np.floor(us)
     return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
-
-
-def _groups(distributed: Distributed) -> dict[str, tuple[int, ...]]:
-    return {
-        str(group.pg_name): tuple(group.ranks)
-        for group in distributed.pg_config or []
-        if group.pg_name is not None and group.ranks
-    }
-
-
-_RANK_IN_NAME: Final[tuple[re.Pattern[str], ...]] = (
-    re.compile(r"(?:rank|worker|trainer)[-_.\[]?(\d{1,7})(?!\d)", re.IGNORECASE),
-    re.compile(r"(?:^|[-_.])r?(\d{1,7})(?:\.pt)?(?:\.trace)?\.json(?:\.gz|\.zst)?$", re.IGNORECASE),
-)
-
-
-def _rank_in_name(name: str) -> int | None:
-    for pattern in _RANK_IN_NAME:
-        if found := pattern.search(name):
-            return int(found.group(1))
-    return None
 
 
 def _device_kind(devices: Sequence[Device], categories: Collection[str], calls: Iterable[str]) -> DeviceKind:
