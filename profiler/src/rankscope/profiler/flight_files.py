@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
 from pathlib import Path
 from typing import Final
 
+from rankscope.runs.segments import open_regular
 from rankscope.runs.writer import make_folder, replacing
 
 MAX_BYTES: Final = 256 * 1024 * 1024
@@ -48,11 +48,8 @@ def copy_file(source: Path, target: Path) -> None:
 
     Raises ``OSError``, also for a file that is larger than ``MAX_BYTES`` or not regular.
     """
-    handle = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(source))
+    with open_regular(source, links=False) as file:
+        found = os.fstat(file.fileno())
         if found.st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_BYTES} bytes", str(source))
         make_folder(target.parent, parents=False)  # a removed run is not created again

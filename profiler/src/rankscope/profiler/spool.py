@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rankscope.runs.segments import open_regular
+
 FORGOTTEN_SECONDS: Final = 86_400.0
 """Age at which an exporter forgets a file (the default of its ``--spool-forget``): then the slot is free again."""
 MAX_SLOTS: Final = 512
@@ -140,9 +142,8 @@ class SpoolFile:
 
     def _is_earlier(self, path: Path) -> bool:
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
-                info = _INFO.search(file.read(_MAX_READ))
+            with open_regular(path, links=False) as file:
+                info = _INFO.search(file.read(_MAX_READ).decode(errors="replace"))
         except OSError:
             return False
         if info is None or (attempt := _ATTEMPT.search(info[0])) is None:
