@@ -13,8 +13,7 @@ from tests.rank_file import EACH, RANK, RUN, STEP, WINDOW, rank_text, totals_of
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.published import render, samples
-from rankscope.profiler.helper.publishing import Publishing
+from rankscope.profiler.helper.published import Publishing, render, samples
 from rankscope.profiler.helper.totals import Totals
 from rankscope.profiler.scratch import hold, spooled
 from rankscope.profiler.settings import RecorderSettings

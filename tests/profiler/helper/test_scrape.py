@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rankscope.profiler.helper import scrape
-from rankscope.profiler.helper.scrape import MAX_PAGE_BYTES, ScrapeError, fetch, parse_target
+from rankscope.profiler.helper import exporter_page
+from rankscope.profiler.helper.exporter_page import MAX_PAGE_BYTES, ScrapeError, fetch, parse_target
 
 Answer = Callable[[Any], None]
 Serve = Callable[[Answer], str]
@@ -100,7 +100,7 @@ def test_nobody_there(refusing_port: int) -> None:
 
 @pytest.mark.parametrize("first", [b"HTTP/1.0 200 OK\r\n", b"HTTP/1.0 200 OK\r\n\r\n"], ids=["head", "body"])
 def test_a_page_that_drips_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
-    monkeypatch.setattr(scrape, "DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(exporter_page, "DEADLINE_SECONDS", 0.3)
 
     def drip(handler: Any) -> None:
         handler.wfile.write(first)
@@ -113,7 +113,7 @@ def test_a_page_that_drips_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyP
 
 
 def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrape, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(exporter_page, "CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ScrapeError, match=r"timed out|too long"):
         fetch(parse_target(f"http://127.0.0.1:{silent.getsockname()[1]}"))
 

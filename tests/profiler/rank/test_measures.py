@@ -29,7 +29,7 @@ def test_a_batch_is_measured_by_its_tensors_wherever_they_are() -> None:
 def test_the_time_of_the_garbage_collector_is_seen_once() -> None:
     from time import perf_counter_ns as now
 
-    from rankscope.profiler.rank.host import GcMeter
+    from rankscope.profiler.rank.meters import GcMeter
 
     meter = GcMeter(now)
     gc.collect()
@@ -44,7 +44,7 @@ def test_the_time_of_the_garbage_collector_is_seen_once() -> None:
 def test_collections_on_other_threads_are_not_this_threads() -> None:
     from time import perf_counter_ns as now
 
-    from rankscope.profiler.rank.host import GcMeter
+    from rankscope.profiler.rank.meters import GcMeter
 
     gc.disable()
     meter = GcMeter(now)
@@ -61,9 +61,9 @@ def test_collections_on_other_threads_are_not_this_threads() -> None:
 def test_no_python_runs_in_a_collection_where_a_signal_handler_could_raise_in_vain() -> None:
     from time import perf_counter_ns as now
 
-    from rankscope.profiler.rank import host
+    from rankscope.profiler.rank import meters
 
-    meter = host.GcMeter(now)
+    meter = meters.GcMeter(now)
     ran: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -77,7 +77,7 @@ def test_no_python_runs_in_a_collection_where_a_signal_handler_could_raise_in_va
         sys.setprofile(None)
     meter.close()
     assert meter.read()[0] > 0
-    assert host.__file__ not in ran
+    assert meters.__file__ not in ran
 
 
 def test_a_batch_that_is_no_plain_container_is_not_asked() -> None:
@@ -116,7 +116,7 @@ def test_the_thread_is_metered_once_in_a_while_for_all_steps_since(monkeypatch: 
     from types import SimpleNamespace
 
     from rankscope.profiler.rank import measures as module
-    from rankscope.profiler.rank.host import READ_EVERY_NS
+    from rankscope.profiler.rank.meters import READ_EVERY_NS
 
     monkeypatch.setattr(module, "now", lambda: 0)
     measures = module.StepMeasures()

@@ -54,7 +54,7 @@ class StepEntry(msgspec.Struct, array_like=True):
     sections_ns: dict[str, int]
     tags: list[str]
     usage: Usage | None = None
-    """Read only if at least ``rank.host.READ_EVERY_NS`` have passed since the last reading."""
+    """Read only if at least ``rank.meters.READ_EVERY_NS`` have passed since the last reading."""
 
 
 class DeviceEntry(msgspec.Struct, array_like=True):

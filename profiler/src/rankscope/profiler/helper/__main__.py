@@ -26,7 +26,7 @@ from rankscope.profiler.helper.hardware import Hardware
 from rankscope.profiler.helper.joining import Joining
 from rankscope.profiler.helper.keeping import WRONG_BYTES, Keeping
 from rankscope.profiler.helper.otlp import OtlpTraces
-from rankscope.profiler.helper.publishing import Publishing
+from rankscope.profiler.helper.published import Publishing
 from rankscope.profiler.helper.reducing import Reducing
 from rankscope.profiler.helper.stacks import Stacks
 from rankscope.profiler.helper.store import RETAINED_TRACES, RunStore

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from rankscope.profiler.events import StepEvents
 from rankscope.profiler.rank.guard import raised_by_a_signal_handler
-from rankscope.profiler.rank.host import GC_TAG, READ_EVERY_NS, GcMeter, ThreadMeter
-from rankscope.profiler.rank.memory import EVERY_STEPS, MemoryMeter
+from rankscope.profiler.rank.meters import EVERY_STEPS, GC_TAG, READ_EVERY_NS, GcMeter, MemoryMeter, ThreadMeter
 from rankscope.profiler.raw import RawFields, Span, Told
 from rankscope.profiler.work import Sections, StepWork
 

@@ -25,13 +25,12 @@ from rankscope.profiler.handover import EntryKind
 from rankscope.profiler.phases import PhaseClock
 from rankscope.profiler.plan import Schedule
 from rankscope.profiler.rank import flight_dump
-from rankscope.profiler.rank.boundary import StepBoundary
 from rankscope.profiler.rank.ddp import LastGradient
 from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_device
 from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import identify
 from rankscope.profiler.rank.measures import StepMeasures
-from rankscope.profiler.rank.optimizers import OptimizerSteps
+from rankscope.profiler.rank.optimizers import OptimizerSteps, StepBoundary
 from rankscope.profiler.rank.session import Session
 from rankscope.profiler.rank.windows import Windows
 from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, RawFields, RawStep, pack_raw, pack_span, to_entry
