@@ -31,12 +31,12 @@ def span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def ranks_text(ranks: Sequence[int], *, count: int | None = None, most: int = 8) -> str:
+def ranks_text(ranks: Sequence[int], *, count: int | None = None) -> str:
     """Format a list of ranks: ``rank 3``, ``ranks 0, 2``, ``ranks 0, 1, … and 12 more``.
 
-    At most ``most`` ranks are listed. ``count`` is the total if ``ranks`` is only its beginning.
+    At most eight ranks are listed. ``count`` is the total if ``ranks`` is only its beginning.
     """
-    shown = ranks[:most]
+    shown = ranks[:8]
     more = (len(ranks) if count is None else count) - len(shown)
     text = ", ".join(map(str, shown)) + (f" and {more:,} more" if more else "")
     return f"rank {text}" if len(shown) + more == 1 else f"ranks {text}"

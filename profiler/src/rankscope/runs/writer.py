@@ -155,10 +155,10 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
         written += file.write(data[written:])
 
 
-def write_record(path: Path, record: msgspec.Struct, *, overwrite: bool = True, share: bool = True) -> bool:
+def write_record(path: Path, record: msgspec.Struct, *, overwrite: bool = True) -> bool:
     """Write one record as an indented JSON file, atomically; see ``write_atomically``."""
     data = msgspec.json.format(_encoder.encode(record), indent=2) + b"\n"
-    return write_atomically(path, data, overwrite=overwrite, share=share)
+    return write_atomically(path, data, overwrite=overwrite, share=True)
 
 
 def create_run(run: Path, info: RunInfo) -> bool:

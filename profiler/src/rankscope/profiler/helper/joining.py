@@ -1,8 +1,8 @@
 """Join of a step's entry with the data that arrives later, into one record.
 
 Device times arrive some steps later, each for one step. Context switches and the time in the run queue arrive with the last step
-of a span of short steps (see ``rank.host``), for the whole span. They are split in proportion to the time that the thread was off
-its processor in each step, which includes waiting in the run queue; the parts add up to the reading.
+of a span of short steps (see ``rank.meters``), for the whole span. They are split in proportion to the time that the thread was
+off its processor in each step, which includes waiting in the run queue; the parts add up to the reading.
 """
 
 from __future__ import annotations

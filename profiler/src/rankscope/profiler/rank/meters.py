@@ -124,7 +124,7 @@ Statistics = Mapping[str, Any]
 """Statistics of the caching allocator, nested as in torch's ``memory_stats_as_nested_dict``: flattening is expensive."""
 
 
-def cuda_statistics() -> Statistics | None:
+def _cuda_statistics() -> Statistics | None:
     """Return the statistics of the current device; ``None`` if the script has not used one: reading would create a context."""
     if not cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
@@ -135,8 +135,7 @@ def cuda_statistics() -> Statistics | None:
 class MemoryMeter:
     """Reader of the memory of the process and its device."""
 
-    def __init__(self, statistics: Callable[[], Statistics | None] = cuda_statistics) -> None:
-        self._statistics = statistics
+    def __init__(self) -> None:
         self.due_ns = 0
         """Time from which the memory is read again, at any step."""
         try:
@@ -157,7 +156,7 @@ class MemoryMeter:
 
     def _device(self) -> tuple[int | None, int | None, int | None, int | None]:
         try:
-            found = self._statistics()
+            found = _cuda_statistics()
         except Exception:  # noqa: BLE001  # another kind of allocator has no statistics; all else is still known
             found = None
         if not found:
