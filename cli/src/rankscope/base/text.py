@@ -1,4 +1,4 @@
-"""Text for people: escaped strings, durations with units, and lists of ranks."""
+"""Text for people: escaped and shortened strings, durations with units, and lists of ranks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ def one_line(text: str, replacement: str = "\N{REPLACEMENT CHARACTER}") -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else replacement for letter in text)
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return ``text``, cut to ``limit`` characters with an ellipsis at the end."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def duration(us: float) -> str:

@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from rankscope.base.text import shortened
+
 MAX_NAME: Final = 200
 """Most characters of a name."""
 MAX_TEXT: Final = 2_000
@@ -31,11 +33,10 @@ def shown(text: str, limit: int = MAX_NAME) -> str:
     r"""Return ``text`` in one line of at most ``limit`` characters. Invisible characters (line breaks, bidi controls, zero width,
     surrogates) are written as escapes: ``\u202e``.
     """
-    if len(text) > limit:
-        text = text[: limit - 1] + "…"
+    text = shortened(text, limit)
     if not text.isprintable():
         text = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return shortened(text, limit)
 
 
 def plotly_text(text: str, limit: int = MAX_NAME) -> str:

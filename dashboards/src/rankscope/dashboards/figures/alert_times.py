@@ -7,6 +7,7 @@ from typing import Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
+from rankscope.base.text import shortened
 from rankscope.dashboards.data.alert_record import AlertRecord, State
 from rankscope.dashboards.figures.drawn import Table
 from rankscope.dashboards.figures.frame import framed, hatched, legend_above, note, rows_axis
@@ -94,7 +95,7 @@ def row_label(alert: AlertRecord) -> str:
         "",
     )
     text = "".join(char if char.isprintable() and char not in "<>&" else " " for char in f"{alert.name} {about}".strip())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return shortened(text, _LONGEST)
 
 
 _LONGEST: Final = 48

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.analysis.result.text import json_of
-from rankscope.base.text import one_line
+from rankscope.base.text import one_line, shortened
 
 HORIZON_NS: Final = 2**52
 """52 days. Below it, a float64 of microseconds with three decimals still distinguishes nanoseconds."""
@@ -218,9 +218,7 @@ def us_text(ns: int) -> bytes:
 
 def inert(text: str, limit: int = MAX_NAME) -> str:
     """Return ``text`` without control characters and lone surrogates, cut to ``limit`` characters."""
-    if len(text) > limit:
-        text = text[: limit - 1] + "…"
-    return one_line(text)
+    return one_line(shortened(text, limit))
 
 
 def inert_args(args: dict[str, Any]) -> bytes:

@@ -23,7 +23,7 @@ from rankscope.analysis.result.text import (
     page,
     warning_lines,
 )
-from rankscope.base.text import duration
+from rankscope.base.text import duration, shortened
 
 SHOWN_RANKS: Final = 16
 """Number of ranks shown at most; the JSON has all of them."""
@@ -255,7 +255,5 @@ def _duration(us: float | None) -> str:
     return UNKNOWN if us is None else duration(us)
 
 
-def _short(host: str | None, limit: int = 20) -> str:
-    if host is None:
-        return UNKNOWN
-    return host if len(host) <= limit else host[: limit - 1] + "…"
+def _short(host: str | None) -> str:
+    return UNKNOWN if host is None else shortened(host, 20)

@@ -10,7 +10,7 @@ from rankscope.analysis.result.analysis import Analysis, CollectiveMatching
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.result.costs import WaterfallPart
 from rankscope.analysis.result.text import UNKNOWN, aligned, fitting, size, wrapped
-from rankscope.base.text import duration
+from rankscope.base.text import duration, shortened
 
 BARS: Final = 24
 """Width of the whole step in the waterfall, in columns."""
@@ -152,10 +152,8 @@ def _rows(rows: list[CollectiveBandwidth], width: int) -> list[str]:
     return lines
 
 
-def _name(row: CollectiveBandwidth, limit: int = 22) -> str:
-    group = "" if row.group in ("cpu", "0") else f" {row.group}"
-    text = f"{row.op}{group}"
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _name(row: CollectiveBandwidth) -> str:
+    return shortened(row.op if row.group in ("cpu", "0") else f"{row.op} {row.group}", 22)
 
 
 def _figures(row: CollectiveBandwidth) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Final
 from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.detail import CommunicationPart, Contention, CopyPart, LaunchPart, RankDetail, Recompute
 from rankscope.analysis.result.text import UNKNOWN, aligned, size
-from rankscope.base.text import duration
+from rankscope.base.text import duration, shortened
 
 SHOWN_RANKS: Final = 2
 SHOWN_ROWS: Final = 12
@@ -122,7 +122,7 @@ def _unclassified(detail: RankDetail, width: int) -> str:
         [_number(one.stream), str(one.events), duration(one.busy_us), duration(one.longest_us), one.name]
         for one in detail.unclassified[:SHOWN_ROWS]
     ]
-    return "\n".join([*textwrap.wrap(title, width), *(_cut(line, width) for line in aligned(rows, left=(4,)))])
+    return "\n".join([*textwrap.wrap(title, width), *(shortened(line, width) for line in aligned(rows, left=(4,)))])
 
 
 def _steps(detail: RankDetail) -> str:
@@ -195,10 +195,6 @@ def _table(rows: Sequence[Sequence[str]], of: int, left: Sequence[int] = ()) -> 
         return ""
     more = [f"and {of - len(rows) + 1} more"] if of > len(rows) - 1 else []
     return "\n".join([*aligned(rows, left), *more])
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def _share(part: float, whole: float) -> str:
