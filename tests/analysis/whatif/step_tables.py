@@ -21,7 +21,7 @@ def table_of(
     steps: NDArray[np.int64] | None = None,
     *,
     others: Mapping[str, Floats] | None = None,
-    checkpoints: NDArray[np.bool_] | None = None,
+    tags: Mapping[str, NDArray[np.bool_]] | None = None,
 ) -> StepTable:
     """Return a table of matrices [ranks, steps]: own and blocked time of phases, and ``others`` by their names."""
     shape = next(iter(own.values())).shape
@@ -39,7 +39,7 @@ def table_of(
         },
         start_unix_ns=np.zeros(shape, np.int64),
         profiled=np.zeros(shape, bool),
-        tags={} if checkpoints is None else {"checkpoint": checkpoints},
+        tags=dict(tags or {}),
     )
 
 
@@ -58,7 +58,12 @@ class Stretch:
     step: int = 0
     """Position of the step in which the stretch ends."""
     lost: dict[str, Floats] = field(default_factory=dict)
-    """By phase, and by cause: time above the rank in the middle."""
+    """By phase: time above the rank in the middle. By cause: its part of ``own`` above that of the rank in the middle."""
+
+    @property
+    def above(self) -> Floats:
+        """Own time above that of the rank in the middle, or 0."""
+        return np.maximum(self.own - low(self.own), 0.0)
 
 
 @dataclass
@@ -89,7 +94,7 @@ class PlainChain:
         only, without = [], []
         for stretch in self.stretches:
             ideal = low(stretch.own)
-            above = np.maximum(stretch.own - ideal, 0.0)
+            above = stretch.above
             part = np.minimum(sum((stretch.lost.get(name, np.zeros(len(above))) for name in names), np.zeros(len(above))), above)
             only.append(ideal + part.max())
             without.append(ideal + (above - part).max())
@@ -109,30 +114,66 @@ def plain_chain(table: StepTable, rows: list[int]) -> PlainChain:
     met = [
         phase for phase, times in blocked.items() if 2 * sum((times[:, at] > 0).any() for at in range(len(steps))) >= len(steps)
     ]
-    causes = {"gc": "gc_us", "cpu_contention": "run_queue_us", "checkpoint": "own_us"}
+    causes = amounts_of(table, rows)
     stretches = [Stretch(np.zeros(len(rows)))]
     for at, step in enumerate(steps):
         cells = {phase: np.nan_to_num(table.values[f"own_{phase}_us"][rows, at]) for phase in phases}
         lost = {phase: np.maximum(times - low(times), 0.0) for phase, times in cells.items()}
-        worst = [max(phases, key=lambda phase: lost[phase][row]) for row in range(len(rows))]
+        everything = sum(lost.values(), np.zeros(len(rows)))
         for phase in phases:
             stretch = stretches[-1]
             stretch.own, stretch.step = stretch.own + cells[phase], at
             stretch.lost[phase] = stretch.lost.get(phase, 0.0) + lost[phase]
             if phase in ("data", "h2d"):
                 stretch.lost["input"] = stretch.lost.get("input", 0.0) + lost[phase]
-            for cause, metric in causes.items():
-                if metric in table.values:
-                    values = table.values[metric][rows, at]
-                    over = np.maximum(values - low(values), 0.0)
-                    if cause == "checkpoint":
-                        over = np.where(table.tagged("checkpoint")[rows, at], over, 0.0)
-                    here = np.array([one == phase for one in worst])
-                    stretch.lost[cause] = stretch.lost.get(cause, 0.0) + np.where(here, over, 0.0)
+            for cause, amounts in causes.items():
+                here = [
+                    time * part / whole if whole > 0 else 0.0
+                    for time, part, whole in zip(amounts[:, at], lost[phase], everything, strict=True)
+                ]
+                stretch.lost[cause] = stretch.lost.get(cause, 0.0) + np.array(here)
             missing = phase == phases[-1] and at + 1 < len(steps) and steps[at + 1] > step + 1
             if phase in met or missing:
                 stretches.append(Stretch(np.zeros(len(rows)), step=at))
     # What follows the last meeting is a stretch, too.
     stretches = stretches if stretches[-1].own.any() or stretches[-1].lost else stretches[:-1]
+    for stretch in stretches:
+        left = stretch.above
+        for cause in ORDER:
+            if cause in stretch.lost:
+                stretch.lost[cause] = np.minimum(stretch.lost[cause], left)
+                left = left - stretch.lost[cause]
+        stretch.lost["host"] = stretch.lost["unknown"] = left
     transfers = sum((np.nan_to_num(blocked[phase]).min(axis=0) for phase in met), np.zeros(len(steps)))
     return PlainChain(stretches, transfers)
+
+
+ORDER = ("gc", "checkpoint", "evaluation", "input", "imbalance", "cpu_contention", "compute")
+"""Order in which causes take their parts of what is left."""
+
+
+def amounts_of(table: StepTable, rows: list[int]) -> dict[str, Floats]:
+    """Return the most that each cause but ``input`` and the rest took, [ranks, steps]."""
+
+    def over(values: Floats) -> Floats:
+        return np.array([np.maximum(of_step - low(of_step), 0.0) for of_step in values.T]).T
+
+    values = {name: values[rows] for name, values in table.values.items()}
+    found: dict[str, Floats] = {}
+    if "gc_us" in values:
+        found["gc"] = over(values["gc_us"])
+    for cause, tag in (("checkpoint", "checkpoint"), ("evaluation", "eval")):
+        tagged = table.tagged(tag)[rows]
+        own = over(values["own_us"])
+        usual = np.median(np.where(tagged, 0.0, own), axis=1)
+        found[cause] = np.where(tagged, np.maximum(own - usual[:, None], 0.0), 0.0)
+    if "run_queue_us" in values:
+        found["cpu_contention"] = over(values["run_queue_us"])
+    if "cpu_us" in values:
+        found["compute"] = over(values["cpu_us"] - values.get("gc_us", 0.0))
+    if "input_elements" in values:
+        more = np.array([of_step > 1.1 * low(of_step) for of_step in values["input_elements"].T]).T
+        found["imbalance"] = np.where(more, found["compute"] if "compute" in found else over(values["own_us"]), 0.0)
+        if "compute" in found:
+            found["compute"] = np.where(more, 0.0, found["compute"])
+    return found

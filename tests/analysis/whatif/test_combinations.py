@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tests.analysis.whatif.step_tables import Floats, graph_of, low, plain_chain, table_of
 
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.whatif.causes import causes_of
-from rankscope.analysis.whatif.combinations import MOST_RANKS, Combinations, combinations, read_combinations
-from rankscope.analysis.whatif.step_scenarios import play_steps
+from rankscope.analysis.whatif.causes import Causes
+from rankscope.analysis.whatif.step_scenarios import MOST_RANKS, Combinations, combinations, play_steps, read_combinations
 
 RANKS, STEPS = 12, 300
 
@@ -28,8 +27,8 @@ def table_from(seed: int) -> StepTable:
 
 
 def combinations_of(table: StepTable) -> Combinations:
-    graph = graph_of(table)
-    return combinations(graph, table.ranks.tolist(), causes_of(graph))
+    causes = Causes(graph_of(table))
+    return combinations(causes, table.ranks.tolist(), causes.names)
 
 
 def seconds(times: Floats) -> float:
@@ -39,7 +38,7 @@ def seconds(times: Floats) -> float:
 @given(
     seed=st.integers(0, 10_000),
     healed=st.sets(st.integers(0, RANKS - 1), max_size=MOST_RANKS),
-    causes=st.sets(st.sampled_from(["input", "gc"])),
+    causes=st.sets(st.sampled_from(["input", "gc", "unknown"])),
 )
 def test_a_combination_is_what_the_whole_graph_gives(seed: int, healed: set[int], causes: set[str]) -> None:
     """Given ranks and causes, when they are ideal together, then the step is that of the chain changed by hand."""
@@ -57,8 +56,7 @@ def test_a_combination_is_what_the_whole_graph_gives(seed: int, healed: set[int]
 def test_one_rank_or_cause_alone_is_as_in_the_answer() -> None:
     """Given one part, when it is ideal, then the step is as in ``by_rank`` and ``by_cause``."""
     table = table_from(3)
-    graph = graph_of(table)
-    played, found = play_steps(graph, causes_of(graph)), combinations_of(table)
+    played, found = play_steps(Causes(graph_of(table))), combinations_of(table)
 
     assert found.without_step_seconds([], []) == pytest.approx(seconds(played.actual), rel=1e-5)
     for part in played.ranks:

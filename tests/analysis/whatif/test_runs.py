@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.step_files import add_damaged, steps_file
 
+from rankscope.analysis.engine import analyze
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif.outcome import Terms, slowest_count
 from rankscope.analysis.whatif.result import WhatIf
@@ -57,16 +58,66 @@ def test_what_a_planted_straggler_costs(synthetic: Synthetic, phase: str) -> Non
     ("extra", "cause"),
     [
         ({"phase": "data"}, "input"),
-        ({"phase": "forward", "gc": True}, "gc"),
-        ({"phase": "backward", "run_queue": True}, "cpu_contention"),
+        ({"phase": "forward", "gc": True, "cpu": True}, "gc"),
+        ({"phase": "backward", "run_queue": True, "cpu": True}, "cpu_contention"),
         ({"phase": "between_steps", "tags": ["checkpoint"]}, "checkpoint"),
+        ({"phase": "between_steps", "tags": ["eval"]}, "evaluation"),
+        ({"phase": "forward"}, "host"),
     ],
 )
-def test_a_cause_that_the_records_tell_is_taken_away(synthetic: Synthetic, extra: dict[str, Any], cause: str) -> None:
-    result = asked(synthetic(plan=always(1, us=60_000, **extra), noise=0.0))
-    effects = {row.cause: row.share for row in result.by_cause}
-    assert effects.pop(cause) == near(1.0)
-    assert list(effects.values()) == near([0.0] * len(effects))
+def test_a_cause_is_that_of_the_verdict_and_has_the_whole_loss(synthetic: Synthetic, extra: dict[str, Any], cause: str) -> None:
+    path = synthetic(plan=always(1, us=60_000, **extra), noise=0.0).write()
+    result = whatif([path])
+    assert (result.by_cause[0].cause, result.by_cause[0].lost_share) == (cause, near(1.0))
+    shares = {row.cause: row.share for row in result.by_cause}
+    assert shares.pop(cause) == near(1.0)
+    assert list(shares.values()) == near([0.0] * len(shares))
+    verdict = analyze([path]).verdict
+    assert cause in (verdict.cause, verdict.explained_by)
+
+
+@pytest.mark.parametrize(("elements", "cause"), [(1.0, "compute"), (1.5, "imbalance")])
+def test_a_busy_processor_is_compute_or_imbalance_by_the_work_that_it_was_given(
+    synthetic: Synthetic, elements: float, cause: str
+) -> None:
+    path = synthetic(plan=always(1, us=60_000, cpu=True, elements=elements), noise=0.0).write()
+    shares = {row.cause: row.lost_share for row in whatif([path]).by_cause if row.lost_share}
+    # then nine tenths of its time on the CPU explain as much of the loss
+    assert shares == {cause: near(0.9), "host": near(0.1)}
+    assert analyze([path]).verdict.cause == cause
+
+
+def test_parts_of_several_causes_add_up_to_the_loss(synthetic: Synthetic) -> None:
+    # given a rank whose thread sleeps in forward in all steps, and which alone evaluates at every tenth step
+    def plan(rank: int, step: int) -> dict[str, Any] | None:
+        if rank != 1:
+            return None
+        return {"us": 90_000, "tags": ["eval"]} if step % 10 == 9 else {"us": 30_000}
+
+    result = asked(synthetic(plan=plan, noise=0.0, steps=65))
+    lost = {row.cause: row.lost_seconds for row in result.by_cause}
+    # then in the 60 steps in which nothing warms up, 6 evaluations take 60 ms each beside the 30 ms of every step
+    assert (lost["host"], lost["evaluation"]) == (near(0.03), near(0.006))
+    assert sum(lost.values()) == near(result.saved_seconds)
+    assert [row.cause for row in result.by_cause[:2]] == ["host", "evaluation"]
+
+
+def test_a_loss_without_a_signal_is_unknown(synthetic: Synthetic) -> None:
+    # given no CPU time, run-queue delay or profiled step, as on a system without them
+    unknown = {"cpu_us": None, "run_queue_us": None, "gc_us": None, "input_elements": None, "samples": None}
+    result = asked(synthetic(plan=always(1, us=60_000), noise=0.0, fields=lambda _rank, _step: unknown))
+    assert {row.cause: row.lost_share for row in result.by_cause} == {"unknown": near(1.0), "input": near(0.0)}
+
+
+def test_a_device_that_is_busier_in_profiled_steps_is_compute(synthetic: Synthetic, add_windows: AddWindows) -> None:
+    # given a rank that loses 60 ms while its thread sleeps, of which its device computes 40 ms
+    path = synthetic(plan=always(2, us=60_000), noise=0.0).write()
+    for rank in range(4):
+        breakdowns, _ = profiled(range(20, 24), 0)
+        busy = [msgspec.structs.replace(row, compute_us=90_000 + (40_000 if rank == 2 else 0)) for row in breakdowns]
+        add_windows(path, rank, busy, [])
+    lost = {row.cause: row.lost_seconds for row in whatif([path]).by_cause}
+    assert (lost["compute"], lost["host"]) == (near(0.04), near(0.02))
 
 
 def test_one_of_two_equal_stragglers_gains_nothing_alone(synthetic: Synthetic) -> None:

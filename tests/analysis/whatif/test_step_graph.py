@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 from tests.analysis.whatif.step_tables import Floats, graph_of, plain_chain, table_of
 
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.whatif.causes import causes_of
+from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.step_graph import build_step_graph, middle
 from rankscope.analysis.whatif.step_scenarios import StepScenarios, play_steps
 from rankscope.runs.records import PHASES, Phase
 
 
 def scenarios_of(table: StepTable, rows: np.ndarray | None = None) -> StepScenarios:
-    graph = graph_of(table, rows)
-    return play_steps(graph, causes_of(graph))
+    return play_steps(Causes(graph_of(table, rows)))
 
 
 def agrees(table: StepTable, rows: list[int]) -> StepScenarios:
@@ -34,6 +33,9 @@ def agrees(table: StepTable, rows: list[int]) -> StepScenarios:
         np.testing.assert_allclose((part.only, part.without), chain.of_rows({part.key["row"]}))
     for part in (*found.phases, *found.causes):
         np.testing.assert_allclose((part.only, part.without), chain.of(*part.key.values()), err_msg=str(part.key))
+    lost = [part.lost for part in found.causes if part.lost is not None]
+    assert all((times >= 0).all() for times in lost)
+    np.testing.assert_allclose(sum(lost, np.zeros(len(found.actual))), found.actual - found.ideal, atol=1e-6)
     return found
 
 
@@ -50,12 +52,22 @@ def test_all_scenarios_are_those_of_the_plain_chain(seed: int) -> None:
         {phase: random.gamma(2, 1000, shape) for phase in phases},
         {phase: random.gamma(2, 100, shape) for phase in met},
         steps,
-        others={"gc_us": random.gamma(2, 300, shape) * (random.random(shape) < 0.1), "run_queue_us": random.gamma(2, 300, shape)},
-        checkpoints=np.tile(random.random(len(steps)) < 0.02, (7, 1)),
+        others={
+            "gc_us": random.gamma(2, 300, shape) * (random.random(shape) < 0.1),
+            "run_queue_us": random.gamma(2, 300, shape),
+            "input_elements": random.integers(90, 130, shape).astype(float),
+            **({"cpu_us": random.gamma(2, 600, shape)} if seed != 4 else {}),
+        },
+        tags={
+            "checkpoint": np.tile(random.random(len(steps)) < 0.02, (7, 1)),
+            "eval": random.random(shape) < 0.02,
+        },
     )
     found = agrees(table, [0, 1, 2, 3, 4, 5, 6] if seed % 3 else [0, 2, 3, 6])
     causes = [part.key["cause"] for part in found.causes]
-    assert causes == ["input"] * ("data" in phases or "h2d" in phases) + ["gc", "checkpoint", "cpu_contention"]
+    with_input = ["input"] * ("data" in phases or "h2d" in phases)
+    with_cpu = ["compute", "host"] if seed != 4 else ["unknown"]
+    assert causes == ["gc", "checkpoint", "evaluation", *with_input, "imbalance", "cpu_contention", *with_cpu]
 
 
 @st.composite
@@ -83,6 +95,8 @@ def tables(draw: st.DrawFn) -> StepTable:
 def test_less_slowness_is_never_slower_and_none_is_ideal(table: StepTable) -> None:
     found = agrees(table, list(range(len(table.ranks))))
     assert (found.actual >= found.ideal).all()
+    if len(table.ranks) == 1:
+        assert not any(part.lost is not None and part.lost.any() for part in found.causes)
     for part in (*found.ranks, *found.phases, *found.causes):
         for times in (part.only, part.without):
             assert (times <= found.actual).all()
@@ -127,7 +141,7 @@ def test_a_meter_that_one_rank_never_read_is_no_evidence_and_one_unknown_step_sa
     table = table_of(
         {"forward": np.ones(shape)}, {"forward": np.ones(shape)}, others={"run_queue_us": queue, "gc_us": collections}
     )
-    assert [row.cause for row in causes_of(graph_of(table))] == ["gc"]
+    assert Causes(graph_of(table)).names == ["gc", "unknown"]
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=6), st.randoms())

@@ -80,6 +80,22 @@ def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Cal
     assert "At most 8 ranks" in thought.why
 
 
+def test_a_cause_that_costs_little_is_thought_away_only_alone(run: RunData) -> None:
+    """Given more causes than are combined, when one that costs least is removed with a rank, then the reason is said."""
+    scenarios = run.scenarios
+    assert scenarios.combinations is not None
+    causes = [row.cause for row in scenarios.answer.result.by_cause]
+    assert list(scenarios.combinations.causes) == causes[:4]
+
+    alone, together = (thought_away(scenarios, items) for items in ((f"cause:{causes[4]}",), (f"cause:{causes[4]}", "rank:2")))
+
+    assert alone is not None
+    assert alone.step_seconds == scenarios.answer.result.by_cause[4].without_step_seconds
+    assert together is not None
+    assert together.step_seconds is None
+    assert "only alone" in together.why
+
+
 def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None:
     """Given a recorded price, when the address has another, then costs use the address's price."""
     answer = run.scenarios.answer

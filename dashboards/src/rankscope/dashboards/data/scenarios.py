@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.whatif.combinations import Combinations, combinations, read_combinations
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.analysis.whatif.run_answer import whatif_with_chain
+from rankscope.analysis.whatif.step_scenarios import Combinations, combinations, read_combinations
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
@@ -61,7 +61,7 @@ def make_scenarios(run: Path, folder: Path, tell: Tell) -> None:
     )
     if chain is not None:
         tell(Progress("what-if: playing combinations"))
-        combinations(chain.graph, chain.ranks, chain.causes).write(folder)
+        combinations(chain.causes, chain.ranks, chain.combined).write(folder)
     answer = Answer(
         result=result,
         accelerated=any(info.device_kind != "cpu" for info in infos.values()),

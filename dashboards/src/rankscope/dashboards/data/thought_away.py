@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rankscope.analysis.whatif.combinations import MOST_RANKS, Combinations
 from rankscope.analysis.whatif.result import Effect, WhatIf
+from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, MOST_RANKS, Combinations
 from rankscope.dashboards.data.scenarios import Scenarios
 
 ALL: Final = "all"
@@ -40,7 +40,12 @@ CAUSE_NAMES: Final[Mapping[str, str]] = {
     "input": "slow input",
     "gc": "garbage collection",
     "checkpoint": "checkpoints",
+    "evaluation": "evaluation",
+    "imbalance": "more work than others",
     "cpu_contention": "waiting for a CPU",
+    "compute": "slow compute",
+    "host": "slow host",
+    "unknown": "cause unknown",
 }
 
 
@@ -67,7 +72,8 @@ def thought_away(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
     causes = _named(items, "cause")
     ranks = [int(name) for name in _named(items, "rank") if name.isascii() and name.isdecimal()]
     together = scenarios.combinations
-    if together is None or (why := _why_not(together, items, ranks, causes)):
+    alone = [known[item].label for item in items if item in known and _is_only_alone(item, together)]
+    if together is None or (why := _only_alone(alone) or _why_not(together, items, ranks, causes)):
         return Thought(label, None, _ONE_BY_ONE if together is None else why)
     return Thought(label, together.without_step_seconds(ranks, causes))
 
@@ -75,6 +81,19 @@ def thought_away(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
 _ONE_BY_ONE: Final = (
     "From profiled steps one part at a time can be thought away. Choose one of those on offer, or all stragglers."
 )
+
+
+def _is_only_alone(item: str, together: Combinations | None) -> bool:
+    kind, _, name = item.partition(":")
+    return kind == "cause" and together is not None and name not in together.causes
+
+
+def _only_alone(labels: Sequence[str]) -> str:
+    if not labels:
+        return ""
+    return (
+        f"Of the causes, the {MOST_CAUSES} that cost most can be thought away together with others; {joined(labels)} only alone."
+    )
 
 
 def _why_not(together: Combinations, items: Sequence[str], ranks: Sequence[int], causes: Sequence[str]) -> str:

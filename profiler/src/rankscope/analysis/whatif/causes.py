@@ -1,59 +1,128 @@
-"""Causes visible in step records: the own time above the typical that each cost each rank. To add a cause, add a row."""
+"""Causes of slowness in step records: what each took of the own time that a rank needed above the typical rank.
+
+The names are those of the verdict's causes (``inference/cause.py``), with its explanation ``cpu_contention`` apart from other
+``compute``. The causes come in one order, and each takes what those before it left. The last takes all that is left, so the parts
+of a rank add up to its own time above the typical. To add a cause, add a row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.steps import Matrix
-from rankscope.analysis.whatif.step_graph import Block, StepGraph, over_middle
+from rankscope.analysis.evidence.steps import Matrix, Stored
+from rankscope.analysis.inference.step_signals import ACTIVITIES
+from rankscope.analysis.whatif.step_graph import Block, StepGraph, middle, over_middle
 from rankscope.runs.records import Phase
 
-Amounts = Callable[[Block], Matrix | None]
-"""Function that returns the time a cause took [stretches, ranks], microseconds; ``None`` where it took none."""
+CAUSE_METRICS: Final = ("gc_us", "run_queue_us", "cpu_us", "input_elements", "samples", "own_us")
+"""Metrics that a table needs for the causes, in addition to those of the graph."""
+
+_INPUT: Final[tuple[Phase, ...]] = ("data", "h2d")
+_MORE_WORK: Final = 1.1
+"""Ratio to the work of the rank in the middle above which a rank has more work, as in the verdict."""
+_SAMPLED: Final = 1000
+"""Number of steps, about, from which the usual excess of a rank is estimated."""
+
+
+class Causes:
+    """Causes that the records of a graph have a signal for."""
+
+    def __init__(self, graph: StepGraph, busy_us: NDArray[np.float64] | None = None) -> None:
+        """``busy_us``: device time per step above that of the rank in the middle, or 0, [ranks]; ``None``: unknown."""
+        self.graph = graph
+        self.busy_us = busy_us
+        self.rows = [row for row in CAUSES if row.is_known(self)]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the causes, in the order of ``parts``."""
+        return [row.cause for row in self.rows]
+
+    def parts(self, block: Block) -> list[Matrix | None]:
+        """Return the part of each cause, [stretches, ranks], ``None`` where it took nothing. They add up to ``block.above``."""
+        left = block.above.copy()
+        found: list[Matrix | None] = []
+        for row in self.rows:
+            part = row.amounts(self, block)
+            if part is not None:
+                np.minimum(part, left, out=part)
+                left -= part
+            found.append(part)
+        return found
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """Metrics that every rank has recorded at some step; at a single unknown step a rank is as the rank in the middle."""
+        return frozenset(metric for metric in CAUSE_METRICS if self._is_known(metric))
+
+    def _is_known(self, metric: str) -> bool:
+        if not self.graph.table.is_known(metric):
+            return False
+        known = self.graph.of_blocks(lambda block: np.isfinite(self.graph.values(metric, block.steps)).any(axis=0))
+        return bool(np.logical_or.reduce(known).all())
+
+    @property
+    def work(self) -> str | None:
+        """Metric of the work that a rank is given, the one that the verdict uses."""
+        return next((metric for metric in ("input_elements", "samples") if metric in self.known), None)
+
+    @cached_property
+    def usual_us(self) -> dict[str, NDArray[np.float64]]:
+        """Own time above the rank in the middle at a step without the tag, [ranks], for each tag of ``ACTIVITIES`` in the run."""
+        graph = self.graph
+        some = slice(None, None, max(1, len(graph.transfers) // _SAMPLED))
+        over = over_middle(graph.values("own_us", some))
+        tagged = {tag: graph.table.tagged(tag)[graph.rows] for tag in ACTIVITIES.values()}
+        return {tag: np.median(np.where(at[:, some].T, 0.0, over), axis=0) for tag, at in tagged.items() if at.any()}
 
 
 @dataclass(frozen=True, slots=True)
 class CauseRow:
-    """One cause, with the same name as in the verdict's causes and explanations."""
+    """One cause."""
 
     cause: str
-    is_known: Callable[[StepGraph], bool]
+    is_known: Callable[[Causes], bool]
     """Function that returns whether the records have a signal for the cause."""
-    amounts: Amounts
+    amounts: Callable[[Causes, Block], Matrix | None]
+    """Function that returns a new array of the most that the cause took, [stretches, ranks]; ``None`` where it took nothing."""
 
 
-def causes_of(graph: StepGraph) -> list[CauseRow]:
-    """Return the causes that the records have a signal for."""
-    return [row for row in CAUSES if row.is_known(graph)]
+def _over(values: Stored) -> Matrix:
+    """Return the excess over the rank in the middle, [steps, ranks]; 0 where unknown, as in the last steps of a killed rank."""
+    return np.nan_to_num(over_middle(values), posinf=0.0)
 
 
-def _metric(cause: str, name: str) -> CauseRow:
-    def is_known(graph: StepGraph) -> bool:
-        if not graph.table.is_known(name):
-            return False
-        known = graph.of_blocks(lambda block: np.isfinite(graph.values(name, block.steps)).any(axis=0))
-        return bool(np.logical_or.reduce(known).all())
-
-    def amounts(block: Block) -> Matrix | None:
-        # A meter may be unknown, such as in the last steps before a rank was killed: those count as 0.
-        over = np.nan_to_num(over_middle(block.graph.values(name, block.steps)))
-        return block.place(over) if over.any() else None
-
-    return CauseRow(cause, is_known, amounts)
+def _placed(block: Block, over: Matrix) -> Matrix | None:
+    return block.place(over) if over.any() else None
 
 
-_INPUT: Final[tuple[Phase, ...]] = ("data", "h2d")
+def _metric(cause: str, metric: str) -> CauseRow:
+    return CauseRow(
+        cause,
+        lambda causes: metric in causes.known,
+        lambda _, block: _placed(block, _over(block.graph.values(metric, block.steps))),
+    )
 
 
-def _has_input(graph: StepGraph) -> bool:
-    return any(phase in graph.phases for phase in _INPUT)
+def _activity(cause: str, tag: str) -> CauseRow:
+    def amounts(causes: Causes, block: Block) -> Matrix | None:
+        graph = block.graph
+        tagged = graph.table.tagged(tag)[graph.rows, block.steps].T
+        if not tagged.any():
+            return None
+        longer = over_middle(graph.values("own_us", block.steps)) - causes.usual_us[tag]
+        return _placed(block, np.where(tagged, longer.clip(min=0.0), 0.0))
+
+    return CauseRow(cause, lambda causes: tag in causes.usual_us, amounts)
 
 
-def _input(block: Block) -> Matrix | None:
+def _input(_: Causes, block: Block) -> Matrix:
     taken = np.zeros(block.shape)
     for phase in _INPUT:
         if phase in block.graph.phases:
@@ -62,23 +131,56 @@ def _input(block: Block) -> Matrix | None:
     return taken
 
 
-def _has_checkpoints(graph: StepGraph) -> bool:
-    return bool(graph.table.tagged("checkpoint")[graph.rows].any())
+def _computed(causes: Causes, block: Block) -> Matrix:
+    """Return the compute above the rank in the middle, [steps, ranks]: on the device or on the CPU, of which one may wait for the
+    other.
+    """
+    graph, steps = block.graph, block.steps
+    computed = np.zeros((steps.stop - steps.start, len(graph.rows)))
+    if "cpu_us" in causes.known:
+        cpu = graph.values("cpu_us", steps).astype(np.float64)
+        computed = _over(cpu - np.nan_to_num(graph.values("gc_us", steps)) if "gc_us" in causes.known else cpu)
+    return computed if causes.busy_us is None else np.maximum(computed, causes.busy_us)
 
 
-def _checkpoint(block: Block) -> Matrix | None:
-    graph = block.graph
-    tagged = graph.table.tagged("checkpoint")[graph.rows, block.steps].T
-    if not tagged.any():
-        return None
-    return block.place(np.where(tagged, over_middle(graph.values("own_us", block.steps)), 0.0))
+def _knows_compute(causes: Causes) -> bool:
+    return "cpu_us" in causes.known or causes.busy_us is not None
 
 
-CAUSES: Final[tuple[CauseRow, ...]] = (
-    CauseRow("input", _has_input, _input),
+def _has_more_work(causes: Causes, block: Block) -> NDArray[np.bool_] | bool:
+    """Return where a rank has clearly more work than the rank in the middle, [steps, ranks]; ``False`` where work is unknown."""
+    if causes.work is None:
+        return False
+    work = block.graph.values(causes.work, block.steps)
+    more: NDArray[np.bool_] = work > _MORE_WORK * middle(work, axis=1)[:, None]
+    return more
+
+
+def _imbalance(causes: Causes, block: Block) -> Matrix | None:
+    over = _computed(causes, block) if _knows_compute(causes) else _over(block.graph.values("own_us", block.steps))
+    return _placed(block, np.where(_has_more_work(causes, block), over, 0.0))
+
+
+def _compute(causes: Causes, block: Block) -> Matrix | None:
+    return _placed(block, np.where(_has_more_work(causes, block), 0.0, _computed(causes, block)))
+
+
+def _knows_host(causes: Causes) -> bool:
+    return {"cpu_us", "run_queue_us"} <= causes.known or causes.busy_us is not None
+
+
+def _rest(_: Causes, block: Block) -> Matrix:
+    return block.above.copy()
+
+
+CAUSES: Final[Sequence[CauseRow]] = (
     _metric("gc", "gc_us"),
-    CauseRow("checkpoint", _has_checkpoints, _checkpoint),
+    *(_activity(cause, tag) for cause, tag in ACTIVITIES.items()),
+    CauseRow("input", lambda causes: any(phase in causes.graph.phases for phase in _INPUT), _input),
+    CauseRow("imbalance", lambda causes: causes.work is not None, _imbalance),
     _metric("cpu_contention", "run_queue_us"),
+    CauseRow("compute", _knows_compute, _compute),
+    CauseRow("host", _knows_host, _rest),
+    CauseRow("unknown", lambda causes: not _knows_host(causes), _rest),
 )
-CAUSE_METRICS: Final = ("gc_us", "run_queue_us", "own_us")
-"""Metrics that a table needs for the causes, in addition to those of the graph."""
+"""Causes in the order in which they take their parts."""

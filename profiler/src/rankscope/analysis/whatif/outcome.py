@@ -60,6 +60,8 @@ class Part:
     """Step times with this part as it was and all else ideal."""
     without: Times
     """Step times with this part ideal and all else as it was."""
+    lost: Times | None = None
+    """Time of this part in the loss, which all parts of a kind add up to; ``None`` where they do not."""
 
 
 def parts(keys: Iterable[dict[str, Any]], played: Iterator[Times]) -> list[Part]:
@@ -145,7 +147,7 @@ def answer(outcome: Outcome, source: WhatIfSource, terms: Terms) -> WhatIf:
         by_dp_rank=telling.effects(outcome.replicas, ReplicaEffect),
         by_stage=telling.effects(outcome.stages, StageEffect),
         by_op=telling.effects(outcome.ops, OpEffect),
-        by_cause=telling.effects(outcome.causes, CauseEffect),
+        by_cause=sorted(telling.effects(outcome.causes, CauseEffect), key=lambda effect: -effect.lost_seconds),
         steps=_steps(outcome) if terms.per_step else None,
     )
     return msgspec.structs.replace(result, summary=_sentence(result, actual, ideal))
@@ -165,8 +167,11 @@ class _Telling:
 
     def share(self, without: Times) -> float | None:
         """Return the share of the loss that is gone with step times ``without``; ``None`` if hardly any time is lost."""
+        return self._of_loss(self.actual - self._mean(without))
+
+    def _of_loss(self, seconds: float) -> float | None:
         lost = self.actual - self.ideal
-        return (self.actual - self._mean(without)) / lost if lost > _LITTLE * self.ideal else None
+        return seconds / lost if lost > _LITTLE * self.ideal else None
 
     def loss(self, seconds: float) -> tuple[float | None, Cost | None]:
         """Return the GPU-hours and cost of losing ``seconds`` per step; ``None`` where not counted."""
@@ -186,11 +191,15 @@ class _Telling:
     def _effect(self, part: Part, kind: type[_E]) -> _E:
         without = self._mean(part.without)
         hours, cost = self.loss(self.actual - without)
+        key = part.key
+        if part.lost is not None:
+            lost = self._mean(part.lost)
+            key = {**key, "lost_seconds": lost, "lost_share": self._of_loss(lost)}
         per_step = None
         if self._terms.per_step:
             per_step = [_ratio(*times) for times in zip(part.only.tolist(), self._outcome.ideal.tolist(), strict=True)]
         return kind(
-            **part.key,
+            **key,
             slowdown=self._mean(part.only) / self.ideal,
             without_step_seconds=without,
             saved_seconds=self.actual - without,

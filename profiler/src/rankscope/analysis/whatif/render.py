@@ -20,10 +20,10 @@ from rankscope.analysis.result.text import (
     warning_lines,
     wrapped,
 )
-from rankscope.analysis.whatif.result import Effect, WhatIf
+from rankscope.analysis.whatif.result import CauseEffect, Effect, WhatIf
 from rankscope.base.text import duration
 
-SHOWN: Final = 8
+SHOWN: Final = 9
 """Maximum rows of a table in a terminal; the JSON has all rows."""
 
 _DISPENSABLE: Final = ("GPU-hours", "share")
@@ -47,7 +47,7 @@ def render_text(result: WhatIf, *, width: int = 100, color: bool = False) -> str
         _table("data-parallel rank", [(str(row.dp_rank), row) for row in result.by_dp_rank], width),
         _table("stage", [(str(row.stage), row) for row in result.by_stage], width),
         _table("phase" if result.source.evidence == "steps" else "operation", [(row.op, row) for row in result.by_op], width),
-        _table("cause", [(row.cause, row) for row in result.by_cause], width),
+        _table("cause", [(row.cause, row) for row in _causes(result)], width),
     ]
     parts = [_headline(result, width), _source(result, width), *tables, _legend(result, width)]
     slow = result.slowdown
@@ -93,14 +93,19 @@ def _table(title: str, rows: Sequence[tuple[str, Effect]], width: int) -> str:
     if not rows:
         return ""
     shown = rows[:SHOWN]
+    effects = [row for _, row in shown]
+    lost = [row.lost_seconds for row in effects if isinstance(row, CauseEffect)]
+    # Causes have shares that add up, of the time that is lost to them; other parts overlap.
+    shares = [row.lost_share if isinstance(row, CauseEffect) else row.share for row in effects]
     columns = {
         title: [name for name, _ in shown],
-        "slowdown": [f"{row.slowdown:.3f}x" for _, row in shown],
-        "step without": [duration(row.without_step_seconds * 1e6) for _, row in shown],
-        "saved": [_signed(row.saved_seconds) for _, row in shown],
-        "share": [UNKNOWN if row.share is None else f"{row.share:.1%}" for _, row in shown],
-        "GPU-hours": [UNKNOWN if row.gpu_hours_lost is None else hours_text(row.gpu_hours_lost) for _, row in shown],
-        "cost": [UNKNOWN if row.cost is None else _plain(row.cost.amount) for _, row in shown],
+        "lost to it": [duration(seconds * 1e6) for seconds in lost] or [UNKNOWN] * len(shown),
+        "slowdown": [f"{row.slowdown:.3f}x" for row in effects],
+        "step without": [duration(row.without_step_seconds * 1e6) for row in effects],
+        "saved": [_signed(row.saved_seconds) for row in effects],
+        "share": [UNKNOWN if share is None else f"{share:.1%}" for share in shares],
+        "GPU-hours": [UNKNOWN if row.gpu_hours_lost is None else hours_text(row.gpu_hours_lost) for row in effects],
+        "cost": [UNKNOWN if row.cost is None else _plain(row.cost.amount) for row in effects],
     }
     known = {name: cells for name, cells in columns.items() if name == title or set(cells) != {UNKNOWN}}
     table = [list(known), *map(list, zip(*known.values(), strict=True))]
@@ -108,6 +113,26 @@ def _table(title: str, rows: Sequence[tuple[str, Effect]], width: int) -> str:
     if len(rows) > SHOWN:
         lines += textwrap.wrap(f"{len(rows) - SHOWN} more not shown; --format json has them", width)
     return "\n".join(lines)
+
+
+def _causes(result: WhatIf) -> list[CauseEffect]:
+    """Return the causes, and all of them together."""
+    if result.slowdown is None or result.ideal_step_seconds is None or not result.by_cause:
+        return []
+    return [
+        *result.by_cause,
+        CauseEffect(
+            cause="all causes",
+            lost_seconds=sum(row.lost_seconds for row in result.by_cause),
+            lost_share=None if result.m_worker is None else sum(row.lost_share or 0.0 for row in result.by_cause),
+            slowdown=result.slowdown,
+            without_step_seconds=result.ideal_step_seconds,
+            saved_seconds=result.saved_seconds or 0.0,
+            share=None,
+            gpu_hours_lost=result.gpu_hours_lost,
+            cost=result.cost,
+        ),
+    ]
 
 
 def _signed(seconds: float) -> str:
@@ -121,4 +146,9 @@ def _legend(result: WhatIf, width: int) -> str:
         "slowdown: a step with only this as it was and all else ideal, against the ideal one; saved: what a step gains with "
         "only this ideal; share: of all that is lost"
     )
+    if result.by_cause:
+        text += (
+            "; lost to it: the part of this cause in the time that the last rank needs longer than the typical one, while the "
+            "others wait. These parts of the causes add up, and their shares to 100%"
+        )
     return "\n".join(textwrap.wrap(text, width))

@@ -89,6 +89,12 @@ class CauseEffect(Effect, frozen=True, kw_only=True):
     """Effect of one cause of slowness in the records, on all ranks."""
 
     cause: str
+    """Cause of the verdict's table, or its explanation ``cpu_contention``; ``unknown``: no signal explains the rest."""
+    lost_seconds: float
+    """Time per step that the cause took on the ranks that the others waited for. All causes add up to ``saved_seconds`` of the
+    job."""
+    lost_share: float | None
+    """``lost_seconds`` over their sum; ``None`` when hardly any time is lost."""
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,10 +136,11 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """GPU-hours lost in the steps of the graph."""
     cost: Cost | None = None
     by_rank: list[RankEffect] = []
-    """Effects of at most 64 ranks; as in the other lists, the largest slowdown comes first."""
+    """Effects of at most 64 ranks; as in the other lists but ``by_cause``, the largest slowdown comes first."""
     by_dp_rank: list[ReplicaEffect] = []
     by_stage: list[StageEffect] = []
     by_op: list[OpEffect] = []
     by_cause: list[CauseEffect] = []
+    """Effects of the causes that the records have a signal for, and of the rest; the largest ``lost_seconds`` comes first."""
     steps: list[StepTimes] | None = None
     """Times of each step, if requested."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.damage import damage_warnings
@@ -15,15 +17,16 @@ from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.own_time import MINIMUM_STEPS, comparable
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.whatif.causes import CAUSE_METRICS, CauseRow, causes_of
+from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
+from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.outcome import TOO_LITTLE, Outcome, Part, Terms, answer, insufficient
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
-from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, StepGraph, build_step_graph
-from rankscope.analysis.whatif.step_scenarios import StepScenarios, play_steps
+from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, build_step_graph, middle
+from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, StepScenarios, play_steps
 from rankscope.analysis.whatif.windows_answer import Profiled, whatif_of_profiled
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import RankInfo
+from rankscope.runs.records import RankInfo, StepBreakdown
 
 _SECONDS: Final = 1e-6
 
@@ -32,11 +35,12 @@ _SECONDS: Final = 1e-6
 class Chain:
     """Graph that an answer from step records was played on."""
 
-    graph: StepGraph
+    causes: Causes
+    """Causes that the records have a signal for, and their graph."""
     ranks: list[int]
     """Rank of each row of the graph."""
-    causes: list[CauseRow]
-    """Causes that the records have a signal for."""
+    combined: list[str]
+    """Causes that cost most, which combinations are computed for."""
 
 
 def whatif_of_run(run: NamedRun, terms: Terms) -> WhatIf:
@@ -52,6 +56,7 @@ def whatif_with_chain(run: NamedRun, terms: Terms, report: Report = ignore) -> t
     reader = RunReader(run.path)
     attempt = run.chosen(reader.attempts())
     table = StepTable.load(reader, attempt, report=report, metrics=(*GRAPH_METRICS, *CAUSE_METRICS))
+    table = replace(table, start_unix_ns=None)  # of no use here, and as large as two metrics
     ranks = table.ranks.tolist()
     infos = reader.infos(attempt)
     about = reader.attempt(attempt)
@@ -74,7 +79,7 @@ def whatif_with_chain(run: NamedRun, terms: Terms, report: Report = ignore) -> t
         simulated=recorded.simulated,
         warnings=damage_warnings(reader, table),
     )
-    result, chain = _from_steps(source, table, infos, terms)
+    result, chain = _from_steps(source, reader, table, infos, terms)
     if result.status == "ok":
         return result, chain
     profiled = Profiled(
@@ -96,12 +101,18 @@ def whatif_with_chain(run: NamedRun, terms: Terms, report: Report = ignore) -> t
 def _profiled(reader: RunReader, attempt: int, rank: int) -> Reduction:
     """Return the breakdowns and collectives of a rank's profiled steps, without impossible ones."""
     return Reduction(
-        breakdowns=list(filter(is_possible_breakdown, reader.windows(attempt, rank))),
+        breakdowns=_profiled_steps(reader, attempt, rank),
         collectives=list(filter(is_possible_collective, reader.collectives(attempt, rank))),
     )
 
 
-def _from_steps(source: WhatIfSource, table: StepTable, infos: dict[int, RankInfo], terms: Terms) -> tuple[WhatIf, Chain | None]:
+def _profiled_steps(reader: RunReader, attempt: int, rank: int) -> list[StepBreakdown]:
+    return list(filter(is_possible_breakdown, reader.windows(attempt, rank)))
+
+
+def _from_steps(
+    source: WhatIfSource, reader: RunReader, table: StepTable, infos: dict[int, RankInfo], terms: Terms
+) -> tuple[WhatIf, Chain | None]:
     ranks = [int(rank) for rank in table.ranks]
     if len(peer_groups(ranks, infos)) > 1:
         told = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
@@ -128,11 +139,32 @@ def _from_steps(source: WhatIfSource, table: StepTable, infos: dict[int, RankInf
             else []
         ),
     )
-    chain = Chain(graph, table.ranks[rows].tolist(), causes_of(graph))
-    played = play_steps(graph, chain.causes)
+    compared = table.ranks[rows].tolist()
+    causes = Causes(graph, _busy_above(reader, table.attempt, compared) if terms.accelerated else None)
+    played = play_steps(causes)
     if not played.measured.any():
         return insufficient(source, "the steps took no time by the clock that they were measured with"), None
+    costly = sorted(played.causes, key=lambda part: -_total(part.lost))
+    chain = Chain(causes, compared, [part.key["cause"] for part in costly[:MOST_CAUSES]])
     return answer(_outcome(played, chain, infos), source, terms), chain
+
+
+def _total(times: Times | None) -> float:
+    return 0.0 if times is None else float(times.sum())
+
+
+def _busy_above(reader: RunReader, attempt: int, ranks: Sequence[int]) -> Times | None:
+    """Return the device time per step above that of the rank in the middle, or 0, [ranks]; ``None`` unless every rank has
+    complete profiled steps.
+    """
+    busy = np.array([_busy(_profiled_steps(reader, attempt, rank)) for rank in ranks])
+    return np.maximum(busy - middle(busy), 0.0) if np.isfinite(busy).all() else None
+
+
+def _busy(rows: Sequence[StepBreakdown]) -> float:
+    """Return the mean compute and exposed copies per profiled step; NaN without a complete one."""
+    known = [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def _missing(source: WhatIfSource, table: StepTable) -> str:
@@ -153,7 +185,7 @@ def _outcome(played: StepScenarios, chain: Chain, infos: dict[int, RankInfo]) ->
         return replace(part, key={"rank": rank, "host": infos[rank].host if rank in infos else None})
 
     return Outcome(
-        steps=chain.graph.table.steps,
+        steps=chain.causes.graph.table.steps,
         measured=played.measured,
         actual=played.actual,
         ideal=played.ideal,

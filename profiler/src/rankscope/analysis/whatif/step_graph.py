@@ -52,8 +52,12 @@ class StepGraph:
 
     def times(self, longest: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return step times [steps] for the longest own time [stretches] of each stretch."""
-        own: NDArray[np.float64] = np.add.reduceat(longest, self.ended[:-1])
-        return own + self.transfers
+        return self.per_step(longest) + self.transfers
+
+    def per_step(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sums [steps] of times [stretches]."""
+        sums: NDArray[np.float64] = np.add.reduceat(times, self.ended[:-1])
+        return sums
 
     def of_blocks(self, function: Callable[[Block], _Result]) -> list[_Result]:
         """Return the results of ``function`` for each block of steps, in order; blocks of a large graph run in parallel."""
@@ -117,15 +121,13 @@ class Block:
         return stretches, self.lost[at][here]
 
     def place(self, times: Matrix) -> Matrix:
-        """Assign times [steps, ranks] to stretches: each to that of the phase in which the rank lost most in the step."""
-        worst, most = np.zeros(times.shape, np.int8), self.lost[0]
-        for at, lost in enumerate(self.lost[1:], start=1):
-            worst[lost > most] = at
-            most = np.maximum(most, lost)
+        """Assign times [steps, ranks] to stretches, in proportion to what the rank lost in the phases of the step."""
+        lost = np.sum(self.lost, axis=0)
+        share = np.divide(times, lost, out=np.zeros(times.shape), where=lost > 0)
         placed = np.zeros(self.shape)
-        for at in range(len(self.lost)):
+        for at, of_phase in enumerate(self.lost):
             here, stretches = self._places(at)
-            placed[stretches] += np.where(worst[here] == at, times[here], 0.0)
+            placed[stretches] += share[here] * of_phase[here]
         return placed
 
     def _places(self, at: int) -> tuple[slice, slice | NDArray[np.intp]]:

@@ -1,19 +1,38 @@
-"""Step times on a graph of step records: as they were, ideal, and with single ranks, phases or causes ideal or as they were."""
+"""Step times on a graph of step records: as they were, ideal, and with ranks, phases or causes ideal or as they were.
+
+A step is a chain of stretches, each as long as its longest rank (``step_graph``). If some ranks are made ideal, the longest of
+the others decides. So the few longest ranks of every stretch are stored for every set of causes that may be made ideal. They
+answer any combination fast, and exactly as all ranks would.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.steps import Matrix
-from rankscope.analysis.whatif.causes import CauseRow
+from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Part, slowest_count
-from rankscope.analysis.whatif.step_graph import Block, StepGraph
+from rankscope.analysis.whatif.step_graph import Block
+
+MOST_RANKS: Final = 8
+"""Maximum number of ranks that can be made ideal together."""
+
+MOST_CAUSES: Final = 4
+"""Maximum number of causes that can be made ideal together: every set of them is stored."""
+
+_META: Final = "combinations.json"
+_ABOVE: Final = "above.npy"
+_ROWS: Final = "rows.npy"
+_SECONDS: Final = 1e-6
+
 
 OnlyAndWithout = tuple[Times, Times]
 """Two times per stretch of a block, or per step: with only one part as it was, and with only that part ideal."""
@@ -33,6 +52,7 @@ class StepScenarios:
     without_slowest: Times
     phases: list[Part]
     causes: list[Part]
+    """Causes with their ``lost``, which add up to ``actual`` - ``ideal``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +70,13 @@ class _Played:
     above: Times
     """Sum over all stretches of the own time above the typical, [ranks]."""
     parts: list[OnlyAndWithout]
+    lost: Times
+    """Part of each cause in ``longest`` - ``typical``, [causes, stretches]."""
 
 
-def play_steps(graph: StepGraph, causes: Sequence[CauseRow]) -> StepScenarios:
-    """Play all scenarios: each rank, phase and cause alone."""
+def play_steps(causes: Causes) -> StepScenarios:
+    """Play all scenarios on the graph of ``causes``: each rank, phase and cause alone."""
+    graph = causes.graph
     played = graph.of_blocks(lambda block: _play(block, causes))
     above = np.sum([one.above for one in played], axis=0)
     typical, longest, second = (_joined(getattr(one, name) for one in played) for name in ("typical", "longest", "second"))
@@ -63,11 +86,12 @@ def play_steps(graph: StepGraph, causes: Sequence[CauseRow]) -> StepScenarios:
     shown = order[:MAX_RANKS]
     rest = graph.of_blocks(lambda block: (block.own[:, shown], longest_without(block, slowest)))
     own = _joined(of_shown for of_shown, _ in rest)
-    keys: list[dict[str, Any]] = [*({"op": phase} for phase in graph.phases), *({"cause": row.cause} for row in causes)]
+    keys: list[dict[str, Any]] = [*({"op": phase} for phase in graph.phases), *({"cause": name} for name in causes.names)]
     parts = [
         Part(key, *(graph.times(_joined(one.parts[at][which] for one in played)) for which in (0, 1)))
         for at, key in enumerate(keys)
     ]
+    lost = np.concatenate([one.lost for one in played], axis=1)
     return StepScenarios(
         measured=_joined(one.wall for one in played),
         actual=graph.times(longest),
@@ -83,7 +107,9 @@ def play_steps(graph: StepGraph, causes: Sequence[CauseRow]) -> StepScenarios:
         slowest=slowest.tolist(),
         without_slowest=graph.times(np.maximum(_joined(without for _, without in rest), typical)),
         phases=parts[: len(graph.phases)],
-        causes=parts[len(graph.phases) :],
+        causes=[
+            replace(part, lost=graph.per_step(of_cause)) for part, of_cause in zip(parts[len(graph.phases) :], lost, strict=True)
+        ],
     )
 
 
@@ -91,10 +117,12 @@ def _joined(parts: Iterator[Times]) -> Times:
     return np.concatenate(list(parts))
 
 
-def _play(block: Block, causes: Sequence[CauseRow]) -> _Played:
+def _play(block: Block, causes: Causes) -> _Played:
     last, longest, second = leaders(block.own)
     parts = [only_and_without(block, taken, stretches) for stretches, taken in map(block.lost_in, block.graph.phases)]
-    parts += [only_and_without(block, row.amounts(block)) for row in causes]
+    of_causes = causes.parts(block)
+    parts += [only_and_without(block, part) for part in of_causes]
+    at = np.arange(len(last))
     wall = block.graph.values("wall_us", block.ending)
     return _Played(
         wall=wall.mean(axis=1, dtype=np.float64),
@@ -104,6 +132,7 @@ def _play(block: Block, causes: Sequence[CauseRow]) -> _Played:
         second=second,
         above=block.above.sum(axis=0),
         parts=parts,
+        lost=np.stack([np.zeros(len(last)) if part is None else part[at, last] for part in of_causes]),
     )
 
 
@@ -139,3 +168,92 @@ def only_and_without(block: Block, amounts: Matrix | None, stretches: slice | ND
         only[stretches] = typical + part.max(axis=1)
         without[stretches] = typical + np.subtract(above, part, out=part).max(axis=1)
     return only, without
+
+
+class _Meta(msgspec.Struct, frozen=True, kw_only=True):
+    ranks: list[int]
+    causes: list[str]
+    steps: int
+    ideal_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Combinations:
+    """Longest ranks of each stretch. ``above`` and ``rows`` are [sets of causes, stretches, ``MOST_RANKS`` + 1]."""
+
+    ranks: Sequence[int]
+    causes: Sequence[str]
+    """Causes; bit N of the index of a set of causes stands for cause N."""
+    steps: int
+    ideal_us: float
+    """Sum of all step times with every rank ideal."""
+    above: NDArray[np.float32]
+    """Own time above the typical rank's, microseconds, unordered; 0 where no rank is above."""
+    rows: NDArray[np.int32]
+    """Position in ``ranks`` of the rank that ``above`` belongs to; -1: no rank."""
+
+    def without_step_seconds(self, ranks: Collection[int], causes: Collection[str]) -> float:
+        """Return the mean step time with these ranks (at most ``MOST_RANKS``) and causes ideal."""
+        at = sum(1 << number for number, cause in enumerate(self.causes) if cause in causes)
+        healed = np.isin(self.rows[at], [row for row, rank in enumerate(self.ranks) if rank in ranks])
+        left = np.where(healed, np.float32(0.0), self.above[at]).max(axis=1)
+        return (self.ideal_us + float(left.sum(dtype=np.float64))) / self.steps * _SECONDS
+
+    def write(self, folder: Path) -> None:
+        """Write files into ``folder``. Raises ``OSError``."""
+        meta = _Meta(ranks=list(self.ranks), causes=list(self.causes), steps=self.steps, ideal_us=self.ideal_us)
+        np.save(folder / _ABOVE, self.above)
+        np.save(folder / _ROWS, self.rows)
+        (folder / _META).write_bytes(msgspec.json.encode(meta))
+
+
+def read_combinations(folder: Path) -> Combinations | None:
+    """Map the files of ``write`` into memory; ``None`` where there are none. Raises ``OSError`` and ``ValueError``."""
+    if not (folder / _META).is_file():
+        return None
+    meta = msgspec.json.decode((folder / _META).read_bytes(), type=_Meta)
+    above, rows = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in (_ABOVE, _ROWS))
+    return Combinations(meta.ranks, meta.causes, meta.steps, meta.ideal_us, above, rows)
+
+
+def combinations(causes: Causes, ranks: Sequence[int], names: Sequence[str]) -> Combinations:
+    """Compute the combinations of the ``ranks`` of a graph, one per row, and of those of its causes that ``names`` has."""
+    graph = causes.graph
+    places = [causes.names.index(name) for name in names]
+
+    def of_block(block: Block) -> tuple[float, NDArray[np.float32], NDArray[np.int32]]:
+        parts = causes.parts(block)
+        return _longest(block, [parts[place] for place in places])
+
+    found = graph.of_blocks(of_block)
+    return Combinations(
+        ranks=ranks,
+        causes=list(names),
+        steps=len(graph.transfers),
+        ideal_us=sum(typical for typical, _, _ in found) + float(graph.transfers.sum()),
+        above=np.concatenate([above for _, above, _ in found], axis=1),
+        rows=np.concatenate([rows for _, _, rows in found], axis=1),
+    )
+
+
+def _longest(block: Block, amounts: Sequence[Matrix | None]) -> tuple[float, NDArray[np.float32], NDArray[np.int32]]:
+    """Return the ideal time of a block's stretches, and ``above`` and ``rows`` of ``Combinations`` for them."""
+    stretches, ranks = block.shape
+    kept = min(MOST_RANKS + 1, ranks)
+    above = np.zeros((1 << len(amounts), stretches, MOST_RANKS + 1), np.float32)
+    rows = np.full(above.shape, -1, np.int32)
+    for at in range(len(above)):
+        # A cause that took no time in this block changes nothing: reuse the set without it.
+        same = sum(1 << number for number, taken in enumerate(amounts) if at >> number & 1 and taken is not None)
+        if same != at:
+            above[at], rows[at] = above[same], rows[same]
+            continue
+        left = block.above.copy()
+        for number, taken in enumerate(amounts):
+            if at >> number & 1 and taken is not None:
+                left -= taken
+        np.maximum(left, 0.0, out=left)
+        longest = left.argpartition(ranks - kept, axis=1)[:, ranks - kept :]
+        above[at, :, :kept] = np.take_along_axis(left, longest, axis=1)
+        rows[at, :, :kept] = longest
+    return float(block.typical.sum()), above, rows
