@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
-from rankscope.analysis.whatif import operations, operations_file, scenarios
+from rankscope.analysis.whatif import graph, operations, operations_file
 from rankscope.analysis.whatif.engine import whatif
-from rankscope.analysis.whatif.operation_types import CODES
-from rankscope.analysis.whatif.operations import arrange
+from rankscope.analysis.whatif.operations import CODES, arrange
 from rankscope.analysis.whatif.operations_answer import play_operations
 from rankscope.analysis.whatif.outcome import Outcome
 from rankscope.analysis.whatif.result import WhatIf
@@ -288,7 +287,7 @@ def test_how_many_scenarios_are_played_at_once_does_not_matter(monkeypatch: pyte
     at_once = played(columns)
     # when a few, then one after the other are played
     for cells in (20, 1):
-        monkeypatch.setattr(scenarios, limit, cells)
+        monkeypatch.setattr(graph, limit, cells)
         by_turns = played(columns)
         # then
         assert means(by_turns) == means(at_once)

@@ -1,1 +1,11 @@
-"""The what-if analysis: step times on the dependency graph with some of the operations at their ideal durations."""
+"""The what-if analysis: step times on the dependency graph with some of the operations at their ideal durations.
+
+``engine`` chooses by the input:
+
+- a run: ``run_answer`` plays its step records as a chain of stretches (``step_graph``), with ranks, phases and ``causes`` ideal
+  (``step_scenarios``);
+- traces, and runs whose records do not suffice: ``windows_answer`` plays the collectives of profiled steps (``window_graph``);
+- a file of traced operations: ``operations_answer`` plays what ``operations_file`` read, in the order of ``schedule``.
+
+The last two are played on one kind of ``graph``. ``outcome`` turns step times into the ``result``, which ``render`` prints.
+"""

@@ -1,4 +1,4 @@
-"""Dependency graph of a step: which operation waits for which, and the step time for given durations.
+"""Dependency graph of a step: which operation waits for which, and the step time for given durations, as they were or ideal.
 
 Replicas and steps run the same program in all scenarios, so one graph serves all. The durations of a node are an array whose
 first axis is the data-parallel replicas, and each event is played for the whole array at once.
@@ -6,9 +6,11 @@ first axis is the data-parallel replicas, and each event is played for the whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
+from itertools import islice
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,3 +124,48 @@ def step_times(graph: Graph, took: Callable[[int], Times]) -> Times:
                 finish = np.maximum(finish, end)
     latest: Times = finish.max(axis=0)
     return latest
+
+
+Mask = NDArray[np.bool_]
+"""Mask [nodes, replicas] of the operations that are as they were."""
+
+_CELLS_AT_ONCE: Final = 2**15
+"""Maximum durations of one node (replicas, steps and scenarios) played at once, so that they stay in the cache."""
+
+_MASKED_AT_ONCE: Final = 2**26
+"""Maximum entries of the masks played at once, so that many scenarios of a large job need little memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Time of every operation itself, measured and ideal. Seconds."""
+
+    real: Times
+    """Measured time, [nodes, replicas, steps]."""
+    ideal: Times
+    """Ideal time, [nodes]."""
+
+
+def play(graph: Graph, durations: Durations, masks: Iterable[Mask]) -> Times:
+    """Return step times [scenarios, steps]: operations in the scenario's mask as they were, all others ideal."""
+    real, ideal = durations.real[..., None], durations.ideal.tolist()
+    nodes, replicas, steps = durations.real.shape
+    at_once = max(1, min(_CELLS_AT_ONCE // (replicas * steps), _MASKED_AT_ONCE // (nodes * replicas)))
+    coming = iter(masks)
+    found = [np.empty((0, steps))]
+    while some := list(islice(coming, at_once)):
+        chosen = np.stack(some, axis=-1)[:, :, None, :]
+        found.append(step_times(graph, partial(_either, chosen, real, ideal)).T)
+    return np.concatenate(found)
+
+
+def _either(chosen: NDArray[np.bool_], real: Times, ideal: Sequence[float], node: int) -> Times:
+    """Return the durations of a node, [replicas, steps, scenarios]."""
+    return np.where(chosen[node], real[node], ideal[node])
+
+
+def with_and_without(masks: Iterable[Mask]) -> Iterator[Mask]:
+    """Yield two scenarios per part: only the part as it was, and only the part ideal. A generator, to save memory."""
+    for mask in masks:
+        yield mask
+        yield ~mask

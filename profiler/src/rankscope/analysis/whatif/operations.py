@@ -1,15 +1,76 @@
-"""Traced operations of a job as dense arrays: every kept step has every operation on every replica."""
+"""Types of the operations of a traced training step, and the operations of a job as dense arrays.
+
+Every kept step has every operation on every replica. The types are named as in the sample format; to add one, add a row.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.whatif.operation_types import TYPES
+Meets = Literal["nobody", "neighbour", "replicas", "outer_stages", "everybody"]
+"""Ranks that an operation waits for: none; the rank of the stage before or after; the same stage of all data-parallel
+replicas; the first and the last stage of its own replica; every rank.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationType:
+    """Type of operations.
+
+    Its ideal duration is the median of the transfers if it ``communicates``, else the mean of the durations. ``part`` is its name
+    in ``by_op`` if it differs from ``name``.
+    """
+
+    name: str
+    communicates: bool = False
+    meets: Meets = "nobody"
+    part: str = ""
+
+    @property
+    def reported_as(self) -> str:
+        """Name of the type in ``by_op``."""
+        return self.part or self.name
+
+
+FORWARD: Final = "forward-compute"
+BACKWARD: Final = "backward-compute"
+GATHER: Final = "params-all-gather"
+REDUCE: Final = "grads-reduce-scatter"
+SEPARATE: Final = "separate-grads-all-reduce"
+COLLECTION: Final = "gc"
+LAYERNORM: Final = "layernorm-grads-all-reduce"
+EMBEDDING: Final = "embedding-grads-all-reduce"
+CLIP: Final = "optimizer-clip-main-grad"
+OPTIMIZER: Final = "optimizer"
+
+_FORWARD_TRANSFERS: Final = "forward-pp-comm"
+_BACKWARD_TRANSFERS: Final = "backward-pp-comm"
+
+TYPES: Final[tuple[OperationType, ...]] = (
+    OperationType(FORWARD),
+    OperationType(BACKWARD),
+    OperationType("forward-send", communicates=True, meets="neighbour", part=_FORWARD_TRANSFERS),
+    OperationType("forward-recv", communicates=True, meets="neighbour", part=_FORWARD_TRANSFERS),
+    OperationType("backward-send", communicates=True, meets="neighbour", part=_BACKWARD_TRANSFERS),
+    OperationType("backward-recv", communicates=True, meets="neighbour", part=_BACKWARD_TRANSFERS),
+    OperationType(GATHER, communicates=True, meets="replicas"),
+    OperationType(REDUCE, communicates=True, meets="replicas"),
+    OperationType(SEPARATE, communicates=True, meets="replicas"),
+    OperationType(COLLECTION),
+    # Among tensor-parallel ranks, of which the format traces only one: the trace has no other rank to wait for.
+    OperationType(LAYERNORM, communicates=True),
+    OperationType(EMBEDDING, communicates=True, meets="outer_stages"),
+    OperationType(CLIP, communicates=True, meets="everybody"),
+    OperationType(OPTIMIZER),
+)
+
+CODES: Final[dict[str, int]] = {row.name: code for code, row in enumerate(TYPES)}
+"""Name of a type to its row in ``TYPES``."""
 
 LIMITS: Final[dict[str, int]] = {"step": 2**38, "dp_rank": 2**20, "stage": 2**16, "seq_id": 2**31, "rank": 2**31}
 """Exclusive bound of each column: larger values are damage, and keys would not fit into 64 bits."""

@@ -1,4 +1,9 @@
-"""Answer of the what-if analysis from traced operations."""
+"""Answer of the what-if analysis from traced operations.
+
+The time of an operation itself is its duration if it waits for no rank, else its transfer: its end minus the last start of the
+operations that begin together. The ideal time is the mean over all operations of the type if it computes, and the median if it
+communicates.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,11 @@ from typing import Any, Final
 import numpy as np
 
 from rankscope.analysis.result.text import first_of
-from rankscope.analysis.whatif.graph import CycleError, Graph
-from rankscope.analysis.whatif.operation_types import TYPES
-from rankscope.analysis.whatif.operations import ColumnsError, Operations, arrange
+from rankscope.analysis.whatif.graph import CycleError, Durations, Graph, Mask, Times, play, with_and_without
+from rankscope.analysis.whatif.operations import TYPES, ColumnsError, Operations, arrange
 from rankscope.analysis.whatif.operations_file import read_columns, read_layout
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
-from rankscope.analysis.whatif.scenarios import Durations, Mask, ideal_durations, own_durations, play, with_and_without
 from rankscope.analysis.whatif.schedule import ScheduleError, build_schedule
 from rankscope.base.errors import InputError
 
@@ -120,3 +123,27 @@ def _worst_ranks(operations: Operations, by_stage: list[Part], by_replica: list[
             key = {"rank": rank, "dp_rank": int(operations.replicas[at]), "stage": own}
             found[rank] = (min(stage[own], replica[at]), key)
     return [key for _, key in sorted(found.values(), key=lambda one: (-one[0], one[1]["rank"]))]
+
+
+def own_durations(operations: Operations, graph: Graph) -> Times:
+    """Return the durations [nodes, replicas, steps] without the wait for operations that begin together; at least 0."""
+    took = operations.duration.copy()
+    for event in graph.events:
+        if len(event.nodes) > 1 or event.across_replicas:
+            nodes = list(event.nodes)
+            began = operations.start[nodes].max(axis=(0, 1) if event.across_replicas else 0)
+            # Clocks of ranks differ: a transfer may seem to end before it began.
+            took[nodes] = np.maximum(operations.start[nodes] + operations.duration[nodes] - began, 0.0)
+    return took
+
+
+def ideal_durations(operations: Operations, real: Times) -> Times:
+    """Return the ideal durations [nodes]: one value per type, over all ranks and steps."""
+    ideal = np.empty(len(operations.kind))
+    for code in set(operations.kind.tolist()):
+        own = operations.kind == code
+        values = real[own]
+        # Mean of the differences from the minimum: exact for equal durations.
+        low = values.min()
+        ideal[own] = np.median(values) if TYPES[code].communicates else low + (values - low).mean()
+    return ideal

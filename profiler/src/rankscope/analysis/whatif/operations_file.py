@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
-from rankscope.analysis.whatif.operation_types import CODES
+from rankscope.analysis.whatif.operations import CODES
 from rankscope.base.errors import InputError
 from rankscope.runs.segments import open_regular
 

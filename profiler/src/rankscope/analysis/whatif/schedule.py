@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from rankscope.analysis.whatif.graph import Graph, build_graph
-from rankscope.analysis.whatif.operation_types import (
+from rankscope.analysis.whatif.operations import (
     BACKWARD,
     CLIP,
     CODES,
@@ -24,8 +24,8 @@ from rankscope.analysis.whatif.operation_types import (
     OPTIMIZER,
     REDUCE,
     SEPARATE,
+    Operations,
 )
-from rankscope.analysis.whatif.operations import Operations
 
 _TOLERANCE_SECONDS: Final = 5e-5
 """Difference below which two times count as equal."""

@@ -18,10 +18,9 @@ from rankscope.analysis.collectives.windows import Reduction, reduce_file, reduc
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.trace.columns import Trace, read_whole_trace
 from rankscope.analysis.trace.locations import Location, common_folder
-from rankscope.analysis.whatif.graph import CycleError, Times
+from rankscope.analysis.whatif.graph import CycleError, Durations, Times, play, with_and_without
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Terms, answer, insufficient, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
-from rankscope.analysis.whatif.scenarios import Durations, play, with_and_without
 from rankscope.analysis.whatif.window_graph import OWN, WindowGraph, build_window_graph
 from rankscope.base.errors import InputError
 from rankscope.runs.records import StepBreakdown
