@@ -23,9 +23,10 @@ from rankscope.analysis.compare.shift import (
     compare_blocks,
     cut,
     lasting,
+    quantile,
     superiority,
+    two_sided,
 )
-from rankscope.analysis.compare.student import quantile, two_sided
 
 STATISTICS: tuple[Statistic, ...] = ("typical", "average")
 LEVEL = 0.05

@@ -1,1 +1,7 @@
-"""Compare two runs, or a run before and after a step, or runs of several world sizes; test changes against noise."""
+"""Compare two runs, or a run before and after a step, or runs of several world sizes; test changes against noise.
+
+``engine`` reads each side (``recording``) and selects its comparable steps and work (``usable``). ``pair`` compares two sides:
+``quantities`` of the steps as series, which ``shift`` tests against their own noise and ``judging`` turns into outcomes, and
+``rank_shifts`` for each rank. ``scaling`` compares several world sizes. The ``result`` is worded in ``wording`` and printed by
+``render``.
+"""

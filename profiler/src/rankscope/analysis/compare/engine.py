@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from rankscope.analysis.compare.cost import cost_per_million, priced
 from rankscope.analysis.compare.judging import CONFIDENCE, METHOD
 from rankscope.analysis.compare.pair import compare_pair, per_second, step_time
 from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.result import CompareResult, Mode, Side
 from rankscope.analysis.compare.scaling import scaling
-from rankscope.analysis.compare.usable import Usable, usable
+from rankscope.analysis.compare.usable import Usable, cost_per_million, priced, usable
 from rankscope.analysis.result.analysis import Cost
 from rankscope.base.errors import InputError
 

@@ -6,16 +6,19 @@ from typing import Final, Literal
 
 import numpy as np
 
-from rankscope.analysis.compare.differs import differs
-from rankscope.analysis.compare.job_work import WorkName
 from rankscope.analysis.compare.judging import Levels, single_quantity, tested_quantity, window_quantity
 from rankscope.analysis.compare.quantities import INSIDE, PARTS, SINGLE, STEP, WINDOW, parts, single, windows, with_rest
 from rankscope.analysis.compare.rank_shifts import comparable_ranks, rank_shifts, slower_hosts
+from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.compare.result import Comparison, Per, Quantity, Throughput
 from rankscope.analysis.compare.shift import Series
-from rankscope.analysis.compare.summary import summarise
-from rankscope.analysis.compare.usable import Basis, Usable, walls
+from rankscope.analysis.compare.usable import Basis, Usable, WorkName, walls
+from rankscope.analysis.compare.wording import summarise
 from rankscope.analysis.evidence.steps import StepTable
+
+_CLEARLY: Final = 0.01
+_LONGEST: Final = 200
+"""Maximum length of a phrase in characters: a list of a thousand hosts is cut."""
 
 _SAME_WORK: Final = 0.001
 """Relative difference in work up to which steps count as the same work."""
@@ -152,3 +155,28 @@ def step_time(side: Usable) -> float | None:
     """Return the mean step time in microseconds over ranks and steps; ``None`` without a usable step."""
     found = walls(side.table)
     return float(found.mean()) if len(found) else None
+
+
+def differs(a: Usable, b: Usable) -> list[str]:
+    """Return one phrase per difference: ``what: of A -> of B``."""
+    old, new = a.recording, b.recording
+    facts: list[tuple[str, str | None, str | None]] = [(what, _facts(old)[what], _facts(new)[what]) for what in _facts(old)]
+    versions = (old.about.versions if old.about else {}, new.about.versions if new.about else {})
+    facts += [(name, versions[0].get(name), versions[1].get(name)) for name in sorted({*versions[0], *versions[1]})]
+    found = [f"{what}: {before} -> {after}" for what, before, after in facts if before and after and before != after]
+    per_step = [side.work["input_elements"] for side in (a, b)]
+    if per_step[0] is not None and per_step[1] is not None and abs(per_step[1] / per_step[0] - 1) > _CLEARLY:
+        found.append(f"input elements per step: {per_step[0]:,.0f} -> {per_step[1]:,.0f}")
+    return [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…" for text in found]
+
+
+def _facts(recording: Recording) -> dict[str, str]:
+    """Return the facts of a recording by name; an unknown fact is empty."""
+    about = recording.about
+    return {
+        "world size": str(recording.world_size),
+        "backend": (about.backend or "") if about else "",
+        "layout": ", ".join(f"{name}={size}" for name, size in about.layout.items()) if about else "",
+        "devices": ", ".join(sorted({info.gpu_name or info.device_kind for info in recording.infos.values()})),
+        "hosts": ", ".join(sorted({info.host for info in recording.infos.values()})),
+    }

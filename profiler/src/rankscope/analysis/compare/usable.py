@@ -1,18 +1,25 @@
-"""Select the steps of a recording that can be compared."""
+"""Steps of a recording that can be compared, the work in them, and what it cost."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.compare.job_work import WORK_NAMES, WorkName, work_per_step
 from rankscope.analysis.compare.recording import Recording
+from rankscope.analysis.evidence.peers import batch_of
 from rankscope.analysis.evidence.steps import METRICS, Matrix, StepTable
 from rankscope.analysis.inference.own_time import WARM_UP
+from rankscope.analysis.result.analysis import Cost
 from rankscope.analysis.trace.possible import MAX_US
+from rankscope.runs.records import RankInfo, RunInfo
+
+WorkName = Literal["samples", "tokens", "input_elements"]
+WORK_NAMES: Final[tuple[WorkName, ...]] = ("tokens", "samples", "input_elements")
+"""Measures of work, best first: the number of samples does not show the length of the sequences."""
 
 Basis = Literal["own", "wall"]
 
@@ -103,3 +110,32 @@ def walls(table: StepTable) -> NDArray[np.float64]:
     """Return the wall time of each step of a ``Usable`` table, mean over its ranks; empty if no step is usable."""
     found = mean_over_ranks(table.matrix("wall_us"))
     return np.empty(0) if found is None else found
+
+
+def work_per_step(table: StepTable, name: WorkName, infos: Mapping[int, RankInfo], world_size: int) -> float | None:
+    """Return the mean work of a step of the job over the steps of ``table``; ``None`` if no rank recorded it.
+
+    Ranks that work on the same samples (``batch_of``) count once. Ranks without records are assumed to do as much as the others.
+    """
+    groups: dict[tuple[object, ...], list[float]] = {}
+    values = table.matrix(name)
+    for row, rank in enumerate(table.ranks.tolist()):
+        known = values[row][np.isfinite(values[row])]
+        groups.setdefault(batch_of(rank, infos.get(rank)), []).extend([float(known.mean())] if len(known) else [])
+    found = [float(np.mean(group)) for group in groups.values() if group]
+    total = float(np.mean(found)) * len(groups) if found else 0.0
+    return total * world_size / len(table.ranks) if total > 0 else None
+
+
+def priced(given: Cost | None, info: RunInfo) -> Cost | None:
+    """Return the price of a GPU-hour: the given one, else the one recorded with the run."""
+    if given is not None or info.price_per_gpu_hour is None:
+        return given
+    return Cost(amount=info.price_per_gpu_hour, currency=info.currency or "USD")
+
+
+def cost_per_million(per_s: float | None, world_size: int, gpu_hour: Cost | None) -> Cost | None:
+    """Return the cost of a million samples or tokens, of which the whole job does ``per_s`` per second; ``None`` if unknown."""
+    if per_s is None or per_s <= 0 or gpu_hour is None:
+        return None
+    return Cost(amount=1e6 / per_s / 3600 * world_size * gpu_hour.amount, currency=gpu_hour.currency)

@@ -1,8 +1,12 @@
-"""Format numbers for people."""
+"""Wording of a comparison for people: numbers, and a summary in a few sentences."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+from rankscope.analysis.compare.result import Per, Quantity, RankShift, Shift
+from rankscope.analysis.compare.usable import Usable
 
 _TIMES: Final = ((1e3, 1.0, "µs"), (1e6, 1e3, "ms"), (7.2e9, 1e6, "s"), (float("inf"), 3.6e9, "h"))
 _BYTES: Final = ((2.0**10, 1.0, "B"), (2.0**20, 2.0**10, "KiB"), (2.0**30, 2.0**20, "MiB"), (float("inf"), 2.0**30, "GiB"))
@@ -42,3 +46,104 @@ def _scaled(value: float, table: tuple[tuple[float, float, str], ...], *, signed
     # The limit is a little lower, because a number that rounds up to a thousand belongs to the next unit.
     divisor, unit = next((divisor, unit) for limit, divisor, unit in table if abs(value) < 0.99995 * limit)
     return f"{value / divisor:{'+' if signed else ''}.4g} {unit}"
+
+
+_NAMED: Final = 3
+"""Maximum number of parts that are named."""
+
+
+def summarise(
+    a: Usable,
+    b: Usable,
+    step: Quantity,
+    quantities: Sequence[Quantity],
+    *,
+    ranks: Sequence[RankShift],
+    hosts: Sequence[str],
+    per: Per,
+    min_change: float,
+) -> str:
+    """Summarise the change of the step time, the parts in which it lies, and the rank or host that stands out."""
+    sentences = [_headline(a.label, b.label, step, per, min_change)]
+    if step.outcome != "insufficient_data":
+        sentences += [_where(step, quantities, per), _who(ranks, hosts, per)]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _headline(a: str, b: str, step: Quantity, per: Per, min_change: float) -> str:
+    typical, average = step.typical, step.average
+    if typical is None or average is None:
+        return f"Not enough data to compare {b} with {a}: {step.why}."
+    what = "step" if per == "step" else f"step, per {per},"
+    if step.outcome == "mixed":
+        return f"Mixed: the typical {what} of {b} {_moved(typical)} against {a}, while the average step {_moved(average)}."
+    if step.outcome in ("worse", "better"):
+        word = "slower" if step.outcome == "worse" else "faster"
+        decides, name = (typical, "typical") if _decides(typical, step.outcome) else (average, "average")
+        text = f"{b} is {word} than {a}: the {name} {what} {_moved(decides)}."
+        if decides is average:
+            text += " The typical step does not show it: some steps are much slower than others."
+        return text + _effect(step, a, b)
+    if step.outcome == "same":
+        if typical.real or average.real:
+            shift, name = (typical, "typical") if typical.real else (average, "average")
+            matters = exactly(min_change)
+            return f"{b} differs from {a}, but by less than the {matters} that matters: the {name} {what} {_moved(shift)}."
+        return f"{b} is as fast as {a} within {exactly(min_change)}: the typical {what} {_moved(typical)}."
+    seen = percent(typical.detectable / typical.a, signed=False) if typical.a > 0 else time(typical.detectable)
+    return (
+        f"No difference between {b} and {a} that the noise lets through: the typical {what} {_moved(typical)}. "
+        f"A change of {seen} or more would most likely have been seen."
+    )
+
+
+def _decides(shift: Shift, outcome: str) -> bool:
+    return shift.real and (shift.difference > 0) == (outcome == "worse")
+
+
+def _moved(shift: Shift) -> str:
+    text = f"takes {time(shift.b)} instead of {time(shift.a)}"
+    if shift.relative is None or shift.relative_low is None or shift.relative_high is None:
+        return text
+    return f"{text} ({percent(shift.relative)}, between {percent(shift.relative_low)} and {percent(shift.relative_high)})"
+
+
+def _effect(step: Quantity, a: str, b: str) -> str:
+    if step.superiority is None:
+        return ""
+    larger = max(step.superiority, 1 - step.superiority)
+    return f" Of a step of each, that of {b if step.superiority >= 0.5 else a} is the slower in {100 * larger:.0f}% of pairs."
+
+
+def _where(step: Quantity, quantities: Sequence[Quantity], per: Per) -> str:
+    """Name the parts that changed, largest change first."""
+    moved = [(one.label, one.difference) for one in quantities if one.role == "part" and one.outcome in ("worse", "better")]
+    changes = sorted(((label, change) for label, change in moved if change is not None), key=lambda one: -abs(one[1]))
+    decided = step.outcome in ("worse", "better", "mixed")
+    if not changes:
+        return "No single part of the step stands out." if decided else ""
+    named = ", ".join(f"{label} {time(change, signed=True)}" for label, change in changes[:_NAMED])
+    if not decided or step.difference is None:
+        return f"Inside the {per}: {named}."
+    return f"Of {time(step.difference, signed=True)} in the average {per}: {named}."
+
+
+def _who(ranks: Sequence[RankShift], hosts: Sequence[str], per: Per) -> str:
+    """Name the host whose ranks became slower, or the rank that slowed down most."""
+    slower = [row for row in ranks if row.outcome == "worse"]
+    if not slower:
+        return ""
+    on_host = [row for row in slower if row.host_b in hosts]
+    worst = max(on_host or slower, key=_change)
+    where = f", in {worst.phase.replace('_', ' ')}" if worst.phase else ""
+    if on_host:
+        on = [row for row in on_host if row.host_b == worst.host_b]
+        by = sum(map(_change, on)) / len(on)
+        return f"All ranks of host {worst.host_b} became slower than the others, by {time(by)} per {per}{where}."
+    host = f" on {worst.host_b}" if worst.host_b else ""
+    moved = f" (before on {worst.host_a})" if worst.host_a and worst.host_a != worst.host_b else ""
+    return f"Rank {worst.rank}{host}{moved} became slower than its peers by {time(_change(worst))} per {per}{where}."
+
+
+def _change(row: RankShift) -> float:
+    return row.excess_b_us - row.excess_a_us
