@@ -21,6 +21,7 @@ from rankscope.analysis.compare.pair import compare_pair
 from rankscope.analysis.compare.quantities import PARTS
 from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity, RankShift
 from rankscope.analysis.compare.usable import usable
+from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, StepBreakdown, StepRecord
 from rankscope.runs.step_columns import HAS_BLOCKED, PROFILED
@@ -75,6 +76,22 @@ def test_a_slower_phase_is_found_with_its_size(phase: str) -> None:
     assert step.superiority is not None
     assert step.superiority > 0.9
     assert step.cliffs_delta == pytest.approx(2 * step.superiority - 1)
+
+
+def test_the_imposed_wait_of_a_rank_is_that_of_the_verdict(synthetic: Synthetic) -> None:
+    # given the same job without, and with a rank that needs 60 ms longer
+    before = synthetic("before", noise=0.05).write()
+    after = synthetic("after", noise=0.05, seed=1, plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()
+    found = compare([before, after]).comparisons[0]
+    # then both commands give the same wait, per step and waiting rank
+    evidence = {one.name: one for one in analyze([after]).findings[0].evidence}["imposed_wait"]
+    assert found.ranks[2].imposed_b_us == pytest.approx(evidence.value)
+    assert evidence.detail == "per step and waiting rank"
+    # and a mean over all ranks is shorter, as one of four does not wait
+    imposed = sum(row.imposed_b_us or 0.0 for row in found.ranks)
+    assert quantity(found, "waiting_us").b == pytest.approx(0.75 * imposed)
+    assert "imposed wait" in found.summary
+    assert "mean wait" in quantity(found, "waiting_us").label
 
 
 def test_what_became_faster_is_better() -> None:

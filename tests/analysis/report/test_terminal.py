@@ -19,12 +19,15 @@ from rankscope.runs.writer import write_record
 
 def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable[..., Any]) -> None:
     run = synthetic(plan=lambda rank, _step: {"phase": "data", "us": 60_000} if rank == 2 else None, price=2.0)
-    text = render_text(analyze([run.write()]))
+    analysis = analyze([run.write()])
+    text = render_text(analysis)
     assert text.startswith("STRAGGLER\nRank 2 on host n1 makes the other 3 ranks wait")
     assert re.search(r"slowdown 1\.\d\dx · .* GPU-hours lost · .* EUR · confidence 9\d% · judged by steps", text)
     assert re.search(r"4 ranks of 4, 40 steps,\s+coverage 100%", text)
     assert re.search(r"^ +2  n1 +\d+ ms +\d", text, re.MULTILINE)
     assert "imposed wait, summed over the ranks that waited (from step records)" in text
+    wait = {one.name: one.value for one in analysis.findings[0].evidence}["imposed_wait"]
+    assert f"imposed wait of rank 2: {duration(wait)} per step and waiting rank" in text
     assert re.search(rf"next\n(  .*\n)*  rankscope dashboard\s+{re.escape(str(run.path))}$", text)
 
 

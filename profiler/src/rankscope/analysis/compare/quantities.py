@@ -34,7 +34,7 @@ STEP: Final = Kind("step time")
 PARTS: Final[dict[str, Kind]] = {
     **{f"own_{phase}_us": Kind(f"own: {METRICS[f'{phase}_us'].label}") for phase in PHASES},
     **{f"{phase}_us": Kind(METRICS[f"{phase}_us"].label) for phase in PHASES},
-    "waiting_us": Kind("waiting for later ranks"),
+    "waiting_us": Kind("mean wait for later ranks"),
     "communication_us": Kind("exposed communication"),
     REST: Kind("not told apart"),
 }
@@ -68,7 +68,8 @@ def parts(table: StepTable, basis: Basis) -> dict[str, Series]:
     """Return the known parts of the step; they add up to the step's mean wall time, or to less.
 
     Basis ``own``: own time per phase, waiting (blocked while another rank had own work to do), and communication (the rest of
-    blocked time). Basis ``wall``: the phases.
+    blocked time). Basis ``wall``: the phases. Waiting is the mean over all ranks, the last one included; so the imposed wait per
+    waiting rank is longer.
     """
     names = [f"own_{phase}_us" if basis == "own" else f"{phase}_us" for phase in PHASES]
     found = {name: series for name in names if (series := mean_over_ranks(table.matrix(name))) is not None}

@@ -14,6 +14,7 @@ from rankscope.analysis.compare.usable import Usable
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.steps import Matrix
 from rankscope.analysis.inference.excess import excess
+from rankscope.analysis.inference.own_time import Judged, imposed_wait
 from rankscope.runs.records import PHASES, Phase
 
 _CLEAR: Final = 0.5
@@ -45,6 +46,7 @@ def rank_shifts(
         return []
     own_a, own_b = (_compared(side, ranks, "own_us") / of_step for side, of_step in zip((a, b), work, strict=True))
     excess_a, excess_b = (_excess(side, ranks, "own_us") / of_step for side, of_step in zip((a, b), work, strict=True))
+    imposed_a, imposed_b = (_imposed(side, ranks, of_step) for side, of_step in zip((a, b), work, strict=True))
     against = [both_statistics(*cut(*pair), level) for pair in zip(excess_a, excess_b, strict=True)]
     outcomes = [
         _agreed(outcome(tested.all, matters, "lower"), own, level, matters)
@@ -61,6 +63,8 @@ def rank_shifts(
             own_b_us=float(own_b[row].mean()),
             excess_a_us=float(excess_a[row].mean()),
             excess_b_us=float(excess_b[row].mean()),
+            imposed_a_us=imposed_a[rank],
+            imposed_b_us=imposed_b[rank],
             typical=as_shift(against[row].typical, level),
             average=as_shift(against[row].average, level),
             phase=_phase({phase: float(change[row]) for phase, change in phases.items()})
@@ -113,6 +117,17 @@ def _excess(side: Usable, ranks: list[int], metric: str) -> Matrix:
     for group in peer_groups(ranks, side.recording.infos):
         at = [place[rank] for rank in group]
         found[at] = excess(values[at])
+    return found
+
+
+def _imposed(side: Usable, ranks: list[int], work: float) -> dict[int, float]:
+    """Return the imposed wait of each rank per unit of work and waiting rank, as in a verdict on that rank alone."""
+    found: dict[int, float] = {}
+    for group in peer_groups(ranks, side.recording.infos):
+        rows = np.searchsorted(side.table.ranks, group)
+        judged = Judged(side.table, rows, side.table.stored("own_us")[rows], wall_us=0.0)
+        victims, steps = len(group) - 1, len(side.table.steps)
+        found |= {rank: total / steps / victims / work for rank, total in imposed_wait(judged).items()}
     return found
 
 

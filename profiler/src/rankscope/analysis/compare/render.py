@@ -10,6 +10,7 @@ from rankscope.analysis.compare.result import (
     CompareResult,
     Comparison,
     Outcome,
+    Per,
     Quantity,
     RankShift,
     Role,
@@ -23,6 +24,7 @@ from rankscope.analysis.result.text import CYAN, GREEN, RED, UNKNOWN, YELLOW, al
 from rankscope.base.text import printable
 
 _SHOWN_RANKS: Final = 8
+_DISPENSABLE_OF_RANKS: Final = ("own before", "own after")
 _DISPENSABLE: Final = ("between", "of the step")
 """Columns that are dropped on a narrow terminal, in this order."""
 _COLORS: Final[dict[Outcome, str]] = {
@@ -94,7 +96,7 @@ def _sides(sides: Sequence[Side], width: int) -> str:
 
 def _details(one: Comparison, width: int) -> list[str]:
     differs = listing("also not the same", [printable(text) for text in one.differs], width)
-    return [differs, _table(one, width), _rank_table(one.ranks, width)]
+    return [differs, _table(one, width), _rank_table(one.ranks, one.per, width)]
 
 
 def _table(one: Comparison, width: int) -> str:
@@ -178,20 +180,25 @@ def _change(value: float | None, unit: Unit) -> str:
     return time(value, signed=True) if unit == "us" else size(value, signed=True) if unit == "bytes" else percent(value)
 
 
-def _rank_table(ranks: Sequence[RankShift], width: int) -> str:
+def _rank_table(ranks: Sequence[RankShift], per: Per, width: int) -> str:
     changed = [row for row in ranks if row.outcome in ("worse", "better", "mixed")]
     if not changed:
         return ""
     changed.sort(key=lambda row: -abs(row.excess_b_us - row.excess_a_us))
-    rows = [["rank", "host", "own before", "own after", "against its peers", "phase", ""]]
+    rows = [["rank", "host", "own before", "own after", "against its peers", "imposed before", "imposed after", "phase", ""]]
     for row in changed[:_SHOWN_RANKS]:
         host = row.host_b or UNKNOWN
         if row.host_a and row.host_a != row.host_b:
             host = f"{row.host_a} -> {host}"
         against = time(row.excess_b_us - row.excess_a_us, signed=True)
         word = {"worse": "slower", "better": "faster"}.get(row.outcome, row.outcome)
-        rows.append([str(row.rank), printable(host), time(row.own_a_us), time(row.own_b_us), against, row.phase or UNKNOWN, word])
-    lines = ["ranks whose own time changed against that of the others", *aligned(rows, left=(1, 6))]
+        times = [time(row.own_a_us), time(row.own_b_us), against, _value(row.imposed_a_us, "us"), _value(row.imposed_b_us, "us")]
+        rows.append([str(row.rank), printable(host), *times, row.phase or UNKNOWN, word])
+    rows = fitting(rows, width, _DISPENSABLE_OF_RANKS)
+    lines = textwrap.wrap(
+        f"ranks whose own time changed against that of the others; imposed wait per {per} and waiting rank", width
+    )
+    lines += aligned(rows, left=(1, len(rows[0]) - 1))
     if len(changed) > _SHOWN_RANKS:
         lines += textwrap.wrap(f"and {len(changed) - _SHOWN_RANKS} more; --format json has them all", width)
     return "\n".join(lines)

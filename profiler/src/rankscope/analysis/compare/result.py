@@ -90,6 +90,10 @@ class RankShift(msgspec.Struct, frozen=True, kw_only=True):
     excess_a_us: float
     """Mean own time above the median of the other ranks that do the same work; ``typical`` and ``average`` are shifts of this."""
     excess_b_us: float
+    imposed_a_us: float | None = None
+    """Imposed wait per step (sample, token) and waiting rank, in the definition of a verdict: the time that its peers waited
+    because this rank was last, summed over them, over the steps and the number of peers."""
+    imposed_b_us: float | None = None
     typical: Shift | None
     average: Shift | None
     phase: Phase | None

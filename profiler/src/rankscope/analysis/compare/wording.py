@@ -142,7 +142,11 @@ def _who(ranks: Sequence[RankShift], hosts: Sequence[str], per: Per) -> str:
         return f"All ranks of host {worst.host_b} became slower than the others, by {time(by)} per {per}{where}."
     host = f" on {worst.host_b}" if worst.host_b else ""
     moved = f" (before on {worst.host_a})" if worst.host_a and worst.host_a != worst.host_b else ""
-    return f"Rank {worst.rank}{host}{moved} became slower than its peers by {time(_change(worst))} per {per}{where}."
+    text = f"Rank {worst.rank}{host}{moved} became slower than its peers by {time(_change(worst))} per {per}{where}."
+    if worst.imposed_a_us is None or worst.imposed_b_us is None:
+        return text
+    imposed = f"{time(worst.imposed_b_us)} per {per} and waiting rank instead of {time(worst.imposed_a_us)}"
+    return f"{text} Its imposed wait is {imposed}."
 
 
 def _change(row: RankShift) -> float:

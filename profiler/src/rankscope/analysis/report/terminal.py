@@ -17,6 +17,7 @@ from rankscope.analysis.result.text import (
     YELLOW,
     aligned,
     counted,
+    first_of,
     fitting,
     listing,
     losses,
@@ -168,6 +169,7 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
     lines = [*textwrap.wrap(title, width), *aligned(cells)]
     if len(rows) > 8:
         lines.append(f"and {len(rows) - 8} more")
+    lines += textwrap.wrap(_imposed_per_step(analysis), width)
     if analysis.collectives.matched:
         residual = analysis.collectives.clock_residual_us
         agree = f"; ends agree within {duration(residual)}" if residual is not None else ""
@@ -175,6 +177,16 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
         matched += _clocks(analysis)
         lines += textwrap.wrap(matched, width)
     return "\n".join(lines)
+
+
+def _imposed_per_step(analysis: Analysis) -> str:
+    """Return the imposed wait of the named ranks in the unit of the verdict's sentence; empty where no finding has it."""
+    verdict = analysis.verdict
+    found = next((one for finding in analysis.findings for one in finding.evidence if one.name == "imposed_wait"), None)
+    if verdict.kind != "straggler" or found is None or found.detail is None or not found.detail.startswith("per step"):
+        return ""
+    whose = f"rank{'s' if len(verdict.ranks) > 1 else ''} {first_of(verdict.ranks, SHOWN_RANKS)}"
+    return f"imposed wait of {whose}: {duration(found.value)} {found.detail} (from step records)"
 
 
 def _clocks(analysis: Analysis) -> str:
