@@ -10,7 +10,7 @@ from rankscope.analysis.inference.late import find_late, too_few
 
 
 def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
-    """Return the blame of two ranks with one collective a step; gains in microseconds of a window of 1,000."""
+    """Return the blame of two ranks with one collective a step; gains in microseconds of steps of 1,000."""
     gain = np.array([gains_of_rank_0, gains_of_rank_1], dtype=float).T
     steps = list(range(len(gain)))
     totals = {0: float(gain[:, 0].sum()), 1: float(gain[:, 1].sum())}
@@ -24,7 +24,6 @@ def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
         gain_us=gain,
         instance_step=np.array(steps),
         waited_us=gain[:, ::-1],
-        saved_us={0: totals[0] / len(gain), 1: totals[1] / len(gain)},
     )
 
 
@@ -44,7 +43,8 @@ def test_a_rank_is_named_suspected_or_neither(
     rank_1: list[float], rank_0: list[float], named: int | None, suspect: int | None
 ) -> None:
     found = blame(rank_1, rank_0)
-    late = find_late(found, 1000.0)
+    window_us = 1000.0 * len(rank_1)
+    late = find_late(found, window_us)
     assert (late.ranks[0] if late else None) == named
     if late is None:
-        assert too_few(found, 1000.0) == suspect
+        assert too_few(found, window_us) == suspect

@@ -94,8 +94,6 @@ class Blame(msgspec.Struct, frozen=True):
     waited_us: NDArray[np.float64]
     """[instances, ranks]: wait of each member for the last rank. 0 where it is below the clocks' residual, NaN for ranks that
     are not members."""
-    saved_us: dict[int, float]
-    """Per rank: exposed wait that a typical victim would have been spared, had this rank arrived with the last of the others."""
     rows: dict[Group, dict[tuple[int, int], Row]] = msgspec.field(default_factory=dict)
     """Imposed wait per process group and (origin, victim). Overlapping waits count once within a group."""
     imposed_at_us: dict[tuple[int, int], float] = msgspec.field(default_factory=dict)
@@ -131,8 +129,8 @@ class _Books:
         self._waiting = dict.fromkeys(self._ranks, 0.0)
         self._groups: dict[Group, int] = {}
         """Process group to its number: comparing tuples of thousands of members is slow."""
-        self._waits: dict[tuple[int, int, int], list[tuple[int, Span, Span]]] = {}
-        """(origin, victim, step) to waits: number of the group, span of the wait, and span of the wait for the origin alone."""
+        self._waits: dict[tuple[int, int, int], list[tuple[int, Span]]] = {}
+        """(origin, victim, step) to waits: number of the group, and span of the wait."""
         self._compute: dict[tuple[int, int], list[Span]] = {}
         self._instances: list[tuple[int, dict[int, float], dict[int, float]]] = []
         """Step, gain of origins, waits of members, in microseconds."""
@@ -153,10 +151,8 @@ class _Books:
             if record.compute_spans_us:
                 self._compute.setdefault((rank, match.step), []).extend(_compute(record))
             if wait := waits.get(rank):
-                for origin, (begin, end) in _parts(charges.get(rank), meeting.culprit, (here, here + wait)):
-                    avoidable = (max(begin, here + wait - least), end)
-                    key = (origin, rank, match.step)
-                    self._waits.setdefault(key, []).append((group, (begin, end), avoidable))
+                for origin, span in _parts(charges.get(rank), meeting.culprit, (here, here + wait)):
+                    self._waits.setdefault((origin, rank, match.step), []).append((group, span))
 
     def enter_directed(self, directed: Waits) -> None:
         """Add the instances in which only some ranks wait for others."""
@@ -173,7 +169,7 @@ class _Books:
             if match.rule != "pair":
                 group = self._number(match.group, tuple(match.ranks))
                 key = (wait.origin, wait.waiter, match.step)
-                self._waits.setdefault(key, []).append((group, (wait.start, wait.end), (wait.since, wait.end)))
+                self._waits.setdefault(key, []).append((group, (wait.start, wait.end)))
                 rooted.setdefault(id(match), []).append(wait)
         for found in rooted.values():
             match = found[0].match
@@ -192,16 +188,14 @@ class _Books:
         imposed = dict.fromkeys(self._ranks, 0.0)
         imposed_at: dict[tuple[int, int], float] = {}
         exposed = dict.fromkeys(self._ranks, 0.0)
-        saved: dict[int, dict[int, float]] = {rank: {} for rank in self._ranks}
         rows: dict[int, dict[tuple[int, int], Row]] = {}
         for (origin, victim, step), found in self._waits.items():
             busy = hidden.get((victim, step), [])
-            groups, spans, avoidable = zip(*found, strict=True)
+            groups, spans = zip(*found, strict=True)
             whole, bare = _measured(spans, busy)
             imposed[origin] += whole
             imposed_at[origin, step] = imposed_at.get((origin, step), 0.0) + whole
             exposed[origin] += bare
-            saved[origin][victim] = saved[origin].get(victim, 0.0) + _measured(avoidable, busy)[1]
             for group in dict.fromkeys(groups):
                 mine = [span for of, span in zip(groups, spans, strict=True) if of == group]
                 part = (whole, bare) if len(mine) == len(spans) else _measured(mine, busy)
@@ -218,7 +212,6 @@ class _Books:
             gain_us=self._matrix([gain for _, gain, _ in self._instances], 0.0),
             instance_step=np.array([step for step, _, _ in self._instances], dtype=np.int64),
             waited_us=self._matrix([waited for _, _, waited in self._instances], np.nan),
-            saved_us={rank: _typical(saved[rank], rank, self._ranks) for rank in self._ranks},
             rows={group: rows[number] for group, number in self._groups.items() if number in rows},
             imposed_at_us=imposed_at,
         )
@@ -244,13 +237,6 @@ def _parts(charge: Charge | None, culprit: int, waited: Span) -> list[tuple[int,
         parts.append((origin, (begin, end)))
         begin = end
     return parts
-
-
-def _typical(saved: dict[int, float], culprit: int, ranks: Sequence[int]) -> float:
-    if not saved:
-        return 0.0
-    others = [saved.get(victim, 0.0) for victim in ranks if victim != culprit]
-    return float(np.median(others)) if others else 0.0
 
 
 def _measured(spans: Sequence[Span], busy: Sequence[Span]) -> tuple[float, float]:

@@ -3,165 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.own_time import find_slow, too_short
 from rankscope.analysis.inference.significance import (
     LIMIT,
-    UNCLEAR,
     Scores,
-    attainable_p,
-    block_sums,
-    chance_reaches,
-    gap_p_value,
-    looks,
+    blocks_needed,
+    farthest,
     p_value,
     stability,
 )
 from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
-from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.result.analysis import Evidence, Pattern
 from rankscope.runs.records import StepBreakdown
 
 ENOUGH_STEPS: Final = 8
-"""Minimum number of steps to use steps as units of the significance tests.
-
-With fewer steps collectives are the units; those of one step are not independent of each other.
-"""
+"""Number of steps below which the answer says that it rests on a few, and is less sure that the slowness lasts."""
 
 
-def find_late(blame: Blame, window_us: float) -> Slow | None:
-    """Return the rank that was late beyond chance and at a significant cost, or ``None``.
+@dataclass(frozen=True, slots=True)
+class LateTimes:
+    """Lateness of the ranks of profiled windows, as own times that differ by it."""
 
-    Several ranks are returned where healing one alone makes no difference. ``window_us`` is the typical window over which
-    ``blame`` was summed. Lags below the clocks' residual do not count, nor does waiting that compute hid.
+    ranks: list[int]
+    own: Scores
+    """Lateness in microseconds, [ranks, units]. Units are steps, or collectives where there are too few steps for a test."""
+    wall_us: float
+    """Time of a unit: the window divided by their number."""
+    by_steps: bool
+    """True if there are enough steps to be the units."""
+
+
+def late_times(blame: Blame, window_us: float) -> LateTimes | None:
+    """Return how late each rank was; ``None`` without a collective or a second rank.
+
+    ``window_us``: the typical window over which ``blame`` was summed. Where all collectives have the same ranks, the one that the
+    others wait for longest is latest, and ranks may be late together; else a rank is as late as the waiting is charged to it. Of
+    waiting that compute hid, nothing counts.
     """
     units, ranks = blame.gain_us.shape
     if not units or ranks < 2 or window_us <= 0:
         return None
-    together = _together(blame, window_us)
-    row = int(blame.gain_us.sum(axis=0).argmax())
-    rank = blame.ranks[row]
-    gain = blame.saved_us[rank]
-    if not _at_a_price(blame, rank, window_us) or (together is not None and together.gain_us > _MUCH_MORE * gain):
-        return together
-    scores = _scores(blame, blame.gain_us)
-    chance = p_value(scores, row)
-    # A few steps do not show how long noise lasts, so the check for lasting noise needs enough steps.
-    lasting = len(blame.steps) >= ENOUGH_STEPS and not _beyond_noise(blame, [row], np.delete(np.arange(ranks), row))
-    if chance > LIMIT or lasting:
-        return together
-    return _slow([rank], gain, chance, stability(scores, row, at_least=0.0), _led(blame, row))
+    by_steps = len(blame.steps) >= blocks_needed(ranks)
+    late = blame.gain_us
+    if by_steps and not np.isnan(blame.waited_us).any():
+        late = blame.waited_us.max(axis=1, keepdims=True) - blame.waited_us
+    if by_steps:
+        late = _by_step(blame, late)
+    exposed = [blame.exposed_us[rank] / imposed if (imposed := blame.imposed_us[rank]) > 0 else 1.0 for rank in blame.ranks]
+    return LateTimes(blame.ranks, np.ascontiguousarray((late * exposed).T), window_us / len(late), by_steps=by_steps)
 
 
-_MUCH_MORE: Final = 1.5
-"""Several ranks are named instead of one where healing them all saves more than this factor of what healing one saves."""
-
-
-def _lags(blame: Blame) -> Scores | None:
-    """Return how much later than the median each rank came, [units, ranks].
-
-    Units are steps where there are ``ENOUGH_STEPS``, else collectives. ``None`` where not all collectives have the same ranks:
-    the lags would then include waiting that is charged to other ranks.
-    """
-    if np.isnan(blame.waited_us).any():
+def find_late(blame: Blame, window_us: float) -> Slow | None:
+    """Return the ranks that were late beyond chance and at a significant cost, or ``None``; times are per window."""
+    times = late_times(blame, window_us)
+    if times is None:
         return None
-    lags = np.median(blame.waited_us, axis=1, keepdims=True) - blame.waited_us
-    return lags if len(blame.steps) < ENOUGH_STEPS else _by_step(blame, lags)
-
-
-def _beyond_noise(blame: Blame, rows: Sequence[int], others: NDArray[np.intp]) -> bool:
-    """Return whether each rank in ``rows`` has a mean lag that noise as lasting as that of ``others`` does not explain.
-
-    Return true where there are no lags to compare, or fewer than two units.
-    """
-    lags = _lags(blame)
-    if lags is None or len(lags) < 2:
-        return True
-    bound = chance_reaches(lags[:, others], lags.shape[1])
-    return bool((lags[:, rows].mean(axis=0) > bound).all())
-
-
-def _slow(ranks: list[int], gain_us: float, chance: float, certain: float, share: float) -> Slow:
-    return Slow(
-        ranks=ranks,
-        pattern="fixed" if share >= FIXED else "intermittent",
-        gain_us=gain_us,
-        excess_us=gain_us,
-        p_value=chance,
-        stability=certain,
-        last_share=share,
-    )
-
-
-def _together(blame: Blame, window_us: float) -> Slow | None:
-    """Return ranks that are late at the same collectives, so that healing one alone saves little; ``None`` without any.
-
-    These are the smallest set that costs enough and is later than all others beyond chance, at most half of the ranks.
-    Requires that all collectives have the same ranks: a delay from another group is charged to the last rank alone.
-    """
-    if np.isnan(blame.waited_us).any():
+    slow = find_slow(times) if times.by_steps else _at_collectives(times, blame)
+    if slow is None:
         return None
-    lag = np.maximum(np.median(blame.waited_us, axis=1, keepdims=True) - blame.waited_us, 0.0)
-    order = np.argsort(-lag.sum(axis=0), kind="stable")
-    scores = _scores(blame, lag)
-    totals = scores.sum(axis=0)
-    for count in range(2, min(_AT_MOST, len(order) // 2) + 1):
-        late, rest = order[:count], order[count:]
-        ranks = [blame.ranks[row] for row in late]
-        # Time that the others would have saved: the shortest wait among them.
-        gains = blame.waited_us[:, rest].min(axis=1)
-        imposed = sum(blame.imposed_us[rank] for rank in ranks)
-        exposed = sum(blame.exposed_us[rank] for rank in ranks) / imposed if imposed > 0 else 0.0
-        if exposed * gains.sum() < MINIMUM_EFFECT * window_us:
-            continue
-        chance = looks(len(order)) * gap_p_value(scores, float(totals[late].min() - totals[rest].max()))
-        if chance > LIMIT or not _beyond_noise(blame, list(late), rest):
-            return None
-        led = _by_step(blame, gains[:, None])[:, 0] if len(blame.steps) > 1 else gains
-        share = float((led > 0.5 * led.max()).mean())
-        certain = min(stability(scores[:, [row, *rest]], 0, at_least=0.0) for row in late)
-        return _slow(ranks, exposed * float(gains.sum()), chance, certain, share)
-    return None
+    units = times.own.shape[1]
+    anybody = times.own[:, times.own.any(axis=0)]
+    last = float(np.isin(anybody.argmax(axis=0), [blame.ranks.index(rank) for rank in slow.ranks]).mean())
+    return replace(slow, last_share=last, gain_us=slow.gain_us * units, excess_us=slow.excess_us * units)
 
 
-_AT_MOST: Final = 8
-"""Maximum number of ranks that are named together."""
+def _at_collectives(times: LateTimes, blame: Blame) -> Slow | None:
+    """Return the rank that was late at more collectives than chance explains, in too few steps for a test of steps.
+
+    Collectives of one step depend on each other, so the steps must not contradict.
+    """
+    total = times.own.sum(axis=1)
+    row = int(total.argmax())
+    others = np.delete(np.arange(len(total)), row)
+    gain = float(total[row] - np.median(total[others])) / times.own.shape[1]
+    chance = p_value(times.own.T, row)
+    if gain < MINIMUM_EFFECT * times.wall_us or chance > LIMIT:
+        return None
+    steps = _by_step(blame, times.own.T)
+    ahead = steps[:, row] - np.median(steps[:, others], axis=1)
+    if len(steps) > 2 and ahead.mean() <= farthest(len(total), len(steps) - 1) * ahead.std(ddof=1) / np.sqrt(len(steps)):
+        return None
+    last = times.own.argmax(axis=0) == row
+    pattern: Pattern = "fixed" if last[times.own.any(axis=0)].mean() >= FIXED else "intermittent"
+    certain = stability(times.own.T, row, at_least=0.0)
+    return Slow([times.ranks[row]], pattern, gain, gain, chance, certain, float(last.mean()))
 
 
 def too_few(blame: Blame, window_us: float) -> int | None:
-    """Return the rank that was late at a significant cost, but too rarely to exclude chance; ``None`` without one.
-
-    One of three conditions must hold: the rank was the last in every unit with a clearly last rank; there are too few such
-    units to name any rank; or its p-value is at most ``UNCLEAR``. Call it where ``find_late`` named no rank.
-    """
-    late = (blame.gain_us > 0).any(axis=1)
-    if not late.any():
-        return None
-    row = int(blame.gain_us.sum(axis=0).argmax())
-    if not _at_a_price(blame, blame.ranks[row], window_us):
-        return None
-    always = bool((blame.gain_us[late, row] > 0).all())
-    scores = _scores(blame, blame.gain_us)
-    powerless = attainable_p(int((scores > 0).any(axis=1).sum()), len(blame.ranks)) > LIMIT
-    return blame.ranks[row] if always or powerless or p_value(scores, row) <= UNCLEAR else None
-
-
-def _at_a_price(blame: Blame, rank: int, window_us: float) -> bool:
-    """Return whether the rank's lateness costs ``MINIMUM_EFFECT`` of the window beyond the median cost of the other ranks."""
-    usual = float(np.median([saved for other, saved in blame.saved_us.items() if other != rank]))
-    return blame.saved_us[rank] - usual >= MINIMUM_EFFECT * window_us
-
-
-def _led(blame: Blame, row: int) -> float:
-    """Return the fraction of the delayed steps in which this rank delayed its peers most; of collectives with one step."""
-    gains = blame.gain_us if len(blame.steps) < 2 else _by_step(blame, blame.gain_us)
-    clear = gains[(gains > 0).any(axis=1)]
-    return float((clear.argmax(axis=1) == row).mean())
+    """Return the rank that was late at a significant cost, but too rarely to exclude chance; ``None`` without one."""
+    times = late_times(blame, window_us)
+    suspect = None if times is None else too_short(times)
+    return None if suspect is None else suspect.ranks[0]
 
 
 def _by_step(blame: Blame, values: Scores) -> Scores:
@@ -170,14 +110,6 @@ def _by_step(blame: Blame, values: Scores) -> Scores:
     total = np.zeros((len(steps), values.shape[1]))
     np.add.at(total, position, values)
     return total
-
-
-def _scores(blame: Blame, values: Scores) -> Scores:
-    """Return the scores for the significance tests from ``values`` [instances, ranks].
-
-    These are sums over blocks of steps, [blocks, ranks], with ``ENOUGH_STEPS`` steps, else ``values``.
-    """
-    return values if len(blame.steps) < ENOUGH_STEPS else block_sums(_by_step(blame, values))
 
 
 def device_signals(rank: int, gain_us: float, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> Signals:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,22 @@ REGULAR: Final = 0.75
 
 HALF: Final = 0.5
 """Share of steps below which a rank that is last must be an outlier in these steps, to distinguish it from lasting noise."""
+
+
+class Compared(Protocol):
+    """Own times of ranks that do the same work, from whatever source: what the tests need."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Compared ranks."""
+
+    @property
+    def own(self) -> Stored:
+        """Own time, [ranks, steps], no NaN. Only differences between ranks at the same step count."""
+
+    @property
+    def wall_us(self) -> float:
+        """Typical step time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +171,7 @@ def imposed_wait(judged: Judged) -> dict[int, float]:
     return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
 
 
-def find_slow(judged: Judged) -> Slow | None:
+def find_slow(judged: Compared) -> Slow | None:
     """Return the ranks that are significantly slow, or ``None`` without any.
 
     Ranks are added one by one, or together where they are equally slow, while their mean excess is significant and at least
@@ -329,7 +345,7 @@ class Suspect:
     """Number of such steps that would be enough; ``None`` where there are as many already, and more are needed."""
 
 
-def too_short(judged: Judged) -> Suspect | None:
+def too_short(judged: Compared) -> Suspect | None:
     """Return ranks that made the others wait at a significant cost, but in too few steps to exclude chance; ``None`` without any.
 
     One of three conditions must hold: there are too few steps to name any rank; the worst rank had a large excess in steps of

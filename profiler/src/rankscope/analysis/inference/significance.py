@@ -188,17 +188,17 @@ def chance_reaches(noise: Scores, ranks: int) -> float:
         if freedom > 2:
             # The scatter around the estimated mean is smaller than around the true mean.
             variance = scatter / (held * units) / (1 - 1 / independent)
-            within = _farthest(ranks, freedom) * float(np.sqrt(variance / independent))
+            within = farthest(ranks, freedom) * float(np.sqrt(variance / independent))
     if held < _ENOUGH_RANKS:
         return within
-    between = _farthest(ranks, held) * 1.4826 * float(np.median(np.abs(means - np.median(means))))
+    between = farthest(ranks, held) * 1.4826 * float(np.median(np.abs(means - np.median(means))))
     return max(0.0 if np.isinf(within) else within, between)
 
 
 _ENOUGH_RANKS: Final = 5
 
 
-def _farthest(ranks: int, freedom: float) -> float:
+def farthest(ranks: int, freedom: float) -> float:
     """Return the quantile of Student's t that the farthest of ``ranks`` reaches once in a hundred times.
 
     Computed by Fisher's expansion, two terms.
