@@ -14,9 +14,10 @@ from tests.step_files import add_rows, rows_of, steps_file
 
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.costs.run_costs import together
 from rankscope.analysis.costs.step_costs import costs_of_steps
 from rankscope.analysis.costs.waterfall import PRECEDENCE, Amount, Costs, waterfall
-from rankscope.analysis.costs.window_costs import costs_of_windows, together
+from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.report.terminal import render_text

@@ -14,12 +14,11 @@ import msgspec
 from rankscope.analysis.collectives.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
-from rankscope.analysis.costs.ledger import ledger_of_blame
+from rankscope.analysis.costs.ledger import ledger_of_blame, ledger_of_steps
 from rankscope.analysis.costs.pipeline import pipeline_of
 from rankscope.analysis.costs.recorder_cost import recorder_share
 from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
-from rankscope.analysis.costs.step_ledger import ledger_of_steps
 from rankscope.analysis.evidence.liveness import liveness
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS

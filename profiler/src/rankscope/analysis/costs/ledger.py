@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from rankscope.analysis.collectives.blame import Blame, Group, Row
+from rankscope.analysis.inference.own_time import Judged, waits
 from rankscope.analysis.result.costs import (
     MAX_GROUPS,
     MAX_LEDGER_ROWS,
@@ -19,10 +22,31 @@ from rankscope.analysis.result.costs import (
 
 def ledger_of_blame(blame: Blame, source: LedgerSource) -> Ledger | None:
     """Return the wait attribution from matched collectives; ``None`` without any."""
-    return ledger_of(blame.rows, source, len(blame.steps)) if blame.steps else None
+    return _ledger(blame.rows, source, len(blame.steps)) if blame.steps else None
 
 
-def ledger_of(groups: Mapping[Group, dict[tuple[int, int], Row]], source: LedgerSource, steps: int) -> Ledger:
+def ledger_of_steps(compared: Sequence[Judged]) -> Ledger | None:
+    """Return the wait attribution from own times of the ranks that can be compared; ``None`` if none can.
+
+    At each step the rank with the longest own time is charged. The training thread does nothing else during blocked time, so all
+    of it is exposed.
+    """
+    if not compared:
+        return None
+    groups: dict[Group, dict[tuple[int, int], Row]] = {}
+    for judged in compared:
+        last, wait = waits(judged)
+        rows: dict[tuple[int, int], Row] = {}
+        for at in np.unique(last):
+            mine = wait[:, last == at]
+            total, count = mine.sum(axis=1), (mine > 0).sum(axis=1)
+            for victim in np.flatnonzero(total > 0):
+                rows[judged.ranks[at], judged.ranks[victim]] = (float(total[victim]), float(total[victim]), int(count[victim]))
+        groups[None, tuple(judged.ranks)] = rows
+    return _ledger(groups, "steps", max(judged.own.shape[1] for judged in compared))
+
+
+def _ledger(groups: Mapping[Group, dict[tuple[int, int], Row]], source: LedgerSource, steps: int) -> Ledger:
     """Return the wait attribution from the rows of all process groups over ``steps`` steps.
 
     The largest rows are listed one by one, the rest is summed up.

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Final
 
 from rankscope.analysis.costs.step_costs import costs_of_steps
 from rankscope.analysis.costs.waterfall import Amount, Costs
-from rankscope.analysis.costs.window_costs import costs_of_windows, together
+from rankscope.analysis.costs.window_costs import IDLE, NO_HOST, costs_of_windows
 from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.result.costs import Throughput
+from rankscope.analysis.result.costs import PartName, Throughput
+
+_FROM_WINDOWS: Final[tuple[PartName, ...]] = ("exposed_communication", "straggler_wait")
 
 
 def costs_of_run(run: RunEvidence, throughput: Throughput | None) -> Callable[[tuple[int, ...]], Costs | None]:
@@ -46,3 +49,52 @@ def _with_ideal(costs: Costs | None, throughput: Throughput | None) -> Costs | N
     if "compute" in known:
         known["compute"] = replace(known["compute"], us=max(0.0, known["compute"].us - ideal))
     return replace(costs, known=known)
+
+
+def together(steps: Costs | None, windows: Costs | None, *, accelerated: bool) -> Costs | None:
+    """Return the costs of a run, merged from the records of all ``steps`` and from its ``windows``.
+
+    On a device only windows show compute and copies. Profiling slows the host, but not the kernels. So the rest of a step
+    (neither compute, communication, copies nor input) is idle time caused by the host, up to the idle time that the windows
+    saw. On CPUs the times of the training thread, known for all steps, are preferred.
+    """
+    if steps is None or windows is None:
+        return steps or windows
+    if accelerated and "idle" not in windows.inner:
+        return steps  # the profiler did not see the ranks' devices
+    known, notes = dict(steps.known), dict(steps.notes)
+    if accelerated:
+        for name in ("compute", "copies"):
+            known[name] = windows.known[name]
+            notes.pop(name, None)
+    if "pipeline_bubble" not in known:
+        missing = [name for name in _FROM_WINDOWS if name not in known]
+        for name in missing:
+            notes.pop(name, None)
+            if name in windows.known:
+                known[name] = windows.known[name]
+            if name in windows.notes:
+                notes[name] = windows.notes[name]
+    if not accelerated and "compute" not in known:
+        known["compute"] = windows.known["compute"]
+        notes["compute"] = "operators on the training thread; in profiled steps"
+        notes["host"] = NO_HOST
+    # Amounts from windows are means over all stages.
+    largest = {name: one for name, one in steps.largest.items() if name not in known or known[name].source == "steps"}
+    merged = replace(steps, known=known, notes=notes, inner=steps.inner | windows.inner, largest=largest)
+    return _host_of_device(merged) if accelerated else merged
+
+
+def _host_of_device(costs: Costs) -> Costs:
+    rest = max(0.0, costs.step_us - sum(amount.us for amount in costs.known.values()))
+    idle = Amount(min(rest, costs.inner["idle"].us), "windows")
+    if "input" not in costs.known:
+        share = idle.us / costs.step_us if costs.step_us > 0 else 0.0
+        notes = costs.notes | dict.fromkeys(("input", "host"), IDLE.format(share=share))
+        return replace(costs, notes=notes, inner=costs.inner | {"idle": idle})
+    return replace(
+        costs,
+        known=costs.known | {"host": idle},
+        notes={name: note for name, note in costs.notes.items() if name != "host"},
+        inner={name: amount for name, amount in costs.inner.items() if name != "idle"},
+    )
