@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ def analyze(
 ) -> Analysis:
     """Analyse one run directory, or the traces that ``paths`` (files, folders, patterns; URLs such as ``s3://…``) name.
 
+    Local Flight Recorder dumps of a job that trains, with durations, are analysed in the place of traces.
+
     A run is judged by the always-on records of its last attempt, or of the attempt whose folder is named (``RUN/attempts/NNN``).
     Its price per GPU-hour is the recorded one unless ``price_per_gpu_hour`` is given. Raises ``InputError`` for input that cannot
     be read, for several runs, and for a run mixed with traces. An unreadable trace in a folder or pattern is left out with a
@@ -54,6 +57,12 @@ def analyze(
     try:
         places = [location(path) for path in paths]
         run = _run(places)
+        if run is None and _are_dumps(places):
+            from rankscope.analysis.flight_analysis import analyze_flight
+
+            return analyze_flight(
+                [Path(path) for path in places], price_per_gpu_hour=price_per_gpu_hour, currency=currency, engine=engine
+            )
         if run is None:
             return analyze_traces(
                 places,
@@ -78,6 +87,25 @@ def analyze(
     warning = f"only some of the details: a run is {_REDUCED}; its raw traces, where it kept any, tell all"
     source = msgspec.structs.replace(analysis.source, warnings=[*analysis.source.warnings, warning])
     return msgspec.structs.replace(analysis, source=source)
+
+
+def _are_dumps(paths: Sequence[Location]) -> bool:
+    """Return whether ``paths`` name Flight Recorder dumps: by the first file, and by names that only traces have."""
+    files: list[Path] = []
+    for path in paths:
+        if not isinstance(path, Path):
+            return False
+        inside = path.iterdir() if path.is_dir() else [path] if path.exists() else map(Path, glob.iglob(str(path)))  # noqa: PTH207
+        files += (file for file in inside if file.is_file() and not file.name.startswith("."))
+    if not files or any(file.name.endswith((".json.gz", ".json.zst")) for file in files):
+        return False
+    with min(files).open("rb") as file:
+        head = file.read(_HEAD)
+    return head[:1] == b"\x80" or (b'"traceEvents"' not in head and _OF_A_DUMP.search(head) is not None)
+
+
+_HEAD: Final = 1 << 16
+_OF_A_DUMP: Final = re.compile(rb'^\s*\{\s*"(?:entries|pg_config|pg_status|version|comm_lib_version|nccl_version)"')
 
 
 def _run(paths: Sequence[Location]) -> NamedRun | None:

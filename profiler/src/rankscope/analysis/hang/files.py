@@ -99,8 +99,8 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
     return dumps
 
 
-def read_dump(path: Path, *, backend: str | None = None) -> Dump:
-    """Read one file, pickle or JSON, without ever executing its content. Raises ``InputError``."""
+def read_dump(path: Path, *, backend: str | None = None, whole_history: bool = False) -> Dump:
+    """Read one file, pickle or JSON, without ever executing its content; see ``parse``. Raises ``InputError``."""
     try:
         with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
@@ -110,10 +110,23 @@ def read_dump(path: Path, *, backend: str | None = None) -> Dump:
         raise InputError(path, f"more than {MAX_BYTES // 1024**2} MiB: no dump is that large")
     if not data:
         raise InputError(path, "the file is empty")
-    dump = parse(_document(path, data), backend=backend)
+    dump = parse(_document(path, data), backend=backend, whole_history=whole_history)
     if dump is None:
         raise InputError(path, "not a Flight Recorder dump: there is no version with entries or process groups in it")
     return dump
+
+
+def find_dumps(paths: Sequence[Path]) -> tuple[list[DumpFile], list[str]]:
+    """Return the newest dump of each rank that files, folders and patterns name, and warnings.
+
+    Raises ``InputError`` for a path that does not exist, and where no file has a rank in its name.
+    """
+    dumps = Dumps(os.fspath(paths[0]))
+    files, unnamed = _named_by(paths)
+    if not files:
+        raise InputError((*unnamed, *paths)[0], _nothing(is_a_run=False, unnamed=bool(unnamed)))
+    dumps.warnings += [f"{path}: left out, no rank in its name" for path in unnamed]
+    return _one_each(_one_occasion(files, dumps), dumps), dumps.warnings
 
 
 def _document(path: Path, data: bytes) -> object:

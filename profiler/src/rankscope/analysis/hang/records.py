@@ -103,7 +103,7 @@ class Dump:
     """Content of one recorder of one rank."""
 
     records: list[Record]
-    """All records that have not ended, and the last ones of each group, in the order they were enqueued."""
+    """All records that have not ended, and at least the last ones of each group, in the order they were enqueued."""
     configs: dict[str, Config]
     """Configurations by name of the group."""
     progress: dict[str, int]
@@ -123,8 +123,11 @@ class Dump:
     """Latest time in the dump."""
 
 
-def parse(document: object, *, backend: str | None = None) -> Dump | None:
-    """Parse a dump from plain data; ``None`` if it is not a dump. ``backend``: the one in the file's name, if any."""
+def parse(document: object, *, backend: str | None = None, whole_history: bool = False) -> Dump | None:
+    """Parse a dump from plain data; ``None`` if it is not a dump. ``backend``: the one in the file's name, if any.
+
+    ``whole_history``: also keep older records that have ended.
+    """
     if not isinstance(document, dict) or "version" not in document or not {"entries", "pg_config"} & document.keys():
         return None
     entries = document.get("entries", [])
@@ -138,7 +141,7 @@ def parse(document: object, *, backend: str | None = None) -> Dump | None:
     gapless = all(after.record_id == before.record_id + 1 for before, after in pairwise(records))
     times = (time for record in records for time in (record.created_ns, record.started_ns, record.completed_ns))
     return Dump(
-        records=_kept(records),
+        records=records if whole_history else _kept(records),
         configs=configs,
         progress=progress,
         all_progress=bool(progress) and not unnamed,

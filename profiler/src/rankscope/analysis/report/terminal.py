@@ -78,7 +78,7 @@ def _headline(analysis: Analysis, width: int) -> str:
     if verdict.confidence is not None:
         facts.append(f"confidence {verdict.confidence:.0%}")
     if verdict.evidence_source is not None:
-        facts.append(f"judged by {verdict.evidence_source}")
+        facts.append(f"judged by {verdict.evidence_source.replace('_', ' ')}")
     if facts:
         lines += textwrap.wrap(" · ".join(facts), width)
     return "\n".join(lines)
@@ -163,7 +163,12 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
     if not rows:
         return ""
     cells = [["rank", "imposed", "exposed", "share"], *(_imposed_row(row) for row in rows[:8])]
-    sources = {"steps": "step records", "windows": "collectives of the profiled steps", "traces": "collectives"}
+    sources = {
+        "steps": "step records",
+        "windows": "collectives of the profiled steps",
+        "traces": "collectives",
+        "flight_recorder": "durations of collectives",
+    }
     where = sources[analysis.imposed_wait_source or "steps"]
     title = f"imposed wait, summed over the ranks that waited (from {where})"
     lines = [*textwrap.wrap(title, width), *aligned(cells)]

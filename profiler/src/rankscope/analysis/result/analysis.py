@@ -34,7 +34,7 @@ Cause = Literal["input", "host", "gc", "checkpoint", "evaluation", "compute", "i
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Source of the analysis, and how complete it was."""
 
-    kind: Literal["run", "traces"]
+    kind: Literal["run", "traces", "flight_recorder"]
     path: str
     ranks: int
     """Number of ranks with evidence."""
@@ -190,7 +190,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     stage: int | None = None
     steps: tuple[int, int] | None = None
     """First step that the verdict covers, and the step after the last."""
-    evidence_source: Literal["steps", "windows", "traces"] | None = None
+    evidence_source: Literal["steps", "windows", "traces", "flight_recorder"] | None = None
     confidence: float | None = None
     """0 to 1."""
     slowdown: float | None = None
@@ -239,7 +239,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     collectives: CollectiveMatching
     imposed_wait: list[ImposedWait]
     """Most imposed first."""
-    imposed_wait_source: Literal["steps", "windows", "traces"] | None = None
+    imposed_wait_source: Literal["steps", "windows", "traces", "flight_recorder"] | None = None
     """Source of ``imposed_wait``; ``None`` when that is empty. Windows cover a few steps in detail, step records all steps."""
     ledger: Ledger | None = None
     """Wait attribution: delays by origin and victim, per process group; ``None`` if no source shows them."""

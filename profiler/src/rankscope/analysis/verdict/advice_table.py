@@ -28,6 +28,8 @@ SHOW: Final = "rankscope dashboard {run}"
 
 RECORD: Final = "rankscope run -- torchrun ... train.py"
 
+_RECORD_ALL: Final = "Record every step, with phases and CPU time of rank {rank}: {record}"
+
 _LOAD_AHEAD: Final = (
     "Load ahead: raise the DataLoader's num_workers and prefetch_factor, keep persistent_workers on; store samples decoded and "
     "in large files; move transforms off the training thread"
@@ -137,9 +139,10 @@ TABLE: Final[tuple[Row, ...]] = (
         0.05,
         _DUMP % "{who}{unseen}",
         "Look at {stalls_at} in the code: what does it wait for on {who} and not on the others (storage, locks, a log, a sleep)?",
-        "Record every step, with phases and CPU time of rank {rank}: {record}",
+        _RECORD_ALL,
     ),
-    for_verdict("straggler", "Look at {who} on the page", _WITHOUT),
+    # ``{run:.0}`` shows nothing: there is a page for runs only.
+    for_verdict("straggler", "Look at {who} on the page{run:.0}", _RECORD_ALL, _WITHOUT),
     # Input
     for_figures("data_loading", (at_least("share.input", 0.05),), "share of input", _LOAD_AHEAD, kind="input_bound"),
     for_figures(

@@ -15,7 +15,7 @@ from rankscope.analysis.verdict.advice_table import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, largest_besides_compute, limit_of, unknown_share
 from rankscope.base.text import duration
 
-EvidenceSource = Literal["steps", "windows", "traces"]
+EvidenceSource = Literal["steps", "windows", "traces", "flight_recorder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,8 @@ def _reason(found: Finding | None, shares: Figures) -> str | None:
 
 def _calm(shares: Figures, unit: str) -> str:
     """Return the clause that no part of the step reaches its limit, with the largest part besides compute."""
+    if not shares:
+        return f"where the time of the {unit} goes is not known"
     largest = largest_besides_compute(shares)
     if largest is None:
         return f"no part of the {unit} besides compute is known to take any of it"
@@ -138,7 +140,12 @@ _SHOWN_RANKS: Final = 8
 _TOO_MUCH: Final = 0.1
 """Share of the step outside all known parts from which on the sentence mentions it."""
 
-_BASIS: Final[dict[str | None, str]] = {"steps": "step records", "windows": "profiled windows", "traces": "traces"}
+_BASIS: Final[dict[str | None, str]] = {
+    "steps": "step records",
+    "windows": "profiled windows",
+    "traces": "traces",
+    "flight_recorder": "Flight Recorder dumps",
+}
 """Sources of a share, in words."""
 
 

@@ -1,0 +1,299 @@
+"""Analysis of Flight Recorder dumps of a job that trains: how long each collective took on each rank says who came last.
+
+In a collective in which everybody waits for the last rank, the kernel of a rank lasts from its arrival to the common end. So a
+rank's wait is its duration minus the least of any member's, and no clock is needed. Torch records durations with
+``TORCH_NCCL_ENABLE_TIMING=1``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from rankscope.analysis.collectives.blame import assign_blame
+from rankscope.analysis.collectives.clock import Clocks
+from rankscope.analysis.collectives.cycles import Issued, steps_of
+from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.matching import match_collectives
+from rankscope.analysis.collectives.operations import element_bytes
+from rankscope.analysis.collectives.waiting import NOBODY_WAITED
+from rankscope.analysis.costs.ledger import ledger_of_blame
+from rankscope.analysis.hang.files import DumpFile, find_dumps, read_dump
+from rankscope.analysis.hang.records import Record, text
+from rankscope.analysis.inference.cause import Signals
+from rankscope.analysis.inference.late import find_late, late_named, too_few
+from rankscope.analysis.parallel.workers import ALONE, Engine
+from rankscope.analysis.report.assessment import assessed_windows
+from rankscope.analysis.report.ranks import rank_result
+from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Finding, Source, Verdict
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.trace.classify import operation_name
+from rankscope.analysis.trace.locations import common_folder
+from rankscope.analysis.trace_analysis import imposed_result
+from rankscope.analysis.verdict.verdict import Setting, among, insufficient, nobody, straggler
+from rankscope.base.errors import InputError
+from rankscope.base.text import ranks_text
+from rankscope.runs.records import CollectiveRecord
+
+_SLOWER: Final = 60
+"""How much longer reading a byte of a dump takes than reading one of a trace."""
+_LONGEST_MS: Final = 86_400_000.0
+START_UP: Final = 2
+"""Number of first steps that are left out, if enough others remain: their collectives contain start-up."""
+MAX_CALLS: Final = 500_000
+"""Maximum number of operations of all ranks that are compared, the last ones."""
+_MOST: Final = 0.8
+"""Share of the time in collectives and transfers that must be in matched collectives, to say that no rank is late."""
+_TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=20000 when the job starts"
+
+
+class _Call(msgspec.Struct, frozen=True, gc=False):
+    """Operation of one rank. Of the dump's records only this is kept, because they would fill the memory."""
+
+    issued: Issued
+    group: str
+    op: str
+    sequence: int
+    transfers: bool
+    """True for sends and receives."""
+    bytes: int | None
+    duration_us: float | None
+
+
+@dataclass(slots=True)
+class _Rank:
+    """Operations of one rank in the order in which they were issued."""
+
+    calls: list[_Call] = field(default_factory=list)
+    members: dict[str, list[int]] = field(default_factory=dict)
+    """Members by name of the group, where the dump lists them."""
+    damaged: int = 0
+    """Number of records that could not be used."""
+
+
+def analyze_flight(
+    paths: Sequence[Path], *, price_per_gpu_hour: float | None = None, currency: str = "USD", engine: Engine = ALONE
+) -> Analysis:
+    """Analyse the dumps of a job that trains, one file per rank. Raises ``InputError`` for input without durations."""
+    files, warnings = find_dumps(paths)
+    ranks = _read(files, warnings, engine)
+    world_size = max(len(ranks), *(len(members) for one in ranks.values() for members in one.members.values()), 0)
+    steps = steps_of({rank: [call.issued for call in one.calls] for rank, one in ranks.items()})
+    in_steps = bool(steps)
+    if not in_steps:
+        steps = {rank: [0] * len(one.calls) for rank, one in ranks.items()}
+        warnings.append("no sequence of collectives repeats, so steps are not known: everything counts as one")
+    numbers = _counted(steps)
+    kept = {rank: [*_in_steps(one.calls, steps.get(rank, ()), set(numbers))] for rank, one in ranks.items()}
+    collectives = {rank: _records(calls, ranks[rank].members) for rank, calls in kept.items()}
+    matching = match_collectives(collectives, world_size=world_size)
+    blame = assign_blame(matching.matches, Clocks(residual_ns=0.0), sorted(ranks))
+    matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, "flight_recorder")
+    whole = sum(call.duration_us or 0.0 for calls in kept.values() for call, _ in calls)
+    explained = min(1.0, sum(sum(match.inside_ns) for match in matching.matches) / 1000 / whole) if whole > 0 else None
+    setting = Setting(
+        source="flight_recorder",
+        world_size=world_size,
+        steps=(numbers[0], numbers[-1] + 1) if in_steps and numbers else None,
+        step_count=len(numbers),
+        unit="step" if in_steps else "window",
+        accelerated=True,
+        price_per_gpu_hour=price_per_gpu_hour,
+        currency=currency,
+    )
+    step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
+    verdict, findings = _verdict(matched, setting, step_us, explained)
+    if len(ranks) < world_size:
+        warnings.append(f"dumps of {len(ranks)} of {world_size} ranks: groups with a missing rank are left out")
+    there = {rank: len({row.step for row in rows}) for rank, rows in collectives.items()}
+    analysis = Analysis(
+        source=Source(
+            kind="flight_recorder",
+            path=os.fspath(paths[0] if len(paths) == 1 else common_folder(paths)),
+            ranks=len(ranks),
+            world_size=world_size,
+            steps=max(1, len(numbers)),
+            coverage=sum(there.values()) / (world_size * max(1, len(numbers))),
+            simulated=False,
+            warnings=warnings,
+        ),
+        ranks=[rank_result(rank, breakdowns=[], blame=blame, steps=there.get(rank, 0)) for rank in sorted(ranks)],
+        collectives=CollectiveMatching(
+            matched=len(matching.matches),
+            unmatched=matching.unmatched,
+            excluded=matching.excluded,
+            method=matching.method,
+            clock_residual_us=None,
+            unmatched_by=matching.unmatched_by,
+            explained_share=explained,
+        ),
+        imposed_wait=imposed_result(blame) if matching.matches else [],
+        imposed_wait_source="flight_recorder" if matching.matches else None,
+        ledger=ledger_of_blame(blame, "flight_recorder"),
+        verdict=verdict,
+        findings=findings,
+    )
+    return assessed_windows(analysis, None, matched)
+
+
+def _read(files: Sequence[DumpFile], warnings: list[str], engine: Engine) -> dict[int, _Rank]:
+    """Read the dumps; those that cannot be read are left out with a warning. Raises ``InputError`` if there are no durations."""
+    ranks: dict[int, _Rank] = {}
+    errors: list[InputError] = []
+    most = max(1, MAX_CALLS // len(files))
+    paths = [file.path for file in files]
+    text_bytes = _SLOWER * sum(path.stat().st_size for path in paths if path.exists())
+    read = engine.map(partial(_read_one, most=most), files, files=paths, text_bytes=text_bytes)
+    for file, found in zip(files, read, strict=True):
+        if isinstance(found, InputError):
+            errors.append(found)
+            continue
+        one = ranks.setdefault(file.rank, _Rank())
+        one.calls += found.calls
+        one.members |= found.members
+        one.damaged += found.damaged
+    if not ranks:
+        raise errors[0]
+    warnings += [f"left out: {error}" for error in errors]
+    if damaged := sum(one.damaged for one in ranks.values()):
+        warnings.append(f"{counted(damaged, 'record')} left out, which make no sense")
+    without = [rank for rank, one in ranks.items() if all(call.duration_us is None for call in one.calls)]
+    if len(without) == len(ranks):
+        raise InputError(files[0].path, f"no collective has a duration, so nobody's wait is known; {_TIMING}")
+    if without:
+        warnings.append(f"no durations from {ranks_text(without)}; {_TIMING}")
+    if any(len(one.calls) == most for one in ranks.values()):
+        warnings.append(f"at most the last {most:,} operations of each rank are compared")
+    return ranks
+
+
+def _read_one(file: DumpFile, *, most: int) -> _Rank | InputError:
+    """Read the last ``most`` operations of a dump; an error is returned, because the other dumps may do."""
+    try:
+        dump = read_dump(file.path, backend=file.backend, whole_history=True)
+    except InputError as error:
+        return error
+    members = {name: list(config.ranks) for name, config in dump.configs.items() if config.ranks}
+    return _Rank([_call(record) for record in dump.records[-most:]], members, dump.damaged)
+
+
+def _call(record: Record) -> _Call:
+    op = operation_name(record.op)
+    transfers = record.is_p2p or op in ("send", "recv", "coalesced")
+    took = record.raw.get("duration_ms")
+    by_autograd = text(record.raw.get("thread_name")).startswith("pt_autograd")
+    # The sizes of an all-to-all may follow the data, and then differ from step to step.
+    elements = 0 if op.startswith("all_to_all") else record.elements("input")
+    return _Call(
+        Issued(
+            None if transfers else (record.group, record.sequence),
+            (record.group, op, elements, by_autograd),
+            record.created_ns or 0,
+        ),
+        record.group,
+        op,
+        record.sequence,
+        transfers,
+        # Where ranks differ in size, as in an uneven all-to-all, the first to leave was not the last to arrive.
+        _bytes(record) if op == "all_to_all" else None,
+        1000.0 * took if isinstance(took, float) and 0 <= took < _LONGEST_MS else None,
+    )
+
+
+def _bytes(record: Record) -> int | None:
+    """Return the bytes of all inputs; ``None`` where a type is unknown."""
+    shapes, widths = record.shapes("input"), [element_bytes(name) for name in record.dtypes("input")]
+    if not shapes or len(shapes) != len(widths) or None in widths:
+        return None
+    return sum(prod(shape) * width for shape, width in zip(shapes, widths, strict=True) if width is not None)
+
+
+def _counted(steps: Mapping[int, Sequence[int | None]]) -> list[int]:
+    """Return the steps that count, ascending: without start-up and without the last, whose durations may be missing."""
+    numbers = sorted({step for row in steps.values() for step in row if step is not None})
+    return numbers[START_UP:-1] if len(numbers) > 3 * START_UP else numbers
+
+
+def _in_steps(calls: Sequence[_Call], steps: Sequence[int | None], numbers: set[int]) -> Iterator[tuple[_Call, int]]:
+    """Yield the calls in the steps ``numbers``, with their step."""
+    for call, step in zip(calls, steps, strict=False):
+        if step is not None and step in numbers and call.issued.created_ns:
+            yield call, step
+
+
+def _step_us(calls: Sequence[tuple[_Call, int]]) -> float:
+    """Return the mean time of a step of one rank; of a single one, from its first call to the last end."""
+    starts: dict[int, int] = {}
+    for call, step in calls:
+        starts.setdefault(step, call.issued.created_ns)
+    if len(starts) > 1:
+        first, last = min(starts), max(starts)
+        return (starts[last] - starts[first]) / (last - first) / 1000
+    ends = (call.issued.created_ns / 1000 + (call.duration_us or 0.0) for call, _ in calls)
+    return max(ends, default=0.0) - min(starts.values(), default=0) / 1000
+
+
+def _records(calls: Sequence[tuple[_Call, int]], members: Mapping[str, list[int]]) -> list[CollectiveRecord]:
+    """Return the collectives with a duration. Their times are no measurements: a host runs ahead of its device.
+
+    They keep the order of the calls, and collectives of one group do not overlap.
+    """
+    rows: list[CollectiveRecord] = []
+    ends: dict[str, int] = {}
+    index: Counter[tuple[int, str]] = Counter()
+    for call, step in calls:
+        if call.transfers or call.duration_us is None:
+            continue
+        start = max(call.issued.created_ns, ends.get(call.group, 0))
+        ends[call.group] = start + round(1000 * call.duration_us)
+        rows.append(
+            CollectiveRecord(
+                step=step,
+                group=call.group,
+                group_ranks=members.get(call.group),
+                index=index[step, call.group],
+                sequence=call.sequence,
+                op=call.op,
+                bytes=call.bytes,
+                enqueue_unix_ns=start,
+                start_unix_ns=start,
+                end_unix_ns=ends[call.group],
+                stream=0,
+            )
+        )
+        index[step, call.group] += 1
+    return rows
+
+
+def _verdict(matched: Matched, setting: Setting, step_us: float, explained: float | None) -> tuple[Verdict, list[Finding]]:
+    blame, steps = matched.blame, max(1, len(matched.blame.steps))
+    if len(blame.ranks) < 2:
+        return insufficient("the dump of one rank cannot show who waits for whom; give the dumps of all ranks"), []
+    if not matched.matching.matches:
+        return insufficient("no collective could be matched across the ranks"), []
+    window = step_us * steps
+    late, suspect = find_late(blame, window), too_few(blame, window)
+    if explained is not None and explained < _MOST:
+        last = "no rank is late" if late is None else f"rank {late.ranks[0]} is last"
+        missing = (
+            f"{last} at the matched collectives, but these are {explained:.0%} of the communication. In the rest (sends and "
+            "receives, operations that do not show who waits for whom) ranks wait for others, too, and are late for that reason"
+        )
+        return insufficient(missing), []
+    if late is not None:
+        signals = Signals(own_us=late.gain_us / steps)
+        verdict, finding = straggler(late_named(late, blame, window, signals, steps=steps, explained=explained), setting)
+        return verdict, [finding]
+    if suspect is not None:
+        return insufficient(f"rank {suspect} was last, but at so few collectives that it may be chance; dump later"), []
+    whom = among(len(blame.ranks), setting.world_size, "dumps")
+    return nobody({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
