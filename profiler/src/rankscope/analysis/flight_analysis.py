@@ -198,6 +198,7 @@ def _call(record: Record) -> _Call:
             None if transfers else (record.group, record.sequence),
             (record.group, op, elements, by_autograd),
             record.created_ns or 0,
+            by_autograd,
         ),
         record.group,
         op,
@@ -224,9 +225,9 @@ def _counted(steps: Mapping[int, Sequence[int | None]]) -> list[int]:
 
 
 def _in_steps(calls: Sequence[_Call], steps: Sequence[int | None], numbers: set[int]) -> Iterator[tuple[_Call, int]]:
-    """Yield the calls in the steps ``numbers``, with their step."""
+    """Yield the calls in the steps ``numbers``, with their step, but the first of each group, which sets up the connections."""
     for call, step in zip(calls, steps, strict=False):
-        if step is not None and step in numbers and call.issued.created_ns:
+        if step is not None and step in numbers and call.issued.created_ns and (call.transfers or call.sequence > 1):
             yield call, step
 
 
@@ -291,7 +292,9 @@ def _verdict(matched: Matched, setting: Setting, step_us: float, explained: floa
         return insufficient(missing), []
     if late is not None:
         signals = Signals(own_us=late.gain_us / steps)
-        verdict, finding = straggler(late_named(late, blame, window, signals, steps=steps, explained=explained), setting)
+        verdict, finding = straggler(
+            late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=explained), setting
+        )
         return verdict, [finding]
     if suspect is not None:
         return insufficient(f"rank {suspect} was last, but at so few collectives that it may be chance; dump later"), []

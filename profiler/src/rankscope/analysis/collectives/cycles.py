@@ -18,6 +18,8 @@ REPEATS: Final = 4
 """Minimum number of steps."""
 MOSTLY: Final = 0.8
 """Minimum share of operations that are the same one step later. Evaluations and start-up differ."""
+_SEVERAL: Final = 3
+"""Minimum number of steps between evaluations."""
 _SEARCHED: Final = 50_000
 """Number of last operations in which a step is searched."""
 
@@ -31,6 +33,8 @@ class Issued:
     kind: Hashable
     """What repeats from step to step: group, operation, sizes, and whether autograd issued it."""
     created_ns: int
+    backward: bool = False
+    """True if autograd issued it."""
 
 
 def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None]]:
@@ -72,7 +76,7 @@ def _cut(issued: Sequence[Issued]) -> list[int | None] | None:
     """Return the step of each operation of one rank; ``None`` if none repeats."""
     numbers: dict[Hashable, int] = {}
     kinds = np.array([numbers.setdefault(one.kind, len(numbers)) for one in issued], dtype=np.int64)
-    length = _length(kinds)
+    length = _length(kinds, np.array([one.backward for one in issued], dtype=bool))
     if length is None:
         return None
     created = np.array([one.created_ns for one in issued], dtype=np.int64)
@@ -101,17 +105,25 @@ def _windows(true: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
     return found
 
 
-def _length(kinds: NDArray[np.int64]) -> int | None:
+def _length(kinds: NDArray[np.int64], backward: NDArray[np.bool_]) -> int | None:
     """Return the number of operations after which they repeat; ``None`` where they do not.
 
-    It is the shortest of those after which about as many operations are the same as after any other.
+    It is the shortest of those after which about as many operations are the same as after any other. Where this is a number of
+    steps with an evaluation or the like after them, the step itself is found: what is mostly the same after fewer operations,
+    and has a backward pass, or, where no operation is known to be of one, different operations.
     """
-    some = kinds[-_SEARCHED:].astype(np.int32)
+    some, backward = kinds[-_SEARCHED:].astype(np.int32), backward[-_SEARCHED:]
     count = len(some)
     differ = np.array([(some[length:] != some[:-length]).mean() for length in range(1, count // REPEATS + 1)])
     if not len(differ) or differ.min() > 1 - MOSTLY:
         return None
-    return int(np.flatnonzero(differ <= 1.2 * differ.min() + 1e-9)[0]) + 1
+    longest = int(np.flatnonzero(differ <= 1.2 * differ.min() + 1e-9)[0]) + 1
+    for length in (np.flatnonzero(differ[: longest // _SEVERAL] <= 1 - MOSTLY) + 1).tolist():
+        same = np.flatnonzero(_windows(some[length:] == some[:-length], length))
+        step = slice(same[len(same) // 2], same[len(same) // 2] + length) if len(same) else slice(0)
+        if backward[step].any() if backward.any() else len(np.unique(some[step])) > 1:
+            return int(length)
+    return longest
 
 
 def _after_pause(created: NDArray[np.int64], length: int) -> int:

@@ -52,7 +52,9 @@ def late_times(blame: Blame, window_us: float) -> LateTimes | None:
     if not units or ranks < 2 or window_us <= 0:
         return None
     by_steps = len(blame.steps) >= blocks_needed(ranks)
-    late = blame.gain_us
+    # A collective of a part of the ranks delays that part: what counts is the mean over the other ranks.
+    members = np.isfinite(blame.waited_us).sum(axis=1, keepdims=True)
+    late = blame.gain_us * (members - 1) / (ranks - 1)
     if by_steps and not np.isnan(blame.waited_us).any():
         late = blame.waited_us.max(axis=1, keepdims=True) - blame.waited_us
     if by_steps:

@@ -1,0 +1,87 @@
+"""Steps that are inferred from the order of collectives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.collectives.cycles import Issued, steps_of
+
+
+def issued(kinds: str, *, group: str = "0", pause: int = 10) -> list[Issued]:
+    """Return operations by letters; before each space there is a pause."""
+    found: list[Issued] = []
+    at = 0
+    for kind in kinds:
+        if kind == " ":
+            at += pause
+            continue
+        at += 1
+        found.append(Issued((group, len(found) + 1), kind, at))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kinds", "steps"),
+    [
+        ("ab ab ab ab ab", [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]),
+        # the pause decides where a step begins
+        ("b ab ab ab ab a", [None, 0, 0, 1, 1, 2, 2, 3, 3, None]),
+        # start-up, and something else between the steps
+        (
+            f"xyz{' aab' * 16} q{' aab' * 16}",
+            [None] * 3
+            + [step for step in range(16) for _ in range(3)]
+            + [None]
+            + [step for step in range(16, 32) for _ in range(3)],
+        ),
+        # an evaluation after every fifth step
+        (f"{' aab' * 5} q" * 6, [at // 3 + 5 * block if at < 15 else None for block in range(6) for at in range(16)]),
+        # a part of the step repeats, too
+        ("aaaab aaaab aaaab aaaab", [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5),
+        ("a a a a a", [0, 1, 2, 3, 4]),
+    ],
+)
+def test_a_step_is_the_shortest_sequence_that_repeats(kinds: str, steps: list[int | None]) -> None:
+    assert steps_of({0: issued(kinds)}) == {0: steps}
+
+
+@pytest.mark.parametrize("kinds", ["", "a", "abcdefghij", "ab ab ab", "aabbaabc"])
+def test_what_does_not_repeat_has_no_steps(kinds: str) -> None:
+    assert steps_of({0: issued(kinds)}) == {}
+
+
+def test_ranks_number_a_step_alike_whatever_they_still_have() -> None:
+    whole = issued("ab " * 12)
+    cut = whole[9:]
+    found = steps_of({0: whole, 1: cut})
+    assert found[1] == found[0][9:]
+    # also where the first rank has less
+    found = steps_of({0: cut, 1: whole})
+    assert found[1][9:] == [step if step is not None else found[0][at] for at, step in enumerate(found[0])]
+
+
+def test_ranks_of_other_groups_follow_those_that_share_one() -> None:
+    # given two rows of tensor parallelism that meet in one data-parallel group
+    rows = []
+    for row in range(2):
+        mine = []
+        for step in range(8):
+            at = 100 * step
+            mine += [Issued((f"tp{row}", 3 * step + layer), "tp", at + layer) for layer in range(3)]
+            mine.append(Issued(("dp", step), "dp", at + 10))
+        rows.append(mine)
+    found = steps_of({0: rows[0], 1: rows[1][7:]})
+    assert found[0] == [step for step in range(8) for _ in range(4)]
+    assert found[1][1:] == found[0][8:]
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 59))
+def test_any_order_gets_steps_that_do_not_decrease(kinds: list[int], cut: int) -> None:
+    row = [Issued(("0", at), kind, at) for at, kind in enumerate(kinds)]
+    for steps in steps_of({0: row, 1: row[cut:]}).values():
+        known = [step for step in steps if step is not None]
+        assert known == sorted(known)
+        assert len(set(known)) == 0 or max(np.diff(sorted(set(known))), default=1) >= 1

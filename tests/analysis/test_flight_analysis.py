@@ -1,0 +1,152 @@
+"""Flight Recorder dumps of jobs that train: who makes the others wait, and when that cannot be said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.analysis.flight_dumps import Job, always
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.report.terminal import render_text
+from rankscope.base.errors import InputError
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(("dp", "tp"), [(4, 1), (2, 2), (2, 4), (8, 2)])
+def test_the_rank_that_comes_late_is_named(tmp_path: Path, dp: int, tp: int, *, as_json: bool) -> None:
+    # given a job in which rank 2 is 15 of 50 ms late
+    analysis = analyze([Job(always(2, 15.0), dp=dp, tp=tp).write(tmp_path / "dumps", as_json=as_json)])
+    verdict = analysis.verdict
+    # then it is named, and not the ranks that are late because they waited for it
+    assert (verdict.kind, verdict.ranks, verdict.pattern, verdict.cause) == ("straggler", [2], "fixed", "unknown")
+    assert (verdict.evidence_source, analysis.source.kind, analysis.imposed_wait_source) == ("flight_recorder",) * 3
+    assert verdict.confidence is not None
+    assert verdict.confidence > 0.9
+    # and the answer is about the steps that nobody marked, without start-up
+    assert analysis.source.steps == 37
+    assert verdict.slowdown == pytest.approx(50 / 35, rel=0.05)
+    assert analysis.imposed_wait[0].imposed_us == pytest.approx((dp * tp - 1) * 37 * 15_000, rel=0.05)
+    assert not analysis.source.warnings
+
+
+def test_nobody_is_named_for_noise(tmp_path: Path) -> None:
+    for seed in range(10):
+        analysis = analyze([Job(always(-1, 0.0, seed=seed, noise=3.0), dp=2, tp=2).write(tmp_path / str(seed))])
+        assert analysis.verdict.kind in ("balanced", "insufficient_data"), analysis.verdict.summary
+        assert analysis.verdict.rank is None
+
+
+def test_clocks_of_hosts_do_not_matter(tmp_path: Path) -> None:
+    # given hosts whose clocks are a third of a second apart from rank to rank
+    analysis = analyze([Job(always(3, 15.0), dp=4, skewed_ns=333_000_000).write(tmp_path / "dumps")])
+    assert analysis.verdict.ranks == [3]
+
+
+def test_evaluation_between_the_steps_does_not_count(tmp_path: Path) -> None:
+    # given a job that evaluates after every tenth step, with collectives of its own, for which all wait long for rank 0
+    late = always(2, 15.0)
+    job = Job(late, steps=0)
+    for step in range(60):
+        job.train(step)
+        if step % 10 == 9:
+            job.issue("0", "all_reduce", [2], step * 50_000_000 + 40_000_000, {0: 0.0, 1: 80.0, 2: 80.0, 3: 80.0}, autograd=False)
+    analysis = analyze([job.write(tmp_path / "dumps")])
+    assert (analysis.verdict.ranks, analysis.source.steps) == ([2], 57)
+    assert analysis.imposed_wait[0].rank == 2
+
+
+def test_without_steps_the_dump_is_one_window(tmp_path: Path) -> None:
+    job = Job(always(1, 15.0), steps=0)
+    for number in range(20):
+        behind = {rank: 15.0 * (rank == 1) for rank in range(4)}
+        job.meet("0", "all_reduce", [number**2], number * 50_000_000, behind, autograd=False)
+    analysis = analyze([job.write(tmp_path / "dumps")])
+    assert (analysis.verdict.ranks, analysis.source.steps) == ([1], 1)
+    assert "steps are not known" in analysis.source.warnings[0]
+    assert "in the one window at hand" in analysis.verdict.summary
+
+
+def test_pipelines_are_not_judged_by_their_collectives_alone(tmp_path: Path) -> None:
+    # given a job that spends most of its communication in transfers between stages, whose waits are not attributed
+    job = Job(always(2, 15.0), steps=0)
+    for step in range(40):
+        for rank in range(4):
+            job.issue("0", "coalesced", [], step * 50_000_000, {rank: 80.0}, autograd=False)
+        job.train(step)
+    verdict = analyze([job.write(tmp_path / "dumps")]).verdict
+    assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
+    assert "sends and receives" in verdict.summary
+
+
+def test_dumps_without_durations_say_how_to_get_them(tmp_path: Path) -> None:
+    job = Job(always(2, 15.0))
+    for entry in (entry for row in job.entries for entry in row):
+        del entry["duration_ms"]
+    with pytest.raises(InputError, match="TORCH_NCCL_ENABLE_TIMING=1"):
+        analyze([job.write(tmp_path / "dumps")])
+
+
+def test_missing_ranks_are_said(tmp_path: Path) -> None:
+    folder = Job(always(2, 15.0)).write(tmp_path / "dumps", ranks=[0, 1, 2])
+    analysis = analyze([folder])
+    assert analysis.verdict.kind == "insufficient_data"
+    assert analysis.source.warnings == ["dumps of 3 of 4 ranks: groups with a missing rank are left out"]
+    assert analysis.source.coverage == pytest.approx(0.75)
+    one = analyze([Job(always(2, 15.0)).write(tmp_path / "one", ranks=[0])]).verdict
+    assert "one rank cannot show" in one.summary
+
+
+def test_a_damaged_dump_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    folder = Job(always(2, 15.0), dp=2, tp=2).write(tmp_path / "dumps")
+    (folder / "dump_0").write_bytes((folder / "dump_0").read_bytes()[:500])
+    analysis = analyze([folder])
+    assert "ends early" in analysis.source.warnings[0]
+    assert analysis.source.ranks == 3
+    for file in folder.iterdir():
+        file.write_bytes(b"\x80\x02")
+    with pytest.raises(InputError, match="ends early"):
+        analyze([folder])
+
+
+@pytest.mark.parametrize("duration", [-1.0, float("nan"), float("inf"), 1e30, "1", True, None, [1.0]])
+def test_a_duration_that_makes_no_sense_is_none(tmp_path: Path, duration: object) -> None:
+    job = Job(always(2, 15.0))
+    for row in job.entries:
+        row[50]["duration_ms"] = duration
+    analysis = analyze([job.write(tmp_path / "dumps")])
+    assert analysis.verdict.ranks == [2]
+    assert msgspec.json.decode(msgspec.json.encode(analysis))["verdict"]["rank"] == 2
+
+
+def test_what_differs_by_the_data_is_not_waiting(tmp_path: Path) -> None:
+    # given an all-to-all in which one rank gets little and leaves early
+    job = Job(always(-1, 0.0), steps=0)
+    for step in range(40):
+        job.train(step)
+        for rank in range(4):
+            sizes = [8 if rank == 1 else 4096, 256]
+            waits = {rank: 0.0 if rank == 1 else 15.0}
+            job.sequence["0"] = step + 1
+            job.issue("0", "all_to_all", sizes, step * 50_000_000 + 20_000_000, waits, autograd=False)
+    analysis = analyze([job.write(tmp_path / "dumps")])
+    assert analysis.collectives.excluded == {"uneven_all_to_all": 37}
+    assert analysis.verdict.rank is None
+
+
+def test_text_names_its_source_and_what_to_do(tmp_path: Path) -> None:
+    text = render_text(analyze([Job(always(2, 15.0)).write(tmp_path / "dumps")]), width=100)
+    assert "judged by flight recorder" in text
+    assert "rankscope run -- torchrun" in text
+    assert "on the page" not in text
+
+
+def test_traces_and_other_files_are_not_taken_for_dumps(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.json").write_text(json.dumps({"traceEvents": [], "entries": []}))
+    with pytest.raises(InputError, match="rank-0"):
+        analyze([tmp_path])
+    (tmp_path / "rank-0.json").write_text("{}")
+    with pytest.raises(InputError):
+        analyze([tmp_path])
