@@ -292,9 +292,8 @@ def _verdict(matched: Matched, setting: Setting, step_us: float, explained: floa
         return insufficient(missing), []
     if late is not None:
         signals = Signals(own_us=late.gain_us / steps)
-        verdict, finding = straggler(
-            late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=explained), setting
-        )
+        named = late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=explained)
+        verdict, finding = straggler(named, setting)
         return verdict, [finding]
     if suspect is not None:
         return insufficient(f"rank {suspect} was last, but at so few collectives that it may be chance; dump later"), []
