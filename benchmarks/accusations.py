@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.own_time import Judged, Suspect, find_slow, too_short
+from rankscope.analysis.inference.own_time import Suspect, find_slow, too_short
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.slow import Slow
 

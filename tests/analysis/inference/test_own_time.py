@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.order import leaders
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.own_time import Judged, find_slow, period, saved, saved_by_each, too_short
+from rankscope.analysis.inference.own_time import find_slow, period, saved, saved_by_each, too_short
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.significance import chance_reaches
 from rankscope.analysis.inference.slow import Slow

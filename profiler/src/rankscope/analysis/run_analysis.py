@@ -19,13 +19,13 @@ from rankscope.analysis.costs.pipeline import pipeline_of
 from rankscope.analysis.costs.recorder_cost import recorder_share
 from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
+from rankscope.analysis.evidence.compared import imposed_wait, judged_groups
 from rankscope.analysis.evidence.liveness import liveness
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
-from rankscope.analysis.inference.own_time import imposed_wait, judged_groups
 from rankscope.analysis.inference.run_evidence import Earlier, RunEvidence
 from rankscope.analysis.report.ranks import rank_result, typical_values
 from rankscope.analysis.report.run_assessment import assessed_run

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.bandwidth import directed_rows
+from rankscope.analysis.evidence.compared import Judged, imposed_by_step, waits
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.peers import stage_of
-from rankscope.analysis.inference.own_time import Judged, imposed_by_step, waits
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.step_signals import ACTIVITIES
 from rankscope.runs.records import Phase

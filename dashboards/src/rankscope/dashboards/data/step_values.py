@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.windows import Reduction
-from rankscope.analysis.inference.own_time import imposed_by_step
+from rankscope.analysis.evidence.compared import imposed_by_step
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.dashboards.data.metrics import of_origin
 from rankscope.runs.records import StepBreakdown

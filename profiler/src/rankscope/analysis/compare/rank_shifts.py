@@ -11,10 +11,10 @@ from rankscope.analysis.compare.judging import as_shift, both_statistics, outcom
 from rankscope.analysis.compare.result import Outcome, RankShift
 from rankscope.analysis.compare.shift import Series, cut
 from rankscope.analysis.compare.usable import Usable
+from rankscope.analysis.evidence.compared import Judged, imposed_wait
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.steps import Matrix
 from rankscope.analysis.inference.excess import excess
-from rankscope.analysis.inference.own_time import Judged, imposed_wait
 from rankscope.runs.records import PHASES, Phase
 
 _CLEAR: Final = 0.5

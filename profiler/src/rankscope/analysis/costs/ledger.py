@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from rankscope.analysis.collectives.blame import Blame, Group, Row
-from rankscope.analysis.inference.own_time import Judged, waits
+from rankscope.analysis.evidence.compared import Judged, waits
 from rankscope.analysis.result.costs import (
     MAX_GROUPS,
     MAX_LEDGER_ROWS,

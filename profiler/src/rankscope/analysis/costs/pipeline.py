@@ -16,10 +16,10 @@ from typing import Final
 
 import numpy as np
 
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, WARM_UP
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.steps import Matrix, StepTable
 from rankscope.analysis.inference.excess import excess
-from rankscope.analysis.inference.own_time import MINIMUM_STEPS, WARM_UP
 from rankscope.analysis.inference.significance import LIMIT, block_sums, p_value
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT
 from rankscope.analysis.result.costs import PipelineResult, StageResult

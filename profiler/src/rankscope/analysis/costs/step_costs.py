@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, WARM_UP, comparable
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, StepTable
-from rankscope.analysis.inference.own_time import MINIMUM_STEPS, WARM_UP, comparable
 from rankscope.analysis.result.costs import PartName, PipelineResult
 
 Vector = NDArray[np.float64]

@@ -4,7 +4,9 @@ Read ``steps`` first: a ``StepTable`` has a matrix for each metric, NaN where a 
 three modules: ``rank_files`` reads the step records of all ranks, several at once; ``rank_columns`` turns the records of one rank
 into a column per metric; ``filling`` puts the columns into the matrices, also while the run continues.
 
-The other modules use the table: ``peers`` (ranks that do the same work), ``hardware`` (GPU readings per step), ``throughput``
+``compared`` has the own times of ranks that do the same work (``peers``), which ``inference`` judges, and the waits in them.
+
+Other modules use the table: ``hardware`` (GPU readings per step), ``throughput``
 (samples, tokens and FLOP per second), ``order`` (largest and middle values of each step), ``liveness`` (does the job still
 run), ``damage`` (warnings about unusable records). Judgements, such as who is slow, follow in ``inference``.
 """

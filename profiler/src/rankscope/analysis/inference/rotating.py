@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, Judged
 from rankscope.analysis.evidence.order import last_ranks, ordered
-from rankscope.analysis.inference.own_time import MINIMUM_STEPS, Judged
 from rankscope.analysis.inference.slow import FIXED, Slow
 
 

@@ -9,10 +9,10 @@ from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.explained import Witness
-from rankscope.analysis.inference.own_time import Judged
 from rankscope.analysis.result.costs import PipelineResult
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo

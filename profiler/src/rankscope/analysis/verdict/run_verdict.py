@@ -10,22 +10,14 @@ import numpy as np
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.costs.waterfall import Costs
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, WARM_UP, Judged, imposed_wait
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.late import busy_excess, find_late, late_named, too_few
 from rankscope.analysis.inference.named import Named
-from rankscope.analysis.inference.own_time import (
-    MINIMUM_STEPS,
-    WARM_UP,
-    Judged,
-    by_chance_elsewhere,
-    find_slow,
-    imposed_wait,
-    period,
-    too_short,
-)
+from rankscope.analysis.inference.own_time import by_chance_elsewhere, find_slow, period, too_short
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT

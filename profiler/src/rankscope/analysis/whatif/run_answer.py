@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
 from rankscope.analysis.evidence.damage import damage_warnings
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.own_time import MINIMUM_STEPS, comparable
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times

@@ -1,0 +1,131 @@
+"""Own times of ranks that do the same work, [ranks, steps]: the table of evidence that the tests of ``inference`` judge.
+
+It is filled from step records here, and from matched collectives in ``inference/late.py``. Collectives equalise the wall times of
+ranks, but not their own times: the other ranks wait for the one with the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.evidence.order import last_ranks, of_blocks
+from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
+
+MINIMUM_STEPS: Final = 5
+"""Minimum number of usable steps for a judgement."""
+
+WARM_UP: Final = 5
+"""Steps at the start that are left out (at most a fifth of all), while caches fill, allocators and buckets settle."""
+
+
+class Compared(Protocol):
+    """Own times of ranks that do the same work, from whatever source: what the tests need."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Compared ranks."""
+
+    @property
+    def own(self) -> Stored:
+        """Own time, [ranks, steps], no NaN. Only differences between ranks at the same step count."""
+
+    @property
+    def wall_us(self) -> float:
+        """Typical step time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Part of a step table that can be judged: complete steps of comparable ranks."""
+
+    table: StepTable
+    """Table of the usable steps, with all ranks."""
+    rows: NDArray[np.intp]
+    """Rows of the table that are compared."""
+    own: Stored
+    """Own time, [compared ranks, usable steps], no NaN."""
+    wall_us: float
+    """Typical step time: mean wall of the compared ranks over the steps."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Compared ranks."""
+        return [int(rank) for rank in self.table.ranks[self.rows]]
+
+
+def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.bool_]] | None:
+    """Return the rows of those ``peers`` that can be compared, and a mask of the steps [steps] in which they can.
+
+    ``None`` with fewer than ``MINIMUM_STEPS`` such steps or fewer than two such ranks. Left out are warm-up steps; steps in which
+    any rank was profiled, where enough others remain; ranks without own time, or with less than half of the steps of the peer
+    that has most; and steps that a compared rank lacks.
+    """
+    count = len(table.steps)
+    keep = np.arange(count) >= min(WARM_UP, count // 5)
+    unprofiled = keep & ~table.profiled.any(axis=0)
+    if unprofiled.sum() >= MINIMUM_STEPS:
+        keep = unprofiled
+    known = np.isfinite(table.stored("own_us"))
+    per_rank = (known & keep).sum(axis=1)
+    candidates = np.isin(table.ranks, peers)
+    usual = per_rank[candidates].max(initial=0)
+    rows = np.flatnonzero(candidates & (per_rank > 0) & (2 * per_rank >= usual))
+    if len(rows) < 2:
+        return None
+    keep = keep & known[rows].all(axis=0)
+    return (rows, keep) if keep.sum() >= MINIMUM_STEPS else None
+
+
+def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
+    """Return the ``comparable`` part of the table for the ranks ``peers``, or ``None``."""
+    found = comparable(table, peers)
+    if found is None:
+        return None
+    rows, keep = found
+    usable = replace(table, start_unix_ns=None).columns(keep)  # starts are not compared: no copy of them
+    own = usable.stored("own_us")
+    # Mean over ranks, as in the waterfall: where ranks end a step at different times, the longest wall overlaps the next step.
+    sums = of_blocks(own.shape, lambda steps: float(usable.some("wall_us", steps)[rows].sum(dtype=np.float64)))
+    wall = sum(sums) / (len(rows) * own.shape[1])
+    if wall <= 0:  # from a broken clock
+        return None
+    return Judged(usable, rows, own if len(rows) == len(own) else own[rows], wall)
+
+
+def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Judged]:
+    """Return the part that can be judged of each of ``groups`` of ranks that do the same work."""
+    return [judged for peers in groups if (judged := judge(table, peers)) is not None]
+
+
+def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
+    """Return the row of the last rank, [usable steps], and each rank's wait for it, [compared ranks, usable steps].
+
+    At each step the rank with the longest own time came last. A victim's wait is the difference between the two own times, but at
+    most its blocked time.
+    """
+    return last_ranks(judged.own), _waits(judged, slice(None))
+
+
+def _waits(judged: Judged, steps: slice) -> Matrix:
+    own = judged.own[:, steps].astype(np.float64)
+    blocked = judged.table.some("blocked_us", steps)[judged.rows].astype(np.float64)
+    wait: Matrix = np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
+    return wait
+
+
+def imposed_by_step(judged: Judged) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the row of the last rank, and the sum of the waits it imposed on all others, both [usable steps]."""
+    wait = np.concatenate(of_blocks(judged.own.shape, lambda steps: _waits(judged, steps).sum(axis=0)))
+    return last_ranks(judged.own), wait
+
+
+def imposed_wait(judged: Judged) -> dict[int, float]:
+    """Return the imposed wait per rank in microseconds, summed over victims and usable steps."""
+    last, wait = imposed_by_step(judged)
+    totals = np.bincount(last, weights=wait, minlength=len(judged.own))
+    return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}
