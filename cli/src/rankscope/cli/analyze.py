@@ -34,7 +34,7 @@ Examples:
   rankscope analyze traces/                    Kineto traces, one per rank
   rankscope analyze 'traces/rank-*.json.gz' --format json | jq .verdict
   rankscope analyze s3://bucket/job-7/traces/  needs fsspec and s3fs
-  rankscope analyze /shared/fr/                Flight Recorder dumps, one per rank
+  rankscope analyze /shared/fr/                Flight Recorder dumps
   rankscope analyze RUN --fail-on straggler    exit status 1 when there is one
   rankscope analyze RUN --link ib-ndr:8        eight NDR ports on each host
   rankscope analyze rank-0.json.gz --detail    where the time of a trace goes

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -23,7 +23,7 @@ from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.cycles import Issued, steps_of
 from rankscope.analysis.collectives.matched import Matched
-from rankscope.analysis.collectives.matching import match_collectives
+from rankscope.analysis.collectives.matching import Match, match_collectives
 from rankscope.analysis.collectives.operations import element_bytes
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED
 from rankscope.analysis.costs.ledger import ledger_of_blame
@@ -94,9 +94,11 @@ def analyze_flight(
         warnings.append("no sequence of collectives repeats, so steps are not known: everything counts as one")
     numbers = _counted(steps)
     kept = {rank: [*_in_steps(one.calls, steps.get(rank, ()), set(numbers))] for rank, one in ranks.items()}
-    collectives = {rank: _records(calls, ranks[rank].members) for rank, calls in kept.items()}
+    slots = _Slots(kept.values())
+    collectives = {rank: _records(calls, ranks[rank].members, slots) for rank, calls in kept.items()}
     matching = match_collectives(collectives, world_size=world_size)
-    blame = assign_blame(matching.matches, Clocks(residual_ns=0.0), sorted(ranks))
+    overlapping = _overlapping(kept.values())
+    blame = assign_blame(_longest_waits(matching.matches, overlapping), Clocks(residual_ns=0.0), sorted(ranks))
     matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, "flight_recorder")
     whole = sum(call.duration_us or 0.0 for calls in kept.values() for call, _ in calls)
     explained = min(1.0, sum(sum(match.inside_ns) for match in matching.matches) / 1000 / whole) if whole > 0 else None
@@ -111,7 +113,7 @@ def analyze_flight(
         currency=currency,
     )
     step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
-    verdict, findings = _verdict(matched, setting, step_us, explained)
+    verdict, findings = _verdict(matched, setting, step_us, explained, at_least=bool(overlapping))
     if len(ranks) < world_size:
         warnings.append(f"dumps of {len(ranks)} of {world_size} ranks: groups with a missing rank are left out")
     there = {rank: len({row.step for row in rows}) for rank, rows in collectives.items()}
@@ -243,39 +245,98 @@ def _step_us(calls: Sequence[tuple[_Call, int]]) -> float:
     return max(ends, default=0.0) - min(starts.values(), default=0) / 1000
 
 
-def _records(calls: Sequence[tuple[_Call, int]], members: Mapping[str, list[int]]) -> list[CollectiveRecord]:
-    """Return the collectives with a duration. Their times are no measurements: a host runs ahead of its device.
+def _records(calls: Sequence[tuple[_Call, int]], members: Mapping[str, list[int]], slots: _Slots) -> list[CollectiveRecord]:
+    """Return the collectives with a duration. Their times are no measurements: they keep the order of the calls in each step.
 
-    They keep the order of the calls, and collectives of one group do not overlap.
+    A host runs ahead of its device, so the time of a call does not show when the device came to it.
     """
     rows: list[CollectiveRecord] = []
-    ends: dict[str, int] = {}
-    index: Counter[tuple[int, str]] = Counter()
+    place: Counter[int] = Counter()
     for call, step in calls:
+        place[step] += 1
         if call.transfers or call.duration_us is None:
             continue
-        start = max(call.issued.created_ns, ends.get(call.group, 0))
-        ends[call.group] = start + round(1000 * call.duration_us)
+        start = slots.start_ns(step, place[step])
         rows.append(
             CollectiveRecord(
                 step=step,
                 group=call.group,
                 group_ranks=members.get(call.group),
-                index=index[step, call.group],
+                index=place[step],
                 sequence=call.sequence,
                 op=call.op,
                 bytes=call.bytes,
                 enqueue_unix_ns=start,
                 start_unix_ns=start,
-                end_unix_ns=ends[call.group],
+                end_unix_ns=start + round(1000 * call.duration_us),
                 stream=0,
             )
         )
-        index[step, call.group] += 1
     return rows
 
 
-def _verdict(matched: Matched, setting: Setting, step_us: float, explained: float | None) -> tuple[Verdict, list[Finding]]:
+class _Slots:
+    """Times that are laid out for the operations of all ranks: as far apart as the longest lasts."""
+
+    def __init__(self, calls: Iterable[Sequence[tuple[_Call, int]]]) -> None:
+        calls = list(calls)
+        longest = max((call.duration_us or 0.0 for row in calls for call, _ in row), default=0.0)
+        self._slot_ns = round(1000 * longest) + 1
+        self._places = max((count for row in calls for count in Counter(step for _, step in row).values()), default=0) + 1
+
+    def start_ns(self, step: int, place: int) -> int:
+        """Return the start of the operation at a place of a step."""
+        return (step * self._places + place) * self._slot_ns
+
+
+def _overlapping(calls: Iterable[Sequence[tuple[_Call, int]]]) -> set[str]:
+    """Return the groups whose collectives run beside compute: those that only reduce gradients, or gather sharded parameters.
+
+    There autograd issues all reductions. Where others reduce as well (tensor parallelism), compute waits for the result.
+    """
+    by_autograd: dict[str, set[bool]] = {}
+    for row in calls:
+        for call, _ in row:
+            if not call.transfers and not call.op.startswith("all_gather"):
+                by_autograd.setdefault(call.group, set()).add(call.issued.backward)
+    return {group for group, said in by_autograd.items() if said == {True}}
+
+
+def _longest_waits(matches: Sequence[Match], groups: set[str]) -> list[Match]:
+    """Return the matches; of the waits of a rank in ``groups``, only the longest of each step is left.
+
+    While a rank waits on the communication stream, its compute goes on. So one delay shows at every collective that follows, and
+    the sum of the waits is many times the delay. The longest is a lower bound, as compute may have waited in between.
+    """
+    longest: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for number, match in enumerate(matches):
+        if match.group in groups:
+            least = min(match.inside_ns)
+            for rank, inside in zip(match.ranks, match.inside_ns, strict=True):
+                key = (match.group, match.step, rank)
+                longest[key] = max(longest.get(key, (-1, -1)), (inside - least, number))
+    found: list[Match] = []
+    for number, match in enumerate(matches):
+        if match.group not in groups:
+            found.append(match)
+            continue
+        least = min(match.inside_ns)
+        records = [
+            record
+            if longest[match.group, match.step, rank][1] == number
+            else msgspec.structs.replace(record, end_unix_ns=record.start_unix_ns + least)
+            for rank, record in zip(match.ranks, match.records, strict=True)
+        ]
+        found.append(msgspec.structs.replace(match, records=records))
+    return found
+
+
+_AT_LEAST: Final = "This is a lower bound: beside compute, only the longest wait of a step counts."
+
+
+def _verdict(
+    matched: Matched, setting: Setting, step_us: float, explained: float | None, *, at_least: bool
+) -> tuple[Verdict, list[Finding]]:
     blame, steps = matched.blame, max(1, len(matched.blame.steps))
     if len(blame.ranks) < 2:
         return insufficient("the dump of one rank cannot show who waits for whom; give the dumps of all ranks"), []
@@ -293,6 +354,8 @@ def _verdict(matched: Matched, setting: Setting, step_us: float, explained: floa
     if late is not None:
         signals = Signals(own_us=late.gain_us / steps)
         named = late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=explained)
+        if at_least:
+            named = replace(named, note=f"{named.note} {_AT_LEAST}".strip())
         verdict, finding = straggler(named, setting)
         return verdict, [finding]
     if suspect is not None:
