@@ -99,6 +99,17 @@ def test_missing_ranks_are_said(tmp_path: Path) -> None:
     assert "one rank cannot show" in one.summary
 
 
+def test_nobody_is_blamed_for_a_rank_whose_dump_is_missing(tmp_path: Path) -> None:
+    # given a rank that makes its tensor-parallel group wait, and so all others, and whose dump is not there
+    folder = Job(always(2, 15.0), dp=4, tp=4).write(tmp_path / "dumps", ranks=[rank for rank in range(16) if rank != 2])
+    verdict = analyze([folder]).verdict
+    assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
+    assert "groups with a missing rank" in verdict.summary
+    # though another one is named, whatever is missing elsewhere
+    folder = Job(always(9, 15.0), dp=4, tp=4).write(tmp_path / "other", ranks=[rank for rank in range(16) if rank != 2])
+    assert analyze([folder]).verdict.ranks == [9]
+
+
 def test_a_damaged_dump_is_left_out_with_a_warning(tmp_path: Path) -> None:
     folder = Job(always(2, 15.0), dp=2, tp=2).write(tmp_path / "dumps")
     (folder / "dump_0").write_bytes((folder / "dump_0").read_bytes()[:500])

@@ -100,8 +100,9 @@ def analyze_flight(
     overlapping = _overlapping(kept.values())
     blame = assign_blame(_longest_waits(matching.matches, overlapping), Clocks(residual_ns=0.0), sorted(ranks))
     matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, "flight_recorder")
-    whole = sum(call.duration_us or 0.0 for calls in kept.values() for call, _ in calls)
-    explained = min(1.0, sum(sum(match.inside_ns) for match in matching.matches) / 1000 / whole) if whole > 0 else None
+    whole = {rank: sum(call.duration_us or 0.0 for call, _ in calls) for rank, calls in kept.items()}
+    seen = _seen_us(matching.matches)
+    explained = min(1.0, sum(seen.values()) / sum(whole.values())) if any(whole.values()) else None
     setting = Setting(
         source="flight_recorder",
         world_size=world_size,
@@ -113,7 +114,8 @@ def analyze_flight(
         currency=currency,
     )
     step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
-    verdict, findings = _verdict(matched, setting, step_us, explained, at_least=bool(overlapping))
+    of_ranks = {rank: min(1.0, seen.get(rank, 0.0) / took) for rank, took in whole.items() if took > 0}
+    verdict, findings = _verdict(matched, setting, step_us, explained, of_ranks, at_least=bool(overlapping))
     if len(ranks) < world_size:
         warnings.append(f"dumps of {len(ranks)} of {world_size} ranks: groups with a missing rank are left out")
     there = {rank: len({row.step for row in rows}) for rank, rows in collectives.items()}
@@ -289,6 +291,15 @@ class _Slots:
         return (step * self._places + place) * self._slot_ns
 
 
+def _seen_us(matches: Sequence[Match]) -> dict[int, float]:
+    """Return the time of each rank in the matched collectives."""
+    seen: dict[int, float] = {}
+    for match in matches:
+        for rank, inside in zip(match.ranks, match.inside_ns, strict=True):
+            seen[rank] = seen.get(rank, 0.0) + inside / 1000
+    return seen
+
+
 def _overlapping(calls: Iterable[Sequence[tuple[_Call, int]]]) -> set[str]:
     """Return the groups whose collectives run beside compute: those that only reduce gradients, or gather sharded parameters.
 
@@ -335,8 +346,18 @@ _AT_LEAST: Final = "This is a lower bound: beside compute, only the longest wait
 
 
 def _verdict(
-    matched: Matched, setting: Setting, step_us: float, explained: float | None, *, at_least: bool
+    matched: Matched,
+    setting: Setting,
+    step_us: float,
+    explained: float | None,
+    of_ranks: Mapping[int, float],
+    *,
+    at_least: bool,
 ) -> tuple[Verdict, list[Finding]]:
+    """Return the verdict.
+
+    ``explained``: share of all communication that is in matched collectives; ``of_ranks``: that of each rank.
+    """
     blame, steps = matched.blame, max(1, len(matched.blame.steps))
     if len(blame.ranks) < 2:
         return insufficient("the dump of one rank cannot show who waits for whom; give the dumps of all ranks"), []
@@ -344,11 +365,15 @@ def _verdict(
         return insufficient("no collective could be matched across the ranks"), []
     window = step_us * steps
     late, suspect = find_late(blame, window), too_few(blame, window)
-    if explained is not None and explained < _MOST:
-        last = "no rank is late" if late is None else f"rank {late.ranks[0]} is last"
+    rank, share = None, explained
+    if late is not None:
+        rank, share = min(((rank, of_ranks.get(rank, 0.0)) for rank in late.ranks), key=lambda one: one[1])
+    if share is not None and share < _MOST:
+        last, whose = ("no rank is late", "the") if rank is None else (f"rank {rank} is last", "its")
         missing = (
-            f"{last} at the matched collectives, but these are {explained:.0%} of the communication. In the rest (sends and "
-            "receives, operations that do not show who waits for whom) ranks wait for others, too, and are late for that reason"
+            f"{last} at the matched collectives, but these are {share:.0%} of {whose} communication. In the rest (sends and receives, "
+            "groups with a missing rank, operations that do not show who waits for whom) ranks wait for others, too, and are late "
+            "for that reason"
         )
         return insufficient(missing), []
     if late is not None:
