@@ -7,7 +7,8 @@ profiled windows ("records"). In the first repeats, jobs without a fault and wit
 
 Sizes are shares of the step time without the fault, as measured in earlier jobs without a fault. ``core`` and ``work`` have the
 size that a busy core or longer samples cause, and no known loss. Rotating faults, slow networks and pipelines are reported and
-not required.
+not required. In jobs with noise the host of every rank pauses at every step (exponential, a twentieth of the step on average),
+and in 5 to 10 % of the steps that of any rank for 50 to 150 ms; they have budgets of their own.
 
 Each result is appended to FOLDER/results.jsonl at once. Started again with the same folder, the campaign continues where it
 stopped. The runs are kept in FOLDER, too: ``--judge-again`` judges them with the current analysis. A slow network is two network
@@ -32,12 +33,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from truth_counts import EXPECTED, QUIET, markdown, outcome, summary
+from truth_network import slow_network
 
 JOB = Path(__file__).with_name("truth_job.py")
 SIZES = (0.1, 0.2, 0.5, 1.0)
@@ -62,6 +64,8 @@ LONG = (*COMPUTING, "--length", "128")
 
 Samples that are longer by half take 41 % more CPU time, against 31 % at the usual length.
 """
+NOISY = ("--steps", "100", "--device-ms", "30", "--noise")
+"""Options of a job with short pauses of every rank at every step and long ones of any rank in some steps."""
 RARE = ("--steps", "120")
 """Options of a job with enough steps to distinguish a fault in one step of ten from chance, also with two ranks."""
 TRACEML_PHASES = {"input": "data", "input_wait": "data", "dataloader_fetch": "data"}
@@ -78,15 +82,21 @@ class Case:
     size: float = 0.0
     """Time that the fault adds as a share of the step time, averaged over all steps."""
     model: str = "mlp"
+    noise: bool = False
+    """True if the hosts of all ranks pause, for a long time now and then."""
 
     @property
     def name(self) -> str:
         """Unique name of the case."""
-        return f"{self.fault}/{self.layout}{self.ranks}/{self.model}/{self.size:g}/{self.repeat}"
+        return f"{self.fault}/{self.layout}{self.ranks}/{self.model}/{self.size:g}/{self.repeat}" + (
+            "/noise" if self.noise else ""
+        )
 
     @property
     def options(self) -> tuple[str, ...]:
         """Options for the size of the job."""
+        if self.noise:
+            return NOISY
         return {"core": COMPUTING, "work": LONG, "intermittent": RARE}.get(self.fault, ())
 
     @property
@@ -123,54 +133,21 @@ def cases(repeats: int) -> Iterator[Case]:
         for size in SIZES[1:]:
             yield Case("two", "ddp", 4, repeat, size)
             yield Case("rotating", "ddp", 4, repeat, size)
+        yield from noisy(repeat)
         for fault in ("none", "forward", "backward_late", "loader"):
             yield Case(fault, "pp", 2, repeat, 0.0 if fault == "none" else 0.5)
         yield Case("network", "ddp", 2, repeat)
 
 
+def noisy(repeat: int) -> Iterator[Case]:
+    """Generate the cases with noise."""
+    for ranks in (2, 4):
+        yield Case("none", "ddp", ranks, repeat, noise=True)
+        for fault in ("loader", "forward", "backward_early", "optimizer"):
+            yield Case(fault, "ddp", ranks, repeat, 0.25, noise=True)
+
+
 # One job.
-
-
-@contextmanager
-def slow_network(rate: str) -> Iterator[list[list[str]]]:
-    """Create two network namespaces with a link of the given rate. Yields the command prefix that runs a command in each."""
-    mine = f"rs{os.getpid()}"
-    names = [f"{mine}a", f"{mine}b"]
-
-    def ip(*args: str) -> None:
-        subprocess.run(["ip", *args], check=True, capture_output=True, text=True)
-
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", f"{mine}0", "netns", names[0], "type", "veth", "peer", "name", f"{mine}1", "netns", names[1])
-        for number, name in enumerate(names):
-            link = f"{mine}{number}"
-            ip("-n", name, "addr", "add", f"10.9.8.{number + 1}/24", "dev", link)
-            ip("-n", name, "link", "set", link, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-            shape = [
-                "tc",
-                "-n",
-                name,
-                "qdisc",
-                "add",
-                "dev",
-                link,
-                "root",
-                "tbf",
-                "rate",
-                rate,
-                "burst",
-                "64kb",
-                "latency",
-                "100ms",
-            ]
-            subprocess.run(shape, check=True, capture_output=True, text=True)
-        yield [["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={mine}{number}"] for number, name in enumerate(names)]
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 def torchrun(case: Case, node: int | None = None) -> list[str]:
@@ -327,8 +304,9 @@ def judge_again(row: dict[str, Any], kept: Path) -> dict[str, Any]:
 
 def base_us(case: Case, rows: Sequence[dict[str, Any]]) -> float:
     """Return the median step time of earlier jobs with the layout of the case and without a fault."""
+    job = (case.layout, case.ranks, case.noise)
     calm = [
-        row["step_us"] for row in rows if row["fault"] == "none" and (row["layout"], row["ranks"]) == (case.layout, case.ranks)
+        row["step_us"] for row in rows if row["fault"] == "none" and (row["layout"], row["ranks"], row.get("noise", False)) == job
     ]
     if not calm:
         raise LookupError(f"no job without a fault yet for {case.layout} on {case.ranks} ranks")
@@ -411,7 +389,7 @@ def main() -> None:
 
 
 def _case(row: dict[str, Any]) -> Case:
-    return Case(**{name: row[name] for name in ("fault", "layout", "ranks", "repeat", "size", "model")})
+    return Case(**{name: row[name] for name in Case.__slots__ if name in row})
 
 
 if __name__ == "__main__":

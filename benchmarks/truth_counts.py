@@ -68,8 +68,9 @@ def share(rows: Sequence[dict[str, Any]], arm: str, *wanted: str) -> float | Non
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return figures and budgets."""
-    planted = [row for row in rows if row["required"]]
-    quiet = [row for row in rows if row["fault"] in QUIET and row["layout"] != "pp"]
+    noisy = [row for row in rows if row.get("noise")]
+    planted = [row for row in rows if row["required"] and not row.get("noise")]
+    quiet = [row for row in rows if row["fault"] in QUIET and row["layout"] != "pp" and not row.get("noise")]
     errors = sorted(abs(error) for row in rows if (error := loss_error(row)) is not None)
     figures: dict[str, Any] = {"cases": len(rows), "planted": len(planted), "nothing_planted": len(quiet)}
     for arm in ("windows", "records", "traceml"):
@@ -87,6 +88,17 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "within_15_percent": sum(error <= LOSS for error in errors) / len(errors) if errors else None,
         "median_error": statistics.median(errors) if errors else None,
     }
+    slow, calm = [row for row in noisy if row["slow"]], [row for row in noisy if not row["slow"]]
+    figures["noise"] = {
+        arm: {
+            "planted": len(slow),
+            "right_rank_cause_and_phase": share(slow, arm, "right"),
+            "other_rank": share(slow, arm, "other rank"),
+            "nothing_planted": len(calm),
+            "nobody_named": share(calm, arm, "right", "too little"),
+        }
+        for arm in ("windows", "records")
+    }
     figures["confusion"] = {arm: confusion(rows, arm) for arm in ("windows", "records", "traceml")}
     limits = (
         ("right rank, with windows", figures["windows"]["right_rank"], 0.98, 1),
@@ -94,11 +106,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         ("false accusations, with windows", figures["windows"]["false_accusations"], 0.02, -1),
         ("false accusations, records alone", figures["records"]["false_accusations"], 0.02, -1),
         ("right rank or not enough data, records alone", figures["records"]["rank_or_too_little"], 0.95, 1),
+        ("right rank, cause and phase, among long pauses", figures["noise"]["records"]["right_rank_cause_and_phase"], 0.95, 1),
+        ("nobody named without a fault, among long pauses", figures["noise"]["records"]["nobody_named"], 0.98, 1),
         ("median error of the loss", figures["loss"]["median_error"], LOSS, -1),
     )
     budgets = [
-        {"name": name, "value": value, "limit": limit, "ok": value is not None and sign * value >= sign * limit}
+        {"name": name, "value": value, "limit": limit, "ok": sign * value >= sign * limit}
         for name, value, limit, sign in limits
+        if value is not None  # there are no such cases among ``rows``
     ]
     return {"figures": figures, "budgets": budgets}
 
@@ -108,7 +123,7 @@ def confusion(rows: Sequence[dict[str, Any]], arm: str) -> dict[str, dict[str, i
     table: dict[str, Counter[str]] = {}
     for row in rows:
         if arm in row:
-            size = f" {row['size']:.0%}" if row["size"] else ""
+            size = (f" {row['size']:.0%}" if row["size"] else "") + (" among pauses" if row.get("noise") else "")
             table.setdefault(f"{row['fault']}{size}, {row['layout']} {row['ranks']}", Counter())[outcome(row, arm)] += 1
     return {name: {column: table[name][column] for column in OUTCOMES} for name in sorted(table)}
 

@@ -12,6 +12,7 @@ import gc
 import io
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -57,6 +58,21 @@ while True:
     while time.perf_counter() < end: pass
     time.sleep(r.uniform(0.05, 0.6))
 """
+
+
+class Noise:
+    """Pauses of the hosts: short ones of every rank, and in 5 to 10 % of the steps a long one of any rank."""
+
+    def __init__(self, seed: int, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+        self.mine, self.common = random.Random(f"{seed} {rank}"), random.Random(f"{seed} of all")
+        self.often = self.common.uniform(0.05, 0.1)
+
+    def pause(self) -> None:
+        """Pause in one step."""
+        seconds = self.mine.expovariate(1 / 0.002)
+        happens, who, long = self.common.random() < self.often, self.common.randrange(self.world), self.common.uniform(0.05, 0.15)
+        time.sleep(seconds + (long if happens and who == self.rank else 0.0))
 
 
 class Planted:
@@ -150,6 +166,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(layer(args.model, args.width) for _ in range(depth))
         self.planted = planted
         self.device = args.device_ms / 1000 / depth / 3
+        self.noise = Noise(args.seed, planted.rank, planted.world) if args.noise else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, width] in and out."""
@@ -164,6 +181,8 @@ class Model(nn.Module):
 
     def _forward(self) -> None:
         self._compute()
+        if self.noise is not None:
+            self.noise.pause()
         self.planted.at("forward", "intermittent", "rotating", "two")
 
     def _backward(self, number: int, last: int) -> Callable[[], None]:
@@ -287,6 +306,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--length", type=int, default=32, help="of a sample")
     parser.add_argument("--device-ms", type=float, default=12.0, help="of each step that a device would compute; the host sleeps")
+    parser.add_argument("--noise", action="store_true", help="let the hosts of all ranks pause")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--truth", type=Path, required=True, help="folder for what was planted")
     parser.add_argument("--traceml", action="store_true", help="with the lines that TraceML asks for")

@@ -371,9 +371,9 @@ def _verdict(
     if share is not None and share < _MOST:
         last, whose = ("no rank is late", "the") if rank is None else (f"rank {rank} is last", "its")
         missing = (
-            f"{last} at the matched collectives, but these are {share:.0%} of {whose} communication. In the rest (sends and receives, "
-            "groups with a missing rank, operations that do not show who waits for whom) ranks wait for others, too, and are late "
-            "for that reason"
+            f"{last} at the matched collectives, but these are {share:.0%} of {whose} communication. In the rest (sends and "
+            "receives, groups with a missing rank, operations that do not show who waits for whom) ranks wait for others, too, "
+            "and are late for that reason"
         )
         return insufficient(missing), []
     if late is not None:
