@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -145,6 +146,14 @@ def test_what_differs_by_the_data_is_not_waiting(tmp_path: Path) -> None:
     analysis = analyze([job.write(tmp_path / "dumps")])
     assert analysis.collectives.excluded == {"uneven_all_to_all": 37}
     assert analysis.verdict.rank is None
+
+
+def test_options_of_traces_are_refused(tmp_path: Path) -> None:
+    folder = Job(always(2, 15.0)).write(tmp_path / "dumps")
+    with pytest.raises(InputError, match="for traces"):
+        analyze([folder], detail=True)
+    with pytest.raises(InputError, match="for traces"):
+        analyze([folder], communication_pattern=re.compile("mine"))
 
 
 def test_text_names_its_source_and_what_to_do(tmp_path: Path) -> None:

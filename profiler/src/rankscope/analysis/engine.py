@@ -58,6 +58,8 @@ def analyze(
         places = [location(path) for path in paths]
         run = _run(places)
         if run is None and _are_dumps(places):
+            if communication_pattern is not None or detail:
+                raise InputError(paths[0], "Flight Recorder dumps hold no kernels: patterns and details are for traces")
             from rankscope.analysis.flight_analysis import analyze_flight
 
             return analyze_flight(
