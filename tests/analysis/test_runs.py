@@ -389,7 +389,9 @@ def test_steps_that_cannot_tell_a_rank_from_chance_are_said_to_be_too_few(synthe
     assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
     assert "rank 1 made the others wait" in verdict.summary
     assert "in 7 of 7 steps after warm-up" in verdict.summary
-    assert "8 are needed" in verdict.summary
+    assert "at most 0.01 is needed" in verdict.summary
+    assert "8 such steps, about 10 steps in all are needed" in verdict.summary
+    assert verdict.steps_needed == 10
 
 
 def test_slow_steps_too_few_to_exclude_chance_are_said_to_be_too_few(synthetic: Synthetic) -> None:
@@ -398,8 +400,8 @@ def test_slow_steps_too_few_to_exclude_chance_are_said_to_be_too_few(synthetic: 
     verdict = result(synthetic(ranks=2, steps=60, plan=plan)).verdict
     # then the result neither names a rank nor claims that no rank is slow
     assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
-    assert "rank 1 made the others wait in 6 of 55 steps after warm-up, which may be chance among 2 ranks" in verdict.summary
-    assert "8 are needed" in verdict.summary
+    assert "rank 1 made the others wait in 6 of 55 steps after warm-up" in verdict.summary
+    assert "8 such steps" in verdict.summary
 
 
 def test_two_slow_ranks_of_four_are_both_named_with_what_both_cost(synthetic: Synthetic) -> None:

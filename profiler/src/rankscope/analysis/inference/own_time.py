@@ -28,6 +28,7 @@ from rankscope.analysis.inference.significance import (
     p_value,
     share_reaching,
     stability,
+    steps_needed,
     widest_gap,
 )
 from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
@@ -144,13 +145,15 @@ class _Ahead:
     measure: Measure
     """Measure by which they are ahead."""
     p_value: float
-    beyond_noise: bool
-    """True if noise as lasting as that of the other ranks does not explain the mean excess."""
+    excess_us: float
+    """Mean excess of the last of them."""
+    noise_us: float
+    """Mean excess that noise as lasting as that of the other ranks explains."""
 
     @property
     def certain(self) -> bool:
         """True if chance is excluded."""
-        return self.p_value <= LIMIT and self.beyond_noise
+        return self.p_value <= LIMIT and self.excess_us > self.noise_us
 
 
 def _ahead(own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
@@ -194,9 +197,8 @@ def _ahead_by(
         # A sample of the other ranks suffices to estimate the noise; one rank does not, so with two ranks both are used.
         some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)] if len(rest) > 1 else left
         bound = chance_reaches(excess(own[some]).clip(-measure.at_most, measure.at_most).T, len(left))
-        beyond = bool(over[order[count - 1]] > bound)
         rows = [int(row) for row in left[order[:count]]]
-        return _Ahead(rows, measure, min(1.0, looks(len(left)) * chance), beyond)
+        return _Ahead(rows, measure, min(1.0, looks(len(left)) * chance), float(over[order[count - 1]]), bound)
 
     several, gap = widest_gap(sums.sum(axis=0), most)
     together = look(several, gap_p_value(sums, gap, beside))
@@ -223,13 +225,22 @@ def by_chance_elsewhere(judged: Compared, slow: Slow, others: Sequence[Compared]
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Ranks that would be named if chance could be excluded."""
+    """Ranks that would be named if chance could be excluded, with the evidence against the worst of them."""
 
     ranks: list[int]
+    longer: int
+    """Number of steps in which its own time was longer than the median of its peers."""
     far: int
-    """Number of steps with large excess of the worst rank."""
+    """Number of steps with large excess."""
     needed: int | None
     """Number of such steps that would be enough; ``None`` where there are as many already, and more are needed."""
+    excess_us: float
+    """Mean excess per step; long pauses count up to a limit where they dominate."""
+    p_value: float
+    noise_us: float
+    """Mean excess that lasting noise may reach."""
+    steps_needed: float | None
+    """Number of steps after which it would usually be named, if it goes on so; ``None`` without a meaningful estimate."""
 
 
 def too_short(judged: Compared) -> Suspect | None:
@@ -252,13 +263,25 @@ def too_short(judged: Compared) -> Suspect | None:
     if saved(leaders(own), rest).mean() - _noise_costs(rest, len(others)) < limit:
         return None
     over = excess(own)
-    far = _far(over[ahead.rows[0]])
+    worst = over[ahead.rows[0]]
+    far = _far(worst)
     blocks = int((block_sums(far[:, None].astype(np.float64)) > 0).sum())
     needed = blocks_needed(len(own))
-    alone = blocks > 1 and over[~slow].max() < over[ahead.rows[0]][far].min()
+    alone = blocks > 1 and over[~slow].max() < worst[far].min()
     if not (alone or min(BLOCKS, steps) < needed or ahead.p_value <= UNCLEAR):
         return None
-    return Suspect([judged.ranks[row] for row in ahead.rows], int(far.sum()), needed if far.sum() < needed else None)
+    limited = worst.clip(-ahead.measure.at_most, ahead.measure.at_most)
+    return Suspect(
+        ranks=[judged.ranks[row] for row in ahead.rows],
+        longer=int((worst > 0).sum()),
+        far=int(far.sum()),
+        needed=needed if far.sum() < needed else None,
+        excess_us=float(limited.mean()),
+        p_value=ahead.p_value,
+        noise_us=ahead.noise_us,
+        # Where chance is excluded already, another criterion fails, and more steps would not help.
+        steps_needed=None if ahead.certain else steps_needed(limited, int(far.sum()), needed),
+    )
 
 
 def _sticks_out(gain: NDArray[np.float64], apart: NDArray[np.float64]) -> bool:

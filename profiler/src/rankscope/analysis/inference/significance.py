@@ -169,30 +169,40 @@ def chance_reaches(noise: Scores, ranks: int) -> float:
     Lasting noise (another job on the node, a warm room) moves a mean farther than the scatter of the units suggests. So the
     larger of two estimates counts:
 
-    - Within the ranks: scatter and correlation of consecutive units, over all ranks together, as a first-order autoregressive
-      process, corrected for the means that were subtracted (Kendall 1954).
+    - Within the ranks: ``standard_error`` of a mean over the units.
     - Between the ranks, if there are enough: the distance of their means, by the median of the deviations. It includes ranks that
       always differ a little. It is used alone where noise lasts as long as the run.
     """
-    units, held = noise.shape
-    means = noise.mean(axis=0)
-    apart = noise - means
-    scatter = float((apart**2).sum())
-    within = 0.0
-    if scatter > 0:
-        step = float((apart[1:] * apart[:-1]).sum()) / scatter
-        step = min(max(0.0, step + (1 + 3 * step) / units), 1 - 2 / units)
-        independent = units * (1 - step) / (1 + step)
-        freedom = held * (independent - 1)
-        within = float("inf")
-        if freedom > 2:
-            # The scatter around the estimated mean is smaller than around the true mean.
-            variance = scatter / (held * units) / (1 - 1 / independent)
-            within = farthest(ranks, freedom) * float(np.sqrt(variance / independent))
+    held = noise.shape[1]
+    error, freedom = standard_error(noise)
+    within = error * farthest(ranks, freedom) if 0 < error < float("inf") else error
     if held < _ENOUGH_RANKS:
         return within
+    means = noise.mean(axis=0)
     between = farthest(ranks, held) * 1.4826 * float(np.median(np.abs(means - np.median(means))))
     return max(0.0 if np.isinf(within) else within, between)
+
+
+def standard_error(noise: Scores) -> tuple[float, float]:
+    """Return the standard error of the mean of one rank in ``noise`` [units, ranks], and its degrees of freedom.
+
+    It is estimated from scatter and correlation of consecutive units, over all ranks together, as a first-order autoregressive
+    process, corrected for the means that were subtracted (Kendall 1954). It is infinite if the noise lasts too long.
+    """
+    units, held = noise.shape
+    apart = noise - noise.mean(axis=0)
+    scatter = float((apart**2).sum())
+    if scatter == 0:
+        return 0.0, float("inf")
+    step = float((apart[1:] * apart[:-1]).sum()) / scatter
+    step = min(max(0.0, step + (1 + 3 * step) / units), 1 - 2 / units)
+    independent = units * (1 - step) / (1 + step)
+    freedom = held * (independent - 1)
+    if freedom <= 2:
+        return float("inf"), freedom
+    # The scatter around the estimated mean is smaller than around the true mean.
+    variance = scatter / (held * units) / (1 - 1 / independent)
+    return float(np.sqrt(variance / independent)), freedom
 
 
 _ENOUGH_RANKS: Final = 5
@@ -208,3 +218,27 @@ def farthest(ranks: int, freedom: float) -> float:
 
     z = NormalDist().inv_cdf(1 - LIMIT / ranks)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+_SURE: Final = 5.5
+"""Mean excess, in standard errors, at which a rank is usually named: with eight blocks and two ranks, that is an excess of 1.9
+standard errors in each of the blocks."""
+
+_LEAST_MORE: Final = 1.5
+"""Least multiple of the steps that is estimated: as many were not enough."""
+
+_MOST_MORE: Final = 10.0
+"""Largest multiple of the steps up to which an estimate is meaningful."""
+
+
+def steps_needed(excess: NDArray[np.float64], far: int, needed: int) -> float | None:
+    """Return the number of steps after which a rank that goes on with this ``excess`` [steps] is usually named.
+
+    Measured in standard errors, its mean grows with the square root of the number of steps. ``far``: number of slow steps so far;
+    ``needed``: least number of slow steps. ``None``: there is no meaningful estimate.
+    """
+    steps, mean, (error, _) = len(excess), float(excess.mean()), standard_error(excess[:, None])
+    more = max(needed / far if far < needed else _LEAST_MORE, (_SURE * error / mean) ** 2 if mean > 0 else float("inf"))
+    if more > _MOST_MORE:
+        return None
+    return max(more * steps, needed)

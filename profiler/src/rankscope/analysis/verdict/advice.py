@@ -68,13 +68,20 @@ def next_actions(
     reason: str | None = None,
     steps: int | None = None,
     recorded: int = 0,
+    needed: int | None = None,
 ) -> list[str]:
     """Return the actions for a verdict, most useful first: those of the first row of the table that matches.
 
     ``reason``: ``explained_by`` of the verdict, or another reason of the table. ``steps``: number of steps to profile.
     ``recorded``: number of recorded steps.
+    ``needed``: number of steps, about, that a run needs for a verdict; ``None``: not known.
     """
-    values = subject.values() | {"recorded": counted(recorded, "step")} | ({} if steps is None else {"steps": steps})
+    values = subject.values() | {
+        "recorded": counted(recorded, "step"),
+        "enough": "more steps" if needed is None else f"about {needed} steps",
+        "until": "" if needed is None else f" until about {needed} steps are recorded",
+        **({} if steps is None else {"steps": steps}),
+    }
     row = next((row for row in TABLE if row.kind == kind and row.cause in (None, cause) and row.reason in (None, reason)), None)
     actions = [] if row is None else _filled(row, values)
     return actions if kind == "insufficient_data" or subject.run is None else [*actions, SHOW.format(**values)]

@@ -49,6 +49,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     - ``{without}``: its host, if the job has others; ``{node}``: the same, if the name is safe in a command
     - ``{stalls_at}``: line of code at which the worst rank stalls; ``{unseen}``: empty, if that is not known
     - ``{steps}``: number of steps to profile; ``{recorded}``: number of recorded steps
+    - ``{enough}``: number of steps to record, or "more steps"; ``{until}``: the same as a clause, or empty
     """
 
     actions: tuple[str, ...]

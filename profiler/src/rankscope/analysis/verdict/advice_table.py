@@ -367,10 +367,10 @@ TABLE: Final[tuple[Row, ...]] = (
         "The job failed after {recorded}: mend the error, then start it again with the same command",
         reason="failed",
     ),
-    for_verdict("insufficient_data", "Let it train on, then: rankscope analyze {run}", reason="few_steps"),
+    for_verdict("insufficient_data", "Let it train on{until}, then: rankscope analyze {run}", reason="few_steps"),
     for_verdict(
         "insufficient_data",
-        f"The job has ended after {{recorded}}: record a run of more steps: {RECORD}",
+        f"The job has ended after {{recorded}}: record a run of {{enough}}: {RECORD}",
         reason="few_steps_over",
     ),
     for_verdict(

@@ -17,7 +17,7 @@ from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.late import busy_excess, find_late, late_named, too_few
 from rankscope.analysis.inference.named import Named
-from rankscope.analysis.inference.own_time import by_chance_elsewhere, find_slow, period, too_short
+from rankscope.analysis.inference.own_time import Suspect, by_chance_elsewhere, find_slow, period, too_short
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
@@ -28,7 +28,7 @@ from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
 from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
-from rankscope.base.text import ranks_text
+from rankscope.base.text import duration, ranks_text
 
 CAPTURE: Final = 20
 """Number of steps to profile for a verdict from windows: more than ``late.ENOUGH_STEPS``, as some steps may show nothing."""
@@ -91,7 +91,9 @@ def _run_verdict(
     return verdict, [finding, *limits(shares_of(costs(tuple(slow.ranks))), setting, lead="Besides that, ")]
 
 
-def _too_little(run: RunEvidence, missing: str, lack: Lack = "few_steps") -> tuple[Verdict, list[Finding]]:
+def _too_little(
+    run: RunEvidence, missing: str, lack: Lack = "few_steps", *, needed: int | None = None
+) -> tuple[Verdict, list[Finding]]:
     ended = endings(run.infos)
     verdict = insufficient(
         missing,
@@ -101,6 +103,7 @@ def _too_little(run: RunEvidence, missing: str, lack: Lack = "few_steps") -> tup
         liveness=run.liveness,
         failed=bool(ended.crashed or ended.killed),
         recorded=len(run.table.steps) + run.earlier.steps,
+        needed=needed,
     )
     return verdict, []
 
@@ -129,16 +132,43 @@ def _of_stages(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Ver
 def _nobody_slow(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]]:
     for judged in run.compared:
         if (suspect := too_short(judged)) is not None:
-            enough = f"{suspect.needed} are needed" if suspect.needed is not None else "more are needed"
-            missing = (
-                f"{ranks_text(suspect.ranks)} made the others wait in {suspect.far} of {judged.own.shape[1]} steps after "
-                f"warm-up, which may be chance among {len(judged.ranks)} ranks; {enough}"
-            )
-            return _too_little(run, missing)
+            return _too_little(run, _suspected(suspect, judged), needed=_in_run(suspect.steps_needed))
     compared = sum(len(judged.ranks) for judged in run.compared)
     whom = among(compared, setting.world_size, "records")
     confidence = min(_calm(judged) for judged in run.compared) * min(1.0, compared / setting.world_size)
     return nobody(shares, setting, confidence=confidence, why=f"No rank makes the others wait beyond chance{whom}")
+
+
+def _suspected(suspect: Suspect, judged: Judged) -> str:
+    """Return the evidence against the suspected ranks, the criterion that it misses, and the number of steps that are needed."""
+    ranks, steps = judged.own.shape
+    peers = "the other rank's" if ranks == 2 else "the median of its peers"
+    if suspect.p_value > LIMIT:
+        missed = f"its probability is {suspect.p_value:.2g}, and at most {LIMIT:g} is needed"
+    elif suspect.excess_us > suspect.noise_us:
+        missed = "its slow steps do not stand out from those of the others"
+    elif np.isinf(suspect.noise_us):
+        missed = "their noise lasts as long as these steps"
+    else:
+        missed = f"lasting noise may make up {duration(suspect.noise_us)} per step"
+    such = None if suspect.needed is None else f"{suspect.needed} such steps"
+    total = None if suspect.steps_needed is None else f"about {_in_run(suspect.steps_needed)} steps in all"
+    enough = ", ".join(part for part in (such, total) if part) or "more"
+    return (
+        f"{ranks_text(suspect.ranks)} made the others wait in {suspect.far} of {steps} steps after warm-up. The own time of "
+        f"rank {suspect.ranks[0]} was longer than {peers} in {suspect.longer} steps, by {duration(suspect.excess_us)} per step "
+        f"on average ({suspect.excess_us / judged.wall_us:.0%} of the step). This may be chance among {ranks} ranks: {missed}; "
+        f"{enough} are needed"
+    )
+
+
+def _in_run(steps: float | None) -> int | None:
+    """Return the number of steps of a run in which as many can be judged, rounded up to two digits."""
+    if steps is None:
+        return None
+    whole = steps + min(WARM_UP, steps // 4)  # warm-up is a fifth of a short run
+    digits = 10 ** max(0, len(str(int(whole))) - 2)
+    return int(np.ceil(whole / digits)) * digits
 
 
 def _reporting(run: RunEvidence) -> int:

@@ -196,18 +196,20 @@ def insufficient(
     liveness: Liveness = "live",
     failed: bool = False,
     recorded: int = 0,
+    needed: int | None = None,
 ) -> Verdict:
     """Return the verdict for insufficient data.
 
     ``missing``: the missing data, as text. ``capture``: number of steps to profile that may suffice. ``failed``: ranks crashed or
-    were killed. ``recorded``: number of recorded steps.
+    were killed. ``recorded``: number of recorded steps. ``needed``: number of steps, about, that a run needs for a verdict.
     """
     over = _WHEN_OVER.get(lack, lack)
     reason: str | None = {"live": lack, "silent": "silent", "over": "failed" if failed and over != lack else over}[liveness]
     return Verdict(
         kind="insufficient_data",
+        steps_needed=needed,
         summary=f"Not enough data for a verdict: {missing}.",
-        next=next_actions("insufficient_data", Subject(run), reason=reason, steps=capture, recorded=recorded),
+        next=next_actions("insufficient_data", Subject(run), reason=reason, steps=capture, recorded=recorded, needed=needed),
     )
 
 
