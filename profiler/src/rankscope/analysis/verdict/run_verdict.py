@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -168,7 +169,7 @@ def _in_run(steps: float | None) -> int | None:
         return None
     whole = steps + min(WARM_UP, steps // 4)  # warm-up is a fifth of a short run
     digits = 10 ** max(0, len(str(int(whole))) - 2)
-    return int(np.ceil(whole / digits)) * digits
+    return math.ceil(whole / digits) * digits
 
 
 def _reporting(run: RunEvidence) -> int:
