@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.cause import cause_of
 from rankscope.analysis.inference.step_signals import MOST_PEERS, signals_of
 from rankscope.runs.records import PhaseTimes, StepRecord
 
@@ -39,3 +40,34 @@ def test_only_the_affected_steps_count() -> None:
     assert signals_of(table, SLOW, affected, [1, 2], device_busy_us=None).phases_us == {}
     affected[2] = True
     assert signals_of(table, SLOW, affected, [4], device_busy_us=None).phases_us["forward"] == pytest.approx(EXCESS_US)
+
+
+def test_agreement_is_the_share_of_resamples_with_the_same_cause() -> None:
+    # given a rank that waits for its data in some steps, and sleeps in forward in the others
+    def table(of_data: int) -> StepTable:
+        def record(rank: int, step: int) -> StepRecord:
+            data, forward = ((50.0, 10.0) if step % 16 < of_data else (10.0, 70.0)) if rank == SLOW else (10.0, 10.0)
+            phases = PhaseTimes(data=data, forward=forward, backward=100.0)
+            return StepRecord(
+                step=step,
+                start_unix_ns=1,
+                wall_us=data + forward + 100,
+                phases_us=phases,
+                blocked_us=PhaseTimes(backward=0.0),
+                cpu_us=20.0,
+                run_queue_us=0.0,
+            )
+
+        return StepTable.from_records(0, {rank: [record(rank, step) for step in range(16)] for rank in range(8)})
+
+    peers = [rank for rank in range(8) if rank != SLOW]
+    always = np.ones(16, dtype=bool)
+    causes = {}
+    for of_data in (0, 9, 16):
+        found = signals_of(table(of_data), SLOW, always, peers, device_busy_us=None)
+        causes[of_data] = cause_of(found).cause, found.agreement
+    assert causes[0] == ("host", 1.0)
+    assert causes[16] == ("input", 1.0)
+    # then the cause is doubtful where it depends on the steps that happen to be there
+    assert causes[9][1] is not None
+    assert 0.4 < causes[9][1] < 0.8

@@ -27,6 +27,8 @@ class Signals:
     """Activities that most of its slow steps are tagged with, those of its peers, too, and its other steps are not."""
     device_busy_us: float | None = None
     """Compute and copies per step on the accelerator, from profiled windows."""
+    agreement: float | None = None
+    """Share of bootstrap samples of the slow steps that give the same cause; ``None``: not from steps."""
 
     @property
     def phase(self) -> Phase | None:

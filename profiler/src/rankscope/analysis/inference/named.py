@@ -23,6 +23,9 @@ class Named:
     """Time that the others waited because of them, per step (or window) and victim."""
     step_us: float
     confidence: float
+    """Confidence that these are the ranks."""
+    cause_confidence: float | None = None
+    """Confidence in the cause, if they are; ``None``: unknown."""
     group: str | None = None
     stage: int | None = None
     """Pipeline stage of the worst rank."""

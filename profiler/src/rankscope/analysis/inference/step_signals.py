@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import StepTable, Stored
-from rankscope.analysis.inference.cause import Signals
+from rankscope.analysis.inference.cause import Signals, cause_of
+from rankscope.analysis.inference.significance import block_slices
 from rankscope.analysis.result.analysis import Cause
 from rankscope.runs.records import PHASES, Phase
 
@@ -39,10 +41,16 @@ def signals_of(
 
     compared = np.array([row, *others])
 
+    parts: dict[str, NDArray[np.float64]] = {}
+
     def mean_excess(metric: str) -> float | None:
-        """Return the mean excess over the median of the peers."""
-        over = over_peers(metric, lambda both: both[:, 0] - _medians(both[:, 1:]))
-        return float(np.concatenate(over).mean()) if over else None
+        """Return the mean excess over the median of the peers; its parts are kept for ``_agreement``."""
+        found = over_peers(metric, lambda both: both[:, 0] - _medians(both[:, 1:]))
+        if not found:
+            return None
+        over = np.concatenate(found)
+        parts[metric] = np.array([over[block].mean(dtype=np.float64) for block in block_slices(len(over))])
+        return float(over.mean())
 
     def work_excess(metric: str) -> float | None:
         """Return the excess of the rank's mean over the median of its peers' means, as a ratio."""
@@ -72,7 +80,7 @@ def signals_of(
             phases[phase] = over
     alone, longer = _activities(table, affected, row, others)
     work = work_excess("input_elements")
-    return Signals(
+    signals = Signals(
         own_us=own_us if own_us is not None else mean_excess("own_us") or 0.0,
         phases_us=phases,
         cpu_us=mean_excess("cpu_us"),
@@ -83,6 +91,37 @@ def signals_of(
         longer=longer,
         device_busy_us=device_busy_us,
     )
+    return replace(signals, agreement=_agreement(signals, parts, kind))
+
+
+_DRAWS: Final = 200
+
+
+def _agreement(signals: Signals, parts: Mapping[str, NDArray[np.float64]], kind: str) -> float | None:
+    """Return the share of bootstrap samples of blocks of steps in which the cause is that of ``signals``.
+
+    ``parts``: mean of each metric in each block. A metric that some steps lack has blocks of its own, in the same order.
+    """
+    blocks = min((len(part) for part in parts.values()), default=0)
+    if not blocks:
+        return None
+    rng = np.random.default_rng(0)
+    picks = rng.integers(0, blocks, size=(_DRAWS, blocks))
+    means = {metric: part[picks].mean(axis=1).tolist() for metric, part in parts.items()}
+
+    def drawn(draw: int) -> Signals:
+        value = {metric: of_draws[draw] for metric, of_draws in means.items()}
+        return replace(
+            signals,
+            own_us=value.get("own_us", signals.own_us),
+            phases_us={phase: value[f"{kind}{phase}_us"] for phase in signals.phases_us},
+            cpu_us=value.get("cpu_us"),
+            run_queue_us=value.get("run_queue_us"),
+            gc_us=value.get("gc_us"),
+        )
+
+    same = cause_of(signals)
+    return sum(cause_of(drawn(draw)) is same for draw in range(_DRAWS)) / _DRAWS
 
 
 ACTIVITIES: Final[dict[Cause, str]] = {"checkpoint": "checkpoint", "evaluation": "eval"}

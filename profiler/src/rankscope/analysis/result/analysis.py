@@ -194,7 +194,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Number of steps, about, of a run in which a suspected rank would be named if it goes on so. ``None``: no estimate."""
     evidence_source: Literal["steps", "windows", "traces", "flight_recorder"] | None = None
     confidence: float | None = None
-    """0 to 1."""
+    """Confidence in the ranks, or in that there are none; 0 to 1."""
+    cause_confidence: float | None = None
+    """Confidence in the cause of a straggler: the share of bootstrap samples of the steps that give the same one. ``None``: not
+    from step records, or a physical reason decided."""
     slowdown: float | None = None
     """Actual step time divided by the step time without the cause; 1.31 = the job takes 31 % longer."""
     gpu_hours_lost: float | None = None

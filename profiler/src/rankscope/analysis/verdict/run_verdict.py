@@ -168,7 +168,7 @@ def _in_run(steps: float | None) -> int | None:
     if steps is None:
         return None
     whole = steps + min(WARM_UP, steps // 4)  # warm-up is a fifth of a short run
-    digits = 10 ** max(0, len(str(int(whole))) - 2)
+    digits: int = 10 ** max(0, len(str(int(whole))) - 2)
     return math.ceil(whole / digits) * digits
 
 
@@ -224,7 +224,9 @@ def _explained(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     """Return the slow rank, with the physical reason if there is one."""
     looked_at = np.isin(run.table.steps, judged.table.steps)
     late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
-    return explained(_named(run, judged, slow), run.witness, late, looked_at)
+    named = _named(run, judged, slow)
+    found = explained(named, run.witness, late, looked_at)
+    return found if found.cause is named.cause else replace(found, cause_confidence=None)
 
 
 def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
@@ -292,9 +294,25 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         wait_us=wait,
         step_us=judged.wall_us,
         confidence=round(min(0.99, confidence), 3),
+        cause_confidence=signals.agreement,
         evidence=evidence,
-        note=note,
+        note=f"{note} {_shared(run, judged, slow, signals)}".strip(),
     )
+
+
+def _shared(run: RunEvidence, judged: Judged, slow: Slow, signals: Signals) -> str:
+    """Return the note that a small difference in CPU time may be the machine's, where ranks share the CPUs of a host."""
+    hosts = {info.host for info in run.infos.values()}
+    cpus = all(info.device_kind == "cpu" for info in run.infos.values())
+    share = slow.gain_us / judged.wall_us
+    if len(hosts) != 1 or not cpus or share >= _SMALL or cause_of(signals).cause != "compute":
+        return ""
+    lasting = f"a lasting difference as small as {share:.0%} of the step may be the machine's"
+    return f"All ranks share the CPUs of host {hosts.pop()}: {lasting}."
+
+
+_SMALL: Final = 0.15
+"""Share of the step below which a lasting difference in CPU time may be due to cores, caches and other processes."""
 
 
 def _calm(judged: Judged) -> float:

@@ -58,6 +58,7 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
         steps=setting.steps,
         evidence_source=setting.source,
         confidence=named.confidence,
+        cause_confidence=named.cause_confidence,
         slowdown=slowdown,
         gpu_hours_lost=hours,
         cost=cost,
@@ -137,6 +138,8 @@ def _calm(shares: Figures, unit: str) -> str:
 
 
 _SHOWN_RANKS: Final = 8
+_SURE_OF_CAUSE: Final = 0.8
+"""Confidence in the cause below which the sentence calls it probable."""
 _TOO_MUCH: Final = 0.1
 """Share of the step outside all known parts from which on the sentence mentions it."""
 
@@ -233,10 +236,11 @@ def _sentence(named: Named, setting: Setting) -> str:
     victims = setting.world_size - len(named.ranks)
     others = "the other rank" if victims == 1 else f"the other {victims} ranks"
     cause = named.cause
+    doubt = "probably " if (named.cause_confidence or 1.0) < _SURE_OF_CAUSE else ""
     known = ", ".join(
         part
         for part in (
-            f"cause {cause.called or cause.cause}",
+            f"cause {doubt}{cause.called or cause.cause}",
             f"explained by {cause.explained_by.replace('_', ' ')}" if cause.explained_by else "",
             f"phase {named.phase}" if named.phase else "",
             sure,
