@@ -82,6 +82,44 @@ def test_pipelines_are_not_judged_by_their_collectives_alone(tmp_path: Path) -> 
     assert "sends and receives" in verdict.summary
 
 
+def test_transfers_without_durations_are_unknown_and_not_zero(tmp_path: Path) -> None:
+    # given transfers that torch has not timed, after which rank 2 comes late to each collective
+    job = Job(always(2, 15.0), steps=0)
+    for step in range(40):
+        for rank in range(4):
+            job.issue("0", "recv 1<-0", [64], step * 50_000_000, {rank: 0.0}, autograd=False)
+            del job.entries[rank][-1]["duration_ms"]
+        job.train(step)
+    verdict = analyze([job.write(tmp_path / "dumps")]).verdict
+    assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
+
+
+def test_ranks_with_operations_of_their_own_do_not_change_the_order(tmp_path: Path) -> None:
+    # given that the first ranks of the tensor-parallel groups issue ten operations more at the start of each step
+    job = Job(always(4, 15.0), dp=4, tp=4, steps=0)
+    job.configs["lead"] = ("lead", [0, 4, 8, 12])
+    for step in range(40):
+        for number in range(10):
+            at = 1_000_000_000 + step * 50_000_000 + number
+            job.issue("lead", "all_reduce", [1], at, dict.fromkeys((0, 4, 8, 12), 0.0), autograd=False)
+        job.train(step)
+    assert analyze([job.write(tmp_path / "dumps")]).verdict.ranks == [4]
+
+
+def test_the_reduction_of_a_loss_does_not_multiply_the_cost(tmp_path: Path) -> None:
+    # given data parallelism in which one delay shows in both buckets, and a number that the script reduces
+    job = Job(always(-1, 0.0), steps=0)
+    for step in range(40):
+        for bucket in range(2):
+            late = {rank: 15.0 * (rank == 2) for rank in range(4)}
+            job.meet("dp0", "all_reduce", [100_000 + bucket], step * 50_000_000 + bucket, late, autograd=True)
+        job.issue("dp0", "all_reduce", [1], step * 50_000_000 + 9, dict.fromkeys(range(4), 0.0), autograd=False)
+    verdict = analyze([job.write(tmp_path / "dumps")]).verdict
+    assert verdict.ranks == [2]
+    assert verdict.slowdown == pytest.approx(50 / 35, rel=0.05)
+    assert "lower bound" in verdict.summary
+
+
 def test_dumps_without_durations_say_how_to_get_them(tmp_path: Path) -> None:
     job = Job(always(2, 15.0))
     for entry in (entry for row in job.entries for entry in row):
@@ -133,16 +171,15 @@ def test_a_duration_that_makes_no_sense_is_none(tmp_path: Path, duration: object
     assert msgspec.json.decode(msgspec.json.encode(analysis))["verdict"]["rank"] == 2
 
 
-def test_what_differs_by_the_data_is_not_waiting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_what_differs_by_the_data_is_not_waiting(tmp_path: Path, side: str) -> None:
     # given an all-to-all in which one rank gets little and leaves early
     job = Job(always(-1, 0.0), steps=0)
     for step in range(40):
         job.train(step)
-        for rank in range(4):
-            sizes = [8 if rank == 1 else 4096, 256]
-            waits = {rank: 0.0 if rank == 1 else 15.0}
-            job.sequence["0"] = step + 1
-            job.issue("0", "all_to_all", sizes, step * 50_000_000 + 20_000_000, waits, autograd=False)
+        waits = {rank: 0.0 if rank == 1 else 15.0 for rank in range(4)}
+        job.issue("0", "all_to_all", [4096, 256], step * 50_000_000 + 20_000_000, waits, autograd=False)
+        job.entries[1][-1][f"{side}_sizes"] = [[8, 256]]
     analysis = analyze([job.write(tmp_path / "dumps")])
     assert analysis.collectives.excluded == {"uneven_all_to_all": 37}
     assert analysis.verdict.rank is None

@@ -65,8 +65,11 @@ class _Call(msgspec.Struct, frozen=True, gc=False):
     sequence: int
     transfers: bool
     """True for sends and receives."""
+    elements: int
     bytes: int | None
     duration_us: float | None
+    is_part: bool
+    """True for a send or receive of a batch, whose duration is that of the batch."""
 
 
 @dataclass(slots=True)
@@ -94,15 +97,18 @@ def analyze_flight(
         warnings.append("no sequence of collectives repeats, so steps are not known: everything counts as one")
     numbers = _counted(steps)
     kept = {rank: [*_in_steps(one.calls, steps.get(rank, ()), set(numbers))] for rank, one in ranks.items()}
-    slots = _Slots(kept.values())
-    collectives = {rank: _records(calls, ranks[rank].members, slots) for rank, calls in kept.items()}
+    places = _places(kept)
+    longest = max((call.duration_us or 0.0 for calls in kept.values() for call, _ in calls), default=0.0)
+    slots = max(places.values(), default=0) + 1
+    collectives = {
+        rank: _records(calls, ranks[rank].members, places, round(1000 * longest) + 1, slots) for rank, calls in kept.items()
+    }
     matching = match_collectives(collectives, world_size=world_size)
     overlapping = _overlapping(kept.values())
     blame = assign_blame(_longest_waits(matching.matches, overlapping), Clocks(residual_ns=0.0), sorted(ranks))
     matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, "flight_recorder")
-    whole = {rank: sum(call.duration_us or 0.0 for call, _ in calls) for rank, calls in kept.items()}
-    seen = _seen_us(matching.matches)
-    explained = min(1.0, sum(seen.values()) / sum(whole.values())) if any(whole.values()) else None
+    of_ranks = _explained(kept, matching.matches)
+    explained = float(np.mean(list(of_ranks.values()))) if of_ranks else None
     setting = Setting(
         source="flight_recorder",
         world_size=world_size,
@@ -114,7 +120,6 @@ def analyze_flight(
         currency=currency,
     )
     step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
-    of_ranks = {rank: min(1.0, seen.get(rank, 0.0) / took) for rank, took in whole.items() if took > 0}
     verdict, findings = _verdict(matched, setting, step_us, explained, of_ranks, at_least=bool(overlapping))
     if len(ranks) < world_size:
         warnings.append(f"dumps of {len(ranks)} of {world_size} ranks: groups with a missing rank are left out")
@@ -208,18 +213,23 @@ def _call(record: Record) -> _Call:
         op,
         record.sequence,
         transfers,
+        record.elements("input"),
         # Where ranks differ in size, as in an uneven all-to-all, the first to leave was not the last to arrive.
         _bytes(record) if op == "all_to_all" else None,
         1000.0 * took if isinstance(took, float) and 0 <= took < _LONGEST_MS else None,
+        is_part=record.is_p2p and took is None,
     )
 
 
 def _bytes(record: Record) -> int | None:
-    """Return the bytes of all inputs; ``None`` where a type is unknown."""
-    shapes, widths = record.shapes("input"), [element_bytes(name) for name in record.dtypes("input")]
-    if not shapes or len(shapes) != len(widths) or None in widths:
-        return None
-    return sum(prod(shape) * width for shape, width in zip(shapes, widths, strict=True) if width is not None)
+    """Return the bytes of all inputs and outputs; ``None`` where a type is unknown."""
+    total = 0
+    for side in ("input", "output"):
+        shapes, widths = record.shapes(side), [element_bytes(name) for name in record.dtypes(side)]
+        if len(shapes) != len(widths) or None in widths:
+            return None
+        total += sum(prod(shape) * width for shape, width in zip(shapes, widths, strict=True) if width is not None)
+    return total
 
 
 def _counted(steps: Mapping[int, Sequence[int | None]]) -> list[int]:
@@ -247,24 +257,51 @@ def _step_us(calls: Sequence[tuple[_Call, int]]) -> float:
     return max(ends, default=0.0) - min(starts.values(), default=0) / 1000
 
 
-def _records(calls: Sequence[tuple[_Call, int]], members: Mapping[str, list[int]], slots: _Slots) -> list[CollectiveRecord]:
-    """Return the collectives with a duration. Their times are no measurements: they keep the order of the calls in each step.
+_Places = dict[tuple[int, str, int], int]
 
-    A host runs ahead of its device, so the time of a call does not show when the device came to it.
+
+def _places(kept: Mapping[int, Sequence[tuple[_Call, int]]]) -> _Places:
+    """Return the place of each collective (step, group, number) in its step: after all that any member issued before it.
+
+    A host runs ahead of its device, so the time of a call does not show when the device came to it; the order does.
     """
+    places: _Places = {}
+    for _ in range(_PASSES):
+        changed = False
+        for calls in kept.values():
+            last: dict[int, int] = {}
+            for call, step in calls:
+                if call.transfers:
+                    continue
+                key = (step, call.group, call.sequence)
+                at = max(places.get(key, 0), last.get(step, 0) + 1)
+                changed |= places.get(key) != at
+                places[key] = last[step] = at
+        if not changed:
+            break
+    return places
+
+
+_PASSES: Final = 30
+"""Maximum number of passes; each takes an order over one more group. Damaged dumps may contradict each other."""
+
+
+def _records(
+    calls: Sequence[tuple[_Call, int]], members: Mapping[str, list[int]], places: _Places, slot_ns: int, slots: int
+) -> list[CollectiveRecord]:
+    """Return the collectives with a duration. Their times are no measurements: each place has a slot of ``slot_ns``."""
     rows: list[CollectiveRecord] = []
-    place: Counter[int] = Counter()
     for call, step in calls:
-        place[step] += 1
         if call.transfers or call.duration_us is None:
             continue
-        start = slots.start_ns(step, place[step])
+        place = places[step, call.group, call.sequence]
+        start = (step * slots + place) * slot_ns
         rows.append(
             CollectiveRecord(
                 step=step,
                 group=call.group,
                 group_ranks=members.get(call.group),
-                index=place[step],
+                index=place,
                 sequence=call.sequence,
                 op=call.op,
                 bytes=call.bytes,
@@ -277,40 +314,41 @@ def _records(calls: Sequence[tuple[_Call, int]], members: Mapping[str, list[int]
     return rows
 
 
-class _Slots:
-    """Times that are laid out for the operations of all ranks: as far apart as the longest lasts."""
+def _explained(kept: Mapping[int, Sequence[tuple[_Call, int]]], matches: Sequence[Match]) -> dict[int, float]:
+    """Return the share of each rank's communication that is in matched collectives; ranks without any are left out.
 
-    def __init__(self, calls: Iterable[Sequence[tuple[_Call, int]]]) -> None:
-        calls = list(calls)
-        longest = max((call.duration_us or 0.0 for row in calls for call, _ in row), default=0.0)
-        self._slot_ns = round(1000 * longest) + 1
-        self._places = max((count for row in calls for count in Counter(step for _, step in row).values()), default=0) + 1
-
-    def start_ns(self, step: int, place: int) -> int:
-        """Return the start of the operation at a place of a step."""
-        return (step * self._places + place) * self._slot_ns
-
-
-def _seen_us(matches: Sequence[Match]) -> dict[int, float]:
-    """Return the time of each rank in the matched collectives."""
+    It is a share of time. Operations without a duration lower it by their share in the number of operations.
+    """
     seen: dict[int, float] = {}
     for match in matches:
         for rank, inside in zip(match.ranks, match.inside_ns, strict=True):
             seen[rank] = seen.get(rank, 0.0) + inside / 1000
-    return seen
+    shares: dict[int, float] = {}
+    for rank, calls in kept.items():
+        timed = [call.duration_us for call, _ in calls if call.duration_us is not None]
+        batched = any(call.op == "coalesced" for call, _ in calls)
+        unknown = sum(call.duration_us is None and not (call.is_part and batched) for call, _ in calls)
+        if whole := sum(timed):
+            shares[rank] = min(1.0, seen.get(rank, 0.0) / whole) * len(timed) / (len(timed) + unknown)
+    return shares
 
 
 def _overlapping(calls: Iterable[Sequence[tuple[_Call, int]]]) -> set[str]:
-    """Return the groups whose collectives run beside compute: those that only reduce gradients, or gather sharded parameters.
+    """Return the groups whose collectives run beside compute: those that reduce gradients, or gather sharded parameters.
 
-    There autograd issues all reductions. Where others reduce as well (tensor parallelism), compute waits for the result.
+    There autograd issues all reductions but small ones, as of a loss. Where others reduce as well (tensor parallelism), compute
+    waits for the result.
     """
-    by_autograd: dict[str, set[bool]] = {}
+    reduced: Counter[tuple[str, bool]] = Counter()
     for row in calls:
         for call, _ in row:
             if not call.transfers and not call.op.startswith("all_gather"):
-                by_autograd.setdefault(call.group, set()).add(call.issued.backward)
-    return {group for group, said in by_autograd.items() if said == {True}}
+                reduced[call.group, call.issued.backward] += call.elements
+    return {group for group, backward in reduced if backward and reduced[group, False] < _SMALL * reduced[group, True]}
+
+
+_SMALL: Final = 0.01
+"""Share of the reduced elements up to which reductions outside of autograd do not count."""
 
 
 def _longest_waits(matches: Sequence[Match], groups: set[str]) -> list[Match]:
