@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from math import prod
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,66 +19,28 @@ import numpy as np
 
 from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.cycles import Issued, steps_of
+from rankscope.analysis.collectives.cycles import steps_of
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import Match, match_collectives
-from rankscope.analysis.collectives.operations import element_bytes
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED
 from rankscope.analysis.costs.ledger import ledger_of_blame
-from rankscope.analysis.hang.files import DumpFile, find_dumps, read_dump
-from rankscope.analysis.hang.records import Record, text
+from rankscope.analysis.flight_calls import Call, read_calls
+from rankscope.analysis.hang.files import find_dumps
 from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.late import find_late, late_named, too_few
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.report.assessment import assessed_windows
 from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Finding, Source, Verdict
-from rankscope.analysis.result.text import counted
-from rankscope.analysis.trace.classify import operation_name
 from rankscope.analysis.trace.locations import common_folder
 from rankscope.analysis.trace_analysis import imposed_result
 from rankscope.analysis.verdict.verdict import Setting, among, insufficient, nobody, straggler
-from rankscope.base.errors import InputError
-from rankscope.base.text import ranks_text
 from rankscope.runs.records import CollectiveRecord
 
-_SLOWER: Final = 60
-"""How much longer reading a byte of a dump takes than reading one of a trace."""
-_LONGEST_MS: Final = 86_400_000.0
 START_UP: Final = 2
 """Number of first steps that are left out, if enough others remain: their collectives contain start-up."""
-MAX_CALLS: Final = 500_000
-"""Maximum number of operations of all ranks that are compared, the last ones."""
 _MOST: Final = 0.8
 """Share of the time in collectives and transfers that must be in matched collectives, to say that no rank is late."""
-_TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=20000 when the job starts"
-
-
-class _Call(msgspec.Struct, frozen=True, gc=False):
-    """Operation of one rank. Of the dump's records only this is kept, because they would fill the memory."""
-
-    issued: Issued
-    group: str
-    op: str
-    sequence: int
-    transfers: bool
-    """True for sends and receives."""
-    elements: int
-    bytes: int | None
-    duration_us: float | None
-    is_part: bool
-    """True for a send or receive of a batch, whose duration is that of the batch."""
-
-
-@dataclass(slots=True)
-class _Rank:
-    """Operations of one rank in the order in which they were issued."""
-
-    calls: list[_Call] = field(default_factory=list)
-    members: dict[str, list[int]] = field(default_factory=dict)
-    """Members by name of the group, where the dump lists them."""
-    damaged: int = 0
-    """Number of records that could not be used."""
 
 
 def analyze_flight(
@@ -88,7 +48,7 @@ def analyze_flight(
 ) -> Analysis:
     """Analyse the dumps of a job that trains, one file per rank. Raises ``InputError`` for input without durations."""
     files, warnings = find_dumps(paths)
-    ranks = _read(files, warnings, engine)
+    ranks = read_calls(files, warnings, engine)
     world_size = max(len(ranks), *(len(members) for one in ranks.values() for members in one.members.values()), 0)
     steps = steps_of({rank: [call.issued for call in one.calls] for rank, one in ranks.items()})
     in_steps = bool(steps)
@@ -154,98 +114,20 @@ def analyze_flight(
     return assessed_windows(analysis, None, matched)
 
 
-def _read(files: Sequence[DumpFile], warnings: list[str], engine: Engine) -> dict[int, _Rank]:
-    """Read the dumps; those that cannot be read are left out with a warning. Raises ``InputError`` if there are no durations."""
-    ranks: dict[int, _Rank] = {}
-    errors: list[InputError] = []
-    most = max(1, MAX_CALLS // len(files))
-    paths = [file.path for file in files]
-    text_bytes = _SLOWER * sum(path.stat().st_size for path in paths if path.exists())
-    read = engine.map(partial(_read_one, most=most), files, files=paths, text_bytes=text_bytes)
-    for file, found in zip(files, read, strict=True):
-        if isinstance(found, InputError):
-            errors.append(found)
-            continue
-        one = ranks.setdefault(file.rank, _Rank())
-        one.calls += found.calls
-        one.members |= found.members
-        one.damaged += found.damaged
-    if not ranks:
-        raise errors[0]
-    warnings += [f"left out: {error}" for error in errors]
-    if damaged := sum(one.damaged for one in ranks.values()):
-        warnings.append(f"{counted(damaged, 'record')} left out, which make no sense")
-    without = [rank for rank, one in ranks.items() if all(call.duration_us is None for call in one.calls)]
-    if len(without) == len(ranks):
-        raise InputError(files[0].path, f"no collective has a duration, so nobody's wait is known; {_TIMING}")
-    if without:
-        warnings.append(f"no durations from {ranks_text(without)}; {_TIMING}")
-    if any(len(one.calls) == most for one in ranks.values()):
-        warnings.append(f"at most the last {most:,} operations of each rank are compared")
-    return ranks
-
-
-def _read_one(file: DumpFile, *, most: int) -> _Rank | InputError:
-    """Read the last ``most`` operations of a dump; an error is returned, because the other dumps may do."""
-    try:
-        dump = read_dump(file.path, backend=file.backend, whole_history=True)
-    except InputError as error:
-        return error
-    members = {name: list(config.ranks) for name, config in dump.configs.items() if config.ranks}
-    return _Rank([_call(record) for record in dump.records[-most:]], members, dump.damaged)
-
-
-def _call(record: Record) -> _Call:
-    op = operation_name(record.op)
-    transfers = record.is_p2p or op in ("send", "recv", "coalesced")
-    took = record.raw.get("duration_ms")
-    by_autograd = text(record.raw.get("thread_name")).startswith("pt_autograd")
-    # The sizes of an all-to-all may follow the data, and then differ from step to step.
-    elements = 0 if op.startswith("all_to_all") else record.elements("input")
-    return _Call(
-        Issued(
-            None if transfers else (record.group, record.sequence),
-            (record.group, op, elements, by_autograd),
-            record.created_ns or 0,
-            by_autograd,
-        ),
-        record.group,
-        op,
-        record.sequence,
-        transfers,
-        record.elements("input"),
-        # Where ranks differ in size, as in an uneven all-to-all, the first to leave was not the last to arrive.
-        _bytes(record) if op == "all_to_all" else None,
-        1000.0 * took if isinstance(took, float) and 0 <= took < _LONGEST_MS else None,
-        is_part=record.is_p2p and took is None,
-    )
-
-
-def _bytes(record: Record) -> int | None:
-    """Return the bytes of all inputs and outputs; ``None`` where a type is unknown."""
-    total = 0
-    for side in ("input", "output"):
-        shapes, widths = record.shapes(side), [element_bytes(name) for name in record.dtypes(side)]
-        if len(shapes) != len(widths) or None in widths:
-            return None
-        total += sum(prod(shape) * width for shape, width in zip(shapes, widths, strict=True) if width is not None)
-    return total
-
-
 def _counted(steps: Mapping[int, Sequence[int | None]]) -> list[int]:
     """Return the steps that count, ascending: without start-up and without the last, whose durations may be missing."""
     numbers = sorted({step for row in steps.values() for step in row if step is not None})
     return numbers[START_UP:-1] if len(numbers) > 3 * START_UP else numbers
 
 
-def _in_steps(calls: Sequence[_Call], steps: Sequence[int | None], numbers: set[int]) -> Iterator[tuple[_Call, int]]:
+def _in_steps(calls: Sequence[Call], steps: Sequence[int | None], numbers: set[int]) -> Iterator[tuple[Call, int]]:
     """Yield the calls in the steps ``numbers``, with their step, but the first of each group, which sets up the connections."""
     for call, step in zip(calls, steps, strict=False):
         if step is not None and step in numbers and call.issued.created_ns and (call.transfers or call.sequence > 1):
             yield call, step
 
 
-def _step_us(calls: Sequence[tuple[_Call, int]]) -> float:
+def _step_us(calls: Sequence[tuple[Call, int]]) -> float:
     """Return the mean time of a step of one rank; of a single one, from its first call to the last end."""
     starts: dict[int, int] = {}
     for call, step in calls:
@@ -260,7 +142,7 @@ def _step_us(calls: Sequence[tuple[_Call, int]]) -> float:
 _Places = dict[tuple[int, str, int], int]
 
 
-def _places(kept: Mapping[int, Sequence[tuple[_Call, int]]]) -> _Places:
+def _places(kept: Mapping[int, Sequence[tuple[Call, int]]]) -> _Places:
     """Return the place of each collective (step, group, number) in its step: after all that any member issued before it.
 
     A host runs ahead of its device, so the time of a call does not show when the device came to it; the order does.
@@ -287,7 +169,7 @@ _PASSES: Final = 30
 
 
 def _records(
-    calls: Sequence[tuple[_Call, int]], members: Mapping[str, list[int]], places: _Places, slot_ns: int, slots: int
+    calls: Sequence[tuple[Call, int]], members: Mapping[str, list[int]], places: _Places, slot_ns: int, slots: int
 ) -> list[CollectiveRecord]:
     """Return the collectives with a duration. Their times are no measurements: each place has a slot of ``slot_ns``."""
     rows: list[CollectiveRecord] = []
@@ -314,7 +196,7 @@ def _records(
     return rows
 
 
-def _explained(kept: Mapping[int, Sequence[tuple[_Call, int]]], matches: Sequence[Match]) -> dict[int, float]:
+def _explained(kept: Mapping[int, Sequence[tuple[Call, int]]], matches: Sequence[Match]) -> dict[int, float]:
     """Return the share of each rank's communication that is in matched collectives; ranks without any are left out.
 
     It is a share of time. Operations without a duration lower it by their share in the number of operations.
@@ -333,7 +215,7 @@ def _explained(kept: Mapping[int, Sequence[tuple[_Call, int]]], matches: Sequenc
     return shares
 
 
-def _overlapping(calls: Iterable[Sequence[tuple[_Call, int]]]) -> set[str]:
+def _overlapping(calls: Iterable[Sequence[tuple[Call, int]]]) -> set[str]:
     """Return the groups whose collectives run beside compute: those that reduce gradients, or gather sharded parameters.
 
     There autograd issues all reductions but small ones, as of a loss. Where others reduce as well (tensor parallelism), compute

@@ -1,0 +1,133 @@
+"""Operations of all ranks with their durations, read from Flight Recorder dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Final
+
+import msgspec
+
+from rankscope.analysis.collectives.cycles import Issued
+from rankscope.analysis.collectives.operations import element_bytes
+from rankscope.analysis.hang.files import DumpFile, read_dump
+from rankscope.analysis.hang.records import Record, text
+from rankscope.analysis.parallel.workers import Engine
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.trace.classify import operation_name
+from rankscope.base.errors import InputError
+from rankscope.base.text import ranks_text
+
+MAX_CALLS: Final = 500_000
+"""Maximum number of operations of all ranks that are compared, the last ones."""
+_SLOWER: Final = 60
+"""How much longer reading a byte of a dump takes than reading one of a trace."""
+_LONGEST_MS: Final = 86_400_000.0
+_TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=20000 when the job starts"
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """Operation of one rank. Of the dump's records only this is kept, because they would fill the memory."""
+
+    issued: Issued
+    group: str
+    op: str
+    sequence: int
+    transfers: bool
+    """True for sends and receives."""
+    elements: int
+    bytes: int | None
+    duration_us: float | None
+    is_part: bool
+    """True for a send or receive of a batch, whose duration is that of the batch."""
+
+
+@dataclass(slots=True)
+class RankCalls:
+    """Operations of one rank in the order in which they were issued."""
+
+    calls: list[Call] = field(default_factory=list)
+    members: dict[str, list[int]] = field(default_factory=dict)
+    """Members by name of the group, where the dump lists them."""
+    damaged: int = 0
+    """Number of records that could not be used."""
+
+
+def read_calls(files: Sequence[DumpFile], warnings: list[str], engine: Engine) -> dict[int, RankCalls]:
+    """Read the dumps; those that cannot be read are left out with a warning. Raises ``InputError`` if there are no durations."""
+    ranks: dict[int, RankCalls] = {}
+    errors: list[InputError] = []
+    most = max(1, MAX_CALLS // len(files))
+    paths = [file.path for file in files]
+    text_bytes = _SLOWER * sum(path.stat().st_size for path in paths if path.exists())
+    read = engine.map(partial(_read_one, most=most), files, files=paths, text_bytes=text_bytes)
+    for file, found in zip(files, read, strict=True):
+        if isinstance(found, InputError):
+            errors.append(found)
+            continue
+        one = ranks.setdefault(file.rank, RankCalls())
+        one.calls += found.calls
+        one.members |= found.members
+        one.damaged += found.damaged
+    if not ranks:
+        raise errors[0]
+    warnings += [f"left out: {error}" for error in errors]
+    if damaged := sum(one.damaged for one in ranks.values()):
+        warnings.append(f"{counted(damaged, 'record')} left out, which make no sense")
+    without = [rank for rank, one in ranks.items() if all(call.duration_us is None for call in one.calls)]
+    if len(without) == len(ranks):
+        raise InputError(files[0].path, f"no collective has a duration, so nobody's wait is known; {_TIMING}")
+    if without:
+        warnings.append(f"no durations from {ranks_text(without)}; {_TIMING}")
+    if any(len(one.calls) == most for one in ranks.values()):
+        warnings.append(f"at most the last {most:,} operations of each rank are compared")
+    return ranks
+
+
+def _read_one(file: DumpFile, *, most: int) -> RankCalls | InputError:
+    """Read the last ``most`` operations of a dump; an error is returned, because the other dumps may do."""
+    try:
+        dump = read_dump(file.path, backend=file.backend, whole_history=True)
+    except InputError as error:
+        return error
+    members = {name: list(config.ranks) for name, config in dump.configs.items() if config.ranks}
+    return RankCalls([_call(record) for record in dump.records[-most:]], members, dump.damaged)
+
+
+def _call(record: Record) -> Call:
+    op = operation_name(record.op)
+    transfers = record.is_p2p or op in ("send", "recv", "coalesced")
+    took = record.raw.get("duration_ms")
+    by_autograd = text(record.raw.get("thread_name")).startswith("pt_autograd")
+    # The sizes of an all-to-all may follow the data, and then differ from step to step.
+    elements = 0 if op.startswith("all_to_all") else record.elements("input")
+    return Call(
+        Issued(
+            None if transfers else (record.group, record.sequence),
+            (record.group, op, elements, by_autograd),
+            record.created_ns or 0,
+            by_autograd,
+        ),
+        record.group,
+        op,
+        record.sequence,
+        transfers,
+        record.elements("input"),
+        # Where ranks differ in size, as in an uneven all-to-all, the first to leave was not the last to arrive.
+        _bytes(record) if op == "all_to_all" else None,
+        1000.0 * took if isinstance(took, float) and 0 <= took < _LONGEST_MS else None,
+        is_part=record.is_p2p and took is None,
+    )
+
+
+def _bytes(record: Record) -> int | None:
+    """Return the bytes of all inputs and outputs; ``None`` where a type is unknown."""
+    total = 0
+    for side in ("input", "output"):
+        shapes, widths = record.shapes(side), [element_bytes(name) for name in record.dtypes(side)]
+        if len(shapes) != len(widths) or None in widths:
+            return None
+        total += sum(prod(shape) * width for shape, width in zip(shapes, widths, strict=True) if width is not None)
+    return total
