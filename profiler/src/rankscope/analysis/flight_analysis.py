@@ -64,7 +64,7 @@ def analyze_flight(
         rank: _records(calls, ranks[rank].members, places, round(1000 * longest) + 1, slots) for rank, calls in kept.items()
     }
     matching = match_collectives(collectives, world_size=world_size)
-    overlapping = _overlapping(kept.values())
+    overlapping = _overlapping(kept.values()) if in_steps else set[str]()
     blame = assign_blame(_longest_waits(matching.matches, overlapping), Clocks(residual_ns=0.0), sorted(ranks))
     matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, "flight_recorder")
     of_ranks = _explained(kept, matching.matches)
