@@ -101,7 +101,7 @@ secrets = [{{ env = "WEBHOOK_SECRET" }}]
 [[action]]
 alert = "TrainingStraggler"
 do = "capture"
-steps = 5
+steps = 12
 """
         )
 

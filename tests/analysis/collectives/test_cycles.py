@@ -11,7 +11,7 @@ from rankscope.analysis.collectives.cycles import Issued, steps_of
 
 
 def issued(kinds: str, *, group: str = "0", pause: int = 10) -> list[Issued]:
-    """Return operations by letters; before each space there is a pause."""
+    """Return operations by letters, capital ones as autograd's; a space is a pause."""
     found: list[Issued] = []
     at = 0
     for kind in kinds:
@@ -19,7 +19,7 @@ def issued(kinds: str, *, group: str = "0", pause: int = 10) -> list[Issued]:
             at += pause
             continue
         at += 1
-        found.append(Issued((group, len(found) + 1), kind, at))
+        found.append(Issued((group, len(found) + 1), kind, at, backward=kind.isupper()))
     return found
 
 
@@ -38,7 +38,13 @@ def issued(kinds: str, *, group: str = "0", pause: int = 10) -> list[Issued]:
             + [step for step in range(16, 32) for _ in range(3)],
         ),
         # an evaluation after every fifth step
-        (f"{' aab' * 5} q" * 6, [at // 3 + 5 * block if at < 15 else None for block in range(6) for at in range(16)]),
+        (f"{' aaB' * 5} q" * 6, [at // 3 + 5 * block if at < 15 else None for block in range(6) for at in range(16)]),
+        # and without names of threads, that belongs to the step
+        (f" {' aab' * 5} q" * 6, [block for block in range(6) for _ in range(16)]),
+        # a layer repeats, too, in each pass
+        (" aaaaBBBBC" * 8, [step for step in range(8) for _ in range(9)]),
+        # micro-steps of gradient accumulation are no steps, though what follows each of them repeats
+        ("  aaaBBB aaaBBB aaaBBBC" * 8, [step for step in range(8) for _ in range(19)]),
         # a part of the step repeats, too
         ("aaaab aaaab aaaab aaaab", [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5),
         ("a a a a a", [0, 1, 2, 3, 4]),
@@ -48,7 +54,9 @@ def test_a_step_is_the_shortest_sequence_that_repeats(kinds: str, steps: list[in
     assert steps_of({0: issued(kinds)}) == {0: steps}
 
 
-@pytest.mark.parametrize("kinds", ["", "a", "abcdefghij", "ab ab ab", "aabbaabc"])
+@pytest.mark.parametrize(
+    "kinds", ["", "a", "abcdefghij", "ab ab ab", "aabbaabc", f" {'a' * 40}{'B' * 40}C" * 3, f" {'a' * 40}b" * 3]
+)
 def test_what_does_not_repeat_has_no_steps(kinds: str) -> None:
     assert steps_of({0: issued(kinds)}) == {}
 

@@ -99,6 +99,8 @@ def _are_dumps(paths: Sequence[Location]) -> bool:
             return False
         inside = path.iterdir() if path.is_dir() else [path] if path.exists() else map(Path, glob.iglob(str(path)))  # noqa: PTH207
         files += (file for file in inside if file.is_file() and not file.name.startswith("."))
+    # A dump's name has the number of its rank; a note beside the dumps has none.
+    files = [file for file in files if _DIGIT.search(file.name)] or files
     if not files or any(file.name.endswith((".json.gz", ".json.zst")) for file in files):
         return False
     with min(files).open("rb") as file:
@@ -107,6 +109,7 @@ def _are_dumps(paths: Sequence[Location]) -> bool:
 
 
 _HEAD: Final = 1 << 16
+_DIGIT: Final = re.compile(r"\d")
 _OF_A_DUMP: Final = re.compile(rb'^\s*\{\s*"(?:entries|pg_config|pg_status|version|comm_lib_version|nccl_version)"')
 
 

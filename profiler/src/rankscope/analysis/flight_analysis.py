@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -24,23 +23,22 @@ from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import Match, match_collectives
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED
 from rankscope.analysis.costs.ledger import ledger_of_blame
-from rankscope.analysis.flight_calls import Call, read_calls
+from rankscope.analysis.flight_calls import Call, RankCalls, read_calls
+from rankscope.analysis.flight_verdict import FlightEvidence, flight_verdict
 from rankscope.analysis.hang.files import find_dumps
-from rankscope.analysis.inference.cause import Signals
-from rankscope.analysis.inference.late import find_late, late_named, too_few
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.report.assessment import assessed_windows
 from rankscope.analysis.report.ranks import rank_result
-from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Finding, Source, Verdict
+from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Source
 from rankscope.analysis.trace.locations import common_folder
 from rankscope.analysis.trace_analysis import imposed_result
-from rankscope.analysis.verdict.verdict import Setting, among, insufficient, nobody, straggler
+from rankscope.analysis.verdict.verdict import Setting
 from rankscope.runs.records import CollectiveRecord
 
 START_UP: Final = 2
 """Number of first steps that are left out, if enough others remain: their collectives contain start-up."""
-_MOST: Final = 0.8
-"""Share of the time in collectives and transfers that must be in matched collectives, to say that no rank is late."""
+_APART: Final = 0.2
+"""Share of collectives that some dumps lack above which a warning says so."""
 
 
 def analyze_flight(
@@ -54,7 +52,7 @@ def analyze_flight(
     in_steps = bool(steps)
     if not in_steps:
         steps = {rank: [0] * len(one.calls) for rank, one in ranks.items()}
-        warnings.append("no sequence of collectives repeats, so steps are not known: everything counts as one")
+        warnings.append("no sequence of operations repeats, so steps are not known: everything counts as one")
     numbers = _counted(steps)
     kept = {rank: [*_in_steps(one.calls, steps.get(rank, ()), set(numbers))] for rank, one in ranks.items()}
     places = _places(kept)
@@ -64,11 +62,18 @@ def analyze_flight(
         rank: _records(calls, ranks[rank].members, places, round(1000 * longest) + 1, slots) for rank, calls in kept.items()
     }
     matching = match_collectives(collectives, world_size=world_size)
-    overlapping = _overlapping(kept.values()) if in_steps else set[str]()
-    blame = assign_blame(_longest_waits(matching.matches, overlapping), Clocks(residual_ns=0.0), sorted(ranks))
+    overlapping = _overlapping(kept.values())
+    reduced = _longest_waits(matching.matches, overlapping) if in_steps else matching.matches
+    blame = assign_blame(reduced, Clocks(residual_ns=0.0), sorted(ranks))
     matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, "flight_recorder")
-    of_ranks = _explained(kept, matching.matches)
-    explained = float(np.mean(list(of_ranks.values()))) if of_ranks else None
+    evidence = FlightEvidence(
+        matched,
+        step_us=float(np.median([_step_us(calls) for calls in kept.values()])),
+        steps=len(numbers) if in_steps else None,
+        overlapping=overlapping,
+        unmatched_us=_unmatched_us(kept, _between(ranks, steps, numbers), matching.matches),
+        matched_us=_matched_us(matching.matches),
+    )
     setting = Setting(
         source="flight_recorder",
         world_size=world_size,
@@ -79,10 +84,15 @@ def analyze_flight(
         price_per_gpu_hour=price_per_gpu_hour,
         currency=currency,
     )
-    step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
-    verdict, findings = _verdict(matched, setting, step_us, explained, of_ranks, at_least=bool(overlapping))
+    verdict, findings = flight_verdict(evidence, setting)
+    explained = evidence.explained
     if len(ranks) < world_size:
         warnings.append(f"dumps of {len(ranks)} of {world_size} ranks: groups with a missing rank are left out")
+    lacking, instances = matching.unmatched_by.get("incomplete", 0), len(matching.matches) + matching.unmatched
+    if lacking > _APART * instances:
+        warnings.append(
+            f"{lacking:,} of {instances:,} collectives are in the dumps of some ranks only: dump all ranks at about the same time"
+        )
     there = {rank: len({row.step for row in rows}) for rank, rows in collectives.items()}
     analysis = Analysis(
         source=Source(
@@ -123,7 +133,7 @@ def _counted(steps: Mapping[int, Sequence[int | None]]) -> list[int]:
 def _in_steps(calls: Sequence[Call], steps: Sequence[int | None], numbers: set[int]) -> Iterator[tuple[Call, int]]:
     """Yield the calls in the steps ``numbers``, with their step, but the first of each group, which sets up the connections."""
     for call, step in zip(calls, steps, strict=False):
-        if step is not None and step in numbers and call.issued.created_ns and (call.transfers or call.sequence > 1):
+        if step is not None and step in numbers and call.issued.created_ns and (not call.compared or call.sequence > 1):
             yield call, step
 
 
@@ -153,7 +163,7 @@ def _places(kept: Mapping[int, Sequence[tuple[Call, int]]]) -> _Places:
         for calls in kept.values():
             last: dict[int, int] = {}
             for call, step in calls:
-                if call.transfers:
+                if not call.compared:
                     continue
                 key = (step, call.group, call.sequence)
                 at = max(places.get(key, 0), last.get(step, 0) + 1)
@@ -174,7 +184,7 @@ def _records(
     """Return the collectives with a duration. Their times are no measurements: each place has a slot of ``slot_ns``."""
     rows: list[CollectiveRecord] = []
     for call, step in calls:
-        if call.transfers or call.duration_us is None:
+        if not call.compared or call.duration_us is None:
             continue
         place = places[step, call.group, call.sequence]
         start = (step * slots + place) * slot_ns
@@ -196,48 +206,67 @@ def _records(
     return rows
 
 
-def _explained(kept: Mapping[int, Sequence[tuple[Call, int]]], matches: Sequence[Match]) -> dict[int, float]:
-    """Return the share of each rank's communication that is in matched collectives; ranks without any are left out.
+def _between(
+    ranks: Mapping[int, RankCalls], steps: Mapping[int, Sequence[int | None]], numbers: Sequence[int]
+) -> dict[int, list[Call]]:
+    """Return the operations of autograd between the steps that count. Others there are evaluations, which do not matter."""
+    found: dict[int, list[Call]] = {}
+    for rank, one in ranks.items():
+        mine = steps.get(rank, ())
+        inside = [at for at, step in enumerate(mine) if step is not None and numbers and numbers[0] <= step <= numbers[-1]]
+        between = range(inside[0], inside[-1]) if inside else range(0)
+        found[rank] = [one.calls[at] for at in between if mine[at] is None and one.calls[at].issued.backward]
+    return found
 
-    It is a share of time. Operations without a duration lower it by their share in the number of operations.
-    """
-    seen: dict[int, float] = {}
+
+def _matched_us(matches: Sequence[Match]) -> dict[int, float]:
+    """Return each rank's time in matched collectives."""
+    found: dict[int, float] = {}
     for match in matches:
         for rank, inside in zip(match.ranks, match.inside_ns, strict=True):
-            seen[rank] = seen.get(rank, 0.0) + inside / 1000
-    shares: dict[int, float] = {}
+            found[rank] = found.get(rank, 0.0) + inside / 1000
+    return found
+
+
+def _unmatched_us(
+    kept: Mapping[int, Sequence[tuple[Call, int]]], between: Mapping[int, Sequence[Call]], matches: Sequence[Match]
+) -> dict[int, float]:
+    """Return each rank's time in operations that are in no matched collective; one without a duration counts as the mean one."""
+    matched = _matched_us(matches)
+    found: dict[int, float] = {}
     for rank, calls in kept.items():
-        timed = [call.duration_us for call, _ in calls if call.duration_us is not None]
-        batched = any(call.op == "coalesced" for call, _ in calls)
-        unknown = sum(call.duration_us is None and not (call.is_part and batched) for call, _ in calls)
-        if whole := sum(timed):
-            shares[rank] = min(1.0, seen.get(rank, 0.0) / whole) * len(timed) / (len(timed) + unknown)
-    return shares
+        every = [call for call, _ in calls] + list(between[rank])
+        timed = [call.duration_us for call in every if call.duration_us is not None]
+        # The duration of a send or receive in a batch is that of the batch.
+        batched = any(call.op == "coalesced" for call in every)
+        unknown = sum(call.duration_us is None and not (call.is_part and batched) for call in every)
+        if timed:
+            found[rank] = max(0.0, sum(timed) - matched.get(rank, 0.0)) + unknown * sum(timed) / len(timed)
+    return found
 
 
 def _overlapping(calls: Iterable[Sequence[tuple[Call, int]]]) -> set[str]:
     """Return the groups whose collectives run beside compute: those that reduce gradients, or gather sharded parameters.
 
-    There autograd issues all reductions but small ones, as of a loss. Where others reduce as well (tensor parallelism), compute
-    waits for the result.
+    In such a group autograd reduces ``_MORE`` times as many elements as the script, which may reduce a loss. Where the script
+    reduces more (tensor parallelism), compute waits for the result.
     """
     reduced: Counter[tuple[str, bool]] = Counter()
     for row in calls:
         for call, _ in row:
-            if not call.transfers and not call.op.startswith("all_gather"):
+            if call.compared and not call.op.startswith("all_gather"):
                 reduced[call.group, call.issued.backward] += call.elements
-    return {group for group, backward in reduced if backward and reduced[group, False] < _SMALL * reduced[group, True]}
+    return {group for group, backward in reduced if backward and _MORE * reduced[group, False] < reduced[group, True]}
 
 
-_SMALL: Final = 0.01
-"""Share of the reduced elements up to which reductions outside of autograd do not count."""
+_MORE: Final = 100
 
 
 def _longest_waits(matches: Sequence[Match], groups: set[str]) -> list[Match]:
     """Return the matches; of the waits of a rank in ``groups``, only the longest of each step is left.
 
     While a rank waits on the communication stream, its compute goes on. So one delay shows at every collective that follows, and
-    the sum of the waits is many times the delay. The longest is a lower bound, as compute may have waited in between.
+    the sum of the waits is many times the delay. The longest is usually less than the delay: compute may have waited in between.
     """
     longest: dict[tuple[str, int, int], tuple[int, int]] = {}
     for number, match in enumerate(matches):
@@ -260,50 +289,3 @@ def _longest_waits(matches: Sequence[Match], groups: set[str]) -> list[Match]:
         ]
         found.append(msgspec.structs.replace(match, records=records))
     return found
-
-
-_AT_LEAST: Final = "This is a lower bound: beside compute, only the longest wait of a step counts."
-
-
-def _verdict(
-    matched: Matched,
-    setting: Setting,
-    step_us: float,
-    explained: float | None,
-    of_ranks: Mapping[int, float],
-    *,
-    at_least: bool,
-) -> tuple[Verdict, list[Finding]]:
-    """Return the verdict.
-
-    ``explained``: share of all communication that is in matched collectives; ``of_ranks``: that of each rank.
-    """
-    blame, steps = matched.blame, max(1, len(matched.blame.steps))
-    if len(blame.ranks) < 2:
-        return insufficient("the dump of one rank cannot show who waits for whom; give the dumps of all ranks"), []
-    if not matched.matching.matches:
-        return insufficient("no collective could be matched across the ranks"), []
-    window = step_us * steps
-    late, suspect = find_late(blame, window), too_few(blame, window)
-    rank, share = None, explained
-    if late is not None:
-        rank, share = min(((rank, of_ranks.get(rank, 0.0)) for rank in late.ranks), key=lambda one: one[1])
-    if share is not None and share < _MOST:
-        last, whose = ("no rank is late", "the") if rank is None else (f"rank {rank} is last", "its")
-        missing = (
-            f"{last} at the matched collectives, but these are {share:.0%} of {whose} communication. In the rest (sends and "
-            "receives, groups with a missing rank, operations that do not show who waits for whom) ranks wait for others, too, "
-            "and are late for that reason"
-        )
-        return insufficient(missing), []
-    if late is not None:
-        signals = Signals(own_us=late.gain_us / steps)
-        named = late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=explained)
-        if at_least:
-            named = replace(named, note=f"{named.note} {_AT_LEAST}".strip())
-        verdict, finding = straggler(named, setting)
-        return verdict, [finding]
-    if suspect is not None:
-        return insufficient(f"rank {suspect} was last, but at so few collectives that it may be chance; dump later"), []
-    whom = among(len(blame.ranks), setting.world_size, "dumps")
-    return nobody({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -25,7 +25,9 @@ MAX_CALLS: Final = 500_000
 _SLOWER: Final = 60
 """How much longer reading a byte of a dump takes than reading one of a trace."""
 _LONGEST_MS: Final = 86_400_000.0
-_TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=20000 when the job starts"
+_SLACK_MS: Final = 10.0
+_MOST_BYTES: Final = 2**62
+_TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=8000 when the job starts"
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -35,8 +37,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     group: str
     op: str
     sequence: int
-    transfers: bool
-    """True for sends and receives."""
+    compared: bool
+    """False for sends and receives, and for groups whose members the dump does not list."""
     elements: int
     bytes: int | None
     duration_us: float | None
@@ -92,42 +94,63 @@ def _read_one(file: DumpFile, *, most: int) -> RankCalls | InputError:
         dump = read_dump(file.path, backend=file.backend, whole_history=True)
     except InputError as error:
         return error
-    members = {name: list(config.ranks) for name, config in dump.configs.items() if config.ranks}
-    return RankCalls([_call(record) for record in dump.records[-most:]], members, dump.damaged)
+    backend = dump.backend or ""
+    members = {_group(backend, name): list(config.ranks) for name, config in dump.configs.items() if config.ranks}
+    return RankCalls([_call(record, members) for record in dump.records[-most:]], members, dump.damaged)
 
 
-def _call(record: Record) -> Call:
+def _group(backend: str, name: str) -> str:
+    """Return the key of a group: torch numbers the groups of each backend apart."""
+    return name if backend == "nccl" else f"{backend}:{name}"
+
+
+def _call(record: Record, members: Mapping[str, list[int]]) -> Call:
     op = operation_name(record.op)
+    group = _group(record.backend, record.group)
     transfers = record.is_p2p or op in ("send", "recv", "coalesced")
-    took = record.raw.get("duration_ms")
+    # Groups of different ranks may have one name; the one of all ranks is "0".
+    compared = not transfers and (group in members or record.group == "0")
     by_autograd = text(record.raw.get("thread_name")).startswith("pt_autograd")
     # The sizes of an all-to-all may follow the data, and then differ from step to step.
     elements = 0 if op.startswith("all_to_all") else record.elements("input")
     return Call(
         Issued(
-            None if transfers else (record.group, record.sequence),
-            (record.group, op, elements, by_autograd),
+            (group, record.sequence) if compared else None,
+            (group, op, elements, by_autograd),
             record.created_ns or 0,
             by_autograd,
         ),
-        record.group,
+        group,
         op,
         record.sequence,
-        transfers,
+        compared,
         record.elements("input"),
         # Where ranks differ in size, as in an uneven all-to-all, the first to leave was not the last to arrive.
         _bytes(record) if op == "all_to_all" else None,
-        1000.0 * took if isinstance(took, float) and 0 <= took < _LONGEST_MS else None,
-        is_part=record.is_p2p and took is None,
+        _duration_us(record),
+        is_part=record.is_p2p and record.raw.get("duration_ms") is None,
     )
 
 
+def _duration_us(record: Record) -> float | None:
+    """Return the duration on the device; ``None`` where it is missing, makes no sense or is longer than the operation existed."""
+    took = record.raw.get("duration_ms")
+    if isinstance(took, bool) or not isinstance(took, int | float) or not 0 <= took < _LONGEST_MS:
+        return None
+    if record.created_ns is not None and record.completed_ns is not None:
+        existed_ms = (record.completed_ns - record.created_ns) / 1e6
+        # A clock may have been set in between: then the duration is right, and this difference is negative.
+        if 0 < existed_ms < took - _SLACK_MS:
+            return None
+    return 1000.0 * took
+
+
 def _bytes(record: Record) -> int | None:
-    """Return the bytes of all inputs and outputs; ``None`` where a type is unknown."""
+    """Return the bytes of all inputs and outputs; ``None`` where a type is unknown, or the sizes make no sense."""
     total = 0
     for side in ("input", "output"):
         shapes, widths = record.shapes(side), [element_bytes(name) for name in record.dtypes(side)]
         if len(shapes) != len(widths) or None in widths:
             return None
         total += sum(prod(shape) * width for shape, width in zip(shapes, widths, strict=True) if width is not None)
-    return total
+    return total if total < _MOST_BYTES else None

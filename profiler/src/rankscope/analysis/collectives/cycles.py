@@ -6,7 +6,7 @@ alike on all ranks by the collectives that ranks share.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,8 +18,6 @@ REPEATS: Final = 4
 """Minimum number of steps."""
 MOSTLY: Final = 0.8
 """Minimum share of operations that are the same one step later. Evaluations and start-up differ."""
-_SEVERAL: Final = 3
-"""Minimum number of steps between evaluations."""
 _SEARCHED: Final = 50_000
 """Number of last operations in which a step is searched."""
 
@@ -44,17 +42,25 @@ def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None
     """
     known: dict[tuple[str, int], int | None] = {}
     found: dict[int, list[int | None]] = {}
-    waiting = dict(ranks)
+    holders: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for rank, issued in ranks.items():
+        for one in issued:
+            if one.key is not None:
+                holders[one.key].append(rank)
+    # Number of operations of the other ranks that are known by those of the ranks before.
+    shared = dict.fromkeys(ranks, 0)
     rank, steps = next(((rank, steps) for rank in sorted(ranks) if (steps := _cut(ranks[rank])) is not None), (-1, []))
-    while rank in waiting:
-        issued = waiting.pop(rank)
+    while steps:
         found[rank] = steps
-        known.update({one.key: step for one, step in zip(issued, steps, strict=True) if one.key is not None})
-        shared = {other: sum(one.key in known for one in row) for other, row in waiting.items()}
+        del shared[rank]
+        for one, step in zip(ranks[rank], steps, strict=True):
+            if one.key is not None and one.key not in known:
+                known[one.key] = step
+                for other in holders[one.key]:
+                    if other in shared:
+                        shared[other] += 1
         rank = max(shared, key=lambda other: shared[other], default=-1)
-        steps = _like(waiting[rank], known) if shared.get(rank) else []
-        if not steps:
-            break
+        steps = _like(ranks[rank], known) if shared.get(rank) else []
     return found
 
 
@@ -76,15 +82,11 @@ def _cut(issued: Sequence[Issued]) -> list[int | None] | None:
     """Return the step of each operation of one rank; ``None`` if none repeats."""
     numbers: dict[Hashable, int] = {}
     kinds = np.array([numbers.setdefault(one.kind, len(numbers)) for one in issued], dtype=np.int64)
-    length = _length(kinds, np.array([one.backward for one in issued], dtype=bool))
-    if length is None:
+    found = _cycle(kinds, np.array([one.backward for one in issued], dtype=bool))
+    if found is None:
         return None
+    begin, length = found
     created = np.array([one.created_ns for one in issued], dtype=np.int64)
-    # A sequence that begins at the median place of those that are followed by themselves is one that occurs often.
-    same = np.flatnonzero(_windows(kinds[length:] == kinds[:-length], length))
-    if not len(same):
-        return None
-    begin = int(same[len(same) // 2])
     begin += _after_pause(created[begin : begin + 2 * length], length)
     template = kinds[begin : begin + length]
     steps: list[int | None] = [None] * len(kinds)
@@ -105,25 +107,33 @@ def _windows(true: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
     return found
 
 
-def _length(kinds: NDArray[np.int64], backward: NDArray[np.bool_]) -> int | None:
-    """Return the number of operations after which they repeat; ``None`` where they do not.
+def _cycle(kinds: NDArray[np.int64], backward: NDArray[np.bool_]) -> tuple[int, int] | None:
+    """Return the first operation and the number of operations of a typical step; ``None`` where they do not repeat.
 
-    It is the shortest of those after which about as many operations are the same as after any other. Where this is a number of
-    steps with an evaluation or the like after them, the step itself is found: what is mostly the same after fewer operations,
-    and has a backward pass, or, where no operation is known to be of one, different operations.
+    A step is the shortest sequence after which most operations are the same, and which contains every operation that autograd
+    repeats: a layer lacks those of the other pass, and a micro-step of gradient accumulation the reduction of the gradients.
+    Where no operation is known to be autograd's, it contains every operation that repeats.
     """
-    some, backward = kinds[-_SEARCHED:].astype(np.int32), backward[-_SEARCHED:]
-    count = len(some)
-    differ = np.array([(some[length:] != some[:-length]).mean() for length in range(1, count // REPEATS + 1)])
-    if not len(differ) or differ.min() > 1 - MOSTLY:
-        return None
-    longest = int(np.flatnonzero(differ <= 1.2 * differ.min() + 1e-9)[0]) + 1
-    for length in (np.flatnonzero(differ[: longest // _SEVERAL] <= 1 - MOSTLY) + 1).tolist():
-        same = np.flatnonzero(_windows(some[length:] == some[:-length], length))
-        step = slice(same[len(same) // 2], same[len(same) // 2] + length) if len(same) else slice(0)
-        if backward[step].any() if backward.any() else len(np.unique(some[step])) > 1:
-            return int(length)
-    return longest
+    skipped = max(0, len(kinds) - _SEARCHED)
+    some, backward = kinds[skipped:].astype(np.int32), backward[skipped:]
+    late = slice(len(some) // 2, None)  # start-up differs
+    by_autograd = backward[late] if backward.any() else np.ones_like(backward[late])
+    names, counts = np.unique(some[late][by_autograd], return_counts=True)
+    needed = names[counts > 1]
+    forward = backward.any() and (~backward).mean() > 1 - MOSTLY
+    for length in range(1, len(some) // REPEATS + 1):
+        same = some[length:] == some[:-length]
+        if same.mean() < MOSTLY:
+            continue
+        # A sequence that begins at the median place of those that are followed by themselves is one that occurs often.
+        followed = np.flatnonzero(_windows(same, length))
+        if not len(followed):
+            continue
+        begin = int(followed[len(followed) // 2])
+        step = slice(begin, begin + length)
+        if np.isin(needed, some[step]).all() and not (forward and backward[step].all()):
+            return skipped + begin, length
+    return None
 
 
 def _after_pause(created: NDArray[np.int64], length: int) -> int:

@@ -1,0 +1,135 @@
+"""Verdict on Flight Recorder dumps of a job that trains: the rank at fault, or the reason why the dumps cannot tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.collectives.cycles import REPEATS
+from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.inference.cause import Signals
+from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, too_few
+from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.result.analysis import Finding, Verdict
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.verdict.verdict import Setting, among, insufficient, nobody, straggler
+from rankscope.base.text import ranks_text
+
+_MOST: Final = 0.8
+"""Minimum share of the communication in matched collectives for a verdict."""
+_AT_LEAST: Final = "This is usually too little: beside compute, only the longest wait of a step counts."
+
+
+@dataclass(frozen=True, slots=True)
+class FlightEvidence:
+    """Collectives of all dumps, matched, and what else the verdict depends on."""
+
+    matched: Matched
+    step_us: float
+    """Mean time of a step; where steps are not known, of everything."""
+    steps: int | None
+    """Number of steps that count; ``None`` where steps are not known."""
+    overlapping: set[str]
+    """Groups whose collectives run beside compute."""
+    unmatched_us: dict[int, float]
+    matched_us: dict[int, float]
+
+    def share(self, rank: int) -> float:
+        """Return the share of a rank's communication that is in matched collectives."""
+        matched, unmatched = self.matched_us.get(rank), self.unmatched_us.get(rank)
+        if matched is None or unmatched is None:
+            return 0.0
+        return matched / (matched + unmatched) if matched + unmatched else 1.0
+
+    @property
+    def explained(self) -> float | None:
+        """Mean of the ranks' shares; ``None`` without any communication."""
+        shares = [self.share(rank) for rank in self.unmatched_us]
+        return float(np.mean(shares)) if shares else None
+
+
+def flight_verdict(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict, list[Finding]]:
+    """Return the verdict and its findings."""
+    blame = evidence.matched.blame
+    window = evidence.step_us * max(1, len(blame.steps))
+    late = None
+    missing = _useless(evidence)
+    if missing is None:
+        late = find_late(blame, window)
+        missing = _nobody_unclear(evidence, window) if late is None else _doubt(late, evidence)
+    if missing is not None:
+        return insufficient(missing), []
+    if late is None:
+        whom = among(len(blame.ranks), setting.world_size, "dumps")
+        return nobody({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
+    steps = max(1, len(blame.steps))
+    signals = Signals(own_us=late.gain_us / steps)
+    named = late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=evidence.explained)
+    if evidence.overlapping:
+        named = replace(named, note=f"{named.note} {_AT_LEAST}".strip())
+    verdict, finding = straggler(named, setting)
+    return verdict, [finding]
+
+
+def _useless(evidence: FlightEvidence) -> str | None:
+    """Return why the dumps show for no rank whether it is late; ``None`` where they may."""
+    if len(evidence.matched.blame.ranks) < 2:
+        return "the dump of one rank cannot show who waits for whom; give the dumps of all ranks"
+    if not evidence.matched.matching.matches:
+        return "no collective could be matched across the ranks"
+    if evidence.step_us <= 0:
+        return "the times at which operations were issued make no sense, so the length of a step is not known"
+    if evidence.steps is None and evidence.overlapping:
+        return (
+            f"fewer than {REPEATS} steps fit in the dumps, or no two are alike, and beside compute one delay shows at many "
+            "collectives of a step; set TORCH_FR_BUFFER_SIZE to several times the operations of a step"
+        )
+    return None
+
+
+def _nobody_unclear(evidence: FlightEvidence, window_us: float) -> str | None:
+    """Return why it cannot be said that no rank is late; ``None`` where it can."""
+    suspect = too_few(evidence.matched.blame, window_us)
+    if suspect is not None:
+        return f"rank {suspect} was last, but at so few collectives that it may be chance; dump later"
+    if (explained := evidence.explained or 0.0) < _MOST:
+        return f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"
+    if evidence.steps is None or evidence.steps < ENOUGH_STEPS:
+        seen = "steps are not known" if evidence.steps is None else f"there are {counted(evidence.steps, 'step')}"
+        return f"no rank is last beyond chance, but {seen}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
+    return None
+
+
+def _doubt(late: Slow, evidence: FlightEvidence) -> str | None:
+    """Return why the ranks that come last may not be at fault; ``None`` where they are."""
+    rank = min(late.ranks, key=evidence.share)
+    if (share := evidence.share(rank)) < _MOST:
+        return f"rank {rank} is last at the matched collectives, but these are {share:.0%} of its communication. {_IN_THE_REST}"
+    rank = max(late.ranks, key=evidence.unmatched_us.__getitem__)
+    if 2 * evidence.unmatched_us[rank] >= late.gain_us:
+        return (
+            f"rank {rank} is last at the matched collectives, but its time in the rest of its communication is about as long as "
+            f"it makes the others wait. {_IN_THE_REST}"
+        )
+    groups = Counter(
+        member
+        for match in {
+            match.group: match for match in evidence.matched.matching.matches if match.group in evidence.overlapping
+        }.values()
+        for member in match.ranks
+    )
+    if len(late.ranks) > 1 and any(groups[rank] > 1 for rank in late.ranks):
+        return (
+            f"{ranks_text(late.ranks)} come last, but they meet in several groups beside compute, where a dump does not show "
+            "which of them waited for another; record the job with `rankscope run`"
+        )
+    return None
+
+
+_IN_THE_REST: Final = (
+    "In the rest (sends and receives, groups with a missing rank or unknown members, operations that do not show who waits for "
+    "whom) ranks wait for others, too, and may be late for that reason"
+)
