@@ -190,6 +190,20 @@ def test_two_at_once_are_both_named_and_the_confidence_is_that_of_the_less_certa
     assert slow.stability > 0.95, "either one against those that are not slow, not against each other"
 
 
+def test_a_second_rank_whose_slowness_would_seldom_recur_takes_no_certainty_from_the_first() -> None:
+    """Rank 3 is slow throughout, rank 5 for half of the run."""
+    certain = 0
+    for seed in range(30):
+        own = noisy(seed, 8, 200)
+        own[3] += 30_000
+        own[5, 10:110] += 16_000
+        slow = found(own)
+        assert slow is not None and slow.ranks[0] == 3
+        assert slow.stability >= 0.5
+        certain += slow.ranks == [3]
+    assert certain >= 10
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_moves_on_is_rotating_also_in_a_long_run(seed: int) -> None:
     own = noisy(seed, 8, 300, scatter=0.05)

@@ -64,7 +64,8 @@ def find_slow(judged: Compared) -> Slow | None:
 
     Ranks are added one by one, or together where they are equally slow, while their mean excess is significant and at least
     ``MINIMUM_EFFECT`` of the step. More than half of the ranks cannot be outliers. Ranks are named only when healing them would
-    save ``MINIMUM_EFFECT`` of the step beyond the cost of a typical rank's noise.
+    save ``MINIMUM_EFFECT`` of the step beyond the cost of a typical rank's noise. Those added last are left out again as long as
+    their excess would probably not recur: they would take away the certainty about the others.
     """
     own = judged.own
     limit = MINIMUM_EFFECT * judged.wall_us
@@ -74,10 +75,28 @@ def find_slow(judged: Compared) -> Slow | None:
     while (ahead := _ahead(own, measures, slow, limit)) is not None and ahead.certain:
         found.append(ahead)
         slow[ahead.rows] = True
-    if not found:
-        return None
+    named = None
+    for count in range(len(found), 0, -1):
+        named = _named(judged, found[:count], measures[-1], limit)
+        if named is None or named.stability >= _RECURS:
+            return named
+    return named
+
+
+_RECURS: Final = 0.5
+"""Minimum stability of the ranks that are named beside others."""
+
+
+def _named(judged: Compared, found: Sequence[_Ahead], plain: Measure, limit: float) -> Slow | None:
+    """Return the ranks of ``found`` as slow ranks; ``None`` if they cost too little, or seldom, beside what noise costs.
+
+    ``plain``: the measure of excess without a limit. ``limit``: minimum effect, in microseconds per step.
+    """
+    own = judged.own
+    slow = np.zeros(len(own), dtype=bool)
+    slow[[row for ahead in found for row in ahead.rows]] = True
     # Worst first by the plain excess, which tells apart ranks that are beyond the limit all the time.
-    named = sorted((row for ahead in found for row in ahead.rows), key=lambda row: -float(measures[-1].sums[:, row].sum()))
+    named = sorted((row for ahead in found for row in ahead.rows), key=lambda row: -float(plain.sums[:, row].sum()))
     measure = found[0].measure
     others = np.flatnonzero(~slow)
     leading, rest = leaders(own), leaders(own, others)
