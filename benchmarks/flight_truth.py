@@ -201,9 +201,10 @@ def main() -> int:
     with_fault = [row for name, row in figures.items() if not name.endswith(NO_FAULT)]
     without = [row for name, row in figures.items() if name.endswith(NO_FAULT)]
     of_fault, of_none = seeds * len(with_fault), seeds * len(without)
+    unanswered = sum(row.get("too_little", 0) for row in with_fault)
     right = sum(row.get("right", 0) for row in with_fault)
     budgets = [
-        budget("right rank, of jobs with a fault", right / of_fault, 0.98, at_least=True),
+        budget("right rank, of jobs with a fault and an answer", right / (of_fault - unanswered), 0.98, at_least=True),
         budget("another rank named, of jobs with a fault", sum(row.get("wrong", 0) for row in with_fault) / of_fault, 0.0),
         budget("a rank named, of jobs without a fault", sum(row.get("wrong", 0) for row in without) / of_none, 0.01),
         budget("not enough data", sum(row.get("too_little", 0) for row in figures.values()) / (of_fault + of_none), 0.05),
