@@ -15,7 +15,7 @@ from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_name
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.verdict.verdict import Setting, among, insufficient, nobody, straggler
+from rankscope.analysis.verdict.builders import Setting, among, insufficient, nobody, straggler
 from rankscope.base.text import ranks_text
 
 _MOST: Final = 0.8

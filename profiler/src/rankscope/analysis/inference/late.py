@@ -11,7 +11,6 @@ import numpy as np
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.named import Named
-from rankscope.analysis.inference.own_time import find_slow, too_short
 from rankscope.analysis.inference.significance import (
     LIMIT,
     Scores,
@@ -21,6 +20,7 @@ from rankscope.analysis.inference.significance import (
     stability,
 )
 from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
+from rankscope.analysis.inference.stragglers import find_slow, too_short
 from rankscope.analysis.result.analysis import Evidence, Pattern
 from rankscope.runs.records import StepBreakdown
 

@@ -18,17 +18,17 @@ from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.late import busy_excess, find_late, late_named, too_few
 from rankscope.analysis.inference.named import Named
-from rankscope.analysis.inference.own_time import Suspect, by_chance_elsewhere, find_slow, period, too_short
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.step_signals import signals_of
+from rankscope.analysis.inference.stragglers import Suspect, by_chance_elsewhere, find_slow, period, too_short
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
+from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.verdict.endings import endings
-from rankscope.analysis.verdict.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.base.text import duration, ranks_text
 
 CAPTURE: Final = 20

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.compared import Compared
+from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.evidence.order import Leaders, leaders, ordered
 from rankscope.analysis.evidence.steps import Matrix, Stored
 from rankscope.analysis.inference.excess import Measure, excess, mean_excess, measures_of
@@ -59,7 +59,7 @@ def _saved_by_each(leading: Leaders, ranks: int) -> NDArray[np.float64]:
     return each
 
 
-def find_slow(judged: Compared) -> Slow | None:
+def find_slow(judged: OwnTimes) -> Slow | None:
     """Return the ranks that are significantly slow, or ``None`` without any.
 
     Ranks are added one by one, or together where they are equally slow, while their mean excess is significant and at least
@@ -212,7 +212,7 @@ _ENOUGH_NOISE: Final = 64
 """Number of ranks above which only a sample is used to estimate the noise."""
 
 
-def by_chance_elsewhere(judged: Compared, slow: Slow, others: Sequence[Compared]) -> float:
+def by_chance_elsewhere(judged: OwnTimes, slow: Slow, others: Sequence[OwnTimes]) -> float:
     """Return the probability that a rank in ``others``, groups without a slow rank, has the excess of the worst of ``slow``.
 
     Add it to the p-value of ``slow``, as correction for testing several groups.
@@ -243,7 +243,7 @@ class Suspect:
     """Number of steps after which it would usually be named, if it goes on so; ``None`` without a meaningful estimate."""
 
 
-def too_short(judged: Compared) -> Suspect | None:
+def too_short(judged: OwnTimes) -> Suspect | None:
     """Return ranks that made the others wait at a significant cost, but in too few steps to exclude chance; ``None`` without any.
 
     One of three conditions must hold: there are too few steps to name any rank; the worst rank had a large excess in steps of
