@@ -1,4 +1,4 @@
-"""Entry point of the analysis of a run directory or traces."""
+"""Entry point of the analysis of a run directory, traces or Flight Recorder dumps."""
 
 from __future__ import annotations
 
