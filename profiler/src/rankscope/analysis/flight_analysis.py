@@ -1,7 +1,7 @@
-"""Analysis of Flight Recorder dumps of a job that trains: how long each collective took on each rank says who came last.
+"""Analysis of Flight Recorder dumps of a job that trains: the durations of a collective show which rank came last.
 
-In a collective in which everybody waits for the last rank, the kernel of a rank lasts from its arrival to the common end. So a
-rank's wait is its duration minus the least of any member's, and no clock is needed. Torch records durations with
+Where all ranks of a collective wait for the last one, the kernel of a rank lasts from its arrival to their common end. So a
+rank's wait is its duration minus the shortest of any member, and no clock is needed. Torch records durations with
 ``TORCH_NCCL_ENABLE_TIMING=1``.
 """
 
@@ -38,7 +38,7 @@ from rankscope.runs.records import CollectiveRecord
 START_UP: Final = 2
 """Number of first steps that are left out, if enough others remain: their collectives contain start-up."""
 _APART: Final = 0.2
-"""Share of collectives that some dumps lack above which a warning says so."""
+"""Largest share of collectives that some dumps may lack without a warning."""
 
 
 def analyze_flight(

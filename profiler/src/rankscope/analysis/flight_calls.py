@@ -23,7 +23,7 @@ from rankscope.base.text import ranks_text
 MAX_CALLS: Final = 500_000
 """Maximum number of operations of all ranks that are compared, the last ones."""
 _SLOWER: Final = 60
-"""How much longer reading a byte of a dump takes than reading one of a trace."""
+"""Time to read a byte of a dump, relative to a byte of a trace."""
 _LONGEST_MS: Final = 86_400_000.0
 _SLACK_MS: Final = 10.0
 _MOST_BYTES: Final = 2**62

@@ -44,9 +44,9 @@ class LateTimes:
 def late_times(blame: Blame, window_us: float) -> LateTimes | None:
     """Return how late each rank was; ``None`` without a collective or a second rank.
 
-    ``window_us``: the typical window over which ``blame`` was summed. Where all collectives have the same ranks, the one that the
-    others wait for longest is latest, and ranks may be late together; else a rank is as late as the waiting is charged to it. Of
-    waiting that compute hid, nothing counts.
+    ``window_us``: the typical window over which ``blame`` was summed. Where all collectives have the same ranks, a rank's
+    lateness is how much less it waited than the rank that waited most, so several ranks may be late together. Otherwise it is the
+    waiting charged to the rank. Waiting that compute hid does not count.
     """
     units, ranks = blame.gain_us.shape
     if not units or ranks < 2 or window_us <= 0:

@@ -45,12 +45,16 @@ HALF: Final = 0.5
 
 
 def saved(leading: Leaders, rest: Leaders) -> NDArray[np.float64]:
-    """Return, per step, the time saved if no rank were slower than the slowest of the ``rest``, which are not slow."""
+    """Return the time saved at each step if the slow ranks took as long as the slowest of the ``rest``, [steps]."""
     return leading.largest - rest.largest
 
 
 def saved_by_each(own: Stored) -> NDArray[np.float64]:
-    """Return, per rank, the mean over the steps of the time that it costs as the last rank; noise alone where no rank is slow."""
+    """Return the time per step that each rank costs by being the last, [ranks].
+
+    At each step the last rank costs its lead over the second to last, and the others cost nothing. Healthy ranks take turns in
+    being last, so they cost something, too.
+    """
     return _saved_by_each(leaders(own), len(own))
 
 
@@ -76,7 +80,7 @@ def find_slow(judged: OwnTimes) -> Slow | None:
         slow[ahead.rows] = True
     if not found:
         return None
-    # Worst first by the plain excess, which tells apart ranks that are beyond the limit all the time.
+    # Worst first by the plain excess: by the limited one, ranks that are always beyond the limit would be equal.
     named = sorted((row for ahead in found for row in ahead.rows), key=lambda row: -float(measures[-1].sums[:, row].sum()))
     measure = found[0].measure
     others = np.flatnonzero(~slow)
@@ -240,15 +244,17 @@ class Suspect:
     noise_us: float
     """Mean excess that lasting noise may reach."""
     steps_needed: float | None
-    """Number of steps after which it would usually be named, if it goes on so; ``None`` without a meaningful estimate."""
+    """Number of steps after which it would usually be named if its excess stays the same; ``None``: no meaningful estimate."""
 
 
 def too_short(judged: OwnTimes) -> Suspect | None:
     """Return ranks that made the others wait at a significant cost, but in too few steps to exclude chance; ``None`` without any.
 
-    One of three conditions must hold: there are too few steps to name any rank; the worst rank had a large excess in steps of
-    several blocks, and no other rank ever had as much; or the p-value is at most ``UNCLEAR``. Call it where ``find_slow`` named
-    no rank.
+    Call it where ``find_slow`` named no rank. One of three conditions must hold:
+
+    - There are too few steps to name any rank.
+    - The worst rank had a large excess in several blocks of steps, and no other rank ever had as much.
+    - The p-value is at most ``UNCLEAR``.
     """
     own = judged.own
     steps = own.shape[1]

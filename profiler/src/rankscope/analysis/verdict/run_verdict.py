@@ -247,13 +247,16 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     evidence = [
         Evidence(name="imposed_wait", value=wait, unit="us", detail="per step and waiting rank"),
         Evidence(
-            name="saved", value=slow.gain_us, unit="us", detail="per step, were it last as seldom and as little as the others"
+            name="saved",
+            value=slow.gain_us,
+            unit="us",
+            detail="per step, if it delayed the others no more than a typical rank does",
         ),
         Evidence(
             name="own_time_excess",
             value=slow.excess_us,
             unit="us",
-            detail="over the median of its peers, in the steps it was last",
+            detail="over the median of its peers, in its slow steps",
         ),
         Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps"),
         Evidence(name="steps_judged", value=float(steps), unit="steps"),
@@ -261,7 +264,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     note = ""
     if slow.pattern == "intermittent":
         share, every = float(slow.affected.mean()), period(judged.table.steps[slow.affected])
-        evidence.append(Evidence(name="slow_steps", value=share, unit="ratio", detail="of the steps, in which it was far out"))
+        evidence.append(Evidence(name="slow_steps", value=share, unit="ratio", detail="of the steps, in which it was an outlier"))
         if every is not None:
             evidence.append(Evidence(name="period", value=float(every), unit="steps", detail="between slow steps"))
         note = f"It is slow in {share:.0%} of the steps" + (f", one in {every}." if every is not None else ".")
