@@ -23,9 +23,9 @@ import numpy as np
 
 from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.own_time import Suspect, find_slow, too_short
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.stragglers import Suspect, find_slow, too_short
 
 STEP_US = 100_000.0
 RANKS = (2, 3, 4, 8, 16, 64)

@@ -22,7 +22,7 @@ from rankscope.analysis.inference.late import late_named
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.verdict.verdict import Setting, straggler
+from rankscope.analysis.verdict.builders import Setting, straggler
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.runs.records import StepBreakdown
 

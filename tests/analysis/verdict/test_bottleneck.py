@@ -17,7 +17,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis, Kind, Verdict
 from rankscope.analysis.result.costs import PartName
 from rankscope.analysis.verdict.bottleneck import HOST_OF_CPU, LIMITS, limit_of, shares_of
-from rankscope.analysis.verdict.verdict import Setting, nobody
+from rankscope.analysis.verdict.builders import Setting, nobody
 from rankscope.runs.records import CollectiveRecord, Pipeline, StepBreakdown
 
 Synthetic = Callable[..., Any]

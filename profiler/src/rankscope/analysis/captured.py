@@ -22,8 +22,8 @@ from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdic
 from rankscope.analysis.trace.possible import are_possible_steps, is_possible_breakdown, is_possible_collective
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.verdict.bottleneck import shares_of
+from rankscope.analysis.verdict.builders import Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.verdict.slow_links import with_slow_links
-from rankscope.analysis.verdict.verdict import Setting, among, insufficient, limits, nobody, straggler
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepRecord

@@ -1,4 +1,4 @@
-"""Entry point of the analysis of a run directory or traces."""
+"""Entry point of the analysis of a run directory, traces or Flight Recorder dumps."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def analyze(
     Kernels of traces whose name matches ``communication_pattern`` count as communication; ``detail`` adds ``ranks[].detail``.
     Both are for traces. A run was reduced to records while it was recorded: there the first is an error, the second a warning.
 
-    Confidence of a straggler is the share of bootstrap samples of the run (blocks of steps, or collectives of a short trace)
-    that give the same answer, times one minus the p-value of the permutation test, at most 0.99.
+    Confidence of a straggler is the product of two figures, at most 0.99. One is the share of bootstrap samples of the run
+    (blocks of steps, or collectives of a short trace) that give the same answer. The other is one minus the p-value of the
+    permutation test.
     """
     if not paths:
         raise InputError(os.curdir, "nothing to analyse: name a run directory or traces")

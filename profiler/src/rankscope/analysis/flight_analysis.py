@@ -1,7 +1,7 @@
-"""Analysis of Flight Recorder dumps of a job that trains: how long each collective took on each rank says who came last.
+"""Analysis of Flight Recorder dumps of a job that trains: the durations of a collective show which rank came last.
 
-In a collective in which everybody waits for the last rank, the kernel of a rank lasts from its arrival to the common end. So a
-rank's wait is its duration minus the least of any member's, and no clock is needed. Torch records durations with
+Where all ranks of a collective wait for the last one, the kernel of a rank lasts from its arrival to their common end. So a
+rank's wait is its duration minus the shortest of any member, and no clock is needed. Torch records durations with
 ``TORCH_NCCL_ENABLE_TIMING=1``.
 """
 
@@ -32,13 +32,13 @@ from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Source
 from rankscope.analysis.trace.locations import common_folder
 from rankscope.analysis.trace_analysis import imposed_result
-from rankscope.analysis.verdict.verdict import Setting
+from rankscope.analysis.verdict.builders import Setting
 from rankscope.runs.records import CollectiveRecord
 
 START_UP: Final = 2
 """Number of first steps that are left out, if enough others remain: their collectives contain start-up."""
 _APART: Final = 0.2
-"""Share of collectives that some dumps lack above which a warning says so."""
+"""Largest share of collectives that some dumps may lack without a warning."""
 
 
 def analyze_flight(
@@ -133,7 +133,7 @@ def _counted(steps: Mapping[int, Sequence[int | None]]) -> list[int]:
 def _in_steps(calls: Sequence[Call], steps: Sequence[int | None], numbers: set[int]) -> Iterator[tuple[Call, int]]:
     """Yield the calls in the steps ``numbers``, with their step, but the first of each group, which sets up the connections."""
     for call, step in zip(calls, steps, strict=False):
-        if step is not None and step in numbers and call.issued.created_ns and (not call.compared or call.sequence > 1):
+        if step is not None and step in numbers and call.issued.created_ns and (not call.is_matchable or call.sequence > 1):
             yield call, step
 
 
@@ -163,7 +163,7 @@ def _places(kept: Mapping[int, Sequence[tuple[Call, int]]]) -> _Places:
         for calls in kept.values():
             last: dict[int, int] = {}
             for call, step in calls:
-                if not call.compared:
+                if not call.is_matchable:
                     continue
                 key = (step, call.group, call.sequence)
                 at = max(places.get(key, 0), last.get(step, 0) + 1)
@@ -184,7 +184,7 @@ def _records(
     """Return the collectives with a duration. Their times are no measurements: each place has a slot of ``slot_ns``."""
     rows: list[CollectiveRecord] = []
     for call, step in calls:
-        if not call.compared or call.duration_us is None:
+        if not call.is_matchable or call.duration_us is None:
             continue
         place = places[step, call.group, call.sequence]
         start = (step * slots + place) * slot_ns
@@ -254,7 +254,7 @@ def _overlapping(calls: Iterable[Sequence[tuple[Call, int]]]) -> set[str]:
     reduced: Counter[tuple[str, bool]] = Counter()
     for row in calls:
         for call, _ in row:
-            if call.compared and not call.op.startswith("all_gather"):
+            if call.is_matchable and not call.op.startswith("all_gather"):
                 reduced[call.group, call.issued.backward] += call.elements
     return {group for group, backward in reduced if backward and _MORE * reduced[group, False] < reduced[group, True]}
 

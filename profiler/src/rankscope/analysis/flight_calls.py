@@ -23,7 +23,7 @@ from rankscope.base.text import ranks_text
 MAX_CALLS: Final = 500_000
 """Maximum number of operations of all ranks that are compared, the last ones."""
 _SLOWER: Final = 60
-"""How much longer reading a byte of a dump takes than reading one of a trace."""
+"""Time to read a byte of a dump, relative to a byte of a trace."""
 _LONGEST_MS: Final = 86_400_000.0
 _SLACK_MS: Final = 10.0
 _MOST_BYTES: Final = 2**62
@@ -37,7 +37,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     group: str
     op: str
     sequence: int
-    compared: bool
+    is_matchable: bool
     """False for sends and receives, and for groups whose members the dump does not list."""
     elements: int
     bytes: int | None
@@ -109,13 +109,13 @@ def _call(record: Record, members: Mapping[str, list[int]]) -> Call:
     group = _group(record.backend, record.group)
     transfers = record.is_p2p or op in ("send", "recv", "coalesced")
     # Groups of different ranks may have one name; the one of all ranks is "0".
-    compared = not transfers and (group in members or record.group == "0")
+    is_matchable = not transfers and (group in members or record.group == "0")
     by_autograd = text(record.raw.get("thread_name")).startswith("pt_autograd")
     # The sizes of an all-to-all may follow the data, and then differ from step to step.
     elements = 0 if op.startswith("all_to_all") else record.elements("input")
     return Call(
         Issued(
-            (group, record.sequence) if compared else None,
+            (group, record.sequence) if is_matchable else None,
             (group, op, elements, by_autograd),
             record.created_ns or 0,
             by_autograd,
@@ -123,7 +123,7 @@ def _call(record: Record, members: Mapping[str, list[int]]) -> Call:
         group,
         op,
         record.sequence,
-        compared,
+        is_matchable,
         record.elements("input"),
         # Where ranks differ in size, as in an uneven all-to-all, the first to leave was not the last to arrive.
         _bytes(record) if op == "all_to_all" else None,

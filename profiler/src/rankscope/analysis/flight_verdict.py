@@ -1,4 +1,4 @@
-"""Verdict on Flight Recorder dumps of a job that trains: the rank at fault, or the reason why the dumps cannot tell."""
+"""Verdict on Flight Recorder dumps of a job that trains: the rank at fault, or what the dumps lack for an answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_name
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.verdict.verdict import Setting, among, insufficient, nobody, straggler
+from rankscope.analysis.verdict.builders import Setting, among, insufficient, nobody, straggler
 from rankscope.base.text import ranks_text
 
 _MOST: Final = 0.8
@@ -91,7 +91,7 @@ def _useless(evidence: FlightEvidence) -> str | None:
 
 
 def _nobody_unclear(evidence: FlightEvidence, window_us: float) -> str | None:
-    """Return why it cannot be said that no rank is late; ``None`` where it can."""
+    """Return why the dumps do not prove that no rank is late; ``None`` where they do."""
     suspect = too_few(evidence.matched.blame, window_us)
     if suspect is not None:
         return f"rank {suspect} was last, but at so few collectives that it may be chance; dump later"

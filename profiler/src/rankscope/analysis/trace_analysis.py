@@ -28,8 +28,8 @@ from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Finding, ImposedWait, Source, Verdict
 from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.verdict.bottleneck import shares_of
+from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.verdict.slow_links import with_slow_links
-from rankscope.analysis.verdict.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
 
 
 def analyze_traces(

@@ -1,1 +1,14 @@
-"""From collectives of single ranks to matched ones on a common clock: who waited for whom."""
+"""From collectives of single ranks to matched ones on a common clock: which rank waited for which.
+
+Read ``matched`` first: it runs the stages below and holds their results.
+
+1. ``windows`` reduces a rank's trace to records. ``extract`` finds its collectives; ``operations`` is the table of their kinds.
+2. ``matching`` matches the records of different ranks that belong to one collective.
+3. ``clock`` corrects the clocks of hosts, by the ends of collectives. ``clock_series`` fits one clock over time.
+4. ``blame`` sums the waits that each rank imposes on others, and ``origin`` follows them over process groups to the rank that
+   caused them. ``waiting`` has the waits in sends, receives and operations with a root.
+
+Three modules use the matches: ``transfers`` (moving data or waiting, hidden or exposed), ``bandwidth`` (with the rates of
+``links``) and ``figures`` (sizes and shares, for advice). ``cycles`` finds the steps in Flight Recorder dumps, which do not
+mark them.
+"""

@@ -27,9 +27,9 @@ class Issued:
     """Operation as a rank issued it."""
 
     key: tuple[str, int] | None
-    """Group and sequence number, the same on all members; ``None``: members of the group cannot be told from it."""
+    """Group and sequence number, the same on all members; ``None``: the operation cannot be matched across ranks."""
     kind: Hashable
-    """What repeats from step to step: group, operation, sizes, and whether autograd issued it."""
+    """Properties that repeat from step to step: group, operation, sizes, and whether autograd issued it."""
     created_ns: int
     backward: bool = False
     """True if autograd issued it."""

@@ -188,7 +188,7 @@ class _Found(msgspec.Struct):
 def _match_cell(held: _Cell, expected: set[int] | None, known: set[int], named: set[int], found: _Found) -> None:
     """Match the instances of one group in one step.
 
-    ``named``: ranks that have a group of this name in the step, whatever its members are.
+    ``named``: ranks that have a group of this name in the step, with these members or others.
     """
     by_sequence = all(record.sequence is not None for row in held.values() for record in row)
     keyed = {rank: _keyed(row, by_sequence=by_sequence) for rank, row in held.items()}

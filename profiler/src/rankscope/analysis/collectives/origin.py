@@ -69,7 +69,7 @@ class _Delay(msgspec.Struct):
         """Update the delays by ``origin`` after a collective of ``members`` at which this rank came last.
 
         ``left``: the part of its delay in other groups that keeps counting, because the others were delayed as much or compute
-        hid their waits. ``shown``: the part that now delays all members. The rank had made up for the rest.
+        hid their waits. ``shown``: the part that now delays all members. The rank has recovered the rest.
         """
         before = self.outside(members).get(origin, 0.0)
         for group, delays in self.by_group.items():

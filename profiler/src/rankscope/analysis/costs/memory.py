@@ -1,9 +1,9 @@
 """Memory of a run's ranks, from the samples in their step records.
 
 Growth is a slope over the steps: the median of the slopes between all pairs of samples. Its interval comes from Kendall's
-statistic, the number of rising minus falling pairs. For n samples without a trend this has the variance
-s² = n (n - 1) (2 n + 5) / 18. The bounds, for z standard deviations, are at the places (N - z s) / 2 and (N + z s) / 2 of the
-N slopes in ascending order (Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968).
+statistic, the number of rising pairs minus the number of falling ones. For n samples without a trend the variance of the
+statistic is s² = n (n - 1) (2 n + 5) / 18. Sort the N slopes in ascending order. The bounds, for z standard deviations, are those
+at the places (N - z s) / 2 and (N + z s) / 2 (Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Pipelines: share of the step that ranks wait, share that the schedule causes, and the slowest stage.
 
-With p stages, m micro-batches and v chunks of the model per rank, and every stage equally busy (b), GPipe, 1F1B and interleaved
-1F1B take b · (v·m + p - 1) / (v·m): a share of (p - 1) / (v·m + p - 1) is bubble (Narayanan et al., "Efficient Large-Scale
-Language Model Training on GPU Clusters", 2021). With unequal stages, stage s is busy for b(s). It begins only when the first
-micro-batch has come forward through the stages before it, and the last one still has to go back through them. So no step is
-shorter than the largest of b(s) + (b(0) + … + b(s - 1)) / (v·m). Time beyond that comes neither from the schedule nor from the
-cut of the model, but from transfers, stalls and other collectives.
+A pipeline has p stages, m micro-batches, and v chunks of the model per rank. If every stage is busy for the same time b, a step
+of GPipe, 1F1B or interleaved 1F1B takes b · (v·m + p - 1) / (v·m). The share (p - 1) / (v·m + p - 1) of it is bubble (Narayanan
+et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021).
+
+With unequal stages, stage s is busy for b(s). It begins only when the first micro-batch has come forward through the stages
+before it, and the last one still has to go back through them. So no step is shorter than the largest of
+b(s) + (b(0) + … + b(s - 1)) / (v·m). Time beyond that is due to transfers, stalls and other collectives.
 """
 
 from __future__ import annotations

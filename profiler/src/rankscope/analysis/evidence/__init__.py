@@ -8,5 +8,5 @@ into a column per metric; ``filling`` puts the columns into the matrices, also w
 
 Other modules use the table: ``hardware`` (GPU readings per step), ``throughput``
 (samples, tokens and FLOP per second), ``order`` (largest and middle values of each step), ``liveness`` (does the job still
-run), ``damage`` (warnings about unusable records). Judgements, such as who is slow, follow in ``inference``.
+run), ``damage`` (warnings about unusable records). Judgements, such as which rank is slow, follow in ``inference``.
 """

@@ -23,8 +23,8 @@ WARM_UP: Final = 5
 """Steps at the start that are left out (at most a fifth of all), while caches fill, allocators and buckets settle."""
 
 
-class Compared(Protocol):
-    """Own times of ranks that do the same work, from whatever source: what the tests need."""
+class OwnTimes(Protocol):
+    """Own times of ranks that do the same work, from step records or from collectives. The tests need no more than this."""
 
     @property
     def ranks(self) -> list[int]:

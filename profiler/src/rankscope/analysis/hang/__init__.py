@@ -1,10 +1,14 @@
 """From the Flight Recorder dumps of a hung job to the ranks that all others wait for.
 
-Read ``diagnosis`` first: it calls the other modules in this order. ``files`` finds the dumps and reads them, pickles with the
-safe reader in ``pickles``; ``records`` has one rank's dump, whatever torch version or backend wrote it. ``groups`` matches
-process groups over all ranks, ``progress`` says how far each rank came in each group, ``meetings`` who came to each unfinished
-collective or transfer and who did not. ``blockers`` follows these waits to the ranks at their end, and ``mismatch`` finds
-ranks that came with another operation, size or data type.
+Read ``diagnosis`` first: it calls the other modules in this order.
+
+1. ``files`` finds the dumps and reads them, pickles with the safe reader in ``pickles``.
+2. ``records`` has one rank's dump, in the same form for all versions of torch and all backends.
+3. ``groups`` matches process groups over all ranks.
+4. ``progress`` finds the last operation of each rank in each group.
+5. ``meetings`` lists the unfinished collectives and transfers, with the ranks that arrived and those that did not.
+6. ``blockers`` follows the waits to the ranks at their end.
+7. ``mismatch`` finds ranks that came with another operation, size or data type.
 
 The output is the ``HangReport`` of ``result``, with the sentences of ``wording``; ``render`` prints it.
 """

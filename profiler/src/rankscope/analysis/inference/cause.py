@@ -44,7 +44,7 @@ class Signals:
 
 
 @dataclass(frozen=True, slots=True)
-class CauseRow:
+class CauseRule:
     """Row of the table of causes; the first row that applies gives the cause."""
 
     cause: Cause
@@ -59,31 +59,31 @@ class CauseRow:
 _BOTH: Final[frozenset[Cause]] = frozenset({"checkpoint", "evaluation"})
 _EITHER: Final = "checkpoint or evaluation"
 
-CAUSES: Final[tuple[CauseRow, ...]] = (
-    CauseRow("gc", None, lambda s: s.part(s.gc_us) >= 0.5, "it stops for Python's garbage collection"),
-    CauseRow("checkpoint", None, lambda s: s.alone >= _BOTH, "it alone writes checkpoints and evaluates", _EITHER),
-    CauseRow("checkpoint", None, lambda s: "checkpoint" in s.alone, "it alone writes checkpoints"),
-    CauseRow("evaluation", None, lambda s: "evaluation" in s.alone, "it alone evaluates"),
-    CauseRow(
+CAUSE_RULES: Final[tuple[CauseRule, ...]] = (
+    CauseRule("gc", None, lambda s: s.part(s.gc_us) >= 0.5, "it stops for Python's garbage collection"),
+    CauseRule("checkpoint", None, lambda s: s.alone >= _BOTH, "it alone writes checkpoints and evaluates", _EITHER),
+    CauseRule("checkpoint", None, lambda s: "checkpoint" in s.alone, "it alone writes checkpoints"),
+    CauseRule("evaluation", None, lambda s: "evaluation" in s.alone, "it alone evaluates"),
+    CauseRule(
         "checkpoint",
         None,
         lambda s: s.longer >= _BOTH and _may_be_between(s),
         "its checkpoints or evaluations take longer than the others'",
         _EITHER,
     ),
-    CauseRow(
+    CauseRule(
         "checkpoint",
         None,
         lambda s: "checkpoint" in s.longer and _may_be_between(s),
         "its checkpoints take longer than the others'",
     ),
-    CauseRow(
+    CauseRule(
         "evaluation",
         None,
         lambda s: "evaluation" in s.longer and _may_be_between(s),
         "its evaluation takes longer than the others'",
     ),
-    CauseRow(
+    CauseRule(
         "imbalance",
         None,
         lambda s: (
@@ -91,30 +91,32 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
         ),
         "it is given more work than the others",
     ),
-    CauseRow("input", None, lambda s: s.phase in ("data", "h2d"), "its data loader is slow"),
-    CauseRow("compute", None, lambda s: s.part(s.device_busy_us) >= 0.5, "its device needs longer for the same work"),
-    CauseRow("compute", "cpu_contention", lambda s: s.part(s.run_queue_us) >= 0.5, "it waits for a CPU that something else uses"),
-    CauseRow("compute", None, lambda s: s.part(s.cpu_us) >= 0.5, "its processor needs longer for the same work"),
-    CauseRow(
+    CauseRule("input", None, lambda s: s.phase in ("data", "h2d"), "its data loader is slow"),
+    CauseRule("compute", None, lambda s: s.part(s.device_busy_us) >= 0.5, "its device needs longer for the same work"),
+    CauseRule(
+        "compute", "cpu_contention", lambda s: s.part(s.run_queue_us) >= 0.5, "it waits for a CPU that something else uses"
+    ),
+    CauseRule("compute", None, lambda s: s.part(s.cpu_us) >= 0.5, "its processor needs longer for the same work"),
+    CauseRule(
         "host",
         None,
         lambda s: s.device_busy_us is not None and s.cpu_us is None and s.phase is None,
         "its device has no more to do than the others', so its host or its data loader is late",
         "host or data loader",
     ),
-    CauseRow(
+    CauseRule(
         "host",
         None,
         lambda s: s.cpu_us is not None and s.run_queue_us is not None,
         "for most of the delay its training thread waits or sleeps, and uses no CPU",
     ),
-    CauseRow(
+    CauseRule(
         "host",
         None,
         lambda s: s.device_busy_us is not None,
         "its device is no slower, so its host code is late",
     ),
-    CauseRow("unknown", None, lambda _: True, "its own time is longer; no signal says why"),
+    CauseRule("unknown", None, lambda _: True, "its own time is longer; no signal says why"),
 )
 
 
@@ -129,6 +131,6 @@ def _uses_processor(signals: Signals) -> bool:
     return (cpu >= 0.15 and cpu + max(queue, 0.0) >= 0.4) or signals.part(signals.device_busy_us) >= 0.3
 
 
-def cause_of(signals: Signals) -> CauseRow:
+def cause_of(signals: Signals) -> CauseRule:
     """Return the first row that applies."""
-    return next(row for row in CAUSES if row.applies(signals))
+    return next(row for row in CAUSE_RULES if row.applies(signals))

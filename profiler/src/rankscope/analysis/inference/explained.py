@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.hardware import Readings, in_steps, readings_of
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.named import Named
-from rankscope.analysis.inference.physical import Compared, explain
+from rankscope.analysis.inference.physical import GpuComparison, explain
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
@@ -51,7 +51,7 @@ def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: ND
         return replace(named, note=f"{named.note} There are no hardware samples of its GPU{why}.".lstrip())
     lost = _lost(named, late, looked_at)
     slow = _of_steps(run, found, [rank], late)[rank]
-    compared = Compared(
+    gpus = GpuComparison(
         slow=slow,
         other=_of_steps(run, found, [rank], looked_at & ~late)[rank],
         peers=_of_steps(run, found, peers, late),
@@ -60,9 +60,9 @@ def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: ND
         every_peer={one: found[one] for one in peers if one in found},
         retries=_retries(run, rank, peers),
     )
-    evidence = [*named.evidence, _count(slow, compared.peers, late)]
+    evidence = [*named.evidence, _count(slow, gpus.peers, late)]
     device_unseen = not any(one.name == "device_busy_excess" for one in named.evidence)
-    explanation = explain(compared, named.cause.cause, device_unseen=device_unseen)
+    explanation = explain(gpus, named.cause.cause, device_unseen=device_unseen)
     if explanation is None:
         return replace(named, evidence=evidence)
     row = explanation.row

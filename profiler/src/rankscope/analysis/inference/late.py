@@ -11,7 +11,6 @@ import numpy as np
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.named import Named
-from rankscope.analysis.inference.own_time import find_slow, too_short
 from rankscope.analysis.inference.significance import (
     LIMIT,
     Scores,
@@ -21,6 +20,7 @@ from rankscope.analysis.inference.significance import (
     stability,
 )
 from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
+from rankscope.analysis.inference.stragglers import find_slow, too_short
 from rankscope.analysis.result.analysis import Evidence, Pattern
 from rankscope.runs.records import StepBreakdown
 
@@ -44,9 +44,9 @@ class LateTimes:
 def late_times(blame: Blame, window_us: float) -> LateTimes | None:
     """Return how late each rank was; ``None`` without a collective or a second rank.
 
-    ``window_us``: the typical window over which ``blame`` was summed. Where all collectives have the same ranks, the one that the
-    others wait for longest is latest, and ranks may be late together; else a rank is as late as the waiting is charged to it. Of
-    waiting that compute hid, nothing counts.
+    ``window_us``: the typical window over which ``blame`` was summed. Where all collectives have the same ranks, a rank's
+    lateness is how much less it waited than the rank that waited most, so several ranks may be late together. Otherwise it is the
+    waiting charged to the rank. Waiting that compute hid does not count.
     """
     units, ranks = blame.gain_us.shape
     if not units or ranks < 2 or window_us <= 0:

@@ -25,8 +25,8 @@ _MORE_OFTEN: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """Readings to be compared."""
+class GpuComparison:
+    """GPU of a slow rank: its readings in the slow steps, and those that they are compared with."""
 
     slow: Readings
     """Readings of the slow rank's GPU, in the steps in which the rank was late."""
@@ -97,7 +97,7 @@ class PhysicalRow:
     """Text that continues the sentence about the rank in messages."""
     causes: frozenset[Cause]
     """Causes that this reason can explain."""
-    evidence: Callable[[Compared], Evidence | None]
+    evidence: Callable[[GpuComparison], Evidence | None]
     on_device: bool = False
     """True if the reason slows the device; it then also explains the cause ``host`` where device activity was not observed."""
 
@@ -110,11 +110,11 @@ class Explained:
     evidence: Evidence
 
 
-def explain(compared: Compared, cause: Cause, *, device_unseen: bool) -> Explained | None:
+def explain(gpus: GpuComparison, cause: Cause, *, device_unseen: bool) -> Explained | None:
     """Return the first row that explains a slow rank with this cause. ``device_unseen``: device activity was not observed."""
     for row in PHYSICAL:
         if cause in row.causes or (row.on_device and cause == "host" and device_unseen):
-            found = row.evidence(compared)
+            found = row.evidence(gpus)
             if found is not None:
                 return Explained(row, found)
     return None
@@ -130,46 +130,46 @@ def _mean(values: Values) -> float:
     return float(values.mean())
 
 
-def _slows(compared: Compared, part: float, least: float) -> tuple[bool, str]:
+def _slows(gpus: GpuComparison, part: float, least: float) -> tuple[bool, str]:
     """Return whether the clock is lower than usual by both ``part`` of the lost share and ``least``, and a text on the clock.
 
     Return true where the clock is not known.
     """
-    clock = compared.gauge("sm_clock_hertz")
+    clock = gpus.gauge("sm_clock_hertz")
     if clock is None:
         return True, "clock not known"
     mine, usual = clock[0], min(clock[1])
-    return mine <= usual * (1 - max(least, part * compared.lost)), f"clock {mine / 1e6:.0f} MHz against {usual / 1e6:.0f}"
+    return mine <= usual * (1 - max(least, part * gpus.lost)), f"clock {mine / 1e6:.0f} MHz against {usual / 1e6:.0f}"
 
 
-def _throttled(*reasons: str) -> Callable[[Compared], Evidence | None]:
-    def evidence(compared: Compared) -> Evidence | None:
-        found = compared.share(*reasons)
+def _throttled(*reasons: str) -> Callable[[GpuComparison], Evidence | None]:
+    def evidence(gpus: GpuComparison) -> Evidence | None:
+        found = gpus.share(*reasons)
         if found is None:
             return None
         share, count, usual = found
-        slower, clock = _slows(compared, 0.25, 0.02)
+        slower, clock = _slows(gpus, 0.25, 0.02)
         if count < MINIMUM_READINGS or share - usual < _MORE_OFTEN or not slower:
             return None
-        heat = compared.slow.known("temperature_celsius")
+        heat = gpus.slow.known("temperature_celsius")
         warm = f", {np.median(heat):.0f} °C" if len(heat) else ""
-        detail = f"{'/'.join(reasons)} in {count} of {len(compared.slow.unix_ns)} readings, elsewhere {usual:.0%}; {clock}{warm}"
+        detail = f"{'/'.join(reasons)} in {count} of {len(gpus.slow.unix_ns)} readings, elsewhere {usual:.0%}; {clock}{warm}"
         return Evidence(name="hardware.throttled", value=share, unit="ratio", detail=detail)
 
     return evidence
 
 
-def _low_clock(compared: Compared) -> Evidence | None:
-    clock = compared.gauge("sm_clock_hertz")
-    if clock is None or not _slows(compared, 0.5, 0.05)[0]:
+def _low_clock(gpus: GpuComparison) -> Evidence | None:
+    clock = gpus.gauge("sm_clock_hertz")
+    if clock is None or not _slows(gpus, 0.5, 0.05)[0]:
         return None
-    detail = f"SM clock while busy, median of {len(compared.slow.unix_ns)} readings; usual are {min(clock[1]) / 1e6:.0f} MHz"
+    detail = f"SM clock while busy, median of {len(gpus.slow.unix_ns)} readings; usual are {min(clock[1]) / 1e6:.0f} MHz"
     return Evidence(name="hardware.sm_clock", value=clock[0], unit="hertz", detail=detail)
 
 
-def _counted(name: str, says: str, *, least: float, times: float) -> Callable[[Compared], Evidence | None]:
-    def evidence(compared: Compared) -> Evidence | None:
-        found = compared.rise(name)
+def _counted(name: str, says: str, *, least: float, times: float) -> Callable[[GpuComparison], Evidence | None]:
+    def evidence(gpus: GpuComparison) -> Evidence | None:
+        found = gpus.rise(name)
         if found is None:
             return None
         rose, usual, first = found
@@ -183,27 +183,27 @@ def _counted(name: str, says: str, *, least: float, times: float) -> Callable[[C
     return evidence
 
 
-def _narrow_link(compared: Compared) -> Evidence | None:
+def _narrow_link(gpus: GpuComparison) -> Evidence | None:
     for name, unit in (("pcie_link_width", "lanes"), ("pcie_link_generation", "generation")):
-        found = compared.gauge(name)
+        found = gpus.gauge(name)
         if found is not None and found[0] < min(found[1]):
             detail = f"of its PCIe link while busy; usual are {min(found[1]):g}"
             return Evidence(name=f"hardware.{name}", value=found[0], unit=unit, detail=detail)
     return None
 
 
-def _links_down(compared: Compared) -> Evidence | None:
-    found = compared.gauge("nvlinks_down")
+def _links_down(gpus: GpuComparison) -> Evidence | None:
+    found = gpus.gauge("nvlinks_down")
     if found is None or found[0] <= max(found[1]):
         return None
     detail = f"NVLinks that are down; usual are {max(found[1]):g}"
     return Evidence(name="hardware.nvlinks_down", value=found[0], unit="links", detail=detail)
 
 
-def _retries(compared: Compared) -> Evidence | None:
-    if compared.retries is None:
+def _retries(gpus: GpuComparison) -> Evidence | None:
+    if gpus.retries is None:
         return None
-    mine, usual = compared.retries
+    mine, usual = gpus.retries
     if mine < MINIMUM_READINGS or mine < 4 * usual:
         return None
     return Evidence(

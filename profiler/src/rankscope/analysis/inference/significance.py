@@ -36,7 +36,7 @@ def block_sums(scores: NDArray[np.floating], blocks: int = BLOCKS) -> Scores:
     """Sum scores [units, ranks] over at most ``blocks`` runs of consecutive units: [blocks, ranks]."""
     if not len(scores):
         return scores.astype(np.float64)
-    # Block by block, which is several times as fast as ``np.add.reduceat`` whatever the order in memory.
+    # Sums of slices are several times as fast as ``np.add.reduceat``, in either order of memory.
     return np.stack([scores[block].sum(axis=0, dtype=np.float64) for block in block_slices(len(scores), blocks)])
 
 
@@ -232,7 +232,7 @@ _MOST_MORE: Final = 10.0
 
 
 def steps_needed(excess: NDArray[np.float64], far: int, needed: int) -> float | None:
-    """Return the number of steps after which a rank that goes on with this ``excess`` [steps] is usually named.
+    """Return the number of steps after which a rank is usually named if its ``excess`` [steps] stays the same.
 
     Measured in standard errors, its mean grows with the square root of the number of steps. ``far``: number of slow steps so far;
     ``needed``: least number of slow steps. ``None``: there is no meaningful estimate.

@@ -128,15 +128,17 @@ ACTIVITIES: Final[dict[Cause, str]] = {"checkpoint": "checkpoint", "evaluation":
 """Causes that tags of step records show, and the tag of each."""
 
 _AS_OFTEN: Final = 0.9
-"""Share of the most frequent activity's steps that another needs: evaluations every 10 steps explain what checkpoints every 20 do
-not."""
+"""Least frequency of an activity in the slow steps, relative to the most frequent one. If half of the slow steps have a
+checkpoint and all have an evaluation, only the evaluation explains them."""
 
 
 def _activities(
     table: StepTable, affected: NDArray[np.bool_], row: int, others: NDArray[np.intp]
 ) -> tuple[frozenset[Cause], frozenset[Cause]]:
-    """Return the activities that most of a rank's affected steps are tagged with: those it has alone, and those that the
-    ``others`` have at the same steps and the rank does not have in its other steps. ``others``: rows of the table.
+    """Return the activities that most of a rank's affected steps are tagged with, in two sets.
+
+    The first has those that most of its peers lack at these steps. The second has those that the peers share, but that most of
+    the rank's other steps lack. ``row``, ``others``: the rank and its peers, as rows of the table.
     """
     mine = {cause: float(table.tagged(tag)[row, affected].mean()) for cause, tag in ACTIVITIES.items() if affected.any()}
     least = max(0.5, _AS_OFTEN * max(mine.values(), default=0.0))

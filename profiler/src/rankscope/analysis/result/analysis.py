@@ -191,7 +191,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[int, int] | None = None
     """First step that the verdict covers, and the step after the last."""
     steps_needed: int | None = None
-    """Number of steps, about, of a run in which a suspected rank would be named if it goes on so. ``None``: no estimate."""
+    """Number of steps, about, of a run in which a suspected rank would be named if its excess stays the same. ``None``: no
+    estimate."""
     evidence_source: Literal["steps", "windows", "traces", "flight_recorder"] | None = None
     confidence: float | None = None
     """Confidence in the ranks, or in that there are none; 0 to 1."""

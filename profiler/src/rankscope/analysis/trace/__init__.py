@@ -1,8 +1,8 @@
 """From one rank's Kineto trace to columns of events, and to the parts of a window's time.
 
-Read ``columns`` first. The input is a path or URL. ``locations`` opens it, ``files`` decompresses it to blocks of text,
-``events`` decodes a few thousand events at a time into the types of ``schema``, and ``columns`` keeps the relevant ones as the
-arrays of a ``Trace``.
+Read ``columns`` first: it keeps the relevant events as the arrays of a ``Trace``. The input is a path or URL. ``locations`` opens
+it, and ``files`` decompresses it to blocks of text. ``events`` decodes a few thousand events at a time into the types of
+``schema``.
 
 ``work`` sorts the events into compute, communication and copies, by the tables of ``classify``. ``breakdown`` then partitions a
 window, with the interval arithmetic of ``intervals``. The output is a ``Trace``, its ``Work`` and a ``Partition``; with

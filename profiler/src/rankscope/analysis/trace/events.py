@@ -58,8 +58,8 @@ _NO_EVENTS: Final = "JSON, but not a trace: it has no list of traceEvents"
 class EventStream(Generic[_E]):
     """Lists of the events of a trace, decoded as type ``event``, in file order. It can be iterated over once.
 
-    After that ``said`` has the other top-level keys of the file. Raises ``InputError`` where the file is no trace, or is hostile.
-    Damaged events are counted and left out; the rest is used.
+    After the iteration ``said`` has the other top-level keys of the file. Raises ``InputError`` where the file is no trace, or is
+    hostile. Damaged events are counted and left out; the rest is used.
     """
 
     def __init__(self, path: Location, blocks: Iterable[bytes], event: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the streams of a device do: activity, copies, recomputed operators, idle time in the data loader.
+"""Activity of a device's streams: kernels, copies, recomputed operators, idle time while the host was in the data loader.
 
 Autograd numbers the operators that it records while gradients are on. Backward itself runs with gradients off. So an operator
 inside a backward operator that has a number, but no forward thread, is a recomputed forward operator. This holds for every

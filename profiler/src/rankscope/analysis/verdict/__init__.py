@@ -1,1 +1,13 @@
-"""From slow ranks and costs to the verdict, the findings and the advice."""
+"""From slow ranks and costs to the verdict, the findings and the advice.
+
+Read ``run_verdict`` first: it decides which verdict a run gets, from step records or else from profiled windows. Traces, captures
+and dumps are decided in ``trace_analysis``, ``captured`` and ``flight_verdict``. They all call ``builders``, which writes the
+sentences and computes what was lost.
+
+If no rank is slow, ``bottleneck`` says which part of the step limits it. Other modules then add to the verdict: ``bubble`` (parts
+of a pipeline's bubble), ``slow_links`` (transfers below the rate of their link), ``stalled_verdict`` (the line of code at which a
+rank stalls), ``hung_run`` (a hang replaces the verdict) and ``endings`` (ranks that crashed or were killed).
+
+What to do next comes from one table, ``advice_table``, with rows of the types in ``advice_rows``. ``advice`` selects from it:
+next actions for a verdict, and recommendations for figures.
+"""

@@ -18,17 +18,17 @@ from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.late import busy_excess, find_late, late_named, too_few
 from rankscope.analysis.inference.named import Named
-from rankscope.analysis.inference.own_time import Suspect, by_chance_elsewhere, find_slow, period, too_short
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.step_signals import signals_of
+from rankscope.analysis.inference.stragglers import Suspect, by_chance_elsewhere, find_slow, period, too_short
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
+from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.analysis.verdict.endings import endings
-from rankscope.analysis.verdict.verdict import Lack, Setting, among, insufficient, limits, nobody, straggler
 from rankscope.base.text import duration, ranks_text
 
 CAPTURE: Final = 20
@@ -247,13 +247,16 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     evidence = [
         Evidence(name="imposed_wait", value=wait, unit="us", detail="per step and waiting rank"),
         Evidence(
-            name="saved", value=slow.gain_us, unit="us", detail="per step, were it last as seldom and as little as the others"
+            name="saved",
+            value=slow.gain_us,
+            unit="us",
+            detail="per step, if it delayed the others no more than a typical rank does",
         ),
         Evidence(
             name="own_time_excess",
             value=slow.excess_us,
             unit="us",
-            detail="over the median of its peers, in the steps it was last",
+            detail="over the median of its peers, in its slow steps",
         ),
         Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps"),
         Evidence(name="steps_judged", value=float(steps), unit="steps"),
@@ -261,7 +264,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     note = ""
     if slow.pattern == "intermittent":
         share, every = float(slow.affected.mean()), period(judged.table.steps[slow.affected])
-        evidence.append(Evidence(name="slow_steps", value=share, unit="ratio", detail="of the steps, in which it was far out"))
+        evidence.append(Evidence(name="slow_steps", value=share, unit="ratio", detail="of the steps, in which it was an outlier"))
         if every is not None:
             evidence.append(Evidence(name="period", value=float(every), unit="steps", detail="between slow steps"))
         note = f"It is slow in {share:.0%} of the steps" + (f", one in {every}." if every is not None else ".")

@@ -37,7 +37,7 @@ class Causes:
         """``busy_us``: device time per step above that of the rank in the middle, or 0, [ranks]; ``None``: unknown."""
         self.graph = graph
         self.busy_us = busy_us
-        self.rows = [row for row in CAUSES if row.is_known(self)]
+        self.rows = [row for row in CAUSE_PARTS if row.is_known(self)]
 
     @property
     def names(self) -> list[str]:
@@ -83,8 +83,8 @@ class Causes:
 
 
 @dataclass(frozen=True, slots=True)
-class CauseRow:
-    """One cause."""
+class CausePart:
+    """Row of the table: a cause, and the part of the excess own time that it took."""
 
     cause: str
     is_known: Callable[[Causes], bool]
@@ -102,15 +102,15 @@ def _placed(block: Block, over: Matrix) -> Matrix | None:
     return block.place(over) if over.any() else None
 
 
-def _metric(cause: str, metric: str) -> CauseRow:
-    return CauseRow(
+def _metric(cause: str, metric: str) -> CausePart:
+    return CausePart(
         cause,
         lambda causes: metric in causes.known,
         lambda _, block: _placed(block, _over(block.graph.values(metric, block.steps))),
     )
 
 
-def _activity(cause: str, tag: str) -> CauseRow:
+def _activity(cause: str, tag: str) -> CausePart:
     def amounts(causes: Causes, block: Block) -> Matrix | None:
         graph = block.graph
         tagged = graph.table.tagged(tag)[graph.rows, block.steps].T
@@ -119,7 +119,7 @@ def _activity(cause: str, tag: str) -> CauseRow:
         longer = over_middle(graph.values("own_us", block.steps)) - causes.usual_us[tag]
         return _placed(block, np.where(tagged, longer.clip(min=0.0), 0.0))
 
-    return CauseRow(cause, lambda causes: tag in causes.usual_us, amounts)
+    return CausePart(cause, lambda causes: tag in causes.usual_us, amounts)
 
 
 def _input(_: Causes, block: Block) -> Matrix:
@@ -173,14 +173,14 @@ def _rest(_: Causes, block: Block) -> Matrix:
     return block.above.copy()
 
 
-CAUSES: Final[Sequence[CauseRow]] = (
+CAUSE_PARTS: Final[Sequence[CausePart]] = (
     _metric("gc", "gc_us"),
     *(_activity(cause, tag) for cause, tag in ACTIVITIES.items()),
-    CauseRow("input", lambda causes: any(phase in causes.graph.phases for phase in _INPUT), _input),
-    CauseRow("imbalance", lambda causes: causes.work is not None, _imbalance),
+    CausePart("input", lambda causes: any(phase in causes.graph.phases for phase in _INPUT), _input),
+    CausePart("imbalance", lambda causes: causes.work is not None, _imbalance),
     _metric("cpu_contention", "run_queue_us"),
-    CauseRow("compute", _knows_compute, _compute),
-    CauseRow("host", _knows_host, _rest),
-    CauseRow("unknown", lambda causes: not _knows_host(causes), _rest),
+    CausePart("compute", _knows_compute, _compute),
+    CausePart("host", _knows_host, _rest),
+    CausePart("unknown", lambda causes: not _knows_host(causes), _rest),
 )
-"""Causes in the order in which they take their parts."""
+"""Parts in the order in which the causes take them."""

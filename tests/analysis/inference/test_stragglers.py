@@ -15,10 +15,10 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.order import leaders
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.own_time import find_slow, period, saved, saved_by_each, too_short
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.significance import chance_reaches
 from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.stragglers import find_slow, period, saved, saved_by_each, too_short
 
 Matrix = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.compared import Compared
+from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.evidence.order import Leaders, leaders, ordered
 from rankscope.analysis.evidence.steps import Matrix, Stored
 from rankscope.analysis.inference.excess import Measure, excess, mean_excess, measures_of
@@ -45,12 +45,16 @@ HALF: Final = 0.5
 
 
 def saved(leading: Leaders, rest: Leaders) -> NDArray[np.float64]:
-    """Return, per step, the time saved if no rank were slower than the slowest of the ``rest``, which are not slow."""
+    """Return the time saved at each step if the slow ranks took as long as the slowest of the ``rest``, [steps]."""
     return leading.largest - rest.largest
 
 
 def saved_by_each(own: Stored) -> NDArray[np.float64]:
-    """Return, per rank, the mean over the steps of the time that it costs as the last rank; noise alone where no rank is slow."""
+    """Return the time per step that each rank costs by being the last, [ranks].
+
+    At each step the last rank costs its lead over the second to last, and the others cost nothing. Healthy ranks take turns in
+    being last, so they cost something, too.
+    """
     return _saved_by_each(leaders(own), len(own))
 
 
@@ -59,7 +63,7 @@ def _saved_by_each(leading: Leaders, ranks: int) -> NDArray[np.float64]:
     return each
 
 
-def find_slow(judged: Compared) -> Slow | None:
+def find_slow(judged: OwnTimes) -> Slow | None:
     """Return the ranks that are significantly slow, or ``None`` without any.
 
     Ranks are added one by one, or together where they are equally slow, while their mean excess is significant and at least
@@ -87,7 +91,7 @@ _RECURS: Final = 0.5
 """Minimum stability of the ranks that are named beside others."""
 
 
-def _named(judged: Compared, found: Sequence[_Ahead], plain: Measure, limit: float) -> Slow | None:
+def _named(judged: OwnTimes, found: Sequence[_Ahead], plain: Measure, limit: float) -> Slow | None:
     """Return the ranks of ``found`` as slow ranks; ``None`` if they cost too little, or seldom, beside what noise costs.
 
     ``plain``: the measure of excess without a limit. ``limit``: minimum effect, in microseconds per step.
@@ -95,7 +99,7 @@ def _named(judged: Compared, found: Sequence[_Ahead], plain: Measure, limit: flo
     own = judged.own
     slow = np.zeros(len(own), dtype=bool)
     slow[[row for ahead in found for row in ahead.rows]] = True
-    # Worst first by the plain excess, which tells apart ranks that are beyond the limit all the time.
+    # Worst first by the plain excess: by the limited one, ranks that are always beyond the limit would be equal.
     named = sorted((row for ahead in found for row in ahead.rows), key=lambda row: -float(plain.sums[:, row].sum()))
     measure = found[0].measure
     others = np.flatnonzero(~slow)
@@ -231,7 +235,7 @@ _ENOUGH_NOISE: Final = 64
 """Number of ranks above which only a sample is used to estimate the noise."""
 
 
-def by_chance_elsewhere(judged: Compared, slow: Slow, others: Sequence[Compared]) -> float:
+def by_chance_elsewhere(judged: OwnTimes, slow: Slow, others: Sequence[OwnTimes]) -> float:
     """Return the probability that a rank in ``others``, groups without a slow rank, has the excess of the worst of ``slow``.
 
     Add it to the p-value of ``slow``, as correction for testing several groups.
@@ -259,15 +263,17 @@ class Suspect:
     noise_us: float
     """Mean excess that lasting noise may reach."""
     steps_needed: float | None
-    """Number of steps after which it would usually be named, if it goes on so; ``None`` without a meaningful estimate."""
+    """Number of steps after which it would usually be named if its excess stays the same; ``None``: no meaningful estimate."""
 
 
-def too_short(judged: Compared) -> Suspect | None:
+def too_short(judged: OwnTimes) -> Suspect | None:
     """Return ranks that made the others wait at a significant cost, but in too few steps to exclude chance; ``None`` without any.
 
-    One of three conditions must hold: there are too few steps to name any rank; the worst rank had a large excess in steps of
-    several blocks, and no other rank ever had as much; or the p-value is at most ``UNCLEAR``. Call it where ``find_slow`` named
-    no rank.
+    Call it where ``find_slow`` named no rank. One of three conditions must hold:
+
+    - There are too few steps to name any rank.
+    - The worst rank had a large excess in several blocks of steps, and no other rank ever had as much.
+    - The p-value is at most ``UNCLEAR``.
     """
     own = judged.own
     steps = own.shape[1]

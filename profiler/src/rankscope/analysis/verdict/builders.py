@@ -1,4 +1,8 @@
-"""Construction of verdicts and findings from evidence: sentences, slowdown, GPU-hours, money."""
+"""Builders of verdicts and findings, one per outcome: straggler, no straggler, insufficient data.
+
+They write the sentences and compute slowdown, GPU-hours and money. Which outcome applies is decided by their callers, such as
+``run_verdict``.
+"""
 
 from __future__ import annotations
 
