@@ -198,7 +198,8 @@ def test_a_second_rank_whose_slowness_would_seldom_recur_takes_no_certainty_from
         own[3] += 30_000
         own[5, 10:110] += 16_000
         slow = found(own)
-        assert slow is not None and slow.ranks[0] == 3
+        assert slow is not None
+        assert slow.ranks[0] == 3
         assert slow.stability >= 0.5
         certain += slow.ranks == [3]
     assert certain >= 10

@@ -68,7 +68,7 @@ def test_without_details_a_trace_lacks_their_columns_and_nothing_else(traces: Pa
     whole, brief = (read_trace(traces / name, detail=detail) for detail in (True, False))
     # then only the columns of the details differ, and those are empty
     differing = {one for one in whole.__struct_fields__ if not np.array_equal(getattr(whole, one), getattr(brief, one))}
-    assert differing == {"bytes", "grid", "graphed", "autograd"}
+    assert differing == {"bytes", "graphed", "autograd"}
     assert {len(getattr(brief, one)) for one in differing} == {0}
 
 

@@ -8,21 +8,23 @@ from typing import Final
 
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.links import run_fabric
-from rankscope.analysis.collectives.matched import match_windows
-from rankscope.analysis.collectives.matching import Matching
+from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.transfers import communication_parts
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
 from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
-from rankscope.analysis.inference.late import device_signals, find_late, late_named, too_few
+from rankscope.analysis.evidence.device_times import times_of_windows
+from rankscope.analysis.inference.device_stragglers import device_named, device_step_signals, judge_windows
+from rankscope.analysis.inference.late import device_signals, late_named
+from rankscope.analysis.inference.named import Named
 from rankscope.analysis.report.assessment import assessed_windows
 from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdict
 from rankscope.analysis.trace.possible import are_possible_steps, is_possible_breakdown, is_possible_collective
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.verdict.bottleneck import shares_of
-from rankscope.analysis.verdict.builders import Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.verdict.builders import Setting, among, insufficient, limits, nobody, straggler, who_was
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
@@ -77,7 +79,7 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
         run=os.fspath(reader.path),
     )
     costs = _costs(held, blame if matching.matches else None, world_size)
-    verdict, findings = _verdict(held, blame, matching, costs, setting)
+    verdict, findings = _verdict(held, matched, costs, setting)
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in held.items()}, run=setting.run
     )
@@ -130,8 +132,9 @@ def _costs(
 
 
 def _verdict(
-    held: Mapping[int, Reduction], blame: Blame, matching: Matching, costs: Costs | None, setting: Setting
+    held: Mapping[int, Reduction], matched: Matched, costs: Costs | None, setting: Setting
 ) -> tuple[Verdict, list[Finding]]:
+    blame, matching = matched.blame, matched.matching
     profiled = [row for reduction in held.values() for row in reduction.breakdowns]
     again = _MORE_STEPS if setting.step_count < _MORE_STEPS else MAX_STEPS
     counts = [len(reduction.breakdowns) for reduction in held.values() if reduction.breakdowns]
@@ -140,21 +143,30 @@ def _verdict(
     shares = shares_of(costs)
     if setting.world_size == 1:
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
-    if not matching.matches:
+    times = times_of_windows(held, setting.world_size)
+    steps = max(counts)
+    window = sum(row.window_us for row in profiled) / len(counts)
+    found = judge_windows(blame, matched.waits, times, window)
+    named: Named
+    if found.device is not None:
+        signals = device_step_signals(found.device, times)
+        stage = times[found.device.slow.ranks[0]].stage
+        named = device_named(found.device, signals, blame if matching.matches else None, stage=stage)
+    elif found.late is not None:
+        breakdowns = {one: reduction.breakdowns for one, reduction in held.items()}
+        signals = device_signals(found.late.ranks[0], found.late.gain_us / steps, breakdowns)
+        named = late_named(found.late, blame, window, signals, steps=steps)
+    elif found.suspects:
+        missing = f"{who_was(found.suspects)} last, but so rarely that it may be chance; capture more steps"
+        return insufficient(missing, run=setting.run, lack="short_capture", capture=again), limits(shares, setting, lead="")
+    elif not matching.matches and not found.is_whole:
         missing = "no collective of these steps could be matched across the ranks"
         return insufficient(missing, run=setting.run, lack="short_capture", capture=again), limits(
             shares, setting, lead="On the ranks at hand "
         )
-    window = sum(row.window_us for row in profiled) / len(counts)
-    late = find_late(blame, window)
-    if late is None:
-        if (suspect := too_few(blame, window)) is not None:
-            missing = f"rank {suspect} was last, but at so few collectives that it may be chance; capture more steps"
-            return insufficient(missing, run=setting.run, lack="short_capture", capture=again), limits(shares, setting, lead="")
-        whom = among(len(blame.ranks), setting.world_size, "matched collectives")
+    else:
+        whom = "" if found.is_whole else among(len(blame.ranks), setting.world_size, "matched collectives")
         return nobody(shares, setting, confidence=None, why=f"In these steps no rank makes the others wait beyond chance{whom}")
-    steps = max(counts)
-    signals = device_signals(late.ranks[0], late.gain_us / steps, {one: reduction.breakdowns for one, reduction in held.items()})
-    verdict, finding = straggler(late_named(late, blame, window, signals, steps=steps), setting)
-    besides = _costs(held, blame, setting.world_size, without=late.ranks)
+    verdict, finding = straggler(named, setting)
+    besides = _costs(held, blame, setting.world_size, without=named.ranks)
     return verdict, [finding, *limits(shares_of(besides), setting, lead="Besides that, ")]

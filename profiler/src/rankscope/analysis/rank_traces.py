@@ -13,13 +13,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.analysis.collectives.windows import Reduction, reduce_file, step_breakdowns, step_numbers
+from rankscope.analysis.collectives.windows import Reduction, loading_by_step, reduce_file, step_breakdowns, step_numbers
+from rankscope.analysis.evidence.device_times import DeviceTimes, pipeline_place
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.columns import KERNEL, Trace, read_trace
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
 from rankscope.analysis.trace.streams import input_wait_us
-from rankscope.analysis.trace.work import work_events
+from rankscope.analysis.trace.work import compute_kernels, work_events
 from rankscope.base.errors import InputError
 from rankscope.runs.named import refuse_folder_of_runs
 from rankscope.runs.records import DeviceKind
@@ -49,6 +50,7 @@ class RankTrace(msgspec.Struct, frozen=True):
     pattern_found: bool
     """True if the pattern for communication matched any kernel."""
     input_us: float | None
+    device: DeviceTimes
 
 
 def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location]]:
@@ -143,13 +145,14 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
             )
         events = work_events(trace, pattern)
         reduction = reduce_file(trace, events)
+        by_step = step_breakdowns(trace, events)
         told: RankDetail | None = None
         if detail:
             # Imported only if needed: without detail, imports are a large part of the time for a trace.
             from rankscope.analysis.trace.detail import detail_of, with_parts
 
             reduction = msgspec.structs.replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
-            told = detail_of(trace, events, reduction.breakdowns[0], step_breakdowns(trace, events))
+            told = detail_of(trace, events, reduction.breakdowns[0], by_step)
         return RankTrace(
             path=file,
             rank=trace.rank or 0,
@@ -164,6 +167,12 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
             detail=told,
             pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
             input_us=input_wait_us(trace, events),
+            device=DeviceTimes(
+                by_step if trace.has_device_work else [],
+                compute_kernels(trace, events),
+                loading_by_step(trace),
+                pipeline_place(trace.rank or 0, reduction.collectives),
+            ),
         )
     except InputError as error:
         return error

@@ -20,7 +20,10 @@ from rankscope.analysis.collectives.transfers import communication_parts, explai
 from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
-from rankscope.analysis.inference.late import device_signals, find_late, late_named, too_few
+from rankscope.analysis.evidence.device_times import DeviceTimes
+from rankscope.analysis.inference.device_stragglers import device_named, device_step_signals, judge_windows
+from rankscope.analysis.inference.late import device_signals, late_named
+from rankscope.analysis.inference.named import Named
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
 from rankscope.analysis.report.assessment import assessed_windows
@@ -28,7 +31,7 @@ from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Finding, ImposedWait, Source, Verdict
 from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.verdict.bottleneck import shares_of
-from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, nobody, straggler, who_was
 from rankscope.analysis.verdict.slow_links import with_slow_links
 
 
@@ -236,26 +239,45 @@ def _verdict(
         price_per_gpu_hour=price,
         currency=currency,
     )
-    reductions = {trace.rank: trace.reduction for trace in traces}
     shares = shares_of(costs)
-    if not matching.matches:
+    times = _device_times(traces, world_size)
+    if not matching.matches and not times:
         return _without_matches(traces, world_size, shares, setting)
     window = _extent_us(traces, matched)
-    late = find_late(blame, window)
-    suspect = None if late else too_few(blame, window)
-    if suspect is not None:
-        missing = f"rank {suspect} was last, but at so few collectives that it may be chance; trace more steps"
+    found = judge_windows(blame, matched.waits, times, window)
+    if found.suspects:
+        missing = f"{who_was(found.suspects)} last, but so rarely that it may be chance; trace more steps"
         return insufficient(missing), limits(shares, setting, lead="")
-    if late is None:
+    named: Named
+    if found.device is not None:
+        named = device_named(
+            found.device,
+            device_step_signals(found.device, times),
+            blame if matching.matches else None,
+            stage=times[found.device.slow.ranks[0]].stage,
+            per_window=True,
+        )
+    elif found.late is not None:
+        breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
+        signals = device_signals(found.late.ranks[0], found.late.gain_us, breakdowns, blame)
+        named = late_named(found.late, blame, window, signals, seen="step" if numbers else "window", explained=explained)
+    elif not matching.matches and not found.is_whole:
+        return _without_matches(traces, world_size, shares, setting)
+    else:
         whom = among(len(traces), setting.world_size, "traces")
-        if explained is not None and explained < _MOST:
+        if explained is not None and explained < _MOST and not found.is_whole:
             whom += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
         return nobody(shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
-    signals = device_signals(late.ranks[0], late.gain_us, {one: reduction.breakdowns for one, reduction in reductions.items()})
-    seen = "step" if numbers else "window"
-    verdict, finding = straggler(late_named(late, blame, window, signals, seen=seen, explained=explained), setting)
-    besides = shares_of(_costs(traces, matched, without=late.ranks))
+    verdict, finding = straggler(named, setting)
+    besides = shares_of(_costs(traces, matched, without=named.ranks))
     return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]
+
+
+def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[int, DeviceTimes]:
+    """Return the times on the devices by rank; empty unless all ranks of the job have whole traces."""
+    if len(traces) < (world_size or 0) or any(trace.torn for trace in traces):
+        return {}
+    return {trace.rank: trace.device for trace in traces if trace.device.by_step}
 
 
 def _without_matches(

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.operations import element_bytes, input_size, operation
 from rankscope.analysis.trace.classify import (
@@ -84,6 +85,7 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
     if not len(rows):
         return []
     annotated = _annotations(trace)
+    batches = _batches(trace)
     roots = _root_places(trace)
     notes = [annotated.get(correlation) for correlation in trace.correlation[rows].tolist()]
     calls = [_call(trace, row, note) for row, note in zip(rows.tolist(), notes, strict=True)]
@@ -111,25 +113,79 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
         if kernels[calls[at]] > 1:
             # Several kernels serve one call: the number of bytes that each of them moves is not known.
             moved = None
-        found.append(
-            Instance(
-                op=op,
-                group=group,
-                group_ranks=ranks,
-                group_size=size if size is not None else (len(ranks) if ranks else None),
-                sequence=integer(args.sequence),
-                dtype=dtype,
-                bytes=moved,
-                enqueue=enqueue[at],
-                start=start[at],
-                end=end[at],
-                stream=max(stream, 0),
-                p2p=is_point_to_point(op),
-                peer=integer(args.destination_rank if op == "send" else args.source_rank) if is_point_to_point(op) else None,
-                root=_root(op, roots.get(integer(args.external_id)), ranks),
-            )
+        instance = Instance(
+            op=op,
+            group=group,
+            group_ranks=ranks,
+            group_size=size if size is not None else (len(ranks) if ranks else None),
+            sequence=integer(args.sequence),
+            dtype=dtype,
+            bytes=moved,
+            enqueue=enqueue[at],
+            start=start[at],
+            end=end[at],
+            stream=max(stream, 0),
+            p2p=is_point_to_point(op),
+            peer=_peer(op, args),
+            root=_root(op, roots.get(integer(args.external_id)), ranks),
         )
+        parts = batches.get(note, []) if args.collective is None and note is not None and kernels[calls[at]] == 1 else []
+        found += [_part(instance, part, trace) for part in parts] or [instance]
     return found
+
+
+def _batches(trace: Trace) -> dict[int, list[EventArgs]]:
+    """Map each annotation of a batch of sends and receives to its parts.
+
+    The kernel is launched inside the annotation, after the calls of its parts have ended: those on the same thread since the
+    annotation before it (pytorch#194693).
+    """
+    batches = _named(trace, NOTE, "nccl:coalesced")
+    if not len(batches):
+        return {}
+    calls = np.array(
+        [row for row, args in trace.metadata.items() if trace.category[row] == OPERATOR and args.collective in ("send", "recv")],
+        dtype=np.intp,
+    )
+    found: dict[int, list[EventArgs]] = {}
+    for thread in distinct(trace.thread[batches]):
+        notes = batches[trace.thread[batches] == thread]
+        notes = notes[np.argsort(trace.start[notes], kind="stable")]
+        mine = calls[trace.thread[calls] == thread]
+        mine = mine[np.argsort(trace.start[mine], kind="stable")]
+        places = np.searchsorted(trace.start[notes], trace.start[mine])
+        for call, place in zip(mine.tolist(), places.tolist(), strict=True):
+            if place < len(notes):
+                found.setdefault(int(notes[place]), []).append(trace.metadata[call])
+    return found
+
+
+def _part(batch: Instance, args: EventArgs, trace: Trace) -> Instance:
+    """Return one send or receive of a batch, which has the times of the batch's kernel."""
+    op = operation_name(args.collective or "")
+    ranks, size = _ranks(args, trace), integer(args.group_size)
+    return msgspec.structs.replace(
+        batch,
+        op=op,
+        group=batch.group if args.group_name is None else str(args.group_name),
+        group_ranks=ranks,
+        group_size=size if size is not None else (len(ranks) if ranks else None),
+        dtype=args.dtype,
+        bytes=_bytes(args),
+        p2p=True,
+        peer=_peer(op, args),
+    )
+
+
+def _peer(op: str, args: EventArgs) -> int | None:
+    """Return the other end of a send or receive."""
+    return integer(args.destination_rank if op == "send" else args.source_rank) if is_point_to_point(op) else None
+
+
+def _named(trace: Trace, category: int, prefix: str) -> NDArray[np.intp]:
+    """Return the rows of a category whose names begin with ``prefix``."""
+    named = np.array([name.startswith(prefix) for name in trace.names], dtype=bool)
+    return np.flatnonzero((trace.category == category) & named[trace.name])
 
 
 def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
@@ -177,9 +233,7 @@ def _annotations(trace: Trace) -> dict[int, int]:
     """Map correlation ids to the row of the ``nccl:…`` annotation, for launches made inside one. Older traces name the operation
     nowhere else.
     """
-    is_nccl = np.array([name.startswith("nccl:") for name in trace.names], dtype=bool)
-    rows = trace.rows(NOTE)
-    rows = rows[is_nccl[trace.name[rows]]]
+    rows = _named(trace, NOTE, "nccl:")
     operations: dict[int, int] = {}
     calls = trace.rows(LAUNCHED)
     for thread in distinct(trace.thread[rows]):

@@ -16,6 +16,7 @@ from rankscope.analysis.trace.breakdown import Work, partition
 from rankscope.analysis.trace.columns import DEVICE_NOTE, NOTE, Trace
 from rankscope.analysis.trace.intervals import clips
 from rankscope.analysis.trace.kernels import kernel_class
+from rankscope.analysis.trace.streams import loading_rows
 from rankscope.analysis.trace.work import KINDS, WorkEvents, work_events
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
@@ -131,6 +132,19 @@ def step_numbers(trace: Trace) -> list[int]:
     """Return the numbers of the annotated steps, ascending in time; empty without annotations."""
     annotated = _annotated_steps(trace)
     return annotated.numbers if annotated else []
+
+
+def loading_by_step(trace: Trace) -> dict[int, float] | None:
+    """Return the microseconds that the host waited for its data loader, by annotated step; ``None`` where they are unknown."""
+    annotated = _annotated_steps(trace)
+    rows = loading_rows(trace)
+    if annotated is None or not len(rows):
+        return None
+    loading = dict.fromkeys(annotated.numbers, 0.0)
+    for row, position in zip(rows.tolist(), annotated.position(trace.start[rows]).tolist(), strict=True):
+        if position >= 0:
+            loading[annotated.numbers[position]] += float(trace.end[row] - trace.start[row]) / 1000
+    return loading
 
 
 def _annotated_steps(trace: Trace) -> _Steps | None:

@@ -27,6 +27,8 @@ class Signals:
     """Activities that most of its slow steps are tagged with, those of its peers, too, and its other steps are not."""
     device_busy_us: float | None = None
     """Compute and copies per step on the accelerator, from profiled windows."""
+    transfer_us: float | None = None
+    """Time in which collectives transfer, without waiting."""
     agreement: float | None = None
     """Share of bootstrap samples of the slow steps that give the same cause; ``None``: not from steps."""
 
@@ -98,9 +100,15 @@ CAUSE_RULES: Final[tuple[CauseRule, ...]] = (
     ),
     CauseRule("compute", None, lambda s: s.part(s.cpu_us) >= 0.5, "its processor needs longer for the same work"),
     CauseRule(
+        "communication",
+        None,
+        lambda s: s.part(s.transfer_us) >= 0.5,
+        "its collectives take longer than those of the others, without the waiting",
+    ),
+    CauseRule(
         "host",
         None,
-        lambda s: s.device_busy_us is not None and s.cpu_us is None and s.phase is None,
+        lambda s: s.device_busy_us is not None and s.cpu_us is None and s.phase is None and "data" not in s.phases_us,
         "its device has no more to do than the others', so its host or its data loader is late",
         "host or data loader",
     ),

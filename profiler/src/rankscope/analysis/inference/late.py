@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypedDict
 
 import numpy as np
 
@@ -114,9 +114,24 @@ def _by_step(blame: Blame, values: Scores) -> Scores:
     return total
 
 
-def device_signals(rank: int, gain_us: float, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> Signals:
-    """Return the signals for the cause of a late rank, per window: ``gain_us`` and its device's excess work over its peers."""
-    return Signals(own_us=gain_us, device_busy_us=busy_excess(rank, breakdowns))
+def device_signals(
+    rank: int, gain_us: float, breakdowns: Mapping[int, Sequence[StepBreakdown]], blame: Blame | None = None
+) -> Signals:
+    """Return the signals for the cause of a late rank, per window: ``gain_us``, and its excess over its peers.
+
+    ``blame``, of one window: for the time in which its collectives transfer.
+    """
+    return Signals(
+        own_us=gain_us,
+        device_busy_us=busy_excess(rank, breakdowns),
+        transfer_us=None if blame is None else _transfer_excess(rank, blame),
+    )
+
+
+def _transfer_excess(rank: int, blame: Blame) -> float | None:
+    """Return by how much longer the rank's collectives transfer than the median of the others'."""
+    peers = [time for one, time in blame.transfer_us.items() if one != rank]
+    return blame.transfer_us[rank] - float(np.median(peers)) if peers else None
 
 
 def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> float | None:
@@ -148,31 +163,20 @@ def late_named(
     ``seen``: name of the unit that ``blame`` counts, for messages. ``explained``: the share of the communication that ``blame``
     rests on, where known.
     """
-    few = len(blame.steps) < ENOUGH_STEPS
     victims = max(1, len(blame.ranks) - len(slow.ranks))
-    imposed, exposed = (sum(each[rank] for rank in slow.ranks) for each in (blame.imposed_us, blame.exposed_us))
-    total = sum(blame.imposed_us.values())
-    share = imposed / total if total > 0 else None
-    evidence = [
-        Evidence(name="imposed_wait", value=imposed, unit="us", detail="summed over the victims"),
-        Evidence(name="imposed_wait_exposed", value=exposed, unit="us", detail="the part that no compute hid"),
-        Evidence(
-            name="saved",
-            value=slow.gain_us / steps,
-            unit="us",
-            detail=f"per {'window' if steps == 1 else 'step'}, had it come with the last of the others",
-        ),
-        Evidence(
-            name="last",
-            value=slow.last_share,
-            unit="ratio",
-            detail=f"of the {'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
-        ),
-    ]
-    if share is not None:
-        evidence.append(Evidence(name="imposed_wait_share", value=share, unit="ratio", detail="of all imposed wait"))
-    if slow.p_value is not None:
-        evidence.append(Evidence(name="p_value", value=slow.p_value, unit="probability", detail="permutation test"))
+    exposed = sum(blame.exposed_us[rank] for rank in slow.ranks)
+    saved = Evidence(
+        name="saved",
+        value=slow.gain_us / steps,
+        unit="us",
+        detail=f"per {'window' if steps == 1 else 'step'}, had it come with the last of the others",
+    )
+    last = Evidence(
+        name="last",
+        value=slow.last_share,
+        unit="ratio",
+        detail=f"of the {'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
+    )
     return Named(
         ranks=slow.ranks,
         pattern=slow.pattern,
@@ -181,19 +185,54 @@ def late_named(
         gain_us=slow.gain_us / steps,
         wait_us=exposed / victims / steps,
         step_us=window_us / steps,
-        confidence=round(
-            min(
-                _lasts(len(blame.steps)) if few else 0.99,
-                1.0 if explained is None else explained,
-                slow.stability * (1 - (slow.p_value or 0.0)),
-            ),
-            3,
-        ),
+        confidence=sure(slow, len(blame.steps), explained=explained),
         group=_where(blame, slow.ranks[0]),
-        at_hand=_at_hand(len(blame.steps), seen, steps) if few else "",
-        note=_FEW.format(needed=ENOUGH_STEPS) if few else "",
-        evidence=evidence,
+        evidence=[*imposed_evidence(blame, slow.ranks), saved, last, *chance_evidence(slow)],
+        **few_steps(len(blame.steps), seen, steps),
     )
+
+
+def imposed_evidence(blame: Blame, ranks: Sequence[int]) -> list[Evidence]:
+    """Return the evidence of how long others waited for ``ranks``; empty where no rank waited."""
+    imposed, exposed = (sum(each[rank] for rank in ranks) for each in (blame.imposed_us, blame.exposed_us))
+    total = sum(blame.imposed_us.values())
+    rows = [
+        Evidence(name="imposed_wait", value=imposed, unit="us", detail="summed over the victims"),
+        Evidence(name="imposed_wait_exposed", value=exposed, unit="us", detail="the part that no compute hid"),
+    ]
+    if total > 0:
+        rows.append(Evidence(name="imposed_wait_share", value=imposed / total, unit="ratio", detail="of all imposed wait"))
+    return rows
+
+
+def chance_evidence(slow: Slow) -> list[Evidence]:
+    """Return the p-value as evidence; empty without one."""
+    if slow.p_value is None:
+        return []
+    return [Evidence(name="p_value", value=slow.p_value, unit="probability", detail="permutation test")]
+
+
+def sure(slow: Slow, steps: int, *, explained: float | None = None) -> float:
+    """Return the confidence in ranks that ``steps`` profiled steps show to be slow.
+
+    ``explained``: share of the communication that the evidence rests on, where known.
+    """
+    lasts = _lasts(steps) if steps < ENOUGH_STEPS else 0.99
+    return round(min(lasts, 1.0 if explained is None else explained, slow.stability * (1 - (slow.p_value or 0.0))), 3)
+
+
+class FewSteps(TypedDict):
+    """Texts of ``Named`` that say on how few steps it rests."""
+
+    at_hand: str
+    note: str
+
+
+def few_steps(count: int, seen: str, steps: int) -> FewSteps:
+    """Return the texts for evidence of ``count`` units, called ``seen``, of ``steps`` steps each; empty for enough of them."""
+    if count >= ENOUGH_STEPS:
+        return {"at_hand": "", "note": ""}
+    return {"at_hand": _at_hand(count, seen, steps), "note": _FEW.format(needed=ENOUGH_STEPS)}
 
 
 _FEW: Final = "Whether it lasts, {needed} steps or more tell."

@@ -53,10 +53,10 @@ _TOLD_BY: Final[dict[str, tuple[NDArray[np.bool_], int]]] = {
     # column: (mask of the categories that have it, value in rows of the others)
     "stream": (_WORKS, -1),
     "device": (_WORKS, -1),
+    "grid": (_WORKS, -1),
     "correlation": (_LINKS, -1),
 }
 _DETAILS_BY: Final[dict[str, tuple[NDArray[np.bool_], int]]] = {
-    "grid": (_WORKS, -1),
     "graphed": (_WORKS, 0),
     "bytes": (_MOVES, -1),
     "autograd": (_OPERATES, 0),
@@ -111,16 +111,18 @@ class Trace(msgspec.Struct, frozen=True):
     stream: NDArray[np.int64]
     correlation: NDArray[np.int64]
     device: NDArray[np.int16]
-    bytes: NDArray[np.int64]
-    """Bytes moved according to a copy or the call that launched it. Empty, like the next three, unless read in detail."""
     grid: NDArray[np.int32]
-    """Launch grid of a kernel, numbered in order of appearance."""
+    """Launch grid of a kernel: an index into ``grids``, or -1."""
+    bytes: NDArray[np.int64]
+    """Bytes moved according to a copy or the call that launched it. Empty, like the next two, unless read in detail."""
     graphed: NDArray[np.bool_]
     """True if the event is marked as a node of a device graph."""
     autograd: NDArray[np.int8]
     """``RECORDED`` for an operator called with gradients on, as in forward; ``BACKWARD`` for an operator of a backward pass."""
     metadata: dict[int, EventArgs] = msgspec.field(default_factory=dict)
     """Communication arguments by row, for rows that have them, and for annotations of communication."""
+    grids: list[str] = msgspec.field(default_factory=list)
+    """Launch grids as the trace spells them."""
     gpu_names: list[str] = msgspec.field(default_factory=list)
     """Names of the host's accelerators that this process saw."""
     events: int = 0
@@ -188,7 +190,7 @@ class _Columns:
 
     def add(self, events: Sequence[Any]) -> None:
         """Append the relevant ones of some events."""
-        codes, names, threads, wanted = self._codes, self._names, self._threads, self._event
+        codes, names, threads, grids, wanted = self._codes, self._names, self._threads, self._grids, self._event
         found = [codes[event.cat] if type(event) is wanted else -1 for event in events]
         category = _numbers(found, np.int8)
         matters = category >= 0
@@ -213,6 +215,7 @@ class _Columns:
                 "thread": _numbers([threads[event.pid, event.tid] for event in kept], np.int64),
                 "stream": _wholes([one.stream for one in works]),
                 "device": _wholes([one.device for one in works]),
+                "grid": _numbers([grids[bytes(one.grid)] for one in works], np.int32),
                 "correlation": _wholes([one.correlation for one in links]),
             }
             | (self._details(args, category) if self._detail else {})
@@ -222,10 +225,8 @@ class _Columns:
         self._check_size()
 
     def _details(self, args: Sequence[Any], category: NDArray[np.int8]) -> dict[str, NDArray[Any]]:
-        grids = self._grids
         works, moves, operators = (_telling(args, category, kinds) for kinds in (_WORKS, _MOVES, _OPERATES))
         return {
-            "grid": _numbers([grids[bytes(one.grid)] for one in works], np.int32),
             "graphed": _wholes([one.graph_node for one in works]) > 0,
             "bytes": _wholes([one.bytes for one in moves]),
             "autograd": _autograd(operators),
@@ -276,6 +277,7 @@ class _Columns:
             groups=distributed.groups(),
             names=names,
             metadata=self._metadata,
+            grids=[spelling.decode("utf-8", "replace") if isinstance(spelling, bytes) else "" for spelling in self._grids],
             gpu_names=[device.name for device in about.devices if device.name],
             events=stream.events,
             damaged=stream.damaged + self._damaged,

@@ -42,11 +42,13 @@ class EventArgs(msgspec.Struct, frozen=True, gc=False):
     """Root of a rooted collective, as its position in the group; for other events the rank itself."""
     input_shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_TEXT)
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=NO_TEXT)
+    grid: msgspec.Raw = NO_TEXT
+    """Grid of a kernel in blocks, usually a list of three numbers; only compared, never decoded."""
 
     def detached(self) -> EventArgs:
         """Return a copy that does not keep the surrounding text in memory: raw fields refer to that text."""
         said = {name: getattr(self, name) for name in EventArgs.__struct_fields__}
-        return EventArgs(**said | {"input_shapes": self.input_shapes.copy(), "input_types": self.input_types.copy()})
+        return EventArgs(**said | {name: getattr(self, name).copy() for name in ("input_shapes", "input_types", "grid")})
 
 
 class DetailArgs(EventArgs, frozen=True, gc=False):
@@ -54,8 +56,6 @@ class DetailArgs(EventArgs, frozen=True, gc=False):
 
     bytes: Number = -1
     """Bytes moved by a copy."""
-    grid: msgspec.Raw = NO_TEXT
-    """Grid of a kernel in blocks, usually a list of three numbers; only compared, never decoded."""
     graph_node: Number = msgspec.field(name="graph node id", default=-1)
     """Node id of a kernel or copy in a device graph; 0 or missing for work launched without a graph."""
     autograd_sequence: Number = msgspec.field(name="Sequence number", default=-1)

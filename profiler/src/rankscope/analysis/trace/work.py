@@ -95,6 +95,38 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
     )
 
 
+class KernelTime(msgspec.Struct, frozen=True):
+    """Kernel of one name and grid: how often it ran, and for how long in total."""
+
+    name: str
+    grid: str
+    """Grid as the trace spells it; empty where it has none."""
+    calls: int
+    total_us: float
+
+
+_MOST_KERNELS: Final = 512
+"""Largest number of kernels kept by ``compute_kernels``, the costliest ones."""
+
+
+def compute_kernels(trace: Trace, events: WorkEvents) -> list[KernelTime]:
+    """Return the kernels that compute by name and grid, costliest first; empty for traces of CPU builds."""
+    mine = (events.kind == COMPUTE) & events.is_on_device(trace)
+    rows = events.rows[mine]
+    if not len(rows):
+        return []
+    grids = len(trace.grids) + 1
+    keys, number = np.unique(trace.name[rows].astype(np.int64) * grids + trace.grid[rows] + 1, return_inverse=True)
+    calls = np.bincount(number)
+    total = np.bincount(number, weights=(events.end[mine] - events.start[mine]).astype(np.float64)) / 1000
+    found: list[KernelTime] = []
+    for at in np.argsort(-total, kind="stable")[:_MOST_KERNELS].tolist():
+        name, grid = divmod(int(keys[at]), grids)
+        spelling = trace.grids[grid - 1] if grid else ""
+        found.append(KernelTime(trace.names[name], spelling, int(calls[at]), float(total[at])))
+    return found
+
+
 def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
     """Return the rows of the wanted events that lie inside no other wanted event of their thread.
 

@@ -6,6 +6,7 @@ They write the sentences and compute slowdown, GPU-hours and money. Which outcom
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -17,7 +18,7 @@ from rankscope.analysis.result.text import first_of
 from rankscope.analysis.verdict.advice import Subject, next_actions
 from rankscope.analysis.verdict.advice_table import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, largest_besides_compute, limit_of, unknown_share
-from rankscope.base.text import duration
+from rankscope.base.text import duration, ranks_text
 
 EvidenceSource = Literal["steps", "windows", "traces", "flight_recorder"]
 
@@ -159,6 +160,11 @@ _BASIS: Final[dict[str | None, str]] = {
 def among(compared: int, world_size: int, having: str) -> str:
     """Return the restriction to the compared ranks, such as " among the 3 of 4 ranks with records"; empty if all are compared."""
     return f" among the {compared} of {world_size} ranks with {having}" if compared < world_size else ""
+
+
+def who_was(ranks: Sequence[int]) -> str:
+    """Return the ranks as the subject of a clause: "rank 3 was", "ranks 3 and 5 were"."""
+    return f"{ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'}"
 
 
 def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:

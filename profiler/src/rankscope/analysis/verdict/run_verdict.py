@@ -12,11 +12,13 @@ import numpy as np
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, WARM_UP, Judged, imposed_wait
+from rankscope.analysis.evidence.device_times import times_of_windows
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.inference.cause import Signals, cause_of
+from rankscope.analysis.inference.device_stragglers import device_named, device_step_signals, judge_windows
 from rankscope.analysis.inference.explained import explained
-from rankscope.analysis.inference.late import busy_excess, find_late, late_named, too_few
+from rankscope.analysis.inference.late import busy_excess, late_named
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.run_evidence import RunEvidence
@@ -27,7 +29,7 @@ from rankscope.analysis.inference.stragglers import Suspect, by_chance_elsewhere
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
-from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, nobody, straggler
+from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, nobody, straggler, who_was
 from rankscope.analysis.verdict.endings import endings
 from rankscope.base.text import duration, ranks_text
 
@@ -177,47 +179,60 @@ def _reporting(run: RunEvidence) -> int:
 
 
 def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]] | None:
-    """Return the verdict from profiled windows, for runs whose step records cannot decide; ``None`` without matches."""
-    if not run.matching.matches:
-        return None
+    """Return the verdict from profiled windows, for runs whose step records cannot decide; ``None`` where windows cannot."""
     profiled = [row for reduction in run.windows.values() for row in reduction.breakdowns]
     counts = [len(reduction.breakdowns) for reduction in run.windows.values() if reduction.breakdowns]
     if not profiled:
         return None
     window = sum(row.window_us for row in profiled) / len(counts)
+    times = times_of_windows(run.windows, run.world_size)
+    found = judge_windows(run.blame, run.matched.waits, times, window)
+    if not run.matching.matches and found.device is None and not found.is_whole:
+        return None
     by_windows = replace(setting, source="windows")
-    late = find_late(run.blame, window)
-    if late is None:
-        suspect = too_few(run.blame, window)
-        if suspect is not None:
-            missing = f"rank {suspect} was last, but at so few collectives that it may be chance; more profiled steps are needed"
-            return _too_little(run, missing, "few_windows")
-        if _reporting(run) < 2:
-            # A few profiled steps are not evidence for all the steps without a record.
-            missing, lack = _missing(run)
-            return _too_little(run, f"{missing}; in the profiled steps nobody was late beyond chance", lack)
-        compared = len({rank for match in run.matching.matches for rank in match.ranks})
-        whom = among(compared, setting.world_size, "matched collectives")
-        why = f"In the profiled steps no rank makes the others wait beyond chance{whom}"
-        return nobody(shares, by_windows, confidence=None, why=why)
-    # Blame sums over the profiled steps; verdicts are per step.
-    steps = max(counts)
-    signals = _signals_beside_windows(run, late.ranks[0], late.gain_us / steps)
+    if found.suspects:
+        missing = f"{who_was(found.suspects)} last, but so rarely that it may be chance; more profiled steps are needed"
+        return _too_little(run, missing, "few_windows")
     # A few profiled steps can fall between two hardware readings, so readings of all steps are used.
     every = np.ones(len(run.table.steps), dtype=bool)
-    named = explained(late_named(late, run.blame, window, signals, steps=steps), run.witness, every, every)
-    verdict, finding = straggler(named, by_windows)
+    if found.device is not None:
+        worst, excess_us = found.device.slow.ranks[0], found.device.slow.excess_us
+        busy = device_step_signals(found.device, times).device_busy_us
+        named = device_named(
+            found.device,
+            _signals_beside_windows(run, worst, excess_us, busy),
+            run.blame if run.matching.matches else None,
+            stage=stage_of(run.infos.get(worst)),
+        )
+    elif found.late is not None:
+        # Blame sums over the profiled steps; verdicts are per step.
+        steps, worst = max(counts), found.late.ranks[0]
+        busy = busy_excess(worst, {one: reduction.breakdowns for one, reduction in run.windows.items()})
+        signals = _signals_beside_windows(run, worst, found.late.gain_us / steps, busy)
+        named = late_named(found.late, run.blame, window, signals, steps=steps)
+    elif _reporting(run) < 2:
+        # A few profiled steps are not evidence for all the steps without a record.
+        missing, lack = _missing(run)
+        return _too_little(run, f"{missing}; in the profiled steps nobody was late beyond chance", lack)
+    else:
+        compared = len({rank for match in run.matching.matches for rank in match.ranks})
+        whom = "" if found.is_whole else among(compared, setting.world_size, "matched collectives")
+        why = f"In the profiled steps no rank makes the others wait beyond chance{whom}"
+        return nobody(shares, by_windows, confidence=None, why=why)
+    verdict, finding = straggler(explained(named, run.witness, every, every), by_windows)
     return verdict, [finding]
 
 
-def _signals_beside_windows(run: RunEvidence, rank: int, gain_us: float) -> Signals:
-    """Return the signals in the step records of a rank that windows named, to find out why it was late."""
+def _signals_beside_windows(run: RunEvidence, rank: int, gain_us: float, busy_us: float | None) -> Signals:
+    """Return the signals in the step records of a rank that windows named, to find out why it was late.
+
+    ``busy_us``: excess of its device's work in the windows.
+    """
     table = run.table
     count = len(table.steps)
     usual = (np.arange(count) >= min(WARM_UP, count // 5)) & ~table.profiled.any(axis=0)
-    busy = busy_excess(rank, {one: reduction.breakdowns for one, reduction in run.windows.items()})
     peers = [one for one in run.ranks if one != rank]
-    return signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
+    return signals_of(table, rank, usual, peers, device_busy_us=busy_us, own_us=gain_us)
 
 
 def _explained(run: RunEvidence, judged: Judged, slow: Slow) -> Named:

@@ -1,0 +1,152 @@
+"""Own times of ranks that compute on a device, from their traces.
+
+A step's own time is the device's time for it minus the communication that no compute hides. That communication is waiting for
+other ranks, or transfer. So it covers every way to wait inside streams, also those in which no collective can be matched:
+pipelines, uneven all-to-all. What remains is compute, copies, and the time in which the host gives the device nothing to do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.evidence.steps import Matrix
+from rankscope.analysis.trace.work import KernelTime
+from rankscope.runs.records import CollectiveRecord, StepBreakdown
+
+
+class DeviceTimes(msgspec.Struct, frozen=True):
+    """Times of one rank, from its trace."""
+
+    by_step: Sequence[StepBreakdown]
+    kernels: Sequence[KernelTime] = ()
+    """Kernels that compute."""
+    loading_us: Mapping[int, float] | None = None
+    """Time that the host waited for its data loader, by step; ``None`` without annotations of one."""
+    stage: int | None = None
+    """Pipeline stage: its place in the process group of its sends and receives; ``None`` without any."""
+
+    @property
+    def own_us(self) -> dict[int, float]:
+        """Own time of each step whose device work is complete."""
+        return {row.step: row.window_us - row.exposed_communication_us for row in self.by_step if not row.truncated}
+
+
+def pipeline_place(rank: int, collectives: Iterable[CollectiveRecord]) -> int | None:
+    """Return the rank's place in the process group of its sends and receives; ``None`` without any, or without known groups."""
+    groups = (record.group_ranks for record in collectives if record.p2p and record.group_ranks)
+    return next((group.index(rank) for group in groups if rank in group), None)
+
+
+def times_of_windows(windows: Mapping[int, Reduction], world_size: int | None) -> dict[int, DeviceTimes]:
+    """Return the times of profiled steps on devices by rank; empty unless all ranks of the job have some."""
+    times = {
+        rank: DeviceTimes(rows, stage=pipeline_place(rank, reduction.collectives))
+        for rank, reduction in windows.items()
+        if (rows := [row for row in reduction.breakdowns if row.device_kind != "cpu"])
+    }
+    return times if len(times) >= max(world_size or 0, len(windows)) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOwnTimes:
+    """Own times of ranks that do the same work; satisfies ``OwnTimes``."""
+
+    ranks: list[int]
+    steps: list[int]
+    own: Matrix
+    """Own time in microseconds, [ranks, steps]."""
+    wall_us: float
+    """Mean time of a step on these ranks."""
+
+
+def device_own_times(times: Mapping[int, DeviceTimes]) -> list[DeviceOwnTimes]:
+    """Return the own times of each group of ranks that do the same work, at the steps that all of the group have."""
+    found = []
+    for ranks in _same_work(times):
+        own = {rank: times[rank].own_us for rank in ranks}
+        steps = sorted(set.intersection(*(set(row) for row in own.values())))
+        if len(ranks) > 1 and steps:
+            matrix = np.array([[own[rank][step] for step in steps] for rank in ranks])
+            walls = [row.window_us for rank in ranks for row in times[rank].by_step if not row.truncated]
+            found.append(DeviceOwnTimes(ranks, steps, matrix, float(np.mean(walls))))
+    return found
+
+
+def _same_work(times: Mapping[int, DeviceTimes]) -> list[list[int]]:
+    """Group ranks by pipeline stage; stages of one rank each by their kernels."""
+    by_stage: dict[int | None, list[int]] = {}
+    for rank in sorted(times):
+        by_stage.setdefault(times[rank].stage, []).append(rank)
+    alone = [ranks[0] for ranks in by_stage.values() if len(ranks) == 1]
+    groups = [ranks for ranks in by_stage.values() if len(ranks) > 1]
+    alike: list[list[int]] = []
+    for rank in alone:
+        calls = _calls(times[rank])
+        for ranks in alike:
+            if _alike(calls, _calls(times[ranks[0]])):
+                ranks.append(rank)
+                break
+        else:
+            alike.append([rank])
+    return groups + alike
+
+
+_MATTERS: Final = 0.02
+"""Share of the compute from which a kernel matters when the work of two ranks is compared."""
+_SAME_CALLS: Final = 0.1
+"""Relative difference of calls up to which two ranks do the same work."""
+
+
+def _calls(times: DeviceTimes) -> dict[str, int]:
+    """Return the number of calls of each kernel that matters, by name."""
+    total = sum(kernel.total_us for kernel in times.kernels)
+    calls: dict[str, int] = {}
+    took: dict[str, float] = {}
+    for kernel in times.kernels:
+        calls[kernel.name] = calls.get(kernel.name, 0) + kernel.calls
+        took[kernel.name] = took.get(kernel.name, 0.0) + kernel.total_us
+    return {name: count for name, count in calls.items() if took[name] >= _MATTERS * total}
+
+
+def _alike(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    return one.keys() == other.keys() and all(
+        abs(count - other[name]) <= _SAME_CALLS * max(count, other[name]) for name, count in one.items()
+    )
+
+
+def more_work(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int]) -> float | None:
+    """Return by how much more work ``rank`` has than the median of ``peers``: 0.4 for 40 % more. ``None`` if that is unknown.
+
+    Work is the number of blocks that kernels of one name are launched with, weighted by the time of these kernels on the peers.
+    A kernel written to fill the device has the same number of blocks for any amount of work, and counts as no more work.
+    """
+    mine = _blocks(times[rank])
+    others = [_blocks(times[peer]) for peer in peers]
+    more = weight = 0.0
+    for name, (count, _) in mine.items():
+        theirs = [blocks[name] for blocks in others if name in blocks]
+        usual = float(np.median([blocks for blocks, _ in theirs])) if 2 * len(theirs) > len(others) else 0.0
+        if usual:
+            took = float(np.median([total for _, total in theirs]))
+            more += (count / usual - 1) * took
+            weight += took
+    return more / weight if weight else None
+
+
+def _blocks(times: DeviceTimes) -> dict[str, tuple[int, float]]:
+    """Return the number of blocks and the time of each kernel, by name; without kernels whose grids are unknown."""
+    found: dict[str, tuple[int, float]] = {}
+    for kernel in times.kernels:
+        sizes = [int(size) for size in re.findall(r"\d{1,12}", kernel.grid)]
+        blocks, took = found.get(kernel.name, (0, 0.0))
+        if sizes:
+            found[kernel.name] = (blocks + kernel.calls * math.prod(sizes), took + kernel.total_us)
+    return found

@@ -1,0 +1,175 @@
+"""Stragglers on devices: ranks whose own time on the device is longer than that of the ranks that do the same work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.collectives.waiting import Waits
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, more_work
+from rankscope.analysis.inference.cause import Signals, cause_of
+from rankscope.analysis.inference.late import chance_evidence, few_steps, find_late, imposed_evidence, sure, too_few
+from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.significance import LIMIT, blocks_needed
+from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
+from rankscope.analysis.inference.stragglers import by_chance_elsewhere, find_slow, too_short
+from rankscope.analysis.result.analysis import Evidence
+from rankscope.runs.records import Phase, StepBreakdown
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStraggler:
+    """Slow ranks, and the own times by which they are."""
+
+    slow: Slow
+    compared: DeviceOwnTimes
+
+
+@dataclass(frozen=True, slots=True)
+class WindowJudgement:
+    """What profiled steps say about the ranks; at most one of the first three."""
+
+    device: DeviceStraggler | None = None
+    """Ranks with longer own times on the device."""
+    late: Slow | None = None
+    """Ranks that came last at collectives; times are per window."""
+    suspects: Sequence[int] = ()
+    """Ranks that were slow at a cost, but too rarely to exclude chance."""
+    is_whole: bool = False
+    """True if own times on the devices were tested, which cover all waiting; else the matched collectives alone were."""
+
+
+def judge_windows(blame: Blame, waits: Waits, times: Mapping[int, DeviceTimes], window_us: float) -> WindowJudgement:
+    """Judge profiled steps by own times on the devices and by the order in which ranks came to matched collectives.
+
+    ``times``: of all ranks of the job; empty where some are missing, as those may be slower. ``window_us``: the typical window
+    over which ``blame`` was summed. Own times count first, since they cover all waiting; where the order at collectives shows
+    more than twice as much, it counts.
+    """
+    groups = device_own_times(times)
+    found = [(group, find_slow(group)) for group in groups]
+    calm = [group for group, slow in found if slow is None]
+    waited_us = _waited_us(blame, waits)
+    device: DeviceStraggler | None = None
+    for group, slow in found:
+        if slow is None or (slow.p_value or 0.0) + by_chance_elsewhere(group, slow, calm) > LIMIT:
+            continue
+        gain = min(slow.gain_us, _imposed(slow, group, times, waited_us))
+        if gain >= MINIMUM_EFFECT * group.wall_us and (device is None or gain > device.slow.gain_us):
+            device = DeviceStraggler(replace(slow, gain_us=gain), group)
+    late = find_late(blame, window_us)
+    if device is not None and (late is None or 2 * device.slow.gain_us * len(device.compared.steps) >= late.gain_us):
+        return WindowJudgement(device=device, is_whole=True)
+    if late is not None:
+        return WindowJudgement(late=late)
+    suspects = [suspect for group in calm if (suspect := too_short(group)) is not None]
+    if suspects:
+        return WindowJudgement(suspects=sorted(max(suspects, key=lambda suspect: suspect.excess_us).ranks))
+    last = too_few(blame, window_us)
+    is_whole = bool(groups) and all(len(group.steps) >= blocks_needed(len(group.ranks)) for group in groups)
+    return WindowJudgement(suspects=() if last is None else [last], is_whole=is_whole)
+
+
+def _waited_us(blame: Blame, waits: Waits) -> dict[int, float]:
+    """Return, per rank, the time in all steps that the one rank that waited longest for it did."""
+    by_pair: Counter[tuple[int, int]] = Counter()
+    for wait in waits.waits:
+        by_pair[wait.origin, wait.waiter] += wait.end - wait.start
+    for rows in blame.rows.values():
+        for pair, (imposed_us, _, _) in rows.items():
+            by_pair[pair] += round(imposed_us * 1000)
+    longest: dict[int, float] = {}
+    for (origin, _), wait_ns in by_pair.items():
+        longest[origin] = max(longest.get(origin, 0.0), wait_ns / 1000)
+    return longest
+
+
+def _imposed(slow: Slow, group: DeviceOwnTimes, times: Mapping[int, DeviceTimes], waited_us: Mapping[int, float]) -> float:
+    """Return how much longer per step others wait for the worst of the slow ranks than for its peers.
+
+    A rank of a pipeline may take longer at no cost, in time that it would wait otherwise. Without a pipeline, or without known
+    waits in it, the result is infinite.
+    """
+    rank = slow.ranks[0]
+    if times[rank].stage is None or not waited_us:
+        return float("inf")
+    peers = [waited_us.get(one, 0.0) for one in group.ranks if one not in slow.ranks]
+    return max(0.0, waited_us.get(rank, 0.0) - float(np.median(peers))) / len(group.steps)
+
+
+def device_step_signals(found: DeviceStraggler, times: Mapping[int, DeviceTimes]) -> Signals:
+    """Return the signals for the cause of the worst rank: means over its slow steps, in excess of the median of its peers."""
+    slow, compared = found.slow, found.compared
+    rank = slow.ranks[0]
+    peers = [peer for peer in compared.ranks if peer not in slow.ranks]
+    steps = [step for step, affected in zip(compared.steps, slow.affected.tolist(), strict=True) if affected]
+    busy = _excess({one: _busy(times[one].by_step, steps) for one in (rank, *peers)}, rank)
+    loading = _excess({one: _mean(times[one].loading_us, steps) for one in (rank, *peers)}, rank)
+    phases: dict[Phase, float] = {} if loading is None else {"data": loading}
+    return Signals(own_us=slow.excess_us, phases_us=phases, work=more_work(times, rank, peers), device_busy_us=busy)
+
+
+def _busy(rows: Sequence[StepBreakdown], steps: Sequence[int]) -> float | None:
+    return _mean({row.step: row.compute_us + row.exposed_memcpy_us for row in rows}, steps)
+
+
+def _mean(by_step: Mapping[int, float] | None, steps: Sequence[int]) -> float | None:
+    known = [] if by_step is None else [by_step[step] for step in steps if step in by_step]
+    return float(np.mean(known)) if known else None
+
+
+def _excess(values: Mapping[int, float | None], rank: int) -> float | None:
+    mine = values[rank]
+    peers = [value for one, value in values.items() if one != rank and value is not None]
+    return None if mine is None or not peers else mine - float(np.median(peers))
+
+
+def device_named(
+    found: DeviceStraggler, signals: Signals, blame: Blame | None, *, stage: int | None, per_window: bool = False
+) -> Named:
+    """Describe the ranks found. Times are per step, or ``per_window`` of all steps.
+
+    ``signals``: for the cause, see ``device_step_signals``. ``blame``: the waits at matched collectives, ``None`` where none
+    could be matched. ``stage``: pipeline stage of the worst rank.
+    """
+    slow, compared = found.slow, found.compared
+    count = len(compared.steps)
+    times = count if per_window else 1
+    own = "time of the device without exposed communication"
+    evidence = [
+        Evidence(
+            name="own_time_excess",
+            value=slow.excess_us,
+            unit="us",
+            detail=f"{own}, beyond the median of the ranks with the same work, in its slow steps",
+        ),
+        Evidence(name="saved", value=slow.gain_us, unit="us", detail="per step, were it as fast as the slowest of the others"),
+        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps, in which its own time was the longest"),
+        Evidence(name="steps_judged", value=float(count), unit="steps"),
+        *chance_evidence(slow),
+        *([] if blame is None else imposed_evidence(blame, slow.ranks)),
+    ]
+    for name, value, unit in (
+        ("device_busy_excess", signals.device_busy_us, "us"),
+        ("work_excess", signals.work, "ratio"),
+        ("phase_excess.data", signals.phases_us.get("data"), "us"),
+    ):
+        if value is not None:
+            evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers, in its slow steps"))
+    return Named(
+        ranks=slow.ranks,
+        pattern=slow.pattern,
+        cause=cause_of(signals),
+        phase=signals.phase,
+        gain_us=slow.gain_us * times,
+        wait_us=slow.gain_us * times,
+        step_us=compared.wall_us * times,
+        confidence=sure(slow, count),
+        stage=stage,
+        evidence=evidence,
+        **few_steps(count, "step", 1),
+    )

@@ -1,0 +1,301 @@
+"""Training steps of the usual parallel layouts, as programs of ``device.Rank``, with faults of one rank whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+import numpy as np
+from tests.nccl.device import Event, Job, Note, Program, Rank
+
+LAYERS: Final = 6
+KERNELS: Final = {"attention": 700.0, "mlp": 1300.0}
+"""Kernels of a layer, and the microseconds of their forward pass; backward takes twice as long."""
+HIDDEN: Final = 4096
+TOKENS: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with one rank, and what a right answer says."""
+
+    name: str
+    cause: str | None
+    """Cause of the verdict; ``None`` where no rank is at fault."""
+    kernel: Callable[[int, str], float] = lambda _step, _name: 1.0
+    """Function from step and kernel to the factor by which the kernel takes longer."""
+    launching: float = 0.0
+    """Time that the host takes longer for all launches of a step, as a multiple of the step without a fault."""
+    data_us: Callable[[int], float] = lambda _step: 0.0
+    """Function from step to the host's extra time in the data loader."""
+    host_us: Callable[[int], float] = lambda _step: 0.0
+    """Function from step to the host's extra time in the forward pass."""
+    work: float = 1.0
+    """Factor by which a rank has more tokens than the others."""
+    link: float = 1.0
+    """Factor by which transfers of the rank's groups take longer."""
+
+
+FAULTS: Final = {
+    fault.name: fault
+    for fault in (
+        Fault("none", None),
+        Fault("slow device", "compute", kernel=lambda _step, _name: 1.3),
+        Fault("one slow kernel", "compute", kernel=lambda _step, name: 1.6 if "mlp" in name else 1.0),
+        Fault("slow in bursts", "compute", kernel=lambda step, _name: 1.6 if step // 3 % 2 else 1.0),
+        Fault("slow host", "host", launching=1.25),
+        Fault("pause of the host", "host", host_us=lambda _step: 12_000.0),
+        Fault("late input", "input", data_us=lambda _step: 12_000.0),
+        Fault("more tokens", "imbalance", work=1.4),
+        Fault("slow link", None, link=3.0),
+        Fault("one hiccup", None, host_us=lambda step: 60_000.0 * (step == 4)),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Parallel layout: ranks are numbered with tensor (or expert, context) parallelism innermost, then stages, then replicas."""
+
+    name: str
+    replicas: int
+    stages: int = 1
+    inner: int = 1
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.replicas * self.stages * self.inner
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """Return replica, stage, and place in the inner group."""
+        return rank // (self.stages * self.inner), rank // self.inner % self.stages, rank % self.inner
+
+    def rank(self, replica: int, stage: int, inner: int) -> int:
+        """Return the rank at a place."""
+        return (replica * self.stages + stage) * self.inner + inner
+
+    def groups(self) -> dict[str, list[int]]:
+        """Return the process groups."""
+        everybody = list(range(self.world))
+        found = {"0": everybody}
+        for stage, inner in product(range(self.stages), range(self.inner)):
+            found[f"dp{stage}-{inner}"] = [self.rank(replica, stage, inner) for replica in range(self.replicas)]
+        for replica, stage in product(range(self.replicas), range(self.stages)):
+            found[f"in{replica}-{stage}"] = [self.rank(replica, stage, inner) for inner in range(self.inner)]
+        for replica, inner in product(range(self.replicas), range(self.inner)):
+            found[f"pp{replica}-{inner}"] = [self.rank(replica, stage, inner) for stage in range(self.stages)]
+        return {name: members for name, members in found.items() if len(members) > 1 or name == "0"}
+
+
+LAYOUTS: Final = {
+    layout.name: layout
+    for layout in (
+        Layout("ddp", 8),
+        Layout("fsdp", 8),
+        Layout("hsdp", 2, inner=4),
+        Layout("tp", 1, inner=8),
+        Layout("tp x dp", 2, inner=4),
+        Layout("accumulation", 4, inner=2),
+        Layout("recompute", 4, inner=2),
+        Layout("cp", 2, inner=4),
+        Layout("moe", 2, inner=4),
+        Layout("pp", 2, stages=4),
+        Layout("pp x tp", 2, stages=2, inner=2),
+    )
+}
+
+
+class LayoutJob(Job):
+    """Job of a layout with a fault of the rank ``late``, which is there from the first step."""
+
+    def __init__(self, layout: Layout, fault: Fault, *, late: int = 3, steps: int = 10, seed: int = 0) -> None:
+        super().__init__(layout.groups(), seed=seed)
+        self.layout, self.fault, self.late, self.steps = layout, fault, late, steps
+        self._longer_us = 0.0
+        if fault.launching:
+            usual = LayoutJob(layout, FAULTS["none"], late=late, steps=3)
+            self._longer_us = fault.launching * usual.step_us * usual.steps / len(usual.ranks[late].launches)
+        self.play([self.train(rank) for rank in self.ranks])
+
+    @property
+    def step_us(self) -> float:
+        """Mean time of a step, from the first start of any rank to the last end."""
+        notes = [note for rank in self.ranks for note in rank.notes]
+        return (max(note.end_us for note in notes) - min(note.start_us for note in notes)) / self.steps
+
+    def slowness(self, rank: Rank, name: str) -> float:
+        """Return the factor by which a kernel takes longer than usual."""
+        return super().slowness(rank, name) * (self.fault.kernel(rank.step, name) if rank.rank == self.late else 1.0)
+
+    def launch_us(self, rank: Rank) -> float:
+        """Return the host's time for one launch."""
+        return super().launch_us(rank) + (self._longer_us if rank.rank == self.late else 0.0)
+
+    def link(self, group: str, step: int) -> float:
+        """Return the factor by which transfers of a group take longer than usual."""
+        del step
+        return self.fault.link if self.late in self.groups[group] else 1.0
+
+    def train(self, rank: Rank) -> Program:
+        """Train: data, forward and backward, reduction of gradients, optimizer, loss."""
+        own = rank.rank == self.late
+        step_of = {
+            "fsdp": self._sharded,
+            "hsdp": self._sharded,
+            "pp": self._pipeline,
+            "pp x tp": self._pipeline,
+        }.get(self.layout.name, self._replicated)
+        for step in range(self.steps):
+            rank.step = step
+            begin = rank.host_us
+            loading = 300.0 + float(self.rng.exponential(60.0)) + (self.fault.data_us(step) if own else 0.0)
+            rank.host(loading, "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
+            rank.host(100.0 + float(self.rng.exponential(40.0)) + (self.fault.host_us(step) if own else 0.0))
+            yield from step_of(rank)
+            updated = rank.host_us
+            rank.kernel("multi_tensor_apply_kernel<adam>", 600.0)
+            rank.host(20.0)
+            rank.notes.append(Note("Optimizer.step#AdamW.step", step, updated, rank.host_us))
+            rank.synchronize()
+            rank.notes.append(Note(f"ProfilerStep#{step}", step, begin, rank.host_us))
+
+    def _tokens(self, rank: Rank) -> float:
+        return self.fault.work if rank.rank == self.late else 1.0
+
+    def _layer(self, rank: Rank, part: str, *, backward: bool, share: float = 1.0) -> None:
+        """Launch a kernel of a layer."""
+        more = self._tokens(rank)
+        name = f"{part}_{'backward' if backward else 'forward'}_kernel"
+        rank.kernel(name, KERNELS[part] * (1 + backward) * more * share, grid=round(128 * more * share))
+
+    def _replicated(self, rank: Rank) -> Program:
+        """Play a step with replicated parameters: data, tensor, context and expert parallelism."""
+        name = self.layout.name
+        replica, stage, inner = self.layout.place(rank.rank)
+        group, data = f"in{replica}-{stage}", f"dp{stage}-{inner}"
+        buckets: list[Event] = []
+        micro_steps = 4 if name == "accumulation" else 1
+        for number in range(2 * micro_steps):
+            backward = rank.autograd = bool(number % 2)
+            for layer in reversed(range(LAYERS)) if backward else range(LAYERS):
+                if backward and name == "recompute":
+                    for part in KERNELS:
+                        self._layer(rank, part, backward=False)
+                for part in reversed(KERNELS) if backward else KERNELS:
+                    if name == "moe" and part == "mlp":
+                        yield from self._experts(rank, group, backward=backward)
+                        continue
+                    self._layer(rank, part, backward=backward, share=1 / micro_steps)
+                    if name == "cp" and part == "attention":
+                        op = "_reduce_scatter_base" if backward else "_all_gather_base"
+                        yield from rank.wait(rank.collective(group, op, (TOKENS * 128, TOKENS * 512), 150.0))
+                    elif name not in ("ddp", "cp", "moe"):
+                        yield from rank.wait(rank.collective(group, "all_reduce", (TOKENS * 512,) * 2, 120.0))
+                if backward and number == 2 * micro_steps - 1 and layer % 2 == 0 and data in self.groups:
+                    buckets.append(rank.collective(data, "all_reduce", (HIDDEN * HIDDEN + layer,) * 2, 900.0))
+        rank.autograd = False
+        for bucket in buckets:
+            yield from rank.wait(bucket)
+
+    def _experts(self, rank: Rank, group: str, *, backward: bool) -> Program:
+        """Play the experts of a layer: tokens go to the experts and back."""
+        members = self.groups[group]
+        tokens = {member: TOKENS * (self.fault.work if member == self.late else 1.0) for member in members}
+        place = members.index(rank.rank)
+        uneven = self.fault.work != 1.0
+        # What each rank sends to each expert; the hot one gets more of everybody's tokens.
+        weights = np.array([tokens[member] for member in members]) / sum(tokens.values())
+        sent = (
+            [round(TOKENS * weight) * HIDDEN for weight in weights]
+            if uneven
+            else [TOKENS // len(members) * HIDDEN] * len(members)
+        )
+        got = [sent[place]] * len(members)
+        op = "all_to_allv" if uneven else "all_to_all"
+
+        def own_us(member: int) -> float:
+            return 200.0 * tokens[member] / TOKENS * self.link(group, rank.step)
+
+        def move(send: list[int], receive: list[int]) -> Event:
+            sizes = (sum(send), sum(receive))
+            return rank.collective(group, op, sizes, 0.0, splits=(send, receive) if uneven else None, own_us=own_us)
+
+        yield from rank.wait(move(sent, got))
+        share = tokens[rank.rank] / TOKENS
+        name = f"grouped_gemm_{'backward' if backward else 'forward'}_kernel"
+        rank.kernel(name, KERNELS["mlp"] * (1 + backward) * share, grid=round(128 * share))
+        yield from rank.wait(move(got, sent))
+
+    def _sharded(self, rank: Rank) -> Program:
+        """Play a step of FSDP2: parameters are gathered a layer ahead, gradients scattered beside compute, twice for HSDP."""
+        replica, stage, inner = self.layout.place(rank.rank)
+        replicate = f"dp{stage}-{inner}" if self.layout.name == "hsdp" else None
+        shard = f"in{replica}-{stage}" if replicate else f"dp{stage}-{inner}"
+        reduced: list[Event] = []
+        sizes = (HIDDEN * HIDDEN // len(self.groups[shard]), HIDDEN * HIDDEN)
+        for backward in (False, True):
+            rank.autograd = backward
+            gathered = rank.collective(shard, "_all_gather_base", sizes, 350.0)
+            for layer in range(LAYERS):
+                yield from rank.wait(gathered)
+                if layer + 1 < LAYERS:
+                    gathered = rank.collective(shard, "_all_gather_base", sizes, 350.0)
+                for part in reversed(KERNELS) if backward else KERNELS:
+                    self._layer(rank, part, backward=backward)
+                if backward:
+                    scattered = rank.collective(shard, "_reduce_scatter_base", sizes[::-1], 400.0)
+                    if replicate is None:
+                        reduced.append(scattered)
+                    else:
+                        yield from rank.wait(scattered)
+                        reduced.append(rank.collective(replicate, "all_reduce", (sizes[0],) * 2, 300.0))
+        rank.autograd = False
+        for event in reduced:
+            yield from rank.wait(event)
+
+    def _pipeline(self, rank: Rank) -> Program:
+        """Play a step of a 1F1B schedule: eight micro-batches, activations to the next stage, gradients back."""
+        replica, stage, inner = self.layout.place(rank.rank)
+        pipe, tensor, data = f"pp{replica}-{inner}", f"in{replica}-{stage}", f"dp{stage}-{inner}"
+        stages, batches, size = self.layout.stages, 8, TOKENS * 512
+        warm_up = min(batches, stages - stage - 1)
+        first, last = stage == 0, stage == stages - 1
+
+        def compute(*, backward: bool) -> Program:
+            rank.autograd = backward
+            for _ in range(2):
+                for part in reversed(KERNELS) if backward else KERNELS:
+                    self._layer(rank, part, backward=backward, share=0.5)
+                    if tensor in self.groups:
+                        yield from rank.wait(rank.collective(tensor, "all_reduce", (TOKENS * 512,) * 2, 60.0))
+            rank.autograd = False
+
+        def exchange(*parts: tuple[str, int]) -> Program:
+            mine = [(op, other, size) for op, other in parts if 0 <= other < stages]
+            if mine:
+                yield from rank.wait(rank.exchange(pipe, mine, 100.0))
+
+        for _ in range(warm_up):
+            yield from exchange(("recv", stage - 1))
+            yield from compute(backward=False)
+            yield from exchange(("send", stage + 1))
+        if not first and batches > warm_up:
+            yield from exchange(("recv", stage - 1))
+        for batch in range(batches - warm_up):
+            yield from compute(backward=False)
+            if not last:
+                yield from exchange(("send", stage + 1), ("recv", stage + 1))
+            yield from compute(backward=True)
+            if batch + 1 < batches - warm_up:
+                yield from exchange(("send", stage - 1), ("recv", stage - 1))
+            elif not first:
+                yield from exchange(("send", stage - 1))
+        for _ in range(warm_up):
+            yield from exchange(("recv", stage + 1))
+            yield from compute(backward=True)
+            yield from exchange(("send", stage - 1))
+        if data in self.groups:
+            yield from rank.wait(rank.collective(data, "all_reduce", (HIDDEN * HIDDEN,) * 2, 900.0))
