@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from rankscope.base.errors import InputError
-from rankscope.profiler.launch import SITE_FOLDER, LaunchOptions, _wait_for_helpers, launch
+from rankscope.profiler.launch import LaunchOptions, _wait_for_helpers, launch
 from rankscope.profiler.scratch import hold
-from rankscope.profiler.settings import RecorderSettings, from_environment
+from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings, from_environment
 from rankscope.runs.records import AttemptInfo, RunInfo
 from rankscope.runs.writer import create_attempt, create_run
 

@@ -28,6 +28,7 @@ from rankscope.profiler.settings import (
     EXPORTER_URL,
     PREFIX,
     RETAIN_BYTES,
+    SITE_FOLDER,
     STACKS_SECONDS,
     WINDOW_FIRST,
     WINDOW_STEPS,
@@ -38,7 +39,6 @@ from rankscope.profiler.spool import remove_own
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import RunInfo
 
-SITE_FOLDER: Final = Path(__file__).parent / "_site"
 DRAIN_SECONDS: Final = 30.0
 """Longest wait for the helpers after the job has ended; a profiler window takes seconds to reduce."""
 _NOT_EXECUTABLE: Final = 126
