@@ -150,6 +150,27 @@ def test_ranks_of_one_kernel_record_the_same_boot() -> None:
     assert hello.rank.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+@pytest.mark.parametrize(
+    ("variables", "ranks"),
+    [
+        ({"LOCAL_WORLD_SIZE": "4", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, 4),
+        ({"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "7"}, 4),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        ({}, 8),
+    ],
+)
+def test_the_ranks_of_a_host_are_counted_as_its_launcher_says(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ranks: int
+) -> None:
+    from rankscope.profiler.rank.identity import ranks_on_host
+
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ranks_on_host(1024) == ranks
+
+
 MANY = """
 import gc, sys, weakref
 from rankscope.profiler.step import StepProfiler

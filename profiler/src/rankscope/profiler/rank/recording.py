@@ -28,7 +28,7 @@ from rankscope.profiler.rank import flight_dump
 from rankscope.profiler.rank.ddp import LastGradient
 from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_device
 from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
-from rankscope.profiler.rank.identity import identify
+from rankscope.profiler.rank.identity import identify, ranks_on_host
 from rankscope.profiler.rank.measures import StepMeasures
 from rankscope.profiler.rank.optimizers import OptimizerSteps, StepBoundary
 from rankscope.profiler.rank.session import Session
@@ -207,7 +207,8 @@ class Recording:
         hello = identify(self.settings)
         session = Session(hello, self.settings.scratch_dir)
         self.session = session
-        self._windows = windows = Windows(Schedule.of(self.settings), session.scratch, session.ring)
+        ranks_here = ranks_on_host(hello.rank.world_size)
+        self._windows = windows = Windows(Schedule.of(self.settings), session.scratch, session.ring, ranks_here=ranks_here)
         self._alone = hello.rank.world_size == 1
         self._on_host = hello.rank.device_kind == "cpu"
         atexit.register(self.close, End.EXIT)
