@@ -6,6 +6,7 @@ The events in the steps come from ``recorder``.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 import threading
@@ -321,8 +322,17 @@ class Recording:
         self._switch_off()
         with suppress(Exception):
             self.session.forget()
+        with suppress(Exception):
+            # CUDA must not be called in a forked child, not even to destroy an event.
+            for holder in (self._events, self._wait_mark, self._windows, *self.gradients.tails()):
+                _never_free(holder)
         self._windows = self.session = None
         self._release()
+
+
+def _never_free(holder: object) -> None:
+    """Keep an object and all that it refers to until the process ends, and beyond the end of the interpreter."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
 
 
 def end_of(error: BaseException | None) -> End:
