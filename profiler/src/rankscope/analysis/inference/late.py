@@ -173,6 +173,9 @@ def late_named(
         evidence.append(Evidence(name="imposed_wait_share", value=share, unit="ratio", detail="of all imposed wait"))
     if slow.p_value is not None:
         evidence.append(Evidence(name="p_value", value=slow.p_value, unit="probability", detail="permutation test"))
+    if signals.device_busy_us is not None:
+        busy, detail = signals.device_busy_us, "over the median of its peers"
+        evidence.append(Evidence(name="device_busy_excess", value=busy, unit="us", detail=detail))
     return Named(
         ranks=slow.ranks,
         pattern=slow.pattern,
