@@ -169,8 +169,7 @@ def _booked(run_dir: Path) -> list[float]:
 
 def start_up(folder: Path, rounds: int) -> dict[str, Any]:
     """Measure *start-up*, see the module's docstring."""
-    from rankscope.profiler.launch import SITE_FOLDER
-    from rankscope.profiler.settings import RecorderSettings
+    from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 
     def once(**more: str) -> float:
         command = [sys.executable, str(JOB), "once"]

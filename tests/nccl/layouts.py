@@ -17,6 +17,10 @@ HIDDEN: Final = 4096
 TOKENS: Final = 8192
 
 
+_BATCHES: Final = 8
+"""Micro-batches of a pipeline's step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What is wrong with one rank, and what a right answer says."""
@@ -174,8 +178,8 @@ class LayoutJob(Job):
     def _replicated(self, rank: Rank) -> Program:
         """Play a step with replicated parameters: data, tensor, context and expert parallelism."""
         name = self.layout.name
-        replica, stage, inner = self.layout.place(rank.rank)
-        group, data = f"in{replica}-{stage}", f"dp{stage}-{inner}"
+        _, stage, inner = self.layout.place(rank.rank)
+        data = f"dp{stage}-{inner}"
         buckets: list[Event] = []
         micro_steps = 4 if name == "accumulation" else 1
         for number in range(2 * micro_steps):
@@ -185,20 +189,27 @@ class LayoutJob(Job):
                     for part in KERNELS:
                         self._layer(rank, part, backward=False)
                 for part in reversed(KERNELS) if backward else KERNELS:
-                    if name == "moe" and part == "mlp":
-                        yield from self._experts(rank, group, backward=backward)
-                        continue
-                    self._layer(rank, part, backward=backward, share=1 / micro_steps)
-                    if name == "cp" and part == "attention":
-                        op = "_reduce_scatter_base" if backward else "_all_gather_base"
-                        yield from rank.wait(rank.collective(group, op, (TOKENS * 128, TOKENS * 512), 150.0))
-                    elif name not in ("ddp", "cp", "moe"):
-                        yield from rank.wait(rank.collective(group, "all_reduce", (TOKENS * 512,) * 2, 120.0))
+                    yield from self._part(rank, part, backward=backward, share=1 / micro_steps)
                 if backward and number == 2 * micro_steps - 1 and layer % 2 == 0 and data in self.groups:
                     buckets.append(rank.collective(data, "all_reduce", (HIDDEN * HIDDEN + layer,) * 2, 900.0))
         rank.autograd = False
         for bucket in buckets:
             yield from rank.wait(bucket)
+
+    def _part(self, rank: Rank, part: str, *, backward: bool, share: float) -> Program:
+        """Play one part of a layer, with the collective inside its group."""
+        name = self.layout.name
+        replica, stage, _ = self.layout.place(rank.rank)
+        group = f"in{replica}-{stage}"
+        if name == "moe" and part == "mlp":
+            yield from self._experts(rank, group, backward=backward)
+            return
+        self._layer(rank, part, backward=backward, share=share)
+        if name == "cp" and part == "attention":
+            op = "_reduce_scatter_base" if backward else "_all_gather_base"
+            yield from rank.wait(rank.collective(group, op, (TOKENS * 128, TOKENS * 512), 150.0))
+        elif name not in ("ddp", "cp", "moe"):
+            yield from rank.wait(rank.collective(group, "all_reduce", (TOKENS * 512,) * 2, 120.0))
 
     def _experts(self, rank: Rank, group: str, *, backward: bool) -> Program:
         """Play the experts of a layer: tokens go to the experts and back."""
@@ -258,44 +269,43 @@ class LayoutJob(Job):
 
     def _pipeline(self, rank: Rank) -> Program:
         """Play a step of a 1F1B schedule: eight micro-batches, activations to the next stage, gradients back."""
-        replica, stage, inner = self.layout.place(rank.rank)
-        pipe, tensor, data = f"pp{replica}-{inner}", f"in{replica}-{stage}", f"dp{stage}-{inner}"
-        stages, batches, size = self.layout.stages, 8, TOKENS * 512
-        warm_up = min(batches, stages - stage - 1)
-        first, last = stage == 0, stage == stages - 1
-
-        def compute(*, backward: bool) -> Program:
-            rank.autograd = backward
-            for _ in range(2):
-                for part in reversed(KERNELS) if backward else KERNELS:
-                    self._layer(rank, part, backward=backward, share=0.5)
-                    if tensor in self.groups:
-                        yield from rank.wait(rank.collective(tensor, "all_reduce", (TOKENS * 512,) * 2, 60.0))
-            rank.autograd = False
-
-        def exchange(*parts: tuple[str, int]) -> Program:
-            mine = [(op, other, size) for op, other in parts if 0 <= other < stages]
-            if mine:
-                yield from rank.wait(rank.exchange(pipe, mine, 100.0))
-
+        _, stage, inner = self.layout.place(rank.rank)
+        stages, data = self.layout.stages, f"dp{stage}-{inner}"
+        warm_up = min(_BATCHES, stages - stage - 1)
+        steady = _BATCHES - warm_up
         for _ in range(warm_up):
-            yield from exchange(("recv", stage - 1))
-            yield from compute(backward=False)
-            yield from exchange(("send", stage + 1))
-        if not first and batches > warm_up:
-            yield from exchange(("recv", stage - 1))
-        for batch in range(batches - warm_up):
-            yield from compute(backward=False)
-            if not last:
-                yield from exchange(("send", stage + 1), ("recv", stage + 1))
-            yield from compute(backward=True)
-            if batch + 1 < batches - warm_up:
-                yield from exchange(("send", stage - 1), ("recv", stage - 1))
-            elif not first:
-                yield from exchange(("send", stage - 1))
+            yield from self._exchange(rank, ("recv", stage - 1))
+            yield from self._micro_batch(rank, backward=False)
+            yield from self._exchange(rank, ("send", stage + 1))
+        yield from self._exchange(rank, ("recv", stage - 1))
+        for batch in range(steady):
+            yield from self._micro_batch(rank, backward=False)
+            yield from self._exchange(rank, ("send", stage + 1), ("recv", stage + 1))
+            yield from self._micro_batch(rank, backward=True)
+            more = [("recv", stage - 1)] if batch + 1 < steady else []
+            yield from self._exchange(rank, ("send", stage - 1), *more)
         for _ in range(warm_up):
-            yield from exchange(("recv", stage + 1))
-            yield from compute(backward=True)
-            yield from exchange(("send", stage - 1))
+            yield from self._exchange(rank, ("recv", stage + 1))
+            yield from self._micro_batch(rank, backward=True)
+            yield from self._exchange(rank, ("send", stage - 1))
         if data in self.groups:
             yield from rank.wait(rank.collective(data, "all_reduce", (HIDDEN * HIDDEN,) * 2, 900.0))
+
+    def _micro_batch(self, rank: Rank, *, backward: bool) -> Program:
+        """Play one pass of a stage."""
+        replica, stage, _ = self.layout.place(rank.rank)
+        group = f"in{replica}-{stage}"
+        rank.autograd = backward
+        for _ in range(2):
+            for part in reversed(KERNELS) if backward else KERNELS:
+                self._layer(rank, part, backward=backward, share=0.5)
+                if group in self.groups:
+                    yield from rank.wait(rank.collective(group, "all_reduce", (TOKENS * 512,) * 2, 60.0))
+        rank.autograd = False
+
+    def _exchange(self, rank: Rank, *parts: tuple[str, int]) -> Program:
+        """Play a batch of sends and receives with other stages; those that do not exist are left out."""
+        replica, _, inner = self.layout.place(rank.rank)
+        mine = [(op, other, TOKENS * 512) for op, other in parts if 0 <= other < self.layout.stages]
+        if mine:
+            yield from rank.wait(rank.exchange(f"pp{replica}-{inner}", mine, 100.0))

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from tests.profiler import ranks
 
-from rankscope.profiler.launch import SITE_FOLDER
-from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 
 JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.profiler.ranks import PreloadedTorch
 
-from rankscope.profiler.launch import SITE_FOLDER, LaunchOptions, launch
-from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.launch import LaunchOptions, launch
+from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.reader import RunReader, is_run
 
 JOB = Path(__file__).parent / "jobs" / "tiny_loop.py"

@@ -11,14 +11,15 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from rankscope.base.errors import InputError
-from rankscope.profiler.launch import SITE_FOLDER, LaunchOptions, _wait_for_helpers, launch
+from rankscope.profiler.launch import LaunchOptions, _wait_for_helpers, launch
 from rankscope.profiler.scratch import hold
-from rankscope.profiler.settings import RecorderSettings, from_environment
+from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings, from_environment
 from rankscope.runs.records import AttemptInfo, RunInfo
 from rankscope.runs.writer import create_attempt, create_run
 
@@ -115,13 +116,6 @@ def test_without_a_run_directory_there_are_no_settings() -> None:
     assert from_environment({"RANKSCOPE_NAME": "x"}) is None
 
 
-def _wait_for_handlers(process: int) -> None:
-    """Wait for the launcher's signal handlers: it sets them right after starting the child, that of SIGTERM last."""
-    status = Path(f"/proc/{process}/status")
-    while not int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1:
-        time.sleep(0.01)
-
-
 def test_a_signal_to_the_launcher_reaches_the_job(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from rankscope.profiler.launch import *\n"
@@ -131,9 +125,36 @@ def test_a_signal_to_the_launcher_reaches_the_job(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script, tmp_path / "run"], stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "up\n"
-        _wait_for_handlers(launcher.pid)
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(60) == 9
+
+
+EARLY = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from rankscope.profiler.launch import LaunchOptions, launch
+start = subprocess.Popen
+def interrupted(*args, **kwargs):
+    child = start(*args, **kwargs)
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return child
+subprocess.Popen = interrupted
+print(launch(["sleep", "30"], LaunchOptions(run_dir=Path(sys.argv[1]), name="x")).status)
+"""
+
+
+def test_a_signal_at_the_start_of_the_job_reaches_the_job(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", EARLY, tmp_path / "run"], stdout=subprocess.PIPE, text=True, check=False, timeout=60
+    )
+    job, *status = map(int, ended.stdout.split())
+    try:
+        assert not Path(f"/proc/{job}").exists()
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(job, signal.SIGKILL)
+    assert status == [128 + signal.SIGTERM]
 
 
 def test_a_name_that_no_file_can_have_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -209,7 +230,6 @@ def test_ctrl_c_in_a_terminal_reaches_the_job_once_even_with_its_input_redirecte
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, start_new_session=True, **pipes) as launcher:  # type: ignore[call-overload]
         assert launcher.stdout.readline() == "up\n"
-        _wait_for_handlers(launcher.pid)
         # When Ctrl-C is pressed
         os.write(keyboard, b"\x03")
         # Then the job receives the signal once

@@ -103,14 +103,21 @@ def test_in_a_folder_that_is_everybodys_there_is_no_launcher_to_tell(tmp_path: P
 def test_a_trace_goes_to_disk_where_memory_is_short_and_nowhere_where_both_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert scratch.trace_folder(tmp_path) == tmp_path
+    assert scratch.trace_folder(tmp_path, 1) == tmp_path
     room = {tmp_path: 0}
     monkeypatch.setattr(scratch, "_free", lambda folder: room.get(folder, 10**12))
-    folder = scratch.trace_folder(tmp_path)
+    folder = scratch.trace_folder(tmp_path, 1)
     assert folder is not None
     assert folder != tmp_path
     (folder / "trace.json").touch()
     scratch.remove_trace(folder / "trace.json", tmp_path)
     assert not folder.exists()
     monkeypatch.setattr(scratch, "_free", lambda _folder: 0)
-    assert scratch.trace_folder(tmp_path) is None
+    assert scratch.trace_folder(tmp_path, 1) is None
+
+
+def test_traces_of_all_ranks_of_a_host_share_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = {tmp_path: 8 * scratch.MIN_FREE_BYTES}
+    monkeypatch.setattr(scratch, "_free", lambda folder: room.get(folder, 0))
+    assert scratch.room_for_trace(tmp_path, 8) == tmp_path
+    assert scratch.room_for_trace(tmp_path, 9) is None

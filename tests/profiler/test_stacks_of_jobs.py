@@ -19,8 +19,7 @@ from tests.profiler.ranks import PreloadedTorch
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
 from rankscope.profiler.helper.stacks import DENIED, find_program
-from rankscope.profiler.launch import SITE_FOLDER
-from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StackSamples
 

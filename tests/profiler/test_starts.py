@@ -14,8 +14,7 @@ import pytest
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.store import RunStore
-from rankscope.profiler.launch import SITE_FOLDER
-from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.profiler.starts import process_start_unix_ns, start_key
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader

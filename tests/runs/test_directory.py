@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -97,9 +98,18 @@ def test_the_first_writer_of_run_json_wins(run: Path) -> None:
     assert RunReader(run).info.run_id == "r1"
 
 
-def test_many_ranks_creating_a_run_agree_on_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_many_ranks_creating_a_run_agree_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     path = tmp_path / "run"
     created = []
+    if not links:
+        together = threading.Barrier(16)
+
+        def refuse(*_: object) -> None:
+            together.wait(20)
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
 
     def create(number: int) -> None:
         created.append(create_run(path, RunInfo(run_id=str(number), name="race", start_unix_ns=1)))
@@ -110,6 +120,7 @@ def test_many_ranks_creating_a_run_agree_on_one(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sum(created) == 1
+    assert RunReader(path).info.name == "race"
     assert [entry.name for entry in path.iterdir()] == ["run.json"]
 
 

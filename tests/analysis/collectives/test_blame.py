@@ -67,6 +67,10 @@ def test_operations_or_sizes_that_differ_do_not_match() -> None:
         ({"op": "gather"}, "rooted"),
         ({"op": "all_to_allv"}, "uneven_all_to_all"),
         ({"op": "dispatch"}, "expert_parallel"),
+        ({"op": "coalesced"}, "p2p"),
+        ({"op": "coalesced", "p2p": True}, "p2p"),
+        ({"op": "unknown"}, "unknown_operation"),
+        ({"op": "exchange_of_halos"}, "unknown_operation"),
     ],
 )
 def test_operations_that_say_nothing_about_waiting_are_counted_by_reason(fields: dict[str, Any], reason: str) -> None:

@@ -7,10 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.test_runs import profiled
 from tests.step_files import load, save, steps_file
 
 from rankscope.analysis.engine import analyze
@@ -19,10 +21,11 @@ from rankscope.analysis.inference.physical import PHYSICAL
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.advice import Subject, next_actions
 from rankscope.exporter.nvml.tables import _THROTTLE_BITS
-from rankscope.runs.records import HardwareSample
+from rankscope.runs.records import CollectiveRecord, HardwareSample, StepBreakdown
 
 Synthetic = Callable[..., Any]
 AddHardware = Callable[[Path, str, list[HardwareSample]], None]
+AddWindows = Callable[[Path, int, list[StepBreakdown], list[CollectiveRecord]], None]
 Readings = Callable[[int, int], dict[str, Any] | None]
 """(rank, index of the reading) to the values that differ from a healthy GPU; ``None``: this reading is missing."""
 
@@ -194,6 +197,66 @@ def test_a_reason_that_comes_and_goes_with_the_slow_steps_explains_them(syntheti
     while_slow: Readings = lambda rank, number: HOT if rank == 2 and number % 12 < 6 else {}  # noqa: E731
     verdict = analyze([written(run, add_hardware, while_slow, every_ms=50)]).verdict
     assert (verdict.rank, verdict.pattern, verdict.explained_by) == (2, "intermittent", "thermal_throttle")
+
+
+def test_a_hot_gpu_does_not_explain_what_profiled_steps_show_to_be_the_hosts(
+    synthetic: Synthetic, add_hardware: AddHardware, add_windows: AddWindows
+) -> None:
+    # Given a rank named by profiled steps, in which its device has no more to do than the others'
+    path = written(synthetic(gpus=True, signals=False, plan=late(2, SLOW)), add_hardware, only(2, HOT))
+    for rank in range(4):
+        add_windows(path, rank, *profiled(range(20, 26), 60_000 if rank == 2 else 0))
+    analysis = analyze([path])
+    assert analysis.verdict.evidence_source == "windows"
+    unexplained(analysis)
+
+
+def test_profiled_steps_between_the_slow_ones_do_not_show_a_healthy_device(
+    synthetic: Synthetic, add_hardware: AddHardware, add_windows: AddWindows
+) -> None:
+    plan = lambda rank, step: {"us": 200_000} if rank == 2 and step % 4 == 0 else None  # noqa: E731
+    windows = {41: 90_000, 42: 90_000, 43: 90_000}
+    fields = lambda _rank, step: {"profiled": step in windows}  # noqa: E731
+    run = synthetic(gpus=True, steps=160, plan=plan, noise=0.0, transfer_us=0.0, fields=fields)
+    while_slow: Readings = lambda rank, number: HOT if rank == 2 and number % 12 < 6 else {}  # noqa: E731
+    path = written(run, add_hardware, while_slow, every_ms=50)
+    for rank in range(4):
+        add_windows(path, rank, profiled(windows, 0)[0], [])
+    verdict = analyze([path]).verdict
+    assert (verdict.pattern, verdict.cause, verdict.explained_by) == ("intermittent", "compute", "thermal_throttle")
+
+
+@pytest.mark.parametrize(("busier", "cause"), [(200_000, "compute"), (0, "host")])
+def test_a_profiled_slow_step_shows_its_device(synthetic: Synthetic, add_windows: AddWindows, busier: int, cause: str) -> None:
+    plan = lambda rank, step: {"us": 200_000} if rank == 2 and step % 4 == 0 else None  # noqa: E731
+    fields = lambda _rank, step: {"profiled": 40 <= step < 44}  # noqa: E731
+    path = synthetic(steps=160, plan=plan, noise=0.0, fields=fields).write()
+    for rank in range(4):
+        rows, _ = profiled(range(40, 44), 0)
+        if rank == 2:
+            rows[0] = msgspec.structs.replace(rows[0], compute_us=90_000 + busier)
+        add_windows(path, rank, rows, [])
+    verdict = analyze([path]).verdict
+    assert (verdict.rank, verdict.pattern, verdict.cause) == (2, "intermittent", cause)
+
+
+def test_the_device_of_another_pipeline_stage_is_no_measure(synthetic: Synthetic, add_windows: AddWindows) -> None:
+    # Given two stages, of which the second has more to compute, and a rank of the first whose device is busier than its peer's
+    places = {rank: {"pp": rank // 2} for rank in range(4)}
+    path = synthetic(ranks=4, plan=late(0, SLOW), coordinates=places).write()
+    for rank, compute_us in enumerate((150_000, 90_000, 155_000, 155_000)):
+        rows, _ = profiled(range(20, 24), 0)
+        add_windows(path, rank, [msgspec.structs.replace(row, compute_us=compute_us) for row in rows], [])
+    verdict = analyze([path]).verdict
+    assert (verdict.rank, verdict.cause) == (0, "compute")
+
+
+def test_a_gpu_is_not_compared_with_itself(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+    # Given ranks that share one GPU, which has readings
+    run = synthetic(gpus=True, plan=late(2, SLOW), rank_fields={"gpu_uuid": "GPU-2", "host": "n1"})
+    analysis = analyze([written(run, add_hardware, only(2, HOT))])
+    unexplained(analysis)
+    assert "There are no hardware samples" not in analysis.verdict.summary
 
 
 def test_without_readings_that_is_said(synthetic: Synthetic, add_hardware: AddHardware) -> None:

@@ -59,6 +59,8 @@ def test_one_name_per_operation() -> None:
     spellings = ("c10d::allreduce_", "gloo:all_reduce", "nccl:all_reduce", "AllReduce", "allreduce")
     assert {operation_name(spelling) for spelling in spellings} == {"all_reduce"}
     assert operation_name("nccl:_all_gather_base") == "all_gather_base"
+    assert operation_name("nccl:all_reduce_barrier") == "barrier"
+    assert (operation_name("nccl:send 0->1"), operation_name("nccl:recv 1<-0")) == ("send", "recv")
     assert operation_of_kernel("ncclDevKernel_AllGather_RING_LL") == "all_gather"
     assert operation_of_kernel("ncclDevKernel_Generic_1") == "unknown"
 

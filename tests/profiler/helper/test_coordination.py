@@ -19,10 +19,9 @@ from rankscope.profiler.helper.coordination import Coordination
 from rankscope.profiler.helper.duties import Surroundings
 from rankscope.profiler.helper.planning import Planning
 from rankscope.profiler.helper.sidestore import SideClient, SideWindow, side_window
-from rankscope.profiler.launch import SITE_FOLDER
 from rankscope.profiler.plan import RankReport
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
-from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, new_request, post, read_answer
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.reader import RunReader

@@ -22,6 +22,7 @@ from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello,
 from rankscope.profiler.rank.session import Session
 from rankscope.profiler.ring import SLOTS, End, RingWriter
 from rankscope.profiler.scratch import hold, is_left, spooled, was_recorded
+from rankscope.profiler.settings import SITE_FOLDER
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 
@@ -349,3 +350,29 @@ def test_the_helper_never_loads_torch() -> None:
         "print([name for name in sys.modules if name.split('.')[0] == 'torch'])"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_helper_of_an_attached_rank_does_not_wait_for_torch_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SITE_FOLDER), *sys.path]))
+    session = Session(hello(tmp_path / "run"), str(tmp_path))
+    variables = Path(f"/proc/{session._helper.pid}/environ").read_bytes().split(b"\0")
+    path = next(variable for variable in variables if variable.startswith(b"PYTHONPATH="))
+    assert os.fsencode(SITE_FOLDER) not in path.removeprefix(b"PYTHONPATH=").split(b":")
+    session.close()
+    eventually(lambda: not session.scratch.exists())
+
+
+def test_a_process_that_records_many_fits_keeps_no_zombies(tmp_path: Path) -> None:
+    helpers = list[Path]()
+    for fit in range(3):
+        session = Session(hello(tmp_path / f"run-{fit}"), str(tmp_path))
+        # The helpers of the earlier fits have been waited for.
+        assert not any(helper.exists() for helper in helpers)
+        session.ring.set_end(End.EXIT)
+        session.close()
+        helpers.append(Path(f"/proc/{session._helper.pid}"))
+        eventually(partial(_is_zombie, helpers[-1]))
+
+
+def _is_zombie(process: Path) -> bool:
+    return ") Z " in (process / "stat").read_text()

@@ -179,3 +179,24 @@ def test_an_evaluation_in_the_middle_is_between_steps_on_the_device_too() -> Non
     training.measures.close()
     assert (times[FORWARD], times[BETWEEN]) == (100, 500)
     assert tags == ["eval"]
+
+
+@pytest.mark.parametrize("out_of_order", ["cut", "wait"])
+def test_times_between_marks_out_of_order_are_not_known(out_of_order: str) -> None:
+    training = Training()
+    training.step(0)
+    training.step(1, waited_us=80)
+    training.stream.now = training.stream.done_at
+    # Given a step in which the device passed the end of the backward pass, or of the wait in it, before its beginning
+    step = training.line._pending[1]
+    _, since, until = step.waits[0]
+    if out_of_order == "wait":
+        since[0], until[0] = until[0], since[0]
+    else:
+        step.marks[2][0] = step.marks[1][0] - 1
+    known, unknown = training.line.read()
+    training.measures.close()
+    # Then what lies between them is unknown rather than zero
+    assert known.blocked_ns is not None
+    assert unknown.blocked_ns is None
+    assert (unknown.phases_ns is None) == (out_of_order == "cut")

@@ -150,6 +150,80 @@ def test_ranks_of_one_kernel_record_the_same_boot() -> None:
     assert hello.rank.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+@pytest.mark.parametrize(
+    ("variables", "ranks"),
+    [
+        ({"LOCAL_WORLD_SIZE": "4", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, 4),
+        ({"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "7"}, 4),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        ({}, 8),
+    ],
+)
+def test_the_ranks_of_a_host_are_counted_as_its_launcher_says(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ranks: int
+) -> None:
+    from rankscope.profiler.rank.identity import ranks_on_host
+
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ranks_on_host(1024) == ranks
+
+
+FORKED = """
+import gc, os, sys
+import torch
+from rankscope.profiler.step import StepProfiler
+
+class Event:
+    def __del__(self):
+        print("destroyed", flush=True)
+
+class Clock:
+    def usable(self): return True
+    def mark(self): return Event()
+    def again(self, mark): pass
+    def ready(self, mark): return False
+    def elapsed_us(self, earlier, later): return 1.0
+
+from rankscope.profiler.rank import recording
+# Given a rank with marks on a device, some of a step and one of a backward pass
+defaults = recording.Recording.__init__.__kwdefaults__
+defaults["device"] = lambda optimizer: Clock()
+with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as prof:
+    for _ in range(3):
+        for batch in prof.data([torch.ones(2)]):
+            pass
+        prof.step()
+    recorder = prof._recorder
+    from rankscope.profiler.rank.ddp import Tail
+    for where in ("spare", "hook"):
+        tail = Tail(recorder.gradients.mark)
+        tail.ready_mark = recorder.gradients.mark()
+        if where == "spare":
+            recorder.gradients.spare = tail
+        else:
+            recorder.gradients._hooks[0] = tail.hook
+    del tail
+    if not (child := os.fork()):
+        # When a forked child goes on, and its interpreter ends
+        del prof
+        gc.collect()
+        assert recorder.off
+        print("child", flush=True)
+        sys.exit()
+    os.waitpid(child, 0)
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_no_mark_on_a_device_is_destroyed_in_a_forked_child(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+    ended = subprocess.run(torch_ranks.command(0, "-c", FORKED, tmp_path / "run"), capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "child\n", "")
+
+
 MANY = """
 import gc, sys, weakref
 from rankscope.profiler.step import StepProfiler

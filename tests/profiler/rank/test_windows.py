@@ -163,3 +163,19 @@ def test_a_window_holds_steps_and_operators_whatever_this_torch_can_leave_out(
     names = {str(event["name"]) for event in msgspec.json.decode((tmp_path / "trace.json").read_bytes())["traceEvents"]}
     assert {"ProfilerStep#7", "aten::mm"} <= names
     assert ("MmBackward0" in names) == (torch_has == "no choice of scopes")
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(1, EntryKind.WINDOW), (2, EntryKind.MISSED_WINDOW)])
+def test_a_window_needs_room_for_the_traces_of_all_ranks_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ranks: int, kind: EntryKind
+) -> None:
+    from rankscope.profiler import scratch as folders
+    from rankscope.profiler.rank import windows as module
+
+    monkeypatch.setattr(folders, "_free", lambda folder: folders.MIN_FREE_BYTES if folder == tmp_path else 0)
+    monkeypatch.setattr(module, "KinetoSession", Profiler)
+    writer, reader = ring
+    windows = module.Windows(Schedule(1, 0, 1), tmp_path, writer, ranks_here=ranks)
+    windows.boundary(1)
+    windows.boundary(2)
+    assert [found for found, _ in reader.read() if found] == [kind]

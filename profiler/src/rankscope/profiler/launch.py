@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from rankscope.profiler.settings import (
     EXPORTER_URL,
     PREFIX,
     RETAIN_BYTES,
+    SITE_FOLDER,
     STACKS_SECONDS,
     WINDOW_FIRST,
     WINDOW_STEPS,
@@ -38,7 +39,6 @@ from rankscope.profiler.spool import remove_own
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import RunInfo
 
-SITE_FOLDER: Final = Path(__file__).parent / "_site"
 DRAIN_SECONDS: Final = 30.0
 """Longest wait for the helpers after the job has ended; a profiler window takes seconds to reduce."""
 _NOT_EXECUTABLE: Final = 126
@@ -243,31 +243,44 @@ def _environment(settings: RecorderSettings) -> dict[str, str]:
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    try:
-        child = subprocess.Popen(command, env=environment)
-    except FileNotFoundError:
-        print(f"rankscope: {command[0]}: command not found", file=sys.stderr)
-        return _NOT_FOUND
-    except OSError as error:
-        print(f"rankscope: {command[0]}: {error.strerror}", file=sys.stderr)
-        return _NOT_EXECUTABLE
-    with _forwarding_to(child):
+    # Signals are caught before the job starts: one that ended the launcher at that moment would leave the job behind.
+    with _forwarding() as forward_to:
+        try:
+            child = subprocess.Popen(command, env=environment)
+        except FileNotFoundError:
+            print(f"rankscope: {command[0]}: command not found", file=sys.stderr)
+            return _NOT_FOUND
+        except OSError as error:
+            print(f"rankscope: {command[0]}: {error.strerror}", file=sys.stderr)
+            return _NOT_EXECUTABLE
+        forward_to(child)
         status = child.wait()
     return _SIGNALLED - status if status < 0 else status
 
 
 @contextmanager
-def _forwarding_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
+def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Catch signals. Yields a function that forwards those caught so far, and all later ones, to a child."""
+    children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
     def forward(number: int, _frame: FrameType | None) -> None:
+        if not children:
+            early.append(number)
         # Ctrl-C in a terminal already reaches the child with the whole foreground group.
-        if number != signal.SIGINT or not _in_foreground():
-            child.send_signal(number)
+        elif number != signal.SIGINT or not _in_foreground():
+            children[0].send_signal(number)
+
+    def forward_to(child: subprocess.Popen[bytes]) -> None:
+        children.append(child)
+        for number in early:
+            forward(number, None)
 
     # Only the main thread may set handlers; in other threads the embedding program handles signals.
     main = threading.current_thread() is threading.main_thread()
     previous = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
     try:
-        yield
+        yield forward_to
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -24,7 +24,7 @@ ABANDONED_SECONDS: Final = 600.0
 ABANDONED_ON_DISK_SECONDS: Final = 86_400.0
 """Longer than ``ABANDONED_SECONDS``, because a trace on disk has no lock and a lagging helper reads it late."""
 MIN_FREE_BYTES: Final = 256 * 1024 * 1024
-"""Smallest free space in which a trace is written: a trace takes tens of megabytes, and training needs the rest."""
+"""Smallest free space per rank of the host for a trace: a trace takes tens of megabytes, and training needs the rest."""
 
 
 def make_scratch(name: str, parent: str | None = None) -> Path:
@@ -38,20 +38,21 @@ def make_scratch(name: str, parent: str | None = None) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{_prefix()}{name}-", dir=base))
 
 
-def room_for_trace(scratch: Path) -> Path | None:
-    """Return the folder with room for a trace: ``scratch``, else the temporary folder on disk, else ``None``.
+def room_for_trace(scratch: Path, ranks: int) -> Path | None:
+    """Return the folder with room for traces: ``scratch``, else the temporary folder on disk, else ``None``.
 
-    Containers often have little /dev/shm. Raises ``OSError``.
+    ``ranks``: number of ranks on this host, which all write a trace at the same moment. Containers often have little /dev/shm.
+    Raises ``OSError``.
     """
-    if _free(scratch) >= MIN_FREE_BYTES:
+    if _free(scratch) >= ranks * MIN_FREE_BYTES:
         return scratch
     disk = Path(tempfile.gettempdir())
-    return disk if _free(disk) >= 4 * MIN_FREE_BYTES else None
+    return disk if _free(disk) >= 4 * ranks * MIN_FREE_BYTES else None
 
 
-def trace_folder(scratch: Path) -> Path | None:
+def trace_folder(scratch: Path, ranks: int) -> Path | None:
     """Return a folder for one trace: ``scratch`` or a new private one, see ``room_for_trace``. Raises ``OSError``."""
-    base = room_for_trace(scratch)
+    base = room_for_trace(scratch, ranks)
     if base is None or base == scratch:
         return base
     return Path(tempfile.mkdtemp(prefix=f"{_prefix()}trace-", dir=base))

@@ -14,6 +14,8 @@ import msgspec
 from rankscope.runs.paths import SPOOL_DIR
 
 PREFIX: Final = "RANKSCOPE_"
+SITE_FOLDER: Final = Path(__file__).parent / "_site"
+"""Folder that attaches the recorder to every Python process that has it first on PYTHONPATH."""
 
 # Default schedule of profiled windows: early enough to show results soon, rare enough to cost little.
 WINDOW_FIRST: Final = 20

@@ -100,11 +100,27 @@ def write_atomically(path: Path, data: bytes, *, overwrite: bool = True, share: 
         except FileExistsError:
             return False
         except OSError:
-            # No hard links on this filesystem: the last of two racing writers wins, with a whole file either way.
-            temporary.replace(path)
+            return _claim(path, temporary)
         return True
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _claim(path: Path, temporary: Path) -> bool:
+    """Rename ``temporary`` to ``path`` unless that exists, where there are no hard links. Return whether it was renamed.
+
+    The file is empty for a moment, which readers handle as a damaged one. Raises ``OSError``.
+    """
+    try:
+        path.touch(mode=0o600, exist_ok=False)
+    except FileExistsError:
+        return False
+    try:
+        temporary.replace(path)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return True
 
 
 @contextmanager

@@ -333,7 +333,6 @@ _RUN_AS: Final[dict[str, str]] = {
     "reduce_scatter": "all_reduce",
     "reduce_scatter_base": "all_reduce",
     "sparse_all_reduce": "all_reduce",
-    "sparseallreduce": "all_reduce",
 }
 
 

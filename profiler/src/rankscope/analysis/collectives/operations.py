@@ -57,8 +57,8 @@ class Operation(msgspec.Struct, frozen=True):
     excluded: str = ""
 
 
-_UNKNOWN: Final = Operation()
-"""Row of an operation that is not in the table: a collective in which all ranks wait for the last, without a bandwidth factor."""
+_UNKNOWN: Final = Operation(rule=None, excluded="unknown_operation")
+"""Row of an operation that is not in the table: it may be a transfer between two ranks."""
 
 OPERATIONS: Final[dict[str, Operation]] = {
     "all_reduce": Operation(factor=_two_passes, input_is_message=True),
@@ -72,6 +72,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "all_to_all": Operation(factor=_one_pass, input_is_message=True),
     # Ranks that exchange little leave early, so the shortest duration is no transfer time, and no link carries the whole size.
     "all_to_allv": Operation(rule=None, excluded="uneven_all_to_all"),
+    "barrier": Operation(),
+    "sparse_all_reduce": Operation(),
     "broadcast": Operation(rule="from_root", factor=_whole, input_is_message=True, excluded="broadcast"),
     "scatter": Operation(rule="from_root", factor=_one_pass, excluded="rooted"),
     "reduce": Operation(rule="to_root", factor=_whole, input_is_message=True, excluded="rooted"),
@@ -79,6 +81,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "send": Operation(rule="pair", factor=_whole, input_is_message=True, excluded="p2p"),
     "recv": Operation(rule="pair", factor=_whole, input_is_message=True, excluded="p2p"),
     "send_recv": Operation(rule=None, excluded="p2p"),
+    # A batch of sends and receives; which ones, the record does not say.
+    "coalesced": Operation(rule=None, excluded="p2p"),
     "batch_isend_irecv": Operation(rule=None, excluded="p2p"),
     "dispatch": Operation(rule=None, excluded="expert_parallel"),
     "combine": Operation(rule=None, excluded="expert_parallel"),

@@ -75,12 +75,14 @@ def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: ND
 
 
 def _peers(named: Named, infos: Mapping[int, RankInfo]) -> list[int]:
-    """Return ranks with GPUs of the same model that are not to blame, those of the same host first."""
+    """Return ranks with other GPUs of the same model that are not to blame, those of the same host first."""
     mine = infos[named.ranks[0]]
+    # Ranks may share a GPU.
+    theirs = {infos[rank].gpu_uuid for rank in named.ranks if rank in infos}
     same = [
         rank
         for rank, info in infos.items()
-        if rank not in named.ranks and info.gpu_uuid is not None and info.gpu_name == mine.gpu_name
+        if info.gpu_uuid is not None and info.gpu_uuid not in theirs and info.gpu_name == mine.gpu_name
     ]
     hosts = [
         mine.host,

@@ -177,6 +177,12 @@ def late_named(
         unit="ratio",
         detail=f"of the {'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
     )
+    busy = signals.device_busy_us
+    over = (
+        []
+        if busy is None
+        else [Evidence(name="device_busy_excess", value=busy, unit="us", detail="over the median of its peers")]
+    )
     return Named(
         ranks=slow.ranks,
         pattern=slow.pattern,
@@ -187,7 +193,7 @@ def late_named(
         step_us=window_us / steps,
         confidence=sure(slow, len(blame.steps), explained=explained),
         group=_where(blame, slow.ranks[0]),
-        evidence=[*imposed_evidence(blame, slow.ranks), saved, last, *chance_evidence(slow)],
+        evidence=[*imposed_evidence(blame, slow.ranks), saved, last, *chance_evidence(slow), *over],
         **few_steps(len(blame.steps), seen, steps),
     )
 

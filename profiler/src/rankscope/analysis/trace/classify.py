@@ -112,7 +112,7 @@ def is_cpu_communication(name: str) -> bool:
 
 def is_point_to_point(op: str) -> bool:
     """Return whether an operation is between two ranks rather than a group."""
-    return op in {"send", "recv", "isend", "irecv", "recv_any_source", "batch_isend_irecv"}
+    return op in {"send", "recv", "isend", "irecv", "recv_any_source", "batch_isend_irecv", "coalesced"}
 
 
 OPERATION_NAMES: Final[dict[str, str]] = {
@@ -122,13 +122,16 @@ OPERATION_NAMES: Final[dict[str, str]] = {
     "allgather": "all_gather",
     "allgatherbase": "all_gather_base",
     "allgatherintotensor": "all_gather_base",
+    "allgathersingle": "all_gather_base",
     "allgathercoalesced": "all_gather_coalesced",
     "allgatherintotensorcoalesced": "all_gather_coalesced",
     "reducescatter": "reduce_scatter",
     "reducescatterbase": "reduce_scatter_base",
     "reducescattertensor": "reduce_scatter_base",
+    "reducescattersingle": "reduce_scatter_base",
     "reducescattertensorcoalesced": "reduce_scatter_coalesced",
     "alltoall": "all_to_all",
+    "alltoallsingle": "all_to_all",
     "alltoallbase": "all_to_all",
     "alltoallv": "all_to_allv",
     "broadcast": "broadcast",
@@ -138,6 +141,9 @@ OPERATION_NAMES: Final[dict[str, str]] = {
     "gather": "gather",
     "scatter": "scatter",
     "barrier": "barrier",
+    "allreducebarrier": "barrier",
+    "allreducesparse": "sparse_all_reduce",
+    "sparseallreduce": "sparse_all_reduce",
     "send": "send",
     "recv": "recv",
     "recvanysource": "recv",
@@ -148,9 +154,9 @@ OPERATION_NAMES: Final[dict[str, str]] = {
 @lru_cache(1024)
 def operation_name(spelling: str) -> str:
     """Return the one name of an operation, however a library spells it: ``allreduce_``, ``AllReduce``, ``gloo:all_reduce`` →
-    ``all_reduce``.
+    ``all_reduce``, ``nccl:send 0->1`` → ``send``.
     """
-    bare = spelling.rpartition(":")[2]
+    bare = spelling.rpartition(":")[2].partition(" ")[0]
     known = OPERATION_NAMES.get(bare.replace("_", "").lower())
     return known or bare.strip("_").lower() or "unknown"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -196,19 +196,15 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
     # A few profiled steps can fall between two hardware readings, so readings of all steps are used.
     every = np.ones(len(run.table.steps), dtype=bool)
     if found.device is not None:
-        worst, excess_us = found.device.slow.ranks[0], found.device.slow.excess_us
-        busy = device_step_signals(found.device, times).device_busy_us
-        named = device_named(
-            found.device,
-            _signals_beside_windows(run, worst, excess_us, busy),
-            run.blame if run.matching.matches else None,
-            stage=stage_of(run.infos.get(worst)),
-        )
+        slow = found.device.slow
+        signals = _signals_beside_windows(run, slow.ranks, slow.excess_us)
+        signals = replace(signals, device_busy_us=device_step_signals(found.device, times).device_busy_us)
+        stage = stage_of(run.infos.get(slow.ranks[0]))
+        named = device_named(found.device, signals, run.blame if run.matching.matches else None, stage=stage)
     elif found.late is not None:
         # Blame sums over the profiled steps; verdicts are per step.
-        steps, worst = max(counts), found.late.ranks[0]
-        busy = busy_excess(worst, {one: reduction.breakdowns for one, reduction in run.windows.items()})
-        signals = _signals_beside_windows(run, worst, found.late.gain_us / steps, busy)
+        steps = max(counts)
+        signals = _signals_beside_windows(run, found.late.ranks, found.late.gain_us / steps)
         named = late_named(found.late, run.blame, window, signals, steps=steps)
     elif _reporting(run) < 2:
         # A few profiled steps are not evidence for all the steps without a record.
@@ -223,16 +219,33 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
     return verdict, [finding]
 
 
-def _signals_beside_windows(run: RunEvidence, rank: int, gain_us: float, busy_us: float | None) -> Signals:
-    """Return the signals in the step records of a rank that windows named, to find out why it was late.
-
-    ``busy_us``: excess of its device's work in the windows.
-    """
-    table = run.table
+def _signals_beside_windows(run: RunEvidence, ranks: Sequence[int], gain_us: float) -> Signals:
+    """Return the signals in the step records of the first of ``ranks``, which windows named, to find out why it was late."""
+    table, rank = run.table, ranks[0]
     count = len(table.steps)
     usual = (np.arange(count) >= min(WARM_UP, count // 5)) & ~table.profiled.any(axis=0)
-    peers = [one for one in run.ranks if one != rank]
-    return signals_of(table, rank, usual, peers, device_busy_us=busy_us, own_us=gain_us)
+    others = [one for one in run.ranks if one != rank]
+    alike = next(group for group in peer_groups(run.ranks, run.infos) if rank in group)
+    peers = [one for one in alike if one not in ranks] or [one for one in others if one not in ranks] or others
+    return signals_of(table, rank, usual, peers, device_busy_us=_busy_excess(run, rank, peers), own_us=gain_us)
+
+
+def _busy_excess(run: RunEvidence, rank: int, peers: Sequence[int], steps: Container[int] | None = None) -> float | None:
+    """Return ``busy_excess`` of a rank over ``peers`` in the profiled steps, or in those of them that are in ``steps``."""
+    found = {one: run.windows[one].breakdowns for one in (rank, *peers) if one in run.windows}
+    if steps is not None:
+        found = {one: [row for row in rows if row.step in steps] for one, rows in found.items()}
+    return busy_excess(rank, found)
+
+
+def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess_us: float) -> frozenset[int]:
+    """Return the profiled steps of a rank in which its own time was longer than its peers' by at least half of ``excess_us``."""
+    profiled = [row.step for row in run.windows[rank].breakdowns] if rank in run.windows else []
+    some = run.table.columns(np.isin(run.table.steps, profiled))
+    mine, others = np.searchsorted(some.ranks, rank), np.searchsorted(some.ranks, peers)
+    own = some.stored("own_us")
+    slow = own[mine] - np.median(own[others], axis=0) >= excess_us / 2
+    return frozenset(some.steps[slow].tolist())
 
 
 def _explained(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
@@ -247,12 +260,15 @@ def _explained(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
 def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     worst = slow.ranks[0]
     peers = [rank for rank in judged.ranks if rank not in slow.ranks] or [rank for rank in judged.ranks if rank != worst]
-    accelerated = any(info.device_kind != "cpu" for info in run.infos.values())
-    busy = busy_excess(worst, {rank: reduction.breakdowns for rank, reduction in run.windows.items()}) if accelerated else None
     affected = slow.affected
     if slow.pattern == "rotating":
         affected = affected & (last_ranks(judged.own) == judged.ranks.index(worst))
         peers = [rank for rank in judged.ranks if rank != worst]
+    busy = None
+    if any(info.device_kind != "cpu" for info in run.infos.values()):
+        # Profiled steps between the slow ones would show a device that is as fast as the others.
+        seen = None if slow.pattern == "fixed" else _slow_and_profiled(run, worst, peers, slow.excess_us)
+        busy = _busy_excess(run, worst, peers, seen)
     signals = signals_of(judged.table, worst, affected, peers, device_busy_us=busy)
     imposed = imposed_wait(judged)
     steps = judged.own.shape[1]

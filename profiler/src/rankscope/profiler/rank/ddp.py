@@ -132,6 +132,10 @@ class LastGradient:
             except AttributeError:
                 return  # not public; on a torch without it the pass is not watched
 
+    def tails(self) -> list[object]:
+        """Return what holds the marks of backward passes."""
+        return [self.spare, *self._hooks.values()]
+
     def close(self) -> None:
         """Release the models at the end of the recording."""
         self._models = []

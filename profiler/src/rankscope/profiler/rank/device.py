@@ -41,7 +41,7 @@ class DeviceClock(Protocol):
         """Return whether the device has reached ``mark``."""
 
     def elapsed_us(self, earlier: Mark, later: Mark) -> float:
-        """Return the microseconds between two marks that are ready."""
+        """Return the microseconds between two marks that are ready; negative where the device passed ``later`` first."""
 
 
 class CudaClock:
@@ -194,18 +194,24 @@ class DeviceLine:
         return all(map(ready, step.marks)) and all(map(ready, waits))
 
     def _entry(self, step: _Step) -> DeviceEntry:
+        """Return the times of a step. Marks of different streams may be out of order; times between those are not known."""
         times, blocked = [UNSEEN] * len(PHASES), [0] * len(PHASES)
-        before = step.start
+        signalled, before = step.signalled, step.start
         for mark, phase in zip(step.marks, step.phases, strict=True):
-            times[phase] = max(times[phase], 0) + self._between(before, mark)
+            passed = self._between(before, mark)
+            if passed < 0:
+                return DeviceEntry(step.number, None, None)
+            times[phase] = max(times[phase], 0) + passed
             before = mark
         for place, since, until in step.waits:
             if place < len(step.phases):
-                blocked[step.phases[place]] += self._between(since, until)
-        return DeviceEntry(step.number, times, blocked if step.signalled else None)
+                passed = self._between(since, until)
+                signalled = signalled and passed >= 0
+                blocked[step.phases[place]] += passed
+        return DeviceEntry(step.number, times, blocked if signalled else None)
 
     def _between(self, earlier: Mark, later: Mark) -> int:
-        return max(round(self._clock.elapsed_us(earlier, later) * 1000), 0)
+        return round(self._clock.elapsed_us(earlier, later) * 1000)
 
     def _release(self, step: _Step) -> None:
         # The last mark stays in use: it is the start of the next step.

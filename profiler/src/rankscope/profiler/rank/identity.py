@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 import msgspec
 import torch
@@ -20,6 +21,8 @@ from rankscope.profiler.rank.layout import find_layout, find_pipeline
 from rankscope.profiler.settings import PREFIX, RecorderSettings, as_recorded
 from rankscope.profiler.starts import process_start_unix_ns, start_key
 from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo
+
+_TYPICAL_RANKS: Final = 8
 
 
 def identify(settings: RecorderSettings) -> Hello:
@@ -78,6 +81,14 @@ def identify(settings: RecorderSettings) -> Hello:
         process_unix_ns=process_start_unix_ns(),
         thread=threading.get_ident(),
     )
+
+
+def ranks_on_host(world_size: int) -> int:
+    """Return the number of ranks on this host, as the launcher says or else an estimate that is typical of GPU hosts."""
+    here = _integer("LOCAL_WORLD_SIZE") or _integer("OMPI_COMM_WORLD_LOCAL_SIZE")
+    if not here and (nodes := _integer("SLURM_STEP_NUM_NODES")) and (tasks := _integer("SLURM_STEP_NUM_TASKS")):
+        here = -(-tasks // nodes)
+    return here or min(world_size, _TYPICAL_RANKS)
 
 
 def _of_launcher(variable: str, of_slurm: str) -> int | None:

@@ -6,6 +6,7 @@ The events in the steps come from ``recorder``.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 import threading
@@ -28,7 +29,7 @@ from rankscope.profiler.rank import flight_dump
 from rankscope.profiler.rank.ddp import LastGradient
 from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_device
 from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
-from rankscope.profiler.rank.identity import identify
+from rankscope.profiler.rank.identity import identify, ranks_on_host
 from rankscope.profiler.rank.measures import StepMeasures
 from rankscope.profiler.rank.optimizers import OptimizerSteps, StepBoundary
 from rankscope.profiler.rank.session import Session
@@ -207,7 +208,8 @@ class Recording:
         hello = identify(self.settings)
         session = Session(hello, self.settings.scratch_dir)
         self.session = session
-        self._windows = windows = Windows(Schedule.of(self.settings), session.scratch, session.ring)
+        ranks_here = ranks_on_host(hello.rank.world_size)
+        self._windows = windows = Windows(Schedule.of(self.settings), session.scratch, session.ring, ranks_here=ranks_here)
         self._alone = hello.rank.world_size == 1
         self._on_host = hello.rank.device_kind == "cpu"
         atexit.register(self.close, End.EXIT)
@@ -320,8 +322,17 @@ class Recording:
         self._switch_off()
         with suppress(Exception):
             self.session.forget()
+        with suppress(Exception):
+            # CUDA must not be called in a forked child, not even to destroy an event.
+            for holder in (self._events, self._wait_mark, self._windows, *self.gradients.tails()):
+                _never_free(holder)
         self._windows = self.session = None
         self._release()
+
+
+def _never_free(holder: object) -> None:
+    """Keep an object and all that it refers to until the process ends, and beyond the end of the interpreter."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
 
 
 def end_of(error: BaseException | None) -> End:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -16,15 +17,18 @@ from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
 from rankscope.profiler.rank import flight_dump
 from rankscope.profiler.ring import RingWriter
 from rankscope.profiler.scratch import hold, make_scratch
-from rankscope.profiler.settings import PREFIX
+from rankscope.profiler.settings import PREFIX, SITE_FOLDER
 
-_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER: Final = 0x59616D61
+_closed: Final[set[int]] = set()
+"""Process ids of helpers that outlived their sessions and have not been waited for."""
 
 
 class Session:
     """Resources of a running recording. Raises ``OSError`` if they cannot be set up, and then leaves nothing behind."""
 
     def __init__(self, hello: Hello, scratch_dir: str | None) -> None:
+        _reap()
         self.hello = hello
         self.scratch = make_scratch(f"rank{hello.rank.rank}", scratch_dir)
         try:
@@ -61,8 +65,10 @@ class Session:
         self.ring.close()
         if self._helper.stdin is not None:
             self._helper.stdin.close()
-        # Popen would warn of a running child when it is collected, but the helper is meant to outlive this process.
-        self._helper.returncode = 0
+        if self._helper.returncode is None:
+            _closed.add(self._helper.pid)
+            # Popen would warn of a running child when it is collected, but the helper is meant to outlive this process.
+            self._helper.returncode = 0
 
     def forget(self) -> None:
         """Close the ring and the pipe in a forked child; otherwise the helper would not notice the end of the rank."""
@@ -72,13 +78,23 @@ class Session:
         self._helper.returncode = 0
 
 
+def _reap() -> None:
+    """Wait for the helpers of earlier sessions that have exited: each would stay a zombie until this process ends."""
+    for helper in list(_closed):
+        try:
+            exited, _ = os.waitpid(helper, os.WNOHANG)
+        except OSError:
+            exited = helper  # the script has waited for it, or this is a forked child
+        if exited:
+            _closed.discard(helper)
+
+
 def _start_helper(scratch: Path, *, samples: bool) -> subprocess.Popen[bytes]:
     if not sys.executable:
         raise OSError("this Python does not know its own program (sys.executable is empty)")
-    site = str(Path(__file__).parent / "_site")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
     environment["PYTHONPATH"] = os.pathsep.join(
-        part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != site
+        part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(SITE_FOLDER)
     )
     # numpy would start a thread per core.
     environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")

@@ -23,12 +23,14 @@ _NEVER: Final = 2**63
 class Windows:
     """Controller that starts and stops windows at step boundaries. An error only loses the window.
 
-    Every due window, and the cost of windows, is reported to the helper through ``ring``.
+    Every due window, and the cost of windows, is reported to the helper through ``ring``. ``ranks_here``: number of ranks on this
+    host.
     """
 
-    def __init__(self, schedule: Schedule, scratch: Path, ring: RingWriter) -> None:
+    def __init__(self, schedule: Schedule, scratch: Path, ring: RingWriter, *, ranks_here: int = 1) -> None:
         self._schedule = schedule
         self._scratch = scratch
+        self._ranks_here = ranks_here
         self._ring = ring
         self.session: KinetoSession | None = None
         """Profiler session, while the current step is profiled."""
@@ -100,7 +102,7 @@ class Windows:
     def _start(self, window: Announcement) -> None:
         self._warm = True
         try:
-            if room_for_trace(self._scratch) is None:
+            if room_for_trace(self._scratch, self._ranks_here) is None:
                 raise KinetoUnavailable(_NO_ROOM)  # noqa: TRY301  # all reasons end below
             session = KinetoSession()
             session.start()
@@ -117,7 +119,7 @@ class Windows:
         try:
             session.stop()
             # Created only now, so that a window dropped before its end leaves nothing to remove.
-            folder = trace_folder(self._scratch)
+            folder = trace_folder(self._scratch, self._ranks_here)
             if folder is None:
                 raise KinetoUnavailable(_NO_ROOM)  # noqa: TRY301  # all reasons end below
             path = folder / f"window-{window.first:09d}.json"
