@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -167,16 +168,26 @@ class Rank:
         ``parts``: operation, the other rank's place in the group, and elements of each.
         """
         parts = list(parts)
-        launch = self._communication(group, "ncclDevKernel_SendRecv", (0, 0), op="exchange", sequence=self._sequence[group])
+        launch = self._communication(group, "ncclDevKernel_SendRecv", (0, 0), op="exchange")
         launch.parts = parts
+        return self._join(launch, f"{group} p2p", [self._message(group, op, other, us) for op, other, _ in parts])
+
+    def _message(self, group: str, op: str, other: int, us: float) -> _Meeting:
+        """Return the meeting of a send or receive with its other side."""
         place = self.job.groups[group].index(self.rank)
-        meetings = []
-        for op, other, _ in parts:
-            ends = (place, other) if op == "send" else (other, place)
-            self._sequence[f"{group} {op} {ends}"] += 1
-            key = (group, f"message {ends}", self._sequence[f"{group} {op} {ends}"])
-            meetings.append(self.job.meeting(key, 2, lambda _rank: us * self.job.link(group, self.step)))
-        return self._join(launch, f"{group} p2p", meetings)
+        ends = (place, other) if op == "send" else (other, place)
+        self._sequence[f"{group} {op} {ends}"] += 1
+        key = (group, f"message {ends}", self._sequence[f"{group} {op} {ends}"])
+        slow = self.job.link(group, self.step)
+        return self.job.meeting(key, 2, lambda _rank: us * slow)
+
+    def transfer(self, group: str, op: str, other: int, elements: int, us: float) -> Event:
+        """Launch one send or receive of ``other``, a place in the group; return when it ends. Each pair of ranks has a stream."""
+        place = self.job.groups[group].index(self.rank)
+        launch = self._communication(f"{group} {sorted((place, other))}", "ncclDevKernel_SendRecv", (elements,) * 2, op=op)
+        launch.group, launch.parts = group, [(op, other, elements)]
+        meeting = self._message(group, op, other, us)
+        return self._join(launch, f"{group} {sorted((place, other))}", [meeting])
 
     def wait(self, event: Event) -> Program:
         """Let compute that is launched from now on wait for ``event``; the host goes on."""
@@ -196,8 +207,9 @@ class Rank:
         self.launches.append(launch)
         return launch
 
-    def _communication(self, group: str, name: str, elements: tuple[int, int], *, op: str, sequence: int) -> Launch:
-        launch = self._launch(name, 20 + self._numbers.setdefault(group, len(self._numbers)))
+    def _communication(self, group: str, name: str, elements: tuple[int, int], *, op: str, sequence: int = 0) -> Launch:
+        number = self._numbers.setdefault(group, len(self._numbers))
+        launch = self._launch(name, 7 if self.job.on_current_stream else 20 + number)
         launch.op, launch.group, launch.elements, launch.sequence = op, group, elements, sequence
         return launch
 
@@ -233,6 +245,8 @@ class Job:
         self.ranks = [Rank(self, rank) for rank in range(self.world)]
         self.rng = np.random.default_rng(seed)
         self.noise = noise
+        self.on_current_stream = False
+        """True if collectives run on the stream that computes, as synchronous ones do since torch 2.8."""
         self.bias = 1 + self.rng.normal(0, 0.003, self.world)
         self._meetings: dict[tuple[str, str, int], _Meeting] = {}
 
@@ -265,7 +279,7 @@ class Job:
             if event is None:
                 left.discard(number)
             else:
-                event.then(lambda number=number: ready.append(number))
+                event.then(partial(ready.append, number))
         if left:
             raise RuntimeError(f"ranks {sorted(left)[:8]} wait for ever")
         self._meetings.clear()

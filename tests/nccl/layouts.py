@@ -55,6 +55,8 @@ FAULTS: Final = {
         Fault("more tokens", "imbalance", work=1.4),
         Fault("slow link", None, link=3.0),
         Fault("one hiccup", None, host_us=lambda step: 60_000.0 * (step == 4)),
+        Fault("pause of some steps", "host", host_us=lambda step: 60_000.0 * (step % 4 == 2)),
+        Fault("3 % slower", None, kernel=lambda _step, _name: 1.03),
     )
 }
 
@@ -108,6 +110,10 @@ LAYOUTS: Final = {
         Layout("moe", 2, inner=4),
         Layout("pp", 2, stages=4),
         Layout("pp x tp", 2, stages=2, inner=2),
+        Layout("pp interleaved", 2, stages=4),
+        Layout("tp on the current stream", 2, inner=4),
+        Layout("ddp in a CUDA graph", 8),
+        Layout("fsdp of 32", 32),
     )
 }
 
@@ -118,7 +124,10 @@ class LayoutJob(Job):
     def __init__(self, layout: Layout, fault: Fault, *, late: int = 3, steps: int = 10, seed: int = 0) -> None:
         super().__init__(layout.groups(), seed=seed)
         self.layout, self.fault, self.late, self.steps = layout, fault, late, steps
+        self.on_current_stream = "current stream" in layout.name
         self._longer_us = 0.0
+        self._speed = np.ones(self.world)
+        self._lasting = np.zeros(self.world)
         if fault.launching:
             usual = LayoutJob(layout, FAULTS["none"], late=late, steps=3)
             self._longer_us = fault.launching * usual.step_us * usual.steps / len(usual.ranks[late].launches)
@@ -132,7 +141,8 @@ class LayoutJob(Job):
 
     def slowness(self, rank: Rank, name: str) -> float:
         """Return the factor by which a kernel takes longer than usual."""
-        return super().slowness(rank, name) * (self.fault.kernel(rank.step, name) if rank.rank == self.late else 1.0)
+        usual = super().slowness(rank, name) * float(self._speed[rank.rank])
+        return usual * (self.fault.kernel(rank.step, name) if rank.rank == self.late else 1.0)
 
     def launch_us(self, rank: Rank) -> float:
         """Return the host's time for one launch."""
@@ -148,13 +158,20 @@ class LayoutJob(Job):
         own = rank.rank == self.late
         step_of = {
             "fsdp": self._sharded,
+            "fsdp of 32": self._sharded,
             "hsdp": self._sharded,
             "pp": self._pipeline,
             "pp x tp": self._pipeline,
+            "pp interleaved": self._interleaved,
         }.get(self.layout.name, self._replicated)
         for step in range(self.steps):
             rank.step = step
             begin = rank.host_us
+            # Noise of a rank that lasts for some steps, and pauses of any host.
+            self._lasting[rank.rank] = 0.8 * self._lasting[rank.rank] + self.rng.normal(0, 0.006)
+            self._speed[rank.rank] = 1 + self._lasting[rank.rank]
+            if self.rng.random() < 0.02:
+                rank.host(float(self.rng.exponential(3_000.0)))
             loading = 300.0 + float(self.rng.exponential(60.0)) + (self.fault.data_us(step) if own else 0.0)
             rank.host(loading, "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
             rank.host(100.0 + float(self.rng.exponential(40.0)) + (self.fault.host_us(step) if own else 0.0))
@@ -207,8 +224,9 @@ class LayoutJob(Job):
         self._layer(rank, part, backward=backward, share=share)
         if name == "cp" and part == "attention":
             op = "_reduce_scatter_base" if backward else "_all_gather_base"
-            yield from rank.wait(rank.collective(group, op, (TOKENS * 128, TOKENS * 512), 150.0))
-        elif name not in ("ddp", "cp", "moe"):
+            sizes = (TOKENS * 512, TOKENS * 128) if backward else (TOKENS * 128, TOKENS * 512)
+            yield from rank.wait(rank.collective(group, op, sizes, 150.0))
+        elif group in self.groups and name not in ("cp", "moe"):
             yield from rank.wait(rank.collective(group, "all_reduce", (TOKENS * 512,) * 2, 120.0))
 
     def _experts(self, rank: Rank, group: str, *, backward: bool) -> Program:
@@ -309,3 +327,28 @@ class LayoutJob(Job):
         mine = [(op, other, TOKENS * 512) for op, other in parts if 0 <= other < self.layout.stages]
         if mine:
             yield from rank.wait(rank.exchange(f"pp{replica}-{inner}", mine, 100.0))
+
+    def _interleaved(self, rank: Rank) -> Program:
+        """Play a step of a looped schedule: each rank has two parts of the model, all micro-batches pass the first part first."""
+        _, stage, inner = self.layout.place(rank.rank)
+        stages, data = self.layout.stages, f"dp{stage}-{inner}"
+        sent: list[Event] = []
+        last = 2 * stages - 1
+        for backward in (False, True):
+            for part in (1, 0) if backward else (0, 1):
+                at = part * stages + stage
+                before, after = (at + 1, at - 1) if backward else (at - 1, at + 1)
+                for _ in range(_BATCHES):
+                    if 0 <= before <= last:
+                        yield from rank.wait(self._transfer(rank, "recv", before % stages))
+                    yield from self._micro_batch(rank, backward=backward)
+                    if 0 <= after <= last:
+                        sent.append(self._transfer(rank, "send", after % stages))
+        for event in sent:
+            yield from rank.wait(event)
+        if data in self.groups:
+            yield from rank.wait(rank.collective(data, "all_reduce", (HIDDEN * HIDDEN,) * 2, 900.0))
+
+    def _transfer(self, rank: Rank, op: str, stage: int) -> Event:
+        replica, _, inner = self.layout.place(rank.rank)
+        return rank.transfer(f"pp{replica}-{inner}", op, stage, TOKENS * 512, 100.0)

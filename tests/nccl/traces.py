@@ -3,13 +3,14 @@
 - A collective's kernel has the metadata of the ``record_param_comms`` that launched it, and its annotation (``nccl:all_reduce``).
 - A batch of sends and receives is launched by ``ncclGroupEnd``, after the ``record_param_comms`` of its parts have ended. Its
   kernel has no metadata, only the annotation ``nccl:coalesced`` (pytorch#194693, mlcommons/chakra#178).
+- The kernels of a CUDA graph have the correlation of the one call that launched it, numbers of nodes, and no metadata.
 - Backward is on a thread of its own. Annotations of the data loader, the optimizer and the steps are on the main thread.
 - Each host has a clock of its own, which is off and drifts. Ranks of one host share it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ _NAMES: Final = {
     "all_to_all": ("all_to_all", "SendRecv"),
     "all_to_allv": ("all_to_allv", "SendRecv"),
     "exchange": ("", "SendRecv"),
+    "send": ("send", "SendRecv"),
+    "recv": ("recv", "SendRecv"),
 }
 """Operation to its name in the metadata and that of its kernel."""
 
@@ -52,14 +55,14 @@ def clocks(world: int, *, seed: int = 0, offset_us: float = 800.0, drift: float 
     return [hosts[rank // ON_HOST] for rank in range(world)]
 
 
-def write_traces(job: Job, folder: Path, *, seed: int = 0, steps: Iterable[int] | None = None) -> None:
-    """Write ``rank<N>.json`` for each rank, with all ``steps`` or some of them."""
+def write_traces(job: Job, folder: Path, *, seed: int = 0, steps: Iterable[int] | None = None, graphed: bool = False) -> None:
+    """Write ``rank<N>.json`` for each rank, with all ``steps`` or some of them. ``graphed``: forward and backward are a graph."""
     wanted = None if steps is None else frozenset(steps)
     for rank, clock in zip(job.ranks, clocks(job.world, seed=seed), strict=True):
-        (folder / f"rank{rank.rank}.json").write_bytes(msgspec.json.encode(_document(rank, clock, wanted)))
+        (folder / f"rank{rank.rank}.json").write_bytes(msgspec.json.encode(_document(rank, clock, wanted, graphed=graphed)))
 
 
-def _document(rank: Rank, clock: Clock, steps: frozenset[int] | None) -> dict[str, Any]:
+def _document(rank: Rank, clock: Clock, steps: frozenset[int] | None, *, graphed: bool) -> dict[str, Any]:
     groups = rank.job.groups
     device = {"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85_017_493_504}
     return {
@@ -80,59 +83,106 @@ def _document(rank: Rank, clock: Clock, steps: frozenset[int] | None) -> dict[st
         "host_name": f"node{rank.rank // ON_HOST}",
         "baseTimeNanoseconds": BASE_NS,
         "displayTimeUnit": "ms",
-        "traceEvents": list(_events(rank, clock, steps)),
+        "traceEvents": _events(rank, clock, steps, graphed=graphed),
     }
 
 
-def _events(rank: Rank, clock: Clock, steps: frozenset[int] | None) -> Iterator[dict[str, Any]]:
-    def event(category: str, name: str, span: tuple[float, float], thread: int | str, args: Mapping[str, Any]) -> dict[str, Any]:
-        begin, end = map(clock.reads, span)
-        pid = rank.rank % ON_HOST if category == "kernel" else 1000 + rank.rank
-        return {
-            "ph": "X",
-            "cat": category,
-            "name": name,
-            "pid": pid,
-            "tid": thread,
-            "ts": begin,
-            "dur": max(0.0, round(end - begin, 3)),
-            "args": dict(args),
-        }
+class _Events:
+    """Events of one rank's trace."""
 
+    def __init__(self, rank: Rank, clock: Clock) -> None:
+        self.rank, self.clock = rank, clock
+        self.found: list[dict[str, Any]] = []
+
+    def add(self, category: str, name: str, span: tuple[float, float], thread: int, args: Mapping[str, Any]) -> None:
+        begin, end = map(self.clock.reads, span)
+        self.found.append(
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": self.rank.rank % ON_HOST if category == "kernel" else 1000 + self.rank.rank,
+                "tid": thread,
+                "ts": begin,
+                "dur": max(0.0, round(end - begin, 3)),
+                "args": dict(args),
+            }
+        )
+
+    def launched(self, number: int, launch: Launch) -> None:
+        """Add what launched a kernel on the host, and the kernel."""
+        thread = _AUTOGRAD if launch.autograd else _MAIN
+        span = begin, end = launch.launched_us, launch.launched_us + launch.host_us
+        known: dict[str, Any] = {"External id": number}
+        if launch.op == "exchange":
+            middle = begin + 0.6 * launch.host_us
+            self._parts(number, launch, (begin, middle), thread)
+            span, known = (middle, end), {}
+            self.add("user_annotation", "nccl:coalesced", span, thread, {})
+        elif launch.op:
+            known |= _metadata(self.rank, launch)
+            self.add("cpu_op", "record_param_comms", span, thread, known)
+            inside = (begin + 0.1 * launch.host_us, end - 0.05 * launch.host_us)
+            self.add("user_annotation", _annotation(self.rank, launch), inside, thread, {})
+        else:
+            self.add("cpu_op", f"aten::{launch.name.split('_')[0]}", span, thread, known)
+        self._call("cudaLaunchKernelExC" if launch.op else "cudaLaunchKernel", number, span, thread)
+        self.kernel(launch, number, known)
+
+    def graph(self, number: int, launch: Launch) -> None:
+        """Add the call that launches a graph."""
+        self._call("cudaGraphLaunch", number, (launch.launched_us, launch.launched_us + launch.host_us), _MAIN)
+
+    def kernel(self, launch: Launch, correlation: int, known: Mapping[str, Any]) -> None:
+        name = f"ncclDevKernel_{_NAMES[launch.op][1]}(ncclDevKernelArgsStorage<4096ul>)" if launch.op else launch.name
+        place = {"stream": launch.stream, "device": self.rank.rank % ON_HOST, "correlation": correlation}
+        shape = {"grid": [launch.grid, 1, 1], "block": [512, 1, 1]}
+        self.add("kernel", name, (launch.start_us, launch.end_us), launch.stream, {**known, **place, **shape})
+
+    def _call(self, name: str, number: int, span: tuple[float, float], thread: int) -> None:
+        begin, took = span[0], span[1] - span[0]
+        within = (begin + 0.3 * took, begin + 0.9 * took)
+        self.add("cuda_runtime", name, within, thread, {"correlation": number, "External id": number})
+
+    def _parts(self, number: int, launch: Launch, span: tuple[float, float], thread: int) -> None:
+        width = (span[1] - span[0]) / len(launch.parts)
+        for at, part in enumerate(launch.parts):
+            said = _of_part(self.rank, launch, part) | {"External id": -number * 16 - at}
+            begin = span[0] + at * width
+            self.add("cpu_op", "record_param_comms", (begin, begin + 0.9 * width), thread, said)
+
+
+def _events(rank: Rank, clock: Clock, steps: frozenset[int] | None, *, graphed: bool) -> list[dict[str, Any]]:
+    events = _Events(rank, clock)
     for note in rank.notes:
         if steps is None or note.step in steps:
-            yield event("user_annotation", note.name, (note.start_us, note.end_us), _MAIN, {})
+            events.add("user_annotation", note.name, (note.start_us, note.end_us), _MAIN, {})
+    graphs: dict[int, int] = {}
     for number, launch in enumerate(rank.launches, 1):
         if steps is not None and launch.step not in steps:
             continue
-        begin, took = launch.launched_us, launch.host_us
-        thread = _AUTOGRAD if launch.autograd else _MAIN
-        known = {"External id": number} | (_metadata(rank, launch) if launch.op else {})
-        if launch.op == "exchange":
-            width = 0.6 * took / len(launch.parts)
-            for at, part in enumerate(launch.parts):
-                span = (begin + at * width, begin + (at + 0.9) * width)
-                said = _of_part(rank, launch, part) | {"External id": -number * 16 - at}
-                yield event("cpu_op", "record_param_comms", span, thread, said)
-            begin, took, known = begin + 0.6 * took, 0.4 * took, {}
-            yield event("user_annotation", "nccl:coalesced", (begin, begin + took), thread, {})
-        elif launch.op:
-            yield event("cpu_op", "record_param_comms", (begin, begin + took), thread, known)
-            name = "nccl:all_to_all" if launch.op.startswith("all_to_all") else f"nccl:{launch.op}"
-            yield event("user_annotation", name, (begin + 0.1 * took, begin + 0.95 * took), thread, {})
-        else:
-            yield event("cpu_op", f"aten::{launch.name.split('_')[0]}", (begin, begin + took), thread, known)
-        span = (begin + 0.3 * took, begin + 0.9 * took)
-        called = "cudaLaunchKernelExC" if launch.op else "cudaLaunchKernel"
-        yield event("cuda_runtime", called, span, thread, {"correlation": number, "External id": number})
-        kernel = f"ncclDevKernel_{_NAMES[launch.op][1]}(ncclDevKernelArgsStorage<4096ul>)" if launch.op else launch.name
-        place = {"stream": launch.stream, "device": rank.rank % ON_HOST, "correlation": number}
-        shape = {"grid": [launch.grid, 1, 1], "block": [512, 1, 1]}
-        yield event("kernel", kernel, (launch.start_us, launch.end_us), launch.stream, known | place | shape)
+        if not graphed or "adam" in launch.name:
+            events.launched(number, launch)
+            continue
+        if launch.step not in graphs:
+            graphs[launch.step] = number
+            events.graph(number, launch)
+        events.kernel(launch, graphs[launch.step], {"graph node id": number})
+    return events.found
+
+
+def _annotation(rank: Rank, launch: Launch) -> str:
+    """Return the name of a collective's annotation."""
+    if launch.op in ("send", "recv"):
+        place, other = rank.job.groups[launch.group].index(rank.rank), launch.parts[0][1]
+        return f"nccl:send {place}->{other}" if launch.op == "send" else f"nccl:recv {place}<-{other}"
+    return "nccl:all_to_all" if launch.op.startswith("all_to_all") else f"nccl:{launch.op}"
 
 
 def _metadata(rank: Rank, launch: Launch) -> dict[str, Any]:
     """Return the metadata of a collective, as ``record_param_comms`` and its kernel have it."""
+    if launch.op in ("send", "recv"):
+        return _of_part(rank, launch, launch.parts[0])
     sent, received = launch.splits if launch.splits is not None else ([], [])
     return {
         "Collective name": _NAMES[launch.op][0],

@@ -24,6 +24,7 @@ from rankscope.analysis.collectives.matching import Match, match_collectives
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED
 from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.flight_calls import Call, RankCalls, read_calls
+from rankscope.analysis.flight_own_times import own_times, stage_of_calls
 from rankscope.analysis.flight_verdict import FlightEvidence, flight_verdict
 from rankscope.analysis.hang.files import find_dumps
 from rankscope.analysis.parallel.workers import ALONE, Engine
@@ -66,13 +67,18 @@ def analyze_flight(
     reduced = _longest_waits(matching.matches, overlapping) if in_steps else matching.matches
     blame = assign_blame(reduced, Clocks(residual_ns=0.0), sorted(ranks))
     matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, "flight_recorder")
+    step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
+    whole = in_steps and set(kept) == set(range(world_size))
     evidence = FlightEvidence(
         matched,
-        step_us=float(np.median([_step_us(calls) for calls in kept.values()])),
+        step_us=step_us,
         steps=len(numbers) if in_steps else None,
         overlapping=overlapping,
+        gathers=any(match.op.startswith("all_gather") and match.group in overlapping for match in matching.matches),
         unmatched_us=_unmatched_us(kept, _between(ranks, steps, numbers), matching.matches),
         matched_us=_matched_us(matching.matches),
+        own=own_times(ranks, kept, overlapping=overlapping, matches=reduced, step_us=step_us) if whole else [],
+        stages={rank: stage_of_calls(rank, calls, ranks[rank].members) for rank, calls in kept.items()},
     )
     setting = Setting(
         source="flight_recorder",

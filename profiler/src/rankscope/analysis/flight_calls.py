@@ -27,6 +27,9 @@ _SLOWER: Final = 60
 _LONGEST_MS: Final = 86_400_000.0
 _SLACK_MS: Final = 10.0
 _MOST_BYTES: Final = 2**62
+_REDUCES: Final = frozenset(
+    ("all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_base", "reduce_scatter_coalesced")
+)
 _TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=8000 when the job starts"
 
 
@@ -119,6 +122,7 @@ def _call(record: Record, members: Mapping[str, list[int]]) -> Call:
             (group, op, elements, by_autograd),
             record.created_ns or 0,
             by_autograd,
+            record.elements("input") if op in _REDUCES else 0,
         ),
         group,
         op,

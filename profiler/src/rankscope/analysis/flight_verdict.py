@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from rankscope.analysis.collectives.cycles import REPEATS
 from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import Signals
-from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, too_few
+from rankscope.analysis.inference.device_stragglers import are_tested, device_named, slowest, suspected
+from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, too_few, transfer_excess
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.verdict.builders import Setting, among, insufficient, nobody, straggler
-from rankscope.base.text import ranks_text
+from rankscope.analysis.verdict.builders import Setting, among, insufficient, nobody, straggler, who_was
+from rankscope.base.text import duration, ranks_text
 
 _MOST: Final = 0.8
 """Minimum share of the communication in matched collectives for a verdict."""
+_HIDDEN: Final = 4
+"""Factor by which the delay may be longer than the longest wait where collectives beside compute gather."""
 _AT_LEAST: Final = "This is usually too little: beside compute, only the longest wait of a step counts."
 
 
@@ -34,8 +38,14 @@ class FlightEvidence:
     """Number of steps that count; ``None`` where steps are not known."""
     overlapping: set[str]
     """Groups whose collectives run beside compute."""
+    gathers: bool
+    """True if one of them gathers, as with sharded parameters: then a delay may be several times the longest wait of a step."""
     unmatched_us: dict[int, float]
     matched_us: dict[int, float]
+    own: list[DeviceOwnTimes] = field(default_factory=list)
+    """Own times of each pipeline stage, or of all ranks. Empty where they are not known."""
+    stages: dict[int, int | None] = field(default_factory=dict)
+    """Pipeline stage of each rank; ``None`` without a pipeline."""
 
     def share(self, rank: int) -> float:
         """Return the share of a rank's communication that is in matched collectives."""
@@ -57,6 +67,8 @@ def flight_verdict(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict,
     window = evidence.step_us * max(1, len(blame.steps))
     late = None
     missing = _useless(evidence)
+    if missing is None and (evidence.explained or 0.0) < _MOST and are_tested(evidence.own):
+        return _by_own_times(evidence, setting)
     if missing is None:
         late = find_late(blame, window)
         missing = _nobody_unclear(evidence, window) if late is None else _doubt(late, evidence)
@@ -66,12 +78,38 @@ def flight_verdict(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict,
         whom = among(len(blame.ranks), setting.world_size, "dumps")
         return nobody({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
     steps = max(1, len(blame.steps))
-    signals = Signals(own_us=late.gain_us / steps)
+    signals = Signals(own_us=late.gain_us / steps, transfer_us=(transfer_excess(late.ranks, blame) or 0.0) / steps)
     named = late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=evidence.explained)
     if evidence.overlapping:
         named = replace(named, note=f"{named.note} {_AT_LEAST}".strip())
     verdict, finding = straggler(named, setting)
     return verdict, [finding]
+
+
+def _by_own_times(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict, list[Finding]]:
+    """Return the verdict where most communication is of ranks that cannot be matched: by the time outside of communication."""
+    blame = evidence.matched.blame
+    device, calm = slowest(evidence.own, lambda _slow, group: _delay_us(evidence) / len(group.steps))
+    if device is not None:
+        worst = device.slow.ranks[0]
+        signals = Signals(own_us=device.slow.excess_us)
+        named = device_named(device, signals, blame if blame.steps else None, stage=evidence.stages.get(worst))
+        verdict, finding = straggler(named, setting)
+        return verdict, [finding]
+    if suspects := suspected(calm):
+        missing = f"{who_was(suspects)} slow, but so rarely that it may be chance; dump later"
+        return insufficient(missing), []
+    whom = among(len(blame.ranks), setting.world_size, "dumps")
+    return nobody({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
+
+
+def _delay_us(evidence: FlightEvidence) -> float:
+    """Return the longest time that any rank waited at matched collectives; infinite where no collective could be matched.
+
+    A rank of a pipeline may take longer at no cost, in time that it would wait otherwise. What it costs, its pipeline is late by,
+    and the other replicas wait for that when gradients are reduced.
+    """
+    return max(evidence.matched.blame.wait_us.values()) if evidence.matched.matching.matches else float("inf")
 
 
 def _useless(evidence: FlightEvidence) -> str | None:
@@ -95,6 +133,12 @@ def _nobody_unclear(evidence: FlightEvidence, window_us: float) -> str | None:
     suspect = too_few(evidence.matched.blame, window_us)
     if suspect is not None:
         return f"rank {suspect} was last, but at so few collectives that it may be chance; dump later"
+    if evidence.gathers and (late := find_late(evidence.matched.blame, window_us / _HIDDEN)) is not None:
+        least = duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))
+        return (
+            f"{who_was(late.ranks)} last at collectives beside compute, by at least {least} per step, but a dump does not show how "
+            "much more of the waiting there delays the others; record the job with `rankscope run`, or trace some steps"
+        )
     if (explained := evidence.explained or 0.0) < _MOST:
         return f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"
     if evidence.steps is None or evidence.steps < ENOUGH_STEPS:

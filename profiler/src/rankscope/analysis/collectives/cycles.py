@@ -1,7 +1,7 @@
 """Steps of a job inferred from its collectives, where nothing marks them: a training step repeats the same sequence.
 
 On each rank the shortest sequence that repeats is searched. The step begins after the longest pause in it. Steps are numbered
-alike on all ranks by the collectives that ranks share.
+alike on all ranks by the collectives that ranks share, and by time where they share none.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Issued:
     created_ns: int
     backward: bool = False
     """True if autograd issued it."""
+    elements: int = 0
+    """Number of elements that it reduces; 0 for other operations."""
 
 
 def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None]]:
@@ -49,19 +51,45 @@ def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None
                 holders[one.key].append(rank)
     # Number of operations of the other ranks that are known by those of the ranks before.
     shared = dict.fromkeys(ranks, 0)
-    rank, steps = next(((rank, steps) for rank in sorted(ranks) if (steps := _cut(ranks[rank])) is not None), (-1, []))
-    while steps:
+    starts: dict[int, int] = {}
+    while shared:
+        rank = max(shared, key=lambda other: shared[other])
+        if shared[rank]:
+            steps = _like(ranks[rank], known)
+        else:
+            rank, steps = _first_cut({one: ranks[one] for one in shared}, starts)
+            if not steps:
+                break
         found[rank] = steps
         del shared[rank]
         for one, step in zip(ranks[rank], steps, strict=True):
+            if step is not None:
+                starts.setdefault(step, one.created_ns)
             if one.key is not None and one.key not in known:
                 known[one.key] = step
-                for other in holders[one.key]:
-                    if other in shared:
-                        shared[other] += 1
-        rank = max(shared, key=lambda other: shared[other], default=-1)
-        steps = _like(ranks[rank], known) if shared.get(rank) else []
+                shared.update({other: shared[other] + 1 for other in holders[one.key] if other in shared})
     return found
+
+
+def _first_cut(ranks: Mapping[int, Sequence[Issued]], starts: Mapping[int, int]) -> tuple[int, list[int | None]]:
+    """Return the first rank whose operations repeat, and its steps; no steps if there is none."""
+    for rank in sorted(ranks):
+        steps = _cut(ranks[rank])
+        if steps is not None:
+            return rank, _at_times(steps, ranks[rank], starts)
+    return -1, []
+
+
+def _at_times(steps: list[int | None], issued: Sequence[Issued], starts: Mapping[int, int]) -> list[int | None]:
+    """Return steps that share no operation with those known, as with other stages of a pipeline, numbered by their times.
+
+    ``starts``: time of the first operation of each known step.
+    """
+    first = next((one.created_ns for one, step in zip(issued, steps, strict=True) if step is not None), None)
+    if not starts or first is None:
+        return steps
+    shift = min(starts, key=lambda step: abs(starts[step] - first))
+    return [None if step is None else step + shift for step in steps]
 
 
 def _like(issued: Sequence[Issued], known: Mapping[tuple[str, int], int | None]) -> list[int | None]:
@@ -82,7 +110,7 @@ def _cut(issued: Sequence[Issued]) -> list[int | None] | None:
     """Return the step of each operation of one rank; ``None`` if none repeats."""
     numbers: dict[Hashable, int] = {}
     kinds = np.array([numbers.setdefault(one.kind, len(numbers)) for one in issued], dtype=np.int64)
-    found = _cycle(kinds, np.array([one.backward for one in issued], dtype=bool))
+    found = _cycle(kinds, np.array([one.backward for one in issued], dtype=bool), np.array([one.elements for one in issued]))
     if found is None:
         return None
     begin, length = found
@@ -107,18 +135,21 @@ def _windows(true: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
     return found
 
 
-def _cycle(kinds: NDArray[np.int64], backward: NDArray[np.bool_]) -> tuple[int, int] | None:
+def _cycle(kinds: NDArray[np.int64], backward: NDArray[np.bool_], elements: NDArray[np.int64]) -> tuple[int, int] | None:
     """Return the first operation and the number of operations of a typical step; ``None`` where they do not repeat.
 
     A step is the shortest sequence after which most operations are the same, and which contains every operation that autograd
     repeats: a layer lacks those of the other pass, and a micro-step of gradient accumulation the reduction of the gradients.
+    Where the script reduces more elements at once than autograd ever does, these are the gradients, so a step contains that, too.
     Where no operation is known to be autograd's, it contains every operation that repeats.
     """
     skipped = max(0, len(kinds) - _SEARCHED)
     some, backward = kinds[skipped:].astype(np.int32), backward[skipped:]
     late = slice(len(some) // 2, None)  # start-up differs
-    by_autograd = backward[late] if backward.any() else np.ones_like(backward[late])
-    names, counts = np.unique(some[late][by_autograd], return_counts=True)
+    reduced = elements[skipped:]
+    gradients = reduced > reduced[backward].max(initial=0)
+    counting = (backward | gradients)[late] if backward.any() else np.ones_like(backward[late])
+    names, counts = np.unique(some[late][counting], return_counts=True)
     needed = names[counts > 1]
     forward = backward.any() and (~backward).mean() > 1 - MOSTLY
     for length in range(1, len(some) // REPEATS + 1):

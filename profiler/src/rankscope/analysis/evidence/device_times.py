@@ -81,27 +81,24 @@ def device_own_times(times: Mapping[int, DeviceTimes]) -> list[DeviceOwnTimes]:
 
 
 def _same_work(times: Mapping[int, DeviceTimes]) -> list[list[int]]:
-    """Group ranks by pipeline stage; stages of one rank each by their kernels."""
-    by_stage: dict[int | None, list[int]] = {}
+    """Group ranks by pipeline stage, and stages that run the same kernels as often, as those in the middle of a model do."""
+    stages: dict[int | None, list[int]] = {}
     for rank in sorted(times):
-        by_stage.setdefault(times[rank].stage, []).append(rank)
-    alone = [ranks[0] for ranks in by_stage.values() if len(ranks) == 1]
-    groups = [ranks for ranks in by_stage.values() if len(ranks) > 1]
-    alike: list[list[int]] = []
-    for rank in alone:
-        calls = _calls(times[rank])
-        for ranks in alike:
-            if _alike(calls, _calls(times[ranks[0]])):
-                ranks.append(rank)
-                break
+        stages.setdefault(times[rank].stage, []).append(rank)
+    groups: list[tuple[dict[str, int], list[int]]] = []
+    for ranks in stages.values():
+        calls = _calls(times[ranks[0]])
+        alike = next((group for known, group in groups if calls and _alike(calls, known)), None)
+        if alike is None:
+            groups.append((calls, list(ranks)))
         else:
-            alike.append([rank])
-    return groups + alike
+            alike.extend(ranks)
+    return [sorted(group) for _, group in groups]
 
 
-_MATTERS: Final = 0.02
+_MATTERS: Final = 0.005
 """Share of the compute from which a kernel matters when the work of two ranks is compared."""
-_SAME_CALLS: Final = 0.1
+_SAME_CALLS: Final = 0.02
 """Relative difference of calls up to which two ranks do the same work."""
 
 

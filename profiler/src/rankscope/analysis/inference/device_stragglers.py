@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,42 +50,65 @@ def judge_windows(blame: Blame, waits: Waits, times: Mapping[int, DeviceTimes], 
     over which ``blame`` was summed. Own times count first, since they cover all waiting; where the order at collectives shows
     more than twice as much, it counts.
     """
-    groups = device_own_times(times)
-    found = [(group, find_slow(group)) for group in groups]
-    calm = [group for group, slow in found if slow is None]
     waited_us = _waited_us(blame, waits)
-    device: DeviceStraggler | None = None
-    for group, slow in found:
-        if slow is None or (slow.p_value or 0.0) + by_chance_elsewhere(group, slow, calm) > LIMIT:
-            continue
-        gain = min(slow.gain_us, _imposed(slow, group, times, waited_us))
-        if gain >= MINIMUM_EFFECT * group.wall_us and (device is None or gain > device.slow.gain_us):
-            device = DeviceStraggler(replace(slow, gain_us=gain), group)
+    groups = device_own_times(times)
+    device, calm = slowest(groups, lambda slow, group: _imposed(slow, group, times, waited_us))
     late = find_late(blame, window_us)
     if device is not None and (late is None or 2 * device.slow.gain_us * len(device.compared.steps) >= late.gain_us):
         return WindowJudgement(device=device, is_whole=True)
     if late is not None:
         return WindowJudgement(late=late)
-    suspects = [suspect for group in calm if (suspect := too_short(group)) is not None]
-    if suspects:
-        return WindowJudgement(suspects=sorted(max(suspects, key=lambda suspect: suspect.excess_us).ranks))
+    if suspects := suspected(calm):
+        return WindowJudgement(suspects=suspects)
     last = too_few(blame, window_us)
-    is_whole = bool(groups) and all(len(group.steps) >= blocks_needed(len(group.ranks)) for group in groups)
-    return WindowJudgement(suspects=() if last is None else [last], is_whole=is_whole)
+    return WindowJudgement(suspects=() if last is None else [last], is_whole=are_tested(groups))
+
+
+def slowest(
+    groups: Sequence[DeviceOwnTimes], at_most_us: Callable[[Slow, DeviceOwnTimes], float]
+) -> tuple[DeviceStraggler | None, list[DeviceOwnTimes]]:
+    """Return the slow ranks of the group in which they cost most, if any, and the groups without slow ranks.
+
+    ``at_most_us``: function from slow ranks and their group to the time per step that healing them can save.
+    """
+    found = [(group, find_slow(group)) for group in groups]
+    calm = [group for group, slow in found if slow is None]
+    worst: DeviceStraggler | None = None
+    for group, slow in found:
+        if slow is None or (slow.p_value or 0.0) + by_chance_elsewhere(group, slow, calm) > LIMIT:
+            continue
+        gain = min(slow.gain_us, at_most_us(slow, group))
+        if gain >= MINIMUM_EFFECT * group.wall_us and (worst is None or gain > worst.slow.gain_us):
+            worst = DeviceStraggler(replace(slow, gain_us=gain), group)
+    return worst, calm
+
+
+def suspected(groups: Sequence[DeviceOwnTimes]) -> list[int]:
+    """Return the ranks of groups without slow ranks that were slow at a cost, but too rarely to exclude chance."""
+    suspects = [suspect for group in groups if (suspect := too_short(group)) is not None]
+    return sorted(max(suspects, key=lambda suspect: suspect.excess_us).ranks) if suspects else []
+
+
+def are_tested(groups: Sequence[DeviceOwnTimes]) -> bool:
+    """Return whether all of at least one group have enough steps to exclude chance."""
+    return bool(groups) and all(len(group.steps) >= blocks_needed(len(group.ranks)) for group in groups)
 
 
 def _waited_us(blame: Blame, waits: Waits) -> dict[int, float]:
-    """Return, per rank, the time in all steps that the one rank that waited longest for it did."""
-    by_pair: Counter[tuple[int, int]] = Counter()
+    """Return, per rank, the time in all steps that others waited for it in sends and receives, and the longest wait for it of any
+    one rank at collectives.
+    """
+    waited: dict[int, float] = {}
     for wait in waits.waits:
-        by_pair[wait.origin, wait.waiter] += wait.end - wait.start
+        if wait.match.rule == "pair":
+            waited[wait.origin] = waited.get(wait.origin, 0.0) + (wait.end - wait.start) / 1000
+    by_pair: Counter[tuple[int, int]] = Counter()
     for rows in blame.rows.values():
-        for pair, (imposed_us, _, _) in rows.items():
-            by_pair[pair] += round(imposed_us * 1000)
-    longest: dict[int, float] = {}
-    for (origin, _), wait_ns in by_pair.items():
-        longest[origin] = max(longest.get(origin, 0.0), wait_ns / 1000)
-    return longest
+        by_pair.update({pair: round(imposed_us) for pair, (imposed_us, _, _) in rows.items()})
+    for origin in {origin for origin, _ in by_pair}:
+        longest = max(us for (one, _), us in by_pair.items() if one == origin)
+        waited[origin] = waited.get(origin, 0.0) + longest
+    return waited
 
 
 def _imposed(slow: Slow, group: DeviceOwnTimes, times: Mapping[int, DeviceTimes], waited_us: Mapping[int, float]) -> float:
@@ -97,7 +120,10 @@ def _imposed(slow: Slow, group: DeviceOwnTimes, times: Mapping[int, DeviceTimes]
     rank = slow.ranks[0]
     if times[rank].stage is None or not waited_us:
         return float("inf")
-    peers = [waited_us.get(one, 0.0) for one in group.ranks if one not in slow.ranks]
+    others = [one for one in group.ranks if one not in slow.ranks]
+    # How long others wait for a stage by the schedule alone differs between stages.
+    twins = [one for one in others if times[one].stage == times[rank].stage] or others
+    peers = [waited_us.get(one, 0.0) for one in twins]
     return max(0.0, waited_us.get(rank, 0.0) - float(np.median(peers))) / len(group.steps)
 
 

@@ -124,14 +124,14 @@ def device_signals(
     return Signals(
         own_us=gain_us,
         device_busy_us=busy_excess(rank, breakdowns),
-        transfer_us=None if blame is None else _transfer_excess(rank, blame),
+        transfer_us=None if blame is None else transfer_excess([rank], blame),
     )
 
 
-def _transfer_excess(rank: int, blame: Blame) -> float | None:
-    """Return by how much longer the rank's collectives transfer than the median of the others'."""
-    peers = [time for one, time in blame.transfer_us.items() if one != rank]
-    return blame.transfer_us[rank] - float(np.median(peers)) if peers else None
+def transfer_excess(ranks: Sequence[int], blame: Blame) -> float | None:
+    """Return by how much longer the collectives of the first of ``ranks`` transfer than the median of those of other ranks."""
+    peers = [time for one, time in blame.transfer_us.items() if one not in ranks]
+    return blame.transfer_us[ranks[0]] - float(np.median(peers)) if peers else None
 
 
 def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> float | None:

@@ -1,0 +1,151 @@
+"""Whom `rankscope analyze` names in simulated NCCL jobs with a known fault, and why: layout by fault by seed. Prints JSON.
+
+usage: python benchmarks/gpu_truth.py [--seeds N] [--layout NAME ...] [--source traces|dumps ...]
+
+The jobs are those of tests/nccl: a discrete-event model of hosts that launch, and of devices with a stream for compute and one
+per process group. Its semantics are stated in tests/nccl/device.py. Each job is read from what it leaves:
+
+- traces: Kineto traces of all ranks, of 20 steps, on the clocks of their hosts.
+- dumps: Flight Recorder dumps with durations, of 40 steps. They have no compute, so the cause is not told.
+
+What the fault costs is known: the same job runs without it. An answer is right if it names the rank at fault; where the fault
+costs less than 5 % of the step, also if it names none. Faults of no rank (a slow link, one pause, 3 % slower) must not have a
+rank named, except for a slow link those of its group, with the cause "communication". "Not enough data" is counted apart.
+No peer reads these files without code in the job, so there is no comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from budget import budget
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.nccl.dumps import write_dumps
+from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
+from tests.nccl.traces import write_traces
+
+from rankscope.analysis.engine import analyze
+
+STEPS = {"traces": 20, "dumps": 40}
+"""Steps of a job by source."""
+COSTS = 0.05
+"""Share of the step that a fault must cost for its rank to be named."""
+
+
+class Answer(NamedTuple):
+    """Answer about one job."""
+
+    layout: str
+    fault: str
+    source: str
+    said: str
+    """``right``, ``wrong``, ``missed`` or ``not enough data``."""
+    cause: bool | None
+    """True if the cause is right; ``None`` where no rank was to be named, or was not."""
+    cost: float
+    """What the fault costs, as a share of the step without it."""
+    stated: float | None
+    """Stated gain as a multiple of the true one."""
+
+
+@lru_cache
+def step_us(layout: str, late: int, steps: int, seed: int) -> float:
+    """Return the time of a step of the job without a fault."""
+    return LayoutJob(LAYOUTS[layout], FAULTS["none"], late=late, steps=steps, seed=seed).step_us
+
+
+def judged(layout: str, fault: str, source: str, seed: int) -> Answer:
+    """Play a job, analyse what it leaves, and compare the answer with the truth."""
+    late = int(np.random.default_rng((seed, 1)).integers(LAYOUTS[layout].world))
+    steps = STEPS[source]
+    job = LayoutJob(LAYOUTS[layout], FAULTS[fault], late=late, steps=steps, seed=seed)
+    usual = step_us(layout, late, steps, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        if source == "traces":
+            write_traces(job, Path(folder), seed=seed, graphed="CUDA graph" in layout)
+        else:
+            write_dumps(job, Path(folder))
+        analysis = analyze([folder])
+    verdict, cost = analysis.verdict, job.step_us / usual - 1
+    expected = FAULTS[fault].cause
+    is_fault = expected is not None and cost >= COSTS
+    if verdict.kind == "insufficient_data":
+        return Answer(layout, fault, source, "not enough data", None, cost, None)
+    if verdict.kind != "straggler":
+        return Answer(layout, fault, source, "missed" if is_fault else "right", None, cost, None)
+    if expected is None:
+        groups = [members for name, members in job.groups.items() if late in members and name != "0"]
+        of_link = verdict.cause == "communication" and any(set(verdict.ranks) <= set(members) for members in groups)
+        return Answer(layout, fault, source, "right" if fault == "slow link" and of_link else "wrong", None, cost, None)
+    if verdict.ranks != [late]:
+        return Answer(layout, fault, source, "wrong", None, cost, None)
+    assert verdict.slowdown is not None
+    stated = (1 - 1 / verdict.slowdown) / (cost / (1 + cost)) if is_fault else None
+    cause = verdict.cause == expected if source == "traces" and is_fault else None
+    return Answer(layout, fault, source, "right", cause, cost, stated)
+
+
+def share(answers: list[Answer], said: str) -> float:
+    return sum(answer.said == said for answer in answers) / max(1, len(answers))
+
+
+def main() -> int:
+    """Measure, print the figures; exit status 1 if a budget does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--layout", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
+    parser.add_argument("--source", nargs="*", default=list(STEPS), choices=list(STEPS))
+    args = parser.parse_args()
+    jobs = list(product(args.layout, FAULTS, args.source, range(args.seeds)))
+    answers: list[Answer] = []
+    with ProcessPoolExecutor() as pool:
+        for number, answer in enumerate(pool.map(judged, *zip(*jobs, strict=True)), 1):
+            answers.append(answer)
+            if answer.said != "right" or answer.cause is False:
+                print(f"{jobs[number - 1]}: {answer.said}, cause {answer.cause}, costs {answer.cost:.1%}", file=sys.stderr)
+            if number % 20 == 0:
+                print(f"{number} of {len(jobs)}", file=sys.stderr, flush=True)
+    figures: dict[str, Any] = {}
+    budgets: list[dict[str, object]] = []
+    for source in args.source:
+        of = [answer for answer in answers if answer.source == source]
+        faulty = [answer for answer in of if FAULTS[answer.fault].cause is not None and answer.cost >= COSTS]
+        answered = [answer for answer in faulty if answer.said != "not enough data"]
+        causes = [answer.cause for answer in faulty if answer.cause is not None]
+        budgets += [
+            budget(f"{source}: right rank, of jobs with a fault and an answer", share(answered, "right"), 0.98, at_least=True),
+            budget(f"{source}: another rank named, of all jobs", share(of, "wrong"), 0.01),
+            budget(f"{source}: not enough data, of all jobs", share(of, "not enough data"), 0.05),
+        ]
+        if source == "traces":
+            right = sum(causes) / max(1, len(causes))
+            budgets.append(budget(f"{source}: right cause, of right ranks", right, 0.9, at_least=True))
+        for layout in args.layout:
+            rows = [answer for answer in of if answer.layout == layout]
+            stated = [answer.stated for answer in rows if answer.stated is not None]
+            figures[f"{source}, {layout}"] = dict(Counter(answer.said for answer in rows)) | {
+                "wrong_causes": sum(answer.cause is False for answer in rows),
+                "stated_over_true_gain": [round(float(value), 2) for value in np.quantile(stated, (0.1, 0.5, 0.9))]
+                if stated
+                else None,
+            }
+    environment = {"python": platform.python_version(), "numpy": version("numpy"), "rankscope": version("rankscope")}
+    print(json.dumps({"jobs": len(jobs), "figures": figures, "budgets": budgets, "environment": environment}, indent=1))
+    return 0 if all(row["ok"] for row in budgets) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

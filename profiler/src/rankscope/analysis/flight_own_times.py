@@ -1,0 +1,69 @@
+"""Own times of ranks from Flight Recorder dumps: the time of a step that is not spent in communication that compute waits for.
+
+It covers operations that cannot be matched across ranks: sends and receives, uneven all-to-all. Their durations contain the
+waiting. Sends without a batch are left out, as nothing waits for them at once. Of groups whose collectives run beside compute
+only the longest wait of a step counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rankscope.analysis.collectives.matching import Match
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes
+from rankscope.analysis.flight_calls import Call, RankCalls
+
+
+def own_times(
+    ranks: Mapping[int, RankCalls],
+    kept: Mapping[int, Sequence[tuple[Call, int]]],
+    *,
+    overlapping: set[str],
+    matches: Sequence[Match],
+    step_us: float,
+) -> list[DeviceOwnTimes]:
+    """Return the own times of each pipeline stage with several ranks; of all ranks where there is no pipeline.
+
+    ``kept``: the operations that count, with their steps. ``overlapping``: groups whose collectives run beside compute.
+    ``matches``: matched collectives with the waits that count. ``step_us``: mean time of a step, which is the same on all ranks.
+    Empty where any rank's operations have no durations, or a stage has one rank.
+    """
+    waits = {rank: _waited_us(calls, overlapping) for rank, calls in kept.items()}
+    for match in matches:
+        if match.group in overlapping:
+            least = min(match.inside_ns)
+            for rank, inside in zip(match.ranks, match.inside_ns, strict=True):
+                if match.step in waits[rank]:
+                    waits[rank][match.step] += (inside - least) / 1000
+    stages: dict[int | None, list[int]] = {}
+    for rank, calls in kept.items():
+        stages.setdefault(stage_of_calls(rank, calls, ranks[rank].members), []).append(rank)
+    found: list[DeviceOwnTimes] = []
+    for members in stages.values():
+        steps = sorted(set.intersection(*(set(waits[rank]) for rank in members)))
+        if len(members) < 2 or not steps:
+            return []
+        own = np.array([[step_us - waits[rank][step] for step in steps] for rank in members])
+        found.append(DeviceOwnTimes(sorted(members), steps, own[np.argsort(members)], step_us))
+    return found
+
+
+def stage_of_calls(rank: int, calls: Sequence[tuple[Call, int]], members: Mapping[str, list[int]]) -> int | None:
+    """Return the rank's place in the group of its sends and receives; ``None`` without any, or without known members."""
+    groups = (members.get(call.group, ()) for call, _ in calls if call.op in ("send", "recv", "coalesced"))
+    return next((group.index(rank) for group in groups if rank in group), None)
+
+
+def _waited_us(calls: Sequence[tuple[Call, int]], overlapping: set[str]) -> dict[int, float]:
+    """Return the time of communication that compute waits for, by step; without steps in which a duration is missing."""
+    waited: dict[int, float] = {}
+    incomplete: set[int] = set()
+    for call, step in calls:
+        if call.group in overlapping or call.is_part or call.op == "send":
+            continue
+        if call.duration_us is None:
+            incomplete.add(step)
+        waited[step] = waited.get(step, 0.0) + (call.duration_us or 0.0)
+    return {step: us for step, us in waited.items() if step not in incomplete}
