@@ -15,7 +15,8 @@ from rankscope.analysis.result.analysis import Cause, Kind
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.analysis.verdict.advice_rows import Row
-from rankscope.analysis.verdict.advice_table import RECORD, SHOW, TABLE
+from rankscope.analysis.verdict.advice_sentences import RECORD, SHOW
+from rankscope.analysis.verdict.advice_table import TABLE
 
 _NODE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})?")
 _SHOWN: Final = 4

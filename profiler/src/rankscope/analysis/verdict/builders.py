@@ -16,7 +16,7 @@ from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.text import first_of
 from rankscope.analysis.verdict.advice import Subject, next_actions
-from rankscope.analysis.verdict.advice_table import ROTATING
+from rankscope.analysis.verdict.advice_sentences import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, largest_besides_compute, limit_of, unknown_share
 from rankscope.base.text import duration, ranks_text
 
