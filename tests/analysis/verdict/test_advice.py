@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.physical import PHYSICAL
 from rankscope.analysis.report.run_assessment import _share_batches
 from rankscope.analysis.report.terminal import render_text
-from rankscope.analysis.result.analysis import Verdict
+from rankscope.analysis.result.analysis import Cause, Verdict
 from rankscope.analysis.result.costs import Advice
 from rankscope.analysis.verdict.advice import Subject, next_actions, recommend
 from rankscope.analysis.verdict.advice_table import TABLE
@@ -38,7 +39,7 @@ BASIC = {
         "pipeline": ("schedule", "imbalance"),
         "straggler": (
             *("input", "compute", "host", "gc", "imbalance", "checkpoint", "evaluation"),
-            *("cpu_contention", "memory_pressure", "hardware"),
+            *("cpu_contention", "memory_pressure", "hardware", "communication", "device_unseen"),
         ),
     }.items()
     for name in members
@@ -112,7 +113,8 @@ def test_no_row_of_the_table_hides_another() -> None:
 
 
 def test_next_actions_and_recommendations_are_the_same_sentences(synthetic: Synthetic) -> None:
-    analysis = analyze([synthetic(noise=0.005, plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    plan = lambda rank, _step: {"us": 60_000} if rank == 2 else None  # noqa: E731
+    analysis = analyze([synthetic(device_kind="cpu", noise=0.005, plan=plan).write()])
     (advice,) = [one for one in analysis.advice if one.name == "stalls"]
     assert advice.action in ". ".join(analysis.verdict.next)
     # And a terminal shows them once
@@ -127,6 +129,54 @@ def test_a_host_is_only_left_out_where_there_are_others(hosts: dict[int, str], w
     assert any("without n1" in action for action in said) == without
 
 
+def test_no_host_is_left_out_where_slow_ranks_are_on_several() -> None:
+    hosts = {0: "n0", 3: "n1", 5: "n2"}
+    said = next_actions("straggler", Subject("run", [3, 5], hosts), cause="compute")
+    assert not any("without" in action for action in said)
+
+
+@pytest.mark.parametrize("cause", ["imbalance", "input", "unknown"])
+def test_where_the_host_is_not_known_to_be_at_fault_it_stays(cause: Cause) -> None:
+    said = " ".join(next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause=cause))
+    assert said
+    assert not re.search("without|replace|DRAIN|drain", said)
+
+
+@pytest.mark.parametrize("reason", ["power_cap", "clock"])
+def test_a_setting_is_changed_and_its_host_not_drained(reason: str) -> None:
+    said = next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause="compute", reason=reason)
+    assert not any("DRAIN" in action for action in said)
+
+
+def test_uneven_work_is_balanced_by_tokens_and_by_experts() -> None:
+    (found,) = [one for one in advise({"straggler.imbalance": 0.2}) if one.name == "balance_work"]
+    assert all(word in found.action for word in ("tokens", "pack", "experts"))
+
+
+def test_slow_transfers_of_a_rank_lead_to_its_links() -> None:
+    said = next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause="communication")
+    assert "rank 3 on host n1" in said[0]
+    assert "nvlink -e" in said[0]
+    assert "check_links" in names({"straggler.communication": 0.2})
+
+
+@pytest.mark.parametrize("extra", [{}, {"cpu": True}])
+def test_a_slow_rank_whose_device_is_not_profiled_is_to_be_captured(synthetic: Synthetic, extra: dict[str, Any]) -> None:
+    plan = lambda rank, _step: {"phase": "forward", "us": 60_000, **extra} if rank == 2 else None  # noqa: E731
+    analysis = analyze([synthetic(noise=0.005, plan=plan).write()])
+    assert analysis.verdict.rank == 2
+    assert "rankscope capture" in analysis.verdict.next[0]
+    assert any("nvidia-smi" in action for action in analysis.verdict.next)
+    assert analysis.advice[0].name == "see_device"
+    assert "py-spy" not in " ".join([*analysis.verdict.next, *(one.action for one in analysis.advice)])
+
+
+def test_host_code_between_steps_is_looked_at_on_the_host_of_a_device_too(synthetic: Synthetic) -> None:
+    plan = lambda rank, _step: {"phase": "between_steps", "us": 60_000} if rank == 2 else None  # noqa: E731
+    analysis = analyze([synthetic(noise=0.005, plan=plan).write()])
+    assert analysis.advice[0].name == "stalls"
+
+
 def test_every_row_is_given_in_some_case() -> None:
     full = dict.fromkeys(BASIC, 1.0) | {"collectives.messages": 8.0}
     low = dict.fromkeys(("overlap_ratio", "kernels.float32_share", "mfu", "memory.peak_share", "collectives.sharding_share"), 0.0)
@@ -134,6 +184,7 @@ def test_every_row_is_given_in_some_case() -> None:
     seen |= names({"share.idle": 1.0, "accelerated": 1.0}) | names(full | {"collectives.sharding_share": 0.0})
     seen |= names(full | {"memory.peak_share": 0.0})
     seen |= names(full, "memory_pressure") | names(full, "cpu_contention") | names(full, "xid")
+    seen |= names(full, "device_unseen")
     assert seen == {row.name for row in RECOMMENDED}
 
 
@@ -190,6 +241,7 @@ def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str
         ("hardware", "link", "mend_hardware"),
         ("memory_pressure", "memory_pressure", "memory_of_rank"),
         ("cpu_contention", "cpu_contention", "cpus_of_rank"),
+        ("device_unseen", "device_unseen", "see_device"),
     ],
 )
 def test_the_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, name: str) -> None:
@@ -224,7 +276,8 @@ def test_advice_about_a_rank_names_it() -> None:
     ],
 )
 def test_the_first_advice_for_a_straggler_is_against_its_cause(synthetic: Synthetic, extra: dict[str, Any], name: str) -> None:
-    analysis = analyze([synthetic(noise=0.005, plan=lambda rank, _step: extra if rank == 2 else None).write()])
+    run = synthetic(device_kind="cpu", noise=0.005, plan=lambda rank, _step: extra if rank == 2 else None)
+    analysis = analyze([run.write()])
     first = analysis.advice[0]
     assert first.name == name
     assert first.gain_share_at_most == pytest.approx(60 / 164, abs=0.02)
@@ -331,7 +384,7 @@ def test_one_place_along_a_dimension_is_no_parallelism() -> None:
 
 
 @pytest.mark.parametrize(
-    ("explained_by", "name"),
+    ("reason", "name"),
     [
         (None, "straggler.host"),
         ("cpu_contention", "straggler.cpu_contention"),
@@ -339,17 +392,18 @@ def test_one_place_along_a_dimension_is_no_parallelism() -> None:
         ("thermal_throttle", "straggler.hardware"),
         ("xid", "straggler.hardware"),
         ("link", "straggler.hardware"),
+        ("device_unseen", "straggler.device_unseen"),
     ],
 )
-def test_what_explains_a_straggler_decides_on_the_remedy(explained_by: str | None, name: str) -> None:
-    verdict = Verdict(kind="straggler", cause="host", explained_by=explained_by, slowdown=1.25, summary="")
-    assert {key: figure.value for key, figure in figures_of_verdict(verdict, None).items()} == {name: pytest.approx(0.2)}
+def test_what_explains_a_straggler_decides_on_the_remedy(reason: str | None, name: str) -> None:
+    verdict = Verdict(kind="straggler", cause="host", slowdown=1.25, summary="")
+    assert {key: figure.value for key, figure in figures_of_verdict(verdict, None, reason).items()} == {name: pytest.approx(0.2)}
 
 
 def test_every_physical_reason_has_a_remedy_of_its_own() -> None:
     for row in PHYSICAL:
-        verdict = Verdict(kind="straggler", cause="host", explained_by=row.reason, slowdown=1.25, summary="")
-        assert figures_of_verdict(verdict, None).keys() <= {"straggler.hardware", "straggler.memory_pressure"}
+        verdict = Verdict(kind="straggler", cause="host", slowdown=1.25, summary="")
+        assert figures_of_verdict(verdict, None, row.reason).keys() <= {"straggler.hardware", "straggler.memory_pressure"}
 
 
 def test_every_row_is_documented() -> None:

@@ -17,7 +17,7 @@ from rankscope.analysis.costs.figures import (
 )
 from rankscope.analysis.costs.waterfall import Costs, waterfall
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.verdict.advice import Subject, recommend
+from rankscope.analysis.verdict.advice import Subject, reason_of, recommend
 from rankscope.analysis.verdict.stalled_verdict import place
 from rankscope.runs.records import KernelRecord
 
@@ -25,21 +25,24 @@ from rankscope.runs.records import KernelRecord
 def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analysis:
     """Return the analysis with its waterfall, and the advice that the waterfall and ``figures`` support."""
     found = None if costs is None else waterfall(costs)
+    verdict = analysis.verdict
+    machines = _machines(analysis)
+    evidence = next((one.evidence for one in analysis.findings if one.kind == "straggler"), [])
+    reason = reason_of(verdict, evidence, accelerated="accelerated" in machines)
     figures = {
         **figures,
         **figures_of_costs(costs),
         **figures_of_stages(costs),
-        **figures_of_verdict(analysis.verdict, costs),
-        **_machines(analysis),
+        **figures_of_verdict(verdict, costs, reason),
+        **machines,
     }
-    verdict = analysis.verdict
     subject = Subject(
         run=analysis.source.path if analysis.source.kind == "run" else None,
         ranks=sorted(verdict.ranks, key=lambda rank: rank != verdict.rank),
         hosts={row.rank: row.host for row in analysis.ranks if row.host is not None},
         stalls_at=None if verdict.stalls_at is None else place(verdict.stalls_at),
     )
-    advice = recommend(figures, subject, step_us=None if found is None else found.step_us, reason=verdict.explained_by)
+    advice = recommend(figures, subject, step_us=None if found is None else found.step_us, reason=reason)
     return msgspec.structs.replace(analysis, waterfall=found, advice=advice)
 
 

@@ -7,25 +7,37 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.verdict.advice_rows import Row, for_rank, for_verdict
-from rankscope.analysis.verdict.advice_sentences import COLLECT, DUMP, FEWER_THREADS, LOAD_AHEAD, SEGMENTS
+from rankscope.analysis.verdict.advice_sentences import COLLECT, DUMP, FEWER_THREADS, LINKS_ALONE, LOAD_AHEAD, SEGMENTS
 
 _RECORD_ALL: Final = "Record every step, with phases and CPU time of rank {rank}: {record}"
 
-_WITHOUT: Final = "Start the job again without {without}; if the slowness stays behind, replace the host or its GPU"
+_WITHOUT: Final = "Start the job again without {without}; if no rank is slow then, replace the host or its GPU"
 
 _DRAIN: Final = 'Take the host out: scontrol update NodeName={node} State=DRAIN Reason="rankscope: rank {rank} slow, %s"'
 
 _READINGS: Final = "Look at the readings of rank {rank}'s GPU on {host}: nvidia-smi -q -d %s"
 
 
-def _for_hardware(reason: str, topics: str, *actions: str) -> Row:
-    """Return the row for a rank that its hardware holds back. ``topics``: sections of ``nvidia-smi -q`` that show it."""
-    more = (_READINGS % topics, _DRAIN % reason.replace("_", " "))
-    row = for_rank("mend_hardware", "hardware", 0.05, *actions, *more)
+def _for_hardware(reason: str, topics: str, *actions: str, drain: bool = True) -> Row:
+    """Return the row for a rank that its hardware holds back.
+
+    ``topics``: sections of ``nvidia-smi -q`` that show it. ``drain``: the host may have to be taken out to mend it.
+    """
+    draining = (_DRAIN % reason.replace("_", " "),) if drain else ()
+    row = for_rank("mend_hardware", "hardware", 0.05, *actions, _READINGS % topics, *draining)
     return msgspec.structs.replace(row, reason=reason)
 
 
 FOR_RANKS: Final[tuple[Row, ...]] = (
+    # The host of a device waits for it, so records of the host do not tell which of the two is late.
+    for_rank(
+        "see_device",
+        "device_unseen",
+        0.05,
+        "While it trains, profile steps, which tell a slow GPU from a late host: rankscope capture {run} --steps 20",
+        "If it has ended, record a run with profiled steps: rankscope run --window-every 50 -- ...",
+        _READINGS % "CLOCK,PERFORMANCE,TEMPERATURE,POWER",
+    ),
     _for_hardware(
         "xid", "PAGE_RETIREMENT,ECC", "On {host}, find the errors in the kernel's log, and what each asks for: dmesg | grep Xid"
     ),
@@ -35,10 +47,16 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
     _for_hardware("thermal_throttle", "TEMPERATURE,PERFORMANCE", "Check airflow, fans and coolant of {host}"),
     _for_hardware("power_brake", "POWER,PERFORMANCE", "Check the power supplies of {host} and what its rack may draw"),
     _for_hardware(
-        "power_cap", "POWER", "Compare the power limit of rank {rank}'s GPU with the others', and whether the room allows more"
+        "power_cap",
+        "POWER",
+        "Compare the power limit of rank {rank}'s GPU with the others', and raise it if rack and cooling allow: nvidia-smi -pl",
+        drain=False,
     ),
     _for_hardware(
-        "clock", "CLOCK,PERFORMANCE", "If somebody set the clocks of {host}'s GPUs, reset them: nvidia-smi -rgc; nvidia-smi -rac"
+        "clock",
+        "CLOCK,PERFORMANCE",
+        "Reset the clocks of {host}'s GPUs, if they are locked: nvidia-smi -rgc; nvidia-smi -rac",
+        drain=False,
     ),
     _for_hardware(
         "link",
@@ -50,7 +68,8 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "memory_of_rank",
         "memory_pressure",
         0.05,
-        "Use less memory on {who}: a smaller batch, activation checkpointing, or what else lives on its GPU (nvidia-smi)",
+        "Find what {who} holds on its GPU and the others do not: longer sequences, work that only it does, or another process "
+        "(nvidia-smi)",
         SEGMENTS,
     ),
     for_rank(
@@ -75,10 +94,20 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         _WITHOUT,
     ),
     for_rank(
+        "check_links",
+        "communication",
+        0.05,
+        "Check the links of {who} for errors and lower rates: nvidia-smi nvlink -e, ibstat and ibdiagnet, or the NVLink and PCIe "
+        "metrics of rankscope exporter",
+        LINKS_ALONE,
+        _WITHOUT,
+    ),
+    for_rank(
         "balance_work",
         "imbalance",
         0.05,
-        "Balance the work: bucket samples by length or cap the tokens of a batch, so that {who} and the others get the same",
+        "Give {who} and the others as many tokens: pack sequences, or batch by length with a cap on tokens; for experts, an "
+        "auxiliary loss or a lower capacity factor",
     ),
     for_rank("gc_policy_of_rank", "gc", 0.02, COLLECT),
     for_rank(
@@ -102,5 +131,5 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         _RECORD_ALL,
     ),
     # ``{run:.0}`` shows nothing: there is a page for runs only.
-    for_verdict("straggler", "Look at {who} on the page{run:.0}", _RECORD_ALL, _WITHOUT),
+    for_verdict("straggler", "Look at {who} on the page{run:.0}", _RECORD_ALL),
 )

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import msgspec
+
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.text import first_of
-from rankscope.analysis.verdict.advice import Subject, next_actions
+from rankscope.analysis.verdict.advice import Subject, next_actions, reason_of
 from rankscope.analysis.verdict.advice_sentences import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, largest_besides_compute, limit_of, unknown_share
 from rankscope.base.text import duration, ranks_text
@@ -50,7 +52,7 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
     slowdown = named.step_us / (named.step_us - named.gain_us) if named.step_us > named.gain_us > 0 else None
     hours, cost = _loss(named.gain_us, setting)
     summary = _sentence(named, setting)
-    verdict = Verdict(
+    found = Verdict(
         kind="straggler",
         rank=rank,
         ranks=sorted(named.ranks),
@@ -68,16 +70,14 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
         gpu_hours_lost=hours,
         cost=cost,
         summary=summary,
-        next=[
-            *([ROTATING] if rotating else []),
-            *next_actions(
-                "straggler",
-                Subject(setting.run, [] if rotating else named.ranks, setting.hosts),
-                cause=named.cause.cause,
-                reason=named.cause.explained_by,
-            ),
-        ],
     )
+    actions = next_actions(
+        "straggler",
+        Subject(setting.run, [] if rotating else named.ranks, setting.hosts),
+        cause=found.cause,
+        reason=reason_of(found, named.evidence, accelerated=setting.accelerated),
+    )
+    verdict = msgspec.structs.replace(found, next=[*([ROTATING] if rotating else []), *actions])
     finding = Finding(
         kind="straggler",
         rank=rank,
