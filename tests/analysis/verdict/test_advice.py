@@ -33,7 +33,7 @@ BASIC = {
             *("input", "copies", "compute", "host", "exposed_communication", "idle"),
             *("between_steps", "stalled", "run_queue", "gc"),
         ),
-        "kernels": ("float32_share",),
+        "kernels": ("float32_share", "recompute_share"),
         "collectives": ("median_bytes", "messages", "sharding_share", "all_reduce_share"),
         "memory": ("peak_share", "fragmentation", "retries", "device_leak", "host_leak"),
         "pipeline": ("schedule", "imbalance"),
@@ -50,6 +50,8 @@ some_figures = st.dictionaries(st.sampled_from(sorted(BASIC)), st.floats(0, 1).m
 
 
 RECOMMENDED = [row for row in TABLE if row.name]
+SHORT = {"memory.peak_share": 0.95, "memory.retries": 3.0}
+"""Figures of a device whose memory is short."""
 SUBJECT = Subject("runs/now", [3], {3: "n1", 0: "n0"})
 
 
@@ -182,7 +184,7 @@ def test_every_row_is_given_in_some_case() -> None:
     low = dict.fromkeys(("overlap_ratio", "kernels.float32_share", "mfu", "memory.peak_share", "collectives.sharding_share"), 0.0)
     seen = names(full | {"hosts": 2}) | names(full | low) | names(full | {"overlap_ratio": 0.0})
     seen |= names({"share.idle": 1.0, "accelerated": 1.0}) | names(full | {"collectives.sharding_share": 0.0})
-    seen |= names(full | {"memory.peak_share": 0.0})
+    seen |= names(full | {"memory.peak_share": 0.0}) | names(full | {"kernels.recompute_share": 0.0})
     seen |= names(full, "memory_pressure") | names(full, "cpu_contention") | names(full, "xid")
     seen |= names(full, "device_unseen")
     assert seen == {row.name for row in RECOMMENDED}
@@ -214,14 +216,14 @@ def test_every_row_is_given_in_some_case() -> None:
         ({"pipeline.schedule": 0.3}, "micro_batches", 0.15),
         ({"share.gc": 0.04}, "gc_policy", 0.04),
         ({"straggler.compute": 0.2}, "compare_devices", 0.2),
-        ({"memory.peak_share": 0.95, "share.compute": 0.6}, "activation_checkpointing", None),
+        (SHORT | {"kernels.recompute_share": 0.0, "share.compute": 0.6}, "activation_checkpointing", None),
         (
-            {"memory.peak_share": 0.95, "collectives.all_reduce_share": 1.0, "collectives.sharding_share": 0.0},
+            SHORT | {"collectives.all_reduce_share": 1.0, "collectives.sharding_share": 0.0},
             "shard",
             None,
         ),
         ({"memory.retries": 2}, "allocator", None),
-        ({"memory.fragmentation": 0.3, "memory.peak_share": 0.8}, "fragmentation", None),
+        ({"memory.fragmentation": 0.3, "memory.retries": 1}, "fragmentation", None),
     ],
 )
 def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str, gain: float | None) -> None:
@@ -251,10 +253,18 @@ def test_the_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, 
 
 
 def test_checkpointing_activations_says_what_it_costs() -> None:
-    (found,) = [
-        one for one in advise({"memory.peak_share": 0.95, "share.compute": 0.6}) if one.name == "activation_checkpointing"
-    ]
+    known = SHORT | {"kernels.recompute_share": 0.0, "share.compute": 0.6}
+    (found,) = [one for one in advise(known) if one.name == "activation_checkpointing"]
     assert found.cost_share_at_most == pytest.approx(0.2)
+
+
+def test_a_full_device_is_no_problem_while_no_allocation_fails() -> None:
+    full = {"memory.peak_share": 0.97, "memory.fragmentation": 0.3, "memory.retries": 0, "share.compute": 0.6}
+    assert names(full | {"kernels.recompute_share": 0.0, "collectives.all_reduce_share": 1.0}) == set()
+
+
+def test_what_is_recomputed_already_is_not_advised() -> None:
+    assert "activation_checkpointing" not in names(SHORT | {"kernels.recompute_share": 0.2, "share.compute": 0.6})
 
 
 def test_advice_about_a_rank_names_it() -> None:

@@ -91,6 +91,15 @@ def figures_of_overlap(ranks: Sequence[RankResult], source: PartSource) -> dict[
     return {"overlap_ratio": Figure(hidden / all_of_it, source=source)}
 
 
+def figures_of_recompute(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
+    """Return the share of compute that activation checkpointing recomputes."""
+    seen = [row for row in ranks if row.recompute_us is not None and row.compute_us and not row.truncated]
+    if not seen:
+        return {}
+    again, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("recompute_us", "compute_us"))
+    return {"kernels.recompute_share": Figure(again / all_of_it, source=source)}
+
+
 def figures_of_kernels(kernels: Sequence[KernelRecord], source: PartSource) -> dict[str, Figure]:
     """Return the share of 32 bits (TF32, too) in the time of matrix multiplications whose names contain their type."""
     half = single = 0.0
@@ -119,7 +128,7 @@ def figures_of_memory(memory: Memory | None) -> dict[str, Figure]:
     for name, field, unit in (
         ("memory.peak_share", "peak_share", "ratio"),
         ("memory.fragmentation", "fragmentation", "ratio"),
-        ("memory.retries", "allocator_retries", "retries"),
+        ("memory.retries", "later_allocator_retries", "retries"),
     ):
         values = [value for row in memory.ranks if (value := getattr(row, field)) is not None]
         if values:

@@ -12,6 +12,7 @@ from rankscope.analysis.costs.figures import (
     figures_of_costs,
     figures_of_kernels,
     figures_of_overlap,
+    figures_of_recompute,
     figures_of_stages,
     figures_of_verdict,
 )
@@ -54,7 +55,12 @@ def assessed_windows(analysis: Analysis, costs: Costs | None, matched: Matched, 
 def figures_of_windows(analysis: Analysis, matched: Matched, kernels: Sequence[KernelRecord]) -> Figures:
     """Return the figures of collectives and kernels in profiled windows."""
     source = matched.source
-    return {**figures_of_overlap(analysis.ranks, source), **matched.figures, **figures_of_kernels(kernels, source)}
+    return {
+        **figures_of_overlap(analysis.ranks, source),
+        **figures_of_recompute(analysis.ranks, source),
+        **matched.figures,
+        **figures_of_kernels(kernels, source),
+    }
 
 
 def _machines(analysis: Analysis) -> Figures:

@@ -23,7 +23,9 @@ from rankscope.analysis.verdict.advice_sentences import (
 
 _EXPOSED: Final = "share.exposed_communication"
 _MUCH_EXPOSED: Final = (at_least(_EXPOSED, 0.1), below("overlap_ratio", 0.5))
-_FULL: Final = at_least("memory.peak_share", 0.9)
+_RETRIES: Final = at_least("memory.retries", 1)
+# A full device is no problem by itself: only allocations that failed show that memory is short.
+_FULL: Final = (_RETRIES, at_least("memory.peak_share", 0.9))
 _ACCELERATED: Final = at_least("accelerated", 1)
 _REDUCES: Final = at_least("collectives.all_reduce_share", 0.5)
 _SHARDS: Final = at_least("collectives.sharding_share", 0.5)
@@ -124,32 +126,33 @@ TABLE: Final[tuple[Row, ...]] = (
     ),
     for_figures(
         "activation_checkpointing",
-        (_FULL, at_least("share.all_compute", 0.1)),
-        "peak of allocated memory",
-        "Memory is nearly full: checkpoint the activations of the largest blocks (torch.utils.checkpoint) to make room, such as "
-        "for larger batches; forward is computed once more",
+        (*_FULL, below("kernels.recompute_share", 0.01), at_least("share.all_compute", 0.1)),
+        "allocator retries",
+        "Memory is short and nothing is recomputed: checkpoint the activations of the largest blocks (torch.utils.checkpoint); "
+        "their forward is computed once more",
         gain=None,
         cost=Bound("share.all_compute", 1 / 3),
     ),
     for_figures(
         "shard",
-        (_FULL, _REDUCES, below("collectives.sharding_share", 0.1)),
-        "peak of allocated memory",
-        "Every rank holds the whole model and memory is nearly full: shard optimizer state and parameters (FSDP2, or "
+        (*_FULL, _REDUCES, below("collectives.sharding_share", 0.1)),
+        "allocator retries",
+        "Memory is short and every rank holds the whole model: shard optimizer state and parameters (FSDP2, or "
         "ZeroRedundancyOptimizer)",
         gain=None,
     ),
     for_figures(
         "allocator",
-        (at_least("memory.retries", 1),),
+        (_RETRIES,),
         "allocator retries",
-        "The allocator ran out and gave back its cache, which stops the device: lower the peak",
+        "Allocations fail at first and the allocator releases its cache, which stops the device: lower the peak, as with smaller "
+        "micro-batches or by freeing tensors earlier",
         SEGMENTS,
         gain=None,
     ),
     for_figures(
         "fragmentation",
-        (at_least("memory.fragmentation", 0.2), at_least("memory.peak_share", 0.7)),
+        (at_least("memory.fragmentation", 0.2), _RETRIES),
         "reserved beyond the peak of allocated memory",
         SEGMENTS,
         "Pad batches to few different lengths",
