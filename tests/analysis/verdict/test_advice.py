@@ -15,13 +15,13 @@ from rankscope.analysis.collectives.figures import Figure, figures_of_collective
 from rankscope.analysis.costs.figures import derived, figures_of_kernels, figures_of_verdict
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.physical import PHYSICAL
-from rankscope.analysis.report.run_assessment import _share_batches
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Cause, Verdict
 from rankscope.analysis.result.costs import Advice
 from rankscope.analysis.verdict.advice import Subject, next_actions, recommend
 from rankscope.analysis.verdict.advice_table import TABLE
-from rankscope.runs.records import CollectiveRecord, KernelRecord, RankInfo
+from rankscope.analysis.verdict.bottleneck import exposed_transfer
+from rankscope.runs.records import CollectiveRecord, KernelRecord
 
 Synthetic = Callable[..., Any]
 
@@ -35,6 +35,7 @@ BASIC = {
         ),
         "kernels": ("float32_share", "recompute_share"),
         "collectives": ("median_bytes", "messages", "sharding_share", "all_reduce_share"),
+        "exposed": ("gradients", "shards", "activations", "tokens", "stages"),
         "memory": ("peak_share", "fragmentation", "retries", "device_leak", "host_leak"),
         "pipeline": ("schedule", "imbalance"),
         "straggler": (
@@ -52,16 +53,14 @@ some_figures = st.dictionaries(st.sampled_from(sorted(BASIC)), st.floats(0, 1).m
 RECOMMENDED = [row for row in TABLE if row.name]
 SHORT = {"memory.peak_share": 0.95, "memory.retries": 3.0}
 """Figures of a device whose memory is short."""
+DDP = {"share.exposed_communication": 0.3, "exposed.gradients": 0.9, "collectives.sharding_share": 0.0}
+FSDP = {"share.exposed_communication": 0.3, "exposed.shards": 0.9}
 SUBJECT = Subject("runs/now", [3], {3: "n1", 0: "n0"})
 
 
 def advise(known: dict[str, float], reason: str | None = None) -> list[Advice]:
     figures = {name: Figure(value) for name, value in known.items()}
     return recommend(figures, SUBJECT, step_us=1000.0, reason=reason)
-
-
-def info_of(rank: int, coordinates: dict[str, int]) -> RankInfo:
-    return RankInfo(rank=rank, world_size=4, host="n", pid=1, start_unix_ns=1, coordinates=coordinates)
 
 
 def names(known: dict[str, float], reason: str | None = None) -> set[str]:
@@ -195,23 +194,16 @@ def test_every_row_is_given_in_some_case() -> None:
     [
         ({"share.input": 0.18}, "data_loading", 0.18),
         ({"share.compute": 0.8, "kernels.float32_share": 0.5, "accelerated": 1}, "mixed_precision", 0.8),
-        (
-            {"share.exposed_communication": 0.3, "collectives.median_bytes": 4096, "collectives.messages": 50},
-            "bucket_size",
-            0.3,
-        ),
-        ({"share.exposed_communication": 0.3, "collectives.all_reduce_share": 1.0}, "gradient_accumulation", 0.15),
+        (DDP | {"collectives.median_bytes": 4096, "collectives.messages": 50}, "bucket_size", 0.3),
+        (FSDP | {"collectives.median_bytes": 4096, "collectives.messages": 50}, "wrap_larger", 0.3),
+        (DDP, "gradient_accumulation", 0.15),
+        ({"share.exposed_communication": 0.3, "exposed.activations": 0.7}, "tensor_parallel", 0.3),
+        ({"share.exposed_communication": 0.3, "exposed.tokens": 0.7}, "experts", 0.3),
+        ({"share.exposed_communication": 0.3, "exposed.stages": 0.7}, "stage_transfers", 0.3),
         ({"share.exposed_communication": 0.2, "share.host": 0.1, "memory.peak_share": 0.4}, "batch_size", 0.15),
-        (
-            {"share.exposed_communication": 0.3, "collectives.all_reduce_share": 1.0, "overlap_ratio": 0.1},
-            "overlap",
-            0.3,
-        ),
-        (
-            {"share.exposed_communication": 0.3, "collectives.sharding_share": 1.0, "memory.peak_share": 0.4},
-            "keep_parameters",
-            0.3,
-        ),
+        (DDP | {"overlap_ratio": 0.1}, "overlap", 0.3),
+        (FSDP | {"overlap_ratio": 0.1}, "prefetch_shards", 0.3),
+        (FSDP | {"memory.peak_share": 0.4}, "keep_parameters", 0.3),
         ({"share.exposed_communication": 0.3, "hosts": 4}, "interconnect", 0.3),
         ({"pipeline.schedule": 0.3}, "micro_batches", 0.15),
         ({"share.gc": 0.04}, "gc_policy", 0.04),
@@ -250,6 +242,43 @@ def test_the_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, 
     (found,) = advise({f"straggler.{figure}": 0.2}, reason)
     assert (found.name, found.gain_share_at_most) == (name, 0.2)
     assert advise({f"straggler.{figure}": 0.2}) == []
+
+
+@pytest.mark.parametrize("kind", ["shards", "activations", "tokens", "stages"])
+def test_buckets_are_mentioned_only_where_gradients_of_ddp_are_exposed(kind: str) -> None:
+    small = {"collectives.median_bytes": 4096, "collectives.messages": 50, "overlap_ratio": 0.1}
+    known = {"share.exposed_communication": 0.3, f"exposed.{kind}": 0.9, "collectives.sharding_share": 0.0}
+    assert any("bucket_cap_mb" in one.action for one in advise(DDP | small))
+    assert not any("bucket_cap_mb" in one.action for one in advise(known | small))
+    hybrid = DDP | small | {"collectives.sharding_share": 0.3}
+    assert not any("bucket_cap_mb" in one.action or "no_sync" in one.action for one in advise(hybrid))
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("gradients", "bucket_cap_mb"),
+        ("shards", "forward_prefetch"),
+        ("activations", "tensor"),
+        ("tokens", "experts"),
+        ("stages", "micro-batches"),
+    ],
+)
+def test_what_is_exposed_decides_on_the_next_actions(kind: str, word: str) -> None:
+    figures = {f"exposed.{kind}": Figure(0.8), "collectives.sharding_share": Figure(0.0)}
+    assert word in next_actions("communication_bound", SUBJECT, reason=exposed_transfer(figures))[0]
+
+
+def test_without_a_kind_that_dominates_no_remedy_of_one_is_given() -> None:
+    figures = {"exposed.gradients": Figure(0.8), "collectives.sharding_share": Figure(0.2)}
+    assert exposed_transfer(figures) is exposed_transfer({}) is exposed_transfer({"exposed.shards": Figure(0.4)}) is None
+    assert not any("accumulation" in action for action in next_actions("communication_bound", SUBJECT))
+
+
+def test_a_step_that_compute_limits_is_no_fault() -> None:
+    said = next_actions("compute_bound", SUBJECT)
+    assert "well-tuned" in said[0]
+    assert not any("torch.compile" in action for action in said)
 
 
 def test_checkpointing_activations_says_what_it_costs() -> None:
@@ -357,7 +386,9 @@ def test_collectives_tell_their_sizes_and_what_they_are_for() -> None:
 
     rows = [one("all_gather_base", 30, 100), one("reduce_scatter_base", 30, 200), one("all_reduce", 40, 300)]
     found = figures_of_collectives([rows], "windows")
-    assert {name: figure.value for name, figure in found.items()} == {
+    assert {name: figure.value for name, figure in found.items() if figure.value} == {
+        "exposed.shards": 0.6,
+        "exposed.gradients": 0.4,
         "collectives.median_bytes": 200.0,
         "collectives.messages": 3.0,
         "collectives.sharding_share": 0.6,
@@ -380,17 +411,6 @@ def test_numbers_beside_the_gradients_say_nothing_of_their_buckets() -> None:
     # And a small model, whose gradients fit into one bucket, cannot send fewer
     small = figures_of_collectives([[one(0, mib // 2), *[one(0, 4)] * 20]], "windows")
     assert small["collectives.messages"].value == pytest.approx(1, rel=1e-3)
-
-
-@pytest.mark.parametrize(("layout", "gradients"), [(("dp", "pp"), True), (("dp", "tp"), False), (("dp_shard", "cp"), False)])
-def test_where_ranks_share_a_batch_all_reduces_are_not_taken_for_gradients(layout: tuple[str, str], *, gradients: bool) -> None:
-    coordinates = {rank: {layout[0]: rank // 2, layout[1]: rank % 2} for rank in range(4)}
-    assert _share_batches({rank: info_of(rank, at) for rank, at in coordinates.items()}) is not gradients
-
-
-def test_one_place_along_a_dimension_is_no_parallelism() -> None:
-    assert not _share_batches({rank: info_of(rank, {"dp": rank, "tp": 0}) for rank in range(4)})
-    assert not _share_batches({})
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,11 @@ _RETRIES: Final = at_least("memory.retries", 1)
 # A full device is no problem by itself: only allocations that failed show that memory is short.
 _FULL: Final = (_RETRIES, at_least("memory.peak_share", 0.9))
 _ACCELERATED: Final = at_least("accelerated", 1)
-_REDUCES: Final = at_least("collectives.all_reduce_share", 0.5)
-_SHARDS: Final = at_least("collectives.sharding_share", 0.5)
+_REPLICATED: Final = below("collectives.sharding_share", 0.1)
+# Without shards, gradients that are reduced are DDP's; with shards, they are those of hybrid sharding.
+_DDP: Final = (at_least("exposed.gradients", 0.5), _REPLICATED)
+_SHARDS: Final = at_least("exposed.shards", 0.5)
+_SMALL: Final = (below("collectives.median_bytes", 1 << 20), at_least("collectives.messages", 4))
 
 TABLE: Final[tuple[Row, ...]] = (
     *FOR_RANKS,
@@ -54,16 +57,22 @@ TABLE: Final[tuple[Row, ...]] = (
         (at_least("share.compute", 0.5), below("mfu", 0.3), below("kernels.float32_share", 0.3)),
         "share of compute",
         "Speed up the kernels: torch.compile, fused attention and optimizers, sizes that are multiples of 64, lower precision",
-        kind="compute_bound",
+    ),
+    for_verdict(
+        "compute_bound",
+        "Compute limits the step, as in a well-tuned job: compare its MFU with what this model reaches on this device elsewhere",
+        "If it is lower, look at the costliest kernels: rankscope analyze TRACES --detail",
     ),
     # Communication
     for_figures(
         "overlap",
-        (*_MUCH_EXPOSED, _REDUCES),
+        (*_MUCH_EXPOSED, *_DDP),
         "share of exposed communication",
         "Let gradients be reduced while backward goes on: a smaller bucket_cap_mb where they all fit into a few buckets; nothing "
         "in backward that waits for the device; if DDP has find_unused_parameters=True, static_graph=True instead where the "
         "graph is the same in all steps",
+        kind="communication_bound",
+        reason="gradients",
     ),
     for_figures(
         "prefetch_shards",
@@ -71,20 +80,54 @@ TABLE: Final[tuple[Row, ...]] = (
         "share of exposed communication",
         "Gather more layers ahead (set_modules_to_forward_prefetch and set_modules_to_backward_prefetch of FSDP2, "
         "forward_prefetch=True of FSDP1), and wrap layers of like size each",
+        kind="communication_bound",
+        reason="shards",
     ),
     for_figures(
         "bucket_size",
-        (at_least(_EXPOSED, 0.05), below("collectives.median_bytes", 1 << 20), at_least("collectives.messages", 4)),
+        (at_least(_EXPOSED, 0.05), *_DDP, *_SMALL),
         "share of exposed communication",
-        "Send fewer, larger messages: raise bucket_cap_mb of DDP, or wrap larger modules in FSDP",
+        "Reduce gradients in fewer, larger buckets: raise bucket_cap_mb of DDP",
+    ),
+    for_figures(
+        "wrap_larger",
+        (at_least(_EXPOSED, 0.05), _SHARDS, *_SMALL),
+        "share of exposed communication",
+        "Gather shards in fewer, larger messages: apply FSDP to larger modules",
     ),
     for_figures(
         "gradient_accumulation",
-        (at_least(_EXPOSED, 0.15), _REDUCES),
+        (at_least(_EXPOSED, 0.15), *_DDP),
         "exposed communication per sample",
-        "Reduce gradients every second batch only: no_sync() and twice the accumulation steps (the batch per optimizer step "
-        "doubles)",
+        "If the batch per optimizer step may double, reduce gradients every second batch only: no_sync() and twice the "
+        "accumulation steps",
         gain=0.5,
+    ),
+    for_figures(
+        "tensor_parallel",
+        (at_least(_EXPOSED, 0.1), at_least("exposed.activations", 0.5)),
+        "share of exposed communication",
+        "Compute waits for activations of other ranks: sequence parallelism, async tensor parallelism "
+        "(torch._inductor.config._micro_pipeline_tp), or a smaller tensor-parallel degree, inside a host",
+        kind="communication_bound",
+        reason="activations",
+    ),
+    for_figures(
+        "experts",
+        (at_least(_EXPOSED, 0.1), at_least("exposed.tokens", 0.5)),
+        "share of exposed communication",
+        "Shorten the all-to-all of experts: place experts that exchange most on one host, lower the capacity factor, or compute "
+        "one half of the batch while the other is dispatched",
+        kind="communication_bound",
+        reason="tokens",
+    ),
+    for_figures(
+        "stage_transfers",
+        (at_least(_EXPOSED, 0.1), at_least("exposed.stages", 0.5)),
+        "share of exposed communication",
+        "Send between pipeline stages while they compute: more micro-batches, or an interleaved schedule",
+        kind="communication_bound",
+        reason="stages",
     ),
     for_figures(
         "keep_parameters",
@@ -111,7 +154,7 @@ TABLE: Final[tuple[Row, ...]] = (
     ),
     for_verdict(
         "communication_bound",
-        "Hide more of it behind backward, or have less of it: gradient accumulation, communication in lower precision",
+        "See which operations no compute hides, by process group, on the page{run:.0}",
         LINKS_ALONE,
     ),
     # Batch and memory
@@ -120,8 +163,8 @@ TABLE: Final[tuple[Row, ...]] = (
         "batch_size",
         (at_least("share.overhead", 0.15), below("memory.peak_share", 0.45)),
         "time per sample",
-        "There is memory left: twice the batch per rank halves what communication and the host cost per sample (and asks for "
-        "another learning rate)",
+        "There is memory left: micro-batches of twice the size halve what communication and the host cost per sample; with half "
+        "the accumulation steps, the batch per optimizer step stays the same",
         gain=0.5,
     ),
     for_figures(
@@ -135,7 +178,7 @@ TABLE: Final[tuple[Row, ...]] = (
     ),
     for_figures(
         "shard",
-        (*_FULL, _REDUCES, below("collectives.sharding_share", 0.1)),
+        (*_FULL, at_least("collectives.all_reduce_share", 0.5), _REPLICATED),
         "allocator retries",
         "Memory is short and every rank holds the whole model: shard optimizer state and parameters (FSDP2, or "
         "ZeroRedundancyOptimizer)",
@@ -179,7 +222,7 @@ TABLE: Final[tuple[Row, ...]] = (
         "micro_batches",
         (at_least("pipeline.schedule", 0.05),),
         "pipeline bubble",
-        "Use twice the micro-batches per step, or gradient accumulation: the schedule's bubble nearly halves",
+        "Use twice the micro-batches per step, smaller ones if the batch is fixed: the schedule's bubble nearly halves",
         "Try an interleaved or zero-bubble schedule",
         gain=0.5,
         kind="pipeline_bubble",

@@ -19,7 +19,7 @@ from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Ve
 from rankscope.analysis.result.text import first_of
 from rankscope.analysis.verdict.advice import Subject, next_actions, reason_of
 from rankscope.analysis.verdict.advice_sentences import ROTATING
-from rankscope.analysis.verdict.bottleneck import SHOWN, largest_besides_compute, limit_of, unknown_share
+from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
 from rankscope.base.text import duration, ranks_text
 
 EvidenceSource = Literal["steps", "windows", "traces", "flight_recorder"]
@@ -119,9 +119,11 @@ def nobody(shares: Figures, setting: Setting, *, confidence: float | None, why: 
 
 
 def _reason(found: Finding | None, shares: Figures) -> str | None:
-    """Return what selects the next actions besides the cause: an explanation, an open question, or the phase."""
+    """Return what selects the next actions besides the cause: a kind of transfer, an explanation, an open question, or the phase."""
     if found is None:
         return None
+    if found.kind == "communication_bound":
+        return exposed_transfer(shares)
     open_why = found.kind == "host_bound" and "share.idle_unexplained" in shares
     return found.explained_by or ("idle_unexplained" if open_why else found.phase)
 
