@@ -11,8 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
-from rankscope.analysis.evidence.peers import SHARED_DIMENSIONS, STAGE_DIMENSIONS
-from rankscope.runs.records import CollectiveRecord
+from rankscope.runs.records import SHARED_DIMENSIONS, STAGE_DIMENSIONS, CollectiveRecord
 
 Transfer = Literal["gradients", "shards", "activations", "tokens", "stages"]
 

@@ -119,7 +119,7 @@ def nobody(shares: Figures, setting: Setting, *, confidence: float | None, why: 
 
 
 def _reason(found: Finding | None, shares: Figures) -> str | None:
-    """Return what selects the next actions besides the cause: a kind of transfer, an explanation, an open question, or the phase."""
+    """Return what selects the next actions besides the cause: transfers, an explanation, an open question, or the phase."""
     if found is None:
         return None
     if found.kind == "communication_bound":
