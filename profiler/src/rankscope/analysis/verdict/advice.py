@@ -75,8 +75,9 @@ def reason_of(verdict: Verdict, evidence: Sequence[Evidence], *, accelerated: bo
     the finding on the rank.
     """
     seen = not accelerated or verdict.stalls_at is not None or any(one.name == "device_busy_excess" for one in evidence)
+    of_one = verdict.kind == "straggler" and verdict.pattern != "rotating"
     of_either = verdict.cause in _OF_HOST_OR_DEVICE and verdict.phase not in _OF_HOST
-    unseen = verdict.kind == "straggler" and verdict.evidence_source == "steps" and of_either and not seen
+    unseen = of_one and verdict.evidence_source == "steps" and of_either and not seen
     return verdict.explained_by or ("device_unseen" if unseen else None)
 
 

@@ -34,7 +34,7 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "see_device",
         "device_unseen",
         0.05,
-        "While it trains, profile steps, which tell a slow GPU from a late host: rankscope capture {run} --steps 20",
+        "While it trains, profile steps to see whether the GPU or the host of {who} is late: rankscope capture {run} --steps 20",
         "If it has ended, record a run with profiled steps: rankscope run --window-every 50 -- ...",
         _READINGS % "CLOCK,PERFORMANCE,TEMPERATURE,POWER",
     ),
