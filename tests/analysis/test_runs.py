@@ -550,7 +550,7 @@ def test_a_collective_in_an_absurd_step_is_left_out_and_counted(synthetic: Synth
 @pytest.mark.parametrize("extra", [{"cpu": True}, {}, {"phase": "between_steps"}])
 def test_a_job_of_one_host_is_not_told_to_do_without_it(synthetic: Synthetic, extra: dict[str, Any]) -> None:
     def said(**where: Any) -> str:
-        analysis = result(synthetic(plan=always(2, us=60_000, **extra), **where))
+        analysis = result(synthetic(device_kind="cpu", plan=always(2, us=60_000, **extra), **where))
         assert analysis.verdict.rank == 2
         return " ".join([*analysis.verdict.next, *(one.action for one in analysis.advice)])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 import torch.distributed.checkpoint
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -28,6 +29,7 @@ TAKES: dict[str, Callable[..., Any]] = {
     "forward_prefetch": FullyShardedDataParallel.__init__,
 }
 HAS: dict[str, object] = {
+    "torch._inductor.config._micro_pipeline_tp": torch._inductor.config,
     "no_sync": DistributedDataParallel,
     "set_modules_to_forward_prefetch": FSDPModule,
     "set_modules_to_backward_prefetch": FSDPModule,

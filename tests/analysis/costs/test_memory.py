@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.analysis.costs.figures import figures_of_memory
 from rankscope.analysis.costs.memory import MINIMUM_SAMPLES, is_leak, memory_of, slope_of
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.steps import StepTable
@@ -124,7 +125,15 @@ def test_fragmentation_is_what_is_reserved_beyond_the_peak() -> None:
     (row,) = found.ranks
     assert (row.allocated_bytes, row.reserved_bytes, row.peak_allocated_bytes) == (20, 80, 60)
     assert (row.fragmentation, row.peak_share, row.allocator_retries) == (0.25, 0.6, 3)
+    assert row.later_allocator_retries == 3
     assert found.growth == []
+
+
+def test_retries_at_start_up_are_no_evidence_of_short_memory() -> None:
+    found = memory_of(table({0: [device(10, 60, 40, 2), device(20, 80, 60, 2)], 1: [device(10, 60, 40, 2)]}), {0: 100})
+    assert found is not None
+    assert [row.later_allocator_retries for row in found.ranks] == [0, None]
+    assert figures_of_memory(found)["memory.retries"].value == 0
 
 
 def test_a_rank_without_a_device_has_resident_memory_only() -> None:

@@ -98,10 +98,10 @@ def test_equal_ranks_seldom_have_a_line_that_stands_out() -> None:
     assert named <= 4
 
 
-def analysis_of(synthetic: Synthetic, stacks: dict[int, list[StackSamples]], **extra: object) -> Analysis:
+def analysis_of(synthetic: Synthetic, stacks: dict[int, list[StackSamples]], kind: str = "cpu", **extra: object) -> Analysis:
     """Return the analysis of a run whose rank 2 is slow in forward, with these stacks."""
     run = synthetic(
-        noise=0.005, plan=lambda rank, _step: {"phase": "forward", "us": 60_000, **extra} if rank == 2 else None
+        device_kind=kind, noise=0.005, plan=lambda rank, _step: {"phase": "forward", "us": 60_000, **extra} if rank == 2 else None
     ).write()
     for rank, rows in stacks.items():
         append(rank_dir(Path(run), 0, rank), "stacks", *rows)
@@ -111,8 +111,9 @@ def analysis_of(synthetic: Synthetic, stacks: dict[int, list[StackSamples]], **e
 STALLS = {2: [row({88: 84, 5: 16})], **{rank: [row({5: 16, 9: 84})] for rank in (0, 1, 3)}}
 
 
-def test_the_verdict_says_at_which_line_the_rank_stalls_and_advises_no_py_spy(synthetic: Synthetic) -> None:
-    analysis = analysis_of(synthetic, STALLS)
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_verdict_says_at_which_line_the_rank_stalls_and_advises_no_py_spy(synthetic: Synthetic, kind: str) -> None:
+    analysis = analysis_of(synthetic, STALLS, kind)
     verdict = analysis.verdict
     assert (verdict.kind, verdict.rank, verdict.cause) == ("straggler", 2, "host")
     assert verdict.stalls_at is not None

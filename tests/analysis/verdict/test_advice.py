@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from rankscope.analysis.collectives.figures import Figure, figures_of_collective
 from rankscope.analysis.costs.figures import derived, figures_of_kernels, figures_of_verdict
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.physical import PHYSICAL
-from rankscope.analysis.report.run_assessment import _share_batches
 from rankscope.analysis.report.terminal import render_text
-from rankscope.analysis.result.analysis import Verdict
+from rankscope.analysis.result.analysis import Cause, Verdict
 from rankscope.analysis.result.costs import Advice
 from rankscope.analysis.verdict.advice import Subject, next_actions, recommend
 from rankscope.analysis.verdict.advice_table import TABLE
-from rankscope.runs.records import CollectiveRecord, KernelRecord, RankInfo
+from rankscope.analysis.verdict.bottleneck import exposed_transfer
+from rankscope.analysis.verdict.builders import Setting, nobody
+from rankscope.runs.records import CollectiveRecord, KernelRecord
 
 Synthetic = Callable[..., Any]
 
@@ -32,13 +34,14 @@ BASIC = {
             *("input", "copies", "compute", "host", "exposed_communication", "idle"),
             *("between_steps", "stalled", "run_queue", "gc"),
         ),
-        "kernels": ("float32_share",),
+        "kernels": ("float32_share", "recompute_share"),
         "collectives": ("median_bytes", "messages", "sharding_share", "all_reduce_share"),
+        "exposed": ("gradients", "shards", "activations", "tokens", "stages"),
         "memory": ("peak_share", "fragmentation", "retries", "device_leak", "host_leak"),
         "pipeline": ("schedule", "imbalance"),
         "straggler": (
             *("input", "compute", "host", "gc", "imbalance", "checkpoint", "evaluation"),
-            *("cpu_contention", "memory_pressure", "hardware"),
+            *("cpu_contention", "memory_pressure", "hardware", "communication", "device_unseen"),
         ),
     }.items()
     for name in members
@@ -49,16 +52,16 @@ some_figures = st.dictionaries(st.sampled_from(sorted(BASIC)), st.floats(0, 1).m
 
 
 RECOMMENDED = [row for row in TABLE if row.name]
+SHORT = {"memory.peak_share": 0.95, "memory.retries": 3.0}
+"""Figures of a device whose memory is short."""
+DDP = {"share.exposed_communication": 0.3, "exposed.gradients": 0.9, "collectives.sharding_share": 0.0}
+FSDP = {"share.exposed_communication": 0.3, "exposed.shards": 0.9}
 SUBJECT = Subject("runs/now", [3], {3: "n1", 0: "n0"})
 
 
 def advise(known: dict[str, float], reason: str | None = None) -> list[Advice]:
     figures = {name: Figure(value) for name, value in known.items()}
     return recommend(figures, SUBJECT, step_us=1000.0, reason=reason)
-
-
-def info_of(rank: int, coordinates: dict[str, int]) -> RankInfo:
-    return RankInfo(rank=rank, world_size=4, host="n", pid=1, start_unix_ns=1, coordinates=coordinates)
 
 
 def names(known: dict[str, float], reason: str | None = None) -> set[str]:
@@ -112,7 +115,8 @@ def test_no_row_of_the_table_hides_another() -> None:
 
 
 def test_next_actions_and_recommendations_are_the_same_sentences(synthetic: Synthetic) -> None:
-    analysis = analyze([synthetic(noise=0.005, plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    plan = lambda rank, _step: {"us": 60_000} if rank == 2 else None  # noqa: E731
+    analysis = analyze([synthetic(device_kind="cpu", noise=0.005, plan=plan).write()])
     (advice,) = [one for one in analysis.advice if one.name == "stalls"]
     assert advice.action in ". ".join(analysis.verdict.next)
     # And a terminal shows them once
@@ -127,13 +131,62 @@ def test_a_host_is_only_left_out_where_there_are_others(hosts: dict[int, str], w
     assert any("without n1" in action for action in said) == without
 
 
+def test_no_host_is_left_out_where_slow_ranks_are_on_several() -> None:
+    hosts = {0: "n0", 3: "n1", 5: "n2"}
+    said = next_actions("straggler", Subject("run", [3, 5], hosts), cause="compute")
+    assert not any("without" in action for action in said)
+
+
+@pytest.mark.parametrize("cause", ["imbalance", "input", "unknown"])
+def test_where_the_host_is_not_known_to_be_at_fault_it_stays(cause: Cause) -> None:
+    said = " ".join(next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause=cause))
+    assert said
+    assert not re.search("without|replace|DRAIN|drain", said)
+
+
+@pytest.mark.parametrize("reason", ["power_cap", "clock"])
+def test_a_setting_is_changed_and_its_host_not_drained(reason: str) -> None:
+    said = next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause="compute", reason=reason)
+    assert not any("DRAIN" in action for action in said)
+
+
+def test_uneven_work_is_balanced_by_tokens_and_by_experts() -> None:
+    (found,) = [one for one in advise({"straggler.imbalance": 0.2}) if one.name == "balance_work"]
+    assert all(word in found.action for word in ("tokens", "pack", "experts"))
+
+
+def test_slow_transfers_of_a_rank_lead_to_its_links() -> None:
+    said = next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause="communication")
+    assert "rank 3 on host n1" in said[0]
+    assert "nvlink -e" in said[0]
+    assert "check_links" in names({"straggler.communication": 0.2})
+
+
+@pytest.mark.parametrize("extra", [{}, {"cpu": True}])
+def test_a_slow_rank_whose_device_is_not_profiled_is_to_be_captured(synthetic: Synthetic, extra: dict[str, Any]) -> None:
+    plan = lambda rank, _step: {"phase": "forward", "us": 60_000, **extra} if rank == 2 else None  # noqa: E731
+    analysis = analyze([synthetic(noise=0.005, plan=plan).write()])
+    assert analysis.verdict.rank == 2
+    assert "rankscope capture" in analysis.verdict.next[0]
+    assert any("nvidia-smi" in action for action in analysis.verdict.next)
+    assert analysis.advice[0].name == "see_device"
+    assert "py-spy" not in " ".join([*analysis.verdict.next, *(one.action for one in analysis.advice)])
+
+
+def test_host_code_between_steps_is_looked_at_on_the_host_of_a_device_too(synthetic: Synthetic) -> None:
+    plan = lambda rank, _step: {"phase": "between_steps", "us": 60_000} if rank == 2 else None  # noqa: E731
+    analysis = analyze([synthetic(noise=0.005, plan=plan).write()])
+    assert analysis.advice[0].name == "stalls"
+
+
 def test_every_row_is_given_in_some_case() -> None:
     full = dict.fromkeys(BASIC, 1.0) | {"collectives.messages": 8.0}
     low = dict.fromkeys(("overlap_ratio", "kernels.float32_share", "mfu", "memory.peak_share", "collectives.sharding_share"), 0.0)
     seen = names(full | {"hosts": 2}) | names(full | low) | names(full | {"overlap_ratio": 0.0})
     seen |= names({"share.idle": 1.0, "accelerated": 1.0}) | names(full | {"collectives.sharding_share": 0.0})
-    seen |= names(full | {"memory.peak_share": 0.0})
+    seen |= names(full | {"memory.peak_share": 0.0}) | names(full | {"kernels.recompute_share": 0.0})
     seen |= names(full, "memory_pressure") | names(full, "cpu_contention") | names(full, "xid")
+    seen |= names(full, "device_unseen")
     assert seen == {row.name for row in RECOMMENDED}
 
 
@@ -142,35 +195,28 @@ def test_every_row_is_given_in_some_case() -> None:
     [
         ({"share.input": 0.18}, "data_loading", 0.18),
         ({"share.compute": 0.8, "kernels.float32_share": 0.5, "accelerated": 1}, "mixed_precision", 0.8),
-        (
-            {"share.exposed_communication": 0.3, "collectives.median_bytes": 4096, "collectives.messages": 50},
-            "bucket_size",
-            0.3,
-        ),
-        ({"share.exposed_communication": 0.3, "collectives.all_reduce_share": 1.0}, "gradient_accumulation", 0.15),
+        (DDP | {"collectives.median_bytes": 4096, "collectives.messages": 50}, "bucket_size", 0.3),
+        (FSDP | {"collectives.median_bytes": 4096, "collectives.messages": 50}, "wrap_larger", 0.3),
+        (DDP, "gradient_accumulation", 0.15),
+        ({"share.exposed_communication": 0.3, "exposed.activations": 0.7}, "tensor_parallel", 0.3),
+        ({"share.exposed_communication": 0.3, "exposed.tokens": 0.7}, "experts", 0.3),
+        ({"share.exposed_communication": 0.3, "exposed.stages": 0.7}, "stage_transfers", 0.3),
         ({"share.exposed_communication": 0.2, "share.host": 0.1, "memory.peak_share": 0.4}, "batch_size", 0.15),
-        (
-            {"share.exposed_communication": 0.3, "collectives.all_reduce_share": 1.0, "overlap_ratio": 0.1},
-            "overlap",
-            0.3,
-        ),
-        (
-            {"share.exposed_communication": 0.3, "collectives.sharding_share": 1.0, "memory.peak_share": 0.4},
-            "keep_parameters",
-            0.3,
-        ),
+        (DDP | {"overlap_ratio": 0.1}, "overlap", 0.3),
+        (FSDP | {"overlap_ratio": 0.1}, "prefetch_shards", 0.3),
+        (FSDP | {"memory.peak_share": 0.4}, "keep_parameters", 0.3),
         ({"share.exposed_communication": 0.3, "hosts": 4}, "interconnect", 0.3),
         ({"pipeline.schedule": 0.3}, "micro_batches", 0.15),
         ({"share.gc": 0.04}, "gc_policy", 0.04),
         ({"straggler.compute": 0.2}, "compare_devices", 0.2),
-        ({"memory.peak_share": 0.95, "share.compute": 0.6}, "activation_checkpointing", None),
+        (SHORT | {"kernels.recompute_share": 0.0, "share.compute": 0.6}, "activation_checkpointing", None),
         (
-            {"memory.peak_share": 0.95, "collectives.all_reduce_share": 1.0, "collectives.sharding_share": 0.0},
+            SHORT | {"collectives.all_reduce_share": 1.0, "collectives.sharding_share": 0.0},
             "shard",
             None,
         ),
         ({"memory.retries": 2}, "allocator", None),
-        ({"memory.fragmentation": 0.3, "memory.peak_share": 0.8}, "fragmentation", None),
+        ({"memory.fragmentation": 0.3, "memory.retries": 1}, "fragmentation", None),
     ],
 )
 def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str, gain: float | None) -> None:
@@ -190,6 +236,7 @@ def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str
         ("hardware", "link", "mend_hardware"),
         ("memory_pressure", "memory_pressure", "memory_of_rank"),
         ("cpu_contention", "cpu_contention", "cpus_of_rank"),
+        ("device_unseen", "device_unseen", "see_device"),
     ],
 )
 def test_the_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, name: str) -> None:
@@ -198,11 +245,64 @@ def test_the_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, 
     assert advise({f"straggler.{figure}": 0.2}) == []
 
 
+@pytest.mark.parametrize("kind", ["shards", "activations", "tokens", "stages"])
+def test_buckets_are_mentioned_only_where_gradients_of_ddp_are_exposed(kind: str) -> None:
+    small = {"collectives.median_bytes": 4096, "collectives.messages": 50, "overlap_ratio": 0.1}
+    known = {"share.exposed_communication": 0.3, f"exposed.{kind}": 0.9, "collectives.sharding_share": 0.0}
+    assert any("bucket_cap_mb" in one.action for one in advise(DDP | small))
+    assert not any("bucket_cap_mb" in one.action for one in advise(known | small))
+    hybrid = DDP | small | {"collectives.sharding_share": 0.3}
+    assert not any("bucket_cap_mb" in one.action or "no_sync" in one.action for one in advise(hybrid))
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("gradients", "bucket_cap_mb"),
+        ("shards", "forward_prefetch"),
+        ("activations", "tensor"),
+        ("tokens", "experts"),
+        ("stages", "micro-batches"),
+    ],
+)
+def test_what_is_exposed_decides_on_the_next_actions(kind: str, word: str) -> None:
+    figures = {f"exposed.{kind}": Figure(0.8), "collectives.sharding_share": Figure(0.0)}
+    assert word in next_actions("communication_bound", SUBJECT, reason=exposed_transfer(figures))[0]
+
+
+def test_a_verdict_on_communication_has_the_remedy_of_what_is_exposed() -> None:
+    shares = {"share.exposed_communication": Figure(0.5, source="windows"), "exposed.activations": Figure(0.8)}
+    setting = Setting(source="windows", world_size=8, steps=(0, 9), step_count=9, unit="step", accelerated=True, run="r")
+    verdict, _ = nobody(shares, setting, confidence=None, why="No rank is slow")
+    assert verdict.kind == "communication_bound"
+    assert "tensor-parallel" in verdict.next[0]
+
+
+def test_without_a_kind_that_dominates_no_remedy_of_one_is_given() -> None:
+    figures = {"exposed.gradients": Figure(0.8), "collectives.sharding_share": Figure(0.2)}
+    assert exposed_transfer(figures) is exposed_transfer({}) is exposed_transfer({"exposed.shards": Figure(0.4)}) is None
+    assert not any("accumulation" in action for action in next_actions("communication_bound", SUBJECT))
+
+
+def test_a_step_that_compute_limits_is_no_fault() -> None:
+    said = next_actions("compute_bound", SUBJECT)
+    assert "well-tuned" in said[0]
+    assert not any("torch.compile" in action for action in said)
+
+
 def test_checkpointing_activations_says_what_it_costs() -> None:
-    (found,) = [
-        one for one in advise({"memory.peak_share": 0.95, "share.compute": 0.6}) if one.name == "activation_checkpointing"
-    ]
+    known = SHORT | {"kernels.recompute_share": 0.0, "share.compute": 0.6}
+    (found,) = [one for one in advise(known) if one.name == "activation_checkpointing"]
     assert found.cost_share_at_most == pytest.approx(0.2)
+
+
+def test_a_full_device_is_no_problem_while_no_allocation_fails() -> None:
+    full = {"memory.peak_share": 0.97, "memory.fragmentation": 0.3, "memory.retries": 0, "share.compute": 0.6}
+    assert names(full | {"kernels.recompute_share": 0.0, "collectives.all_reduce_share": 1.0}) == set()
+
+
+def test_what_is_recomputed_already_is_not_advised() -> None:
+    assert "activation_checkpointing" not in names(SHORT | {"kernels.recompute_share": 0.2, "share.compute": 0.6})
 
 
 def test_advice_about_a_rank_names_it() -> None:
@@ -224,7 +324,8 @@ def test_advice_about_a_rank_names_it() -> None:
     ],
 )
 def test_the_first_advice_for_a_straggler_is_against_its_cause(synthetic: Synthetic, extra: dict[str, Any], name: str) -> None:
-    analysis = analyze([synthetic(noise=0.005, plan=lambda rank, _step: extra if rank == 2 else None).write()])
+    run = synthetic(device_kind="cpu", noise=0.005, plan=lambda rank, _step: extra if rank == 2 else None)
+    analysis = analyze([run.write()])
     first = analysis.advice[0]
     assert first.name == name
     assert first.gain_share_at_most == pytest.approx(60 / 164, abs=0.02)
@@ -294,7 +395,9 @@ def test_collectives_tell_their_sizes_and_what_they_are_for() -> None:
 
     rows = [one("all_gather_base", 30, 100), one("reduce_scatter_base", 30, 200), one("all_reduce", 40, 300)]
     found = figures_of_collectives([rows], "windows")
-    assert {name: figure.value for name, figure in found.items()} == {
+    assert {name: figure.value for name, figure in found.items() if figure.value} == {
+        "exposed.shards": 0.6,
+        "exposed.gradients": 0.4,
         "collectives.median_bytes": 200.0,
         "collectives.messages": 3.0,
         "collectives.sharding_share": 0.6,
@@ -319,19 +422,8 @@ def test_numbers_beside_the_gradients_say_nothing_of_their_buckets() -> None:
     assert small["collectives.messages"].value == pytest.approx(1, rel=1e-3)
 
 
-@pytest.mark.parametrize(("layout", "gradients"), [(("dp", "pp"), True), (("dp", "tp"), False), (("dp_shard", "cp"), False)])
-def test_where_ranks_share_a_batch_all_reduces_are_not_taken_for_gradients(layout: tuple[str, str], *, gradients: bool) -> None:
-    coordinates = {rank: {layout[0]: rank // 2, layout[1]: rank % 2} for rank in range(4)}
-    assert _share_batches({rank: info_of(rank, at) for rank, at in coordinates.items()}) is not gradients
-
-
-def test_one_place_along_a_dimension_is_no_parallelism() -> None:
-    assert not _share_batches({rank: info_of(rank, {"dp": rank, "tp": 0}) for rank in range(4)})
-    assert not _share_batches({})
-
-
 @pytest.mark.parametrize(
-    ("explained_by", "name"),
+    ("reason", "name"),
     [
         (None, "straggler.host"),
         ("cpu_contention", "straggler.cpu_contention"),
@@ -339,17 +431,18 @@ def test_one_place_along_a_dimension_is_no_parallelism() -> None:
         ("thermal_throttle", "straggler.hardware"),
         ("xid", "straggler.hardware"),
         ("link", "straggler.hardware"),
+        ("device_unseen", "straggler.device_unseen"),
     ],
 )
-def test_what_explains_a_straggler_decides_on_the_remedy(explained_by: str | None, name: str) -> None:
-    verdict = Verdict(kind="straggler", cause="host", explained_by=explained_by, slowdown=1.25, summary="")
-    assert {key: figure.value for key, figure in figures_of_verdict(verdict, None).items()} == {name: pytest.approx(0.2)}
+def test_what_explains_a_straggler_decides_on_the_remedy(reason: str | None, name: str) -> None:
+    verdict = Verdict(kind="straggler", cause="host", slowdown=1.25, summary="")
+    assert {key: figure.value for key, figure in figures_of_verdict(verdict, None, reason).items()} == {name: pytest.approx(0.2)}
 
 
 def test_every_physical_reason_has_a_remedy_of_its_own() -> None:
     for row in PHYSICAL:
-        verdict = Verdict(kind="straggler", cause="host", explained_by=row.reason, slowdown=1.25, summary="")
-        assert figures_of_verdict(verdict, None).keys() <= {"straggler.hardware", "straggler.memory_pressure"}
+        verdict = Verdict(kind="straggler", cause="host", slowdown=1.25, summary="")
+        assert figures_of_verdict(verdict, None, row.reason).keys() <= {"straggler.hardware", "straggler.memory_pressure"}
 
 
 def test_every_row_is_documented() -> None:

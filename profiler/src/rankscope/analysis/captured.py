@@ -140,7 +140,7 @@ def _verdict(
     counts = [len(reduction.breakdowns) for reduction in held.values() if reduction.breakdowns]
     if not profiled:
         return insufficient("none of these steps has been profiled", run=setting.run, lack="short_capture", capture=again), []
-    shares = shares_of(costs)
+    shares = shares_of(costs, matched.figures)
     if setting.world_size == 1:
         return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     times = times_of_windows(held, setting.world_size)

@@ -239,7 +239,7 @@ def _verdict(
         price_per_gpu_hour=price,
         currency=currency,
     )
-    shares = shares_of(costs)
+    shares = shares_of(costs, matched.figures)
     times = _device_times(traces, world_size)
     if not matching.matches and not times:
         return _without_matches(traces, world_size, shares, setting)

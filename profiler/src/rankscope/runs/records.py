@@ -64,6 +64,12 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Pipeline schedule; ``None``: no pipeline, or not one of torch's own."""
 
 
+STAGE_DIMENSIONS: Final = ("pp", "pipe", "pipeline", "stage")
+"""Common names of the pipeline dimension in a parallel layout."""
+SHARED_DIMENSIONS: Final = frozenset((*STAGE_DIMENSIONS, "tp", "tensor", "model", "mp", "cp", "context", "sp", "sequence"))
+"""Dimensions of a parallel layout along which ranks share samples; along all others each rank has its own."""
+
+
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``rank.json``: identity of a rank. Rewritten once, when the rank ends."""
 

@@ -21,7 +21,7 @@ _SOURCES: Final = {"steps": "step records", "windows": "profiled steps", "traces
 FIGURES: Final[Mapping[str, str]] = {
     **{
         f"straggler.{name}": "{} of the step is lost to the named ranks"
-        for name in (*get_args(Cause), "cpu_contention", "memory_pressure", "hardware")
+        for name in (*get_args(Cause), "cpu_contention", "memory_pressure", "hardware", "device_unseen")
     },
     "share.input": "{} of the step is waiting for the data loader",
     "share.copies": "{} of the step is copies that nothing hides",
@@ -40,13 +40,19 @@ FIGURES: Final[Mapping[str, str]] = {
     "accelerated": "the ranks have accelerators",
     "hosts": "the job has {}",
     "kernels.float32_share": "{} of the time of matrix multiplications is in 32 bits",
-    "collectives.all_reduce_share": "{} of the time in collectives is all-reduce",
-    "collectives.sharding_share": "{} of the time in collectives is all-gather and reduce-scatter",
+    "kernels.recompute_share": "{} of the compute is recomputed for activation checkpointing",
+    "collectives.all_reduce_share": "{} of the time in collectives is all-reduce of gradients",
+    "collectives.sharding_share": "{} of the time in collectives is all-gather and reduce-scatter of shards",
+    "exposed.gradients": "{} of the communication that no compute hides reduces gradients",
+    "exposed.shards": "{} of the communication that no compute hides is all-gather and reduce-scatter of shards",
+    "exposed.activations": "{} of the communication that no compute hides exchanges activations of tensor parallelism",
+    "exposed.tokens": "{} of the communication that no compute hides is all-to-all",
+    "exposed.stages": "{} of the communication that no compute hides is between pipeline stages",
     "collectives.median_bytes": "half of all bytes are in messages of at most {}",
     "collectives.messages": "messages of that size: {}",
     "memory.peak_share": "{} of the device's memory is allocated at the peak",
     "memory.fragmentation": "{} of the reserved memory was never in use at one time",
-    "memory.retries": "allocations that failed at first: {}",
+    "memory.retries": "allocations that failed at first, after the start: {}",
     "memory.device_leak": "memory of the device grows by {}",
     "memory.host_leak": "memory of the process grows by {}",
     "pipeline.schedule": "{} of the step is the bubble of the pipeline's schedule",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import get_args
 
 import msgspec
 import numpy as np
 
+from rankscope.analysis.collectives.transferred import Coordinates, Transfer, exposed_us, transfers_of
 from rankscope.analysis.result.costs import PartSource
 from rankscope.runs.records import CollectiveRecord
 
@@ -25,13 +26,14 @@ class Figure(msgspec.Struct, frozen=True):
 
 Figures = Mapping[str, Figure]
 
-SHARDING: Final = ("all_gather", "reduce_scatter")
-"""Parts of the names of operations on sharded parameters."""
 
+def figures_of_collectives(
+    collectives: Sequence[Sequence[CollectiveRecord]], source: PartSource, coordinates: Coordinates | None = None
+) -> dict[str, Figure]:
+    """Return the size of messages, and the shares of what they transfer. ``collectives``: per rank.
 
-def figures_of_collectives(collectives: Sequence[Sequence[CollectiveRecord]], source: PartSource) -> dict[str, Figure]:
-    """Return the size of messages, and the share of their time that sharding and all-reduce take. ``collectives``: per rank.
-
+    ``collectives.…_share``: of the time in collectives. ``exposed.…``: of the time in collectives, sends and receives that no
+    compute covers.
     ``median_bytes``: half of all bytes are in messages of at most this size, so numbers sent beside the gradients (a loss, a
     norm) do not count. ``messages``: number of messages of this size that the bytes of a step would fill.
     """
@@ -44,12 +46,16 @@ def figures_of_collectives(collectives: Sequence[Sequence[CollectiveRecord]], so
         steps = len({(rank, row.step) for rank, one in enumerate(collectives) for row in one if not row.p2p})
         found["collectives.median_bytes"] = Figure(median, "bytes", source)
         found["collectives.messages"] = Figure(float(sums[-1]) / steps / median, "per step", source)
-    times: Counter[str] = Counter()
-    for row in rows:
-        times[row.op] += row.end_unix_ns - row.start_unix_ns
-    if (total := times.total()) > 0:
-        sharding = sum(time for op, time in times.items() if any(name in op for name in SHARDING))
-        reducing = sum(time for op, time in times.items() if "all_reduce" in op)
-        found["collectives.sharding_share"] = Figure(sharding / total, source=source)
-        found["collectives.all_reduce_share"] = Figure(reducing / total, source=source)
+    times: dict[Transfer | None, float] = defaultdict(float)
+    bare: dict[Transfer | None, float] = defaultdict(float)
+    for one, transfers in zip(collectives, transfers_of(collectives, coordinates or {}), strict=True):
+        for row, transfer in zip(one, transfers, strict=True):
+            bare[transfer] += exposed_us(row)
+            if not row.p2p:
+                times[transfer] += row.end_unix_ns - row.start_unix_ns
+    if (total := sum(times.values())) > 0:
+        found["collectives.sharding_share"] = Figure(times["shards"] / total, source=source)
+        found["collectives.all_reduce_share"] = Figure(times["gradients"] / total, source=source)
+    if (total := sum(bare.values())) > 0:
+        found |= {f"exposed.{name}": Figure(bare[name] / total, source=source) for name in get_args(Transfer)}
     return found

@@ -14,6 +14,7 @@ from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.figures import Figures, figures_of_collectives
 from rankscope.analysis.collectives.links import run_fabric
 from rankscope.analysis.collectives.matching import Matching, match_collectives
+from rankscope.analysis.collectives.transferred import Coordinates
 from rankscope.analysis.collectives.waiting import Waits, waits_of
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.runs.records import CollectiveRecord, RankInfo
@@ -33,6 +34,7 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     collectives: Mapping[int, Sequence[CollectiveRecord]]
     """Records by rank."""
     source: Literal["windows", "traces", "flight_recorder"]
+    coordinates: Coordinates = {}
 
     @cached_property
     def samples(self) -> list[Sample]:
@@ -42,7 +44,7 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def figures(self) -> Figures:
         """Sizes and shares of the operations."""
-        return figures_of_collectives(list(self.collectives.values()), self.source)
+        return figures_of_collectives(list(self.collectives.values()), self.source, self.coordinates)
 
 
 def match_ranks(
@@ -53,6 +55,7 @@ def match_ranks(
     machines: Mapping[int, str],
     world_size: int | None,
     source: Literal["windows", "traces", "flight_recorder"],
+    coordinates: Coordinates | None = None,
 ) -> Matched:
     """Match the collectives, correct the clocks and assign blame to ``ranks``.
 
@@ -64,7 +67,7 @@ def match_ranks(
     matching = consistent(matching, clocks)
     waits = waits_of(matching, clocks, machines)
     blame = assign_blame(matching.matches, clocks, list(ranks), waits)
-    return Matched(matching, clocks, waits, blame, collectives, source)
+    return Matched(matching, clocks, waits, blame, collectives, source, coordinates or {})
 
 
 def match_windows(windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo], world_size: int | None) -> Matched:
@@ -76,4 +79,5 @@ def match_windows(windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo
         machines={**run_fabric(infos, ()).hosts, **{rank: info.boot_id for rank, info in infos.items() if info.boot_id}},
         world_size=world_size,
         source="windows",
+        coordinates={rank: info.coordinates for rank, info in infos.items()},
     )

@@ -13,11 +13,12 @@ from rankscope.analysis.result.costs import Memory, PartSource, PipelineResult, 
 from rankscope.runs.records import KernelRecord
 
 _OTHER_REMEDY: Final = {
+    "device_unseen": "device_unseen",
     "cpu_contention": "cpu_contention",
     "memory_pressure": "memory_pressure",
     **dict.fromkeys(("xid", "ecc", "thermal_throttle", "power_brake", "power_cap", "clock", "link"), "hardware"),
 }
-"""Explanation of a cause to the figure's name, for explanations with another remedy than the cause itself."""
+"""Reason of a cause to the figure's name, for reasons with another remedy than the cause itself."""
 
 # Kernel names of cuBLAS, cuDNN, CUTLASS and Tensile; names without a type count for neither precision.
 _MATRIX = re.compile(r"gemm|gemv|cutlass|nvjet|Cijk_|matmul|conv.*(fprop|dgrad|wgrad)|winograd", re.IGNORECASE)
@@ -64,9 +65,10 @@ def figures_of_stages(costs: Costs | None) -> dict[str, Figure]:
     }
 
 
-def figures_of_verdict(verdict: Verdict, costs: Costs | None) -> dict[str, Figure]:
-    """Return ``straggler.CAUSE``: the time lost to the named ranks, as a share of the step of ``costs``. An explanation with
-    another remedy than its cause gives the name instead.
+def figures_of_verdict(verdict: Verdict, costs: Costs | None, reason: str | None) -> dict[str, Figure]:
+    """Return ``straggler.CAUSE``: the time lost to the named ranks, as a share of the step of ``costs``.
+
+    ``reason``: ``explained_by`` of the verdict, or ``device_unseen``. A reason with another remedy than its cause gives the name.
     """
     if verdict.kind != "straggler" or verdict.slowdown is None or verdict.slowdown <= 1:
         return {}
@@ -76,7 +78,7 @@ def figures_of_verdict(verdict: Verdict, costs: Costs | None) -> dict[str, Figur
     if costs is not None and costs.extent_us is not None and costs.step_us > 0:
         whole = costs.extent_us / costs.step_us
     lost = Figure(min(1.0, (1 - 1 / verdict.slowdown) * whole), source=verdict.evidence_source)
-    why = _OTHER_REMEDY.get(verdict.explained_by or "", verdict.cause)
+    why = _OTHER_REMEDY.get(reason or "", verdict.cause)
     return {f"straggler.{why or 'unknown'}": lost}
 
 
@@ -87,6 +89,15 @@ def figures_of_overlap(ranks: Sequence[RankResult], source: PartSource) -> dict[
         return {}
     hidden, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("overlap_us", "communication_us"))
     return {"overlap_ratio": Figure(hidden / all_of_it, source=source)}
+
+
+def figures_of_recompute(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
+    """Return the share of compute that activation checkpointing recomputes."""
+    seen = [row for row in ranks if row.recompute_us is not None and row.compute_us and not row.truncated]
+    if not seen:
+        return {}
+    again, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("recompute_us", "compute_us"))
+    return {"kernels.recompute_share": Figure(again / all_of_it, source=source)}
 
 
 def figures_of_kernels(kernels: Sequence[KernelRecord], source: PartSource) -> dict[str, Figure]:
@@ -117,7 +128,7 @@ def figures_of_memory(memory: Memory | None) -> dict[str, Figure]:
     for name, field, unit in (
         ("memory.peak_share", "peak_share", "ratio"),
         ("memory.fragmentation", "fragmentation", "ratio"),
-        ("memory.retries", "allocator_retries", "retries"),
+        ("memory.retries", "later_allocator_retries", "retries"),
     ):
         values = [value for row in memory.ranks if (value := getattr(row, field)) is not None]
         if values:

@@ -124,6 +124,11 @@ _Series = Mapping[str, tuple[Values, Values]]
 """Result of ``memory_samples`` for each name in ``MEMORY``."""
 
 
+def _rise(counts: Values) -> int | None:
+    """Return how far a counter rose over its samples."""
+    return int(counts[-1] - counts[0]) if len(counts) > 1 else None
+
+
 def _rank(rank: int, samples: int, series: _Series, device_bytes: int | None) -> RankMemory:
     def last(name: str) -> int | None:
         values = series[name][1]
@@ -145,6 +150,7 @@ def _rank(rank: int, samples: int, series: _Series, device_bytes: int | None) ->
         fragmentation=1 - peak / reserved if peak is not None and reserved and peak <= reserved else None,
         resident_bytes=last("resident_bytes"),
         allocator_retries=last("allocator_retries"),
+        later_allocator_retries=_rise(series["allocator_retries"][1]),
     )
 
 

@@ -7,12 +7,8 @@ cut makes one stage take longer than another.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
-from rankscope.runs.records import RankInfo
-
-STAGE_DIMENSIONS: Final = ("pp", "pipe", "pipeline", "stage")
-"""Common names of the pipeline dimension in a parallel layout."""
+from rankscope.runs.records import SHARED_DIMENSIONS, STAGE_DIMENSIONS, RankInfo
 
 
 def stage_of(info: RankInfo | None) -> int | None:
@@ -27,10 +23,6 @@ def peer_groups(ranks: Sequence[int], infos: Mapping[int, RankInfo]) -> list[lis
     for rank in ranks:
         groups.setdefault(stage_of(infos.get(rank)), []).append(rank)
     return list(groups.values())
-
-
-SHARED_DIMENSIONS: Final = frozenset((*STAGE_DIMENSIONS, "tp", "tensor", "model", "mp", "cp", "context", "sp", "sequence"))
-"""Dimensions of a parallel layout along which ranks share samples; along all others each rank has its own."""
 
 
 def batch_of(rank: int, info: RankInfo | None) -> tuple[object, ...]:

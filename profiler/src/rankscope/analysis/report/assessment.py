@@ -12,12 +12,13 @@ from rankscope.analysis.costs.figures import (
     figures_of_costs,
     figures_of_kernels,
     figures_of_overlap,
+    figures_of_recompute,
     figures_of_stages,
     figures_of_verdict,
 )
 from rankscope.analysis.costs.waterfall import Costs, waterfall
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.verdict.advice import Subject, recommend
+from rankscope.analysis.verdict.advice import Subject, reason_of, recommend
 from rankscope.analysis.verdict.stalled_verdict import place
 from rankscope.runs.records import KernelRecord
 
@@ -25,21 +26,24 @@ from rankscope.runs.records import KernelRecord
 def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analysis:
     """Return the analysis with its waterfall, and the advice that the waterfall and ``figures`` support."""
     found = None if costs is None else waterfall(costs)
+    verdict = analysis.verdict
+    machines = _machines(analysis)
+    evidence = next((one.evidence for one in analysis.findings if one.kind == "straggler"), [])
+    reason = reason_of(verdict, evidence, accelerated="accelerated" in machines)
     figures = {
         **figures,
         **figures_of_costs(costs),
         **figures_of_stages(costs),
-        **figures_of_verdict(analysis.verdict, costs),
-        **_machines(analysis),
+        **figures_of_verdict(verdict, costs, reason),
+        **machines,
     }
-    verdict = analysis.verdict
     subject = Subject(
         run=analysis.source.path if analysis.source.kind == "run" else None,
         ranks=sorted(verdict.ranks, key=lambda rank: rank != verdict.rank),
         hosts={row.rank: row.host for row in analysis.ranks if row.host is not None},
         stalls_at=None if verdict.stalls_at is None else place(verdict.stalls_at),
     )
-    advice = recommend(figures, subject, step_us=None if found is None else found.step_us, reason=verdict.explained_by)
+    advice = recommend(figures, subject, step_us=None if found is None else found.step_us, reason=reason)
     return msgspec.structs.replace(analysis, waterfall=found, advice=advice)
 
 
@@ -51,7 +55,12 @@ def assessed_windows(analysis: Analysis, costs: Costs | None, matched: Matched, 
 def figures_of_windows(analysis: Analysis, matched: Matched, kernels: Sequence[KernelRecord]) -> Figures:
     """Return the figures of collectives and kernels in profiled windows."""
     source = matched.source
-    return {**figures_of_overlap(analysis.ranks, source), **matched.figures, **figures_of_kernels(kernels, source)}
+    return {
+        **figures_of_overlap(analysis.ranks, source),
+        **figures_of_recompute(analysis.ranks, source),
+        **matched.figures,
+        **figures_of_kernels(kernels, source),
+    }
 
 
 def _machines(analysis: Analysis) -> Figures:

@@ -197,6 +197,8 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of the process on the host; the last sample."""
     allocator_retries: int | None
     """Number of allocations so far that failed at first and made the allocator release its cache."""
+    later_allocator_retries: int | None = None
+    """Those of them after the first sample, and so not at start-up; ``None`` with fewer than two samples."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ If no rank is slow, ``bottleneck`` says which part of the step limits it. Other 
 of a pipeline's bubble), ``slow_links`` (transfers below the rate of their link), ``stalled_verdict`` (the line of code at which a
 rank stalls), ``hung_run`` (a hang replaces the verdict) and ``endings`` (ranks that crashed or were killed).
 
-What to do next comes from one table, ``advice_table``, with rows of the types in ``advice_rows``. ``advice`` selects from it:
+What to do next comes from one table, ``advice_table``, with the rows of named ranks in ``advice_of_ranks``, sentences
+that rows share in ``advice_sentences``, and the types of rows in ``advice_rows``. ``advice`` selects from it:
 next actions for a verdict, and recommendations for figures.
 """

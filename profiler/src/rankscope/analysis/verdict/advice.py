@@ -11,11 +11,13 @@ from typing import Final
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.costs.figures import derived
-from rankscope.analysis.result.analysis import Cause, Kind
+from rankscope.analysis.result.analysis import Cause, Evidence, Kind, Verdict
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.analysis.verdict.advice_rows import Row
-from rankscope.analysis.verdict.advice_table import RECORD, SHOW, TABLE
+from rankscope.analysis.verdict.advice_sentences import RECORD, SHOW
+from rankscope.analysis.verdict.advice_table import TABLE
+from rankscope.runs.records import Phase
 
 _NODE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})?")
 _SHOWN: Final = 4
@@ -30,7 +32,8 @@ class Subject:
     ranks: Sequence[int] = ()
     """Named ranks, worst first."""
     hosts: Mapping[int, str] = field(default_factory=dict)
-    """Host of each rank of the job, as far as known. No host is advised to be left out that is the only known one."""
+    """Host of each rank of the job, as far as known. Leaving out a host is advised only if there are others, and if all named
+    ranks are on it."""
     stalls_at: str | None = None
     """Line of code at which the worst rank stalls, for people; ``None``: unknown."""
 
@@ -38,7 +41,8 @@ class Subject:
         """Return the values of the placeholders of actions."""
         rank = self.ranks[0] if self.ranks else None
         host = None if rank is None else self.hosts.get(rank)
-        without = host if len(set(self.hosts.values())) > 1 else None
+        theirs = {self.hosts.get(one) for one in self.ranks}
+        without = host if len(set(self.hosts.values())) > 1 and len(theirs) == 1 else None
         values: dict[str, object | None] = {
             "run": None if self.run is None else shlex.quote(self.run),
             "record": RECORD if self.run is None else None,
@@ -58,6 +62,23 @@ class Subject:
             return f"ranks {first_of(sorted(self.ranks), _SHOWN)}"
         host = self.hosts.get(self.ranks[0])
         return f"rank {self.ranks[0]}" + ("" if host is None else f" on host {host}")
+
+
+_OF_HOST_OR_DEVICE: Final[frozenset[Cause | None]] = frozenset({"host", "compute", "unknown"})
+_OF_HOST: Final[frozenset[Phase | None]] = frozenset({"data", "between_steps"})
+
+
+def reason_of(verdict: Verdict, evidence: Sequence[Evidence], *, accelerated: bool) -> str | None:
+    """Return ``explained_by`` of the verdict, or ``device_unseen`` where step records alone name a rank with an accelerator.
+
+    The rank's host waits for its device inside the step, so only profiled steps tell which of them is late. ``evidence``: that of
+    the finding on the rank.
+    """
+    seen = not accelerated or verdict.stalls_at is not None or any(one.name == "device_busy_excess" for one in evidence)
+    of_one = verdict.kind == "straggler" and verdict.pattern != "rotating"
+    of_either = verdict.cause in _OF_HOST_OR_DEVICE and verdict.phase not in _OF_HOST
+    unseen = of_one and verdict.evidence_source == "steps" and of_either and not seen
+    return verdict.explained_by or ("device_unseen" if unseen else None)
 
 
 def next_actions(
@@ -90,7 +111,7 @@ def next_actions(
 def recommend(figures: Figures, subject: Subject, *, step_us: float | None, reason: str | None = None) -> list[Advice]:
     """Return the recommendations whose conditions all hold, largest bound on the gain first.
 
-    ``reason``: ``explained_by`` of the verdict, which decides on the remedy for a named rank.
+    ``reason``: result of ``reason_of``, which decides on the remedy for a named rank.
     """
     known = derived(figures)
     found = [

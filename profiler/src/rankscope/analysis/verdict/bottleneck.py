@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, get_args
 
 from rankscope.analysis.collectives.figures import Figure, Figures
+from rankscope.analysis.collectives.transferred import Transfer
 from rankscope.analysis.costs.figures import derived, figures_of_costs
 from rankscope.analysis.costs.waterfall import Costs, InnerName
 from rankscope.analysis.result.analysis import Cause, Kind
@@ -72,9 +73,27 @@ SHOWN: Final = tuple(f"share.{name}" for name in (*(name for name in MEANING if 
 """Shares that a finding about a limit shows as its evidence."""
 
 
-def shares_of(costs: Costs | None) -> Figures:
-    """Return the figures that limits are looked up in: those of the waterfall, and those derived from them. May be empty."""
-    return derived(figures_of_costs(costs))
+def shares_of(costs: Costs | None, transfers: Figures | None = None) -> Figures:
+    """Return the figures that limits are looked up in: those of the waterfall, and those derived from them. May be empty.
+
+    ``transfers``: figures of collectives, which are added if the waterfall is known. They decide what to do about a limit.
+    """
+    found = derived(figures_of_costs(costs))
+    return {**(transfers or {}), **found} if found else {}
+
+
+def exposed_transfer(figures: Figures) -> str | None:
+    """Return what most of the exposed communication transfers, as a reason of the table of advice; ``None``: no kind dominates.
+
+    Gradients count only where parameters are not sharded, because hybrid sharding reduces gradients differently.
+    """
+    most = next((name for name in get_args(Transfer) if (one := figures.get(f"exposed.{name}")) and one.value >= _MOST), None)
+    sharding = figures.get("collectives.sharding_share")
+    return None if most == "gradients" and (sharding is None or sharding.value >= _SHARDED) else most
+
+
+_MOST: Final = 0.5
+_SHARDED: Final = 0.1
 
 
 def limit_of(shares: Figures) -> tuple[LimitRow, float] | None:

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import msgspec
+
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.text import first_of
-from rankscope.analysis.verdict.advice import Subject, next_actions
-from rankscope.analysis.verdict.advice_table import ROTATING
-from rankscope.analysis.verdict.bottleneck import SHOWN, largest_besides_compute, limit_of, unknown_share
+from rankscope.analysis.verdict.advice import Subject, next_actions, reason_of
+from rankscope.analysis.verdict.advice_sentences import ROTATING
+from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
 from rankscope.base.text import duration, ranks_text
 
 EvidenceSource = Literal["steps", "windows", "traces", "flight_recorder"]
@@ -50,7 +52,7 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
     slowdown = named.step_us / (named.step_us - named.gain_us) if named.step_us > named.gain_us > 0 else None
     hours, cost = _loss(named.gain_us, setting)
     summary = _sentence(named, setting)
-    verdict = Verdict(
+    found = Verdict(
         kind="straggler",
         rank=rank,
         ranks=sorted(named.ranks),
@@ -68,16 +70,14 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
         gpu_hours_lost=hours,
         cost=cost,
         summary=summary,
-        next=[
-            *([ROTATING] if rotating else []),
-            *next_actions(
-                "straggler",
-                Subject(setting.run, [] if rotating else named.ranks, setting.hosts),
-                cause=named.cause.cause,
-                reason=named.cause.explained_by,
-            ),
-        ],
     )
+    actions = next_actions(
+        "straggler",
+        Subject(setting.run, [] if rotating else named.ranks, setting.hosts),
+        cause=found.cause,
+        reason=reason_of(found, named.evidence, accelerated=setting.accelerated),
+    )
+    verdict = msgspec.structs.replace(found, next=[*([ROTATING] if rotating else []), *actions])
     finding = Finding(
         kind="straggler",
         rank=rank,
@@ -119,9 +119,11 @@ def nobody(shares: Figures, setting: Setting, *, confidence: float | None, why: 
 
 
 def _reason(found: Finding | None, shares: Figures) -> str | None:
-    """Return what selects the next actions besides the cause: an explanation, an open question, or the phase."""
+    """Return what selects the next actions besides the cause: transfers, an explanation, an open question, or the phase."""
     if found is None:
         return None
+    if found.kind == "communication_bound":
+        return exposed_transfer(shares)
     open_why = found.kind == "host_bound" and "share.idle_unexplained" in shares
     return found.explained_by or ("idle_unexplained" if open_why else found.phase)
 

@@ -77,7 +77,7 @@ def _run_verdict(
     if not len(run.table.steps):
         yet = "" if run.liveness == "over" else " yet"
         return _too_little(run, f"no step has been recorded{yet}" if run.ranks else f"no rank has recorded anything{yet}")
-    shares = shares_of(costs(()))
+    shares = shares_of(costs(()), run.matched.figures)
     if run.world_size == 1:
         if len(run.table.steps) < MINIMUM_STEPS:
             return _too_little(run, f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")

@@ -1,0 +1,154 @@
+"""What collectives transfer: gradients, shards of parameters, activations of tensor parallelism, tokens, or data between stages.
+
+The parallel layout tells, where it is known: along which dimensions the ranks of a process group differ. Without it, the pattern
+of a step tells. Compute waits for activations, many times alike, and goes on between them. Gradients and shards are transferred
+beside compute, or back to back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+from rankscope.runs.records import SHARED_DIMENSIONS, STAGE_DIMENSIONS, CollectiveRecord
+
+Transfer = Literal["gradients", "shards", "activations", "tokens", "stages"]
+
+SHARDING: Final = ("all_gather", "reduce_scatter")
+"""Parts of the names of operations on sharded parameters."""
+
+_STAGES: Final = frozenset(STAGE_DIMENSIONS)
+_TENSOR: Final = frozenset(("tp", "tensor", "model", "mp"))
+
+_ALIKE: Final = 4
+"""Least number of all-reduces of one size in a step that are waited for: two layers have as many, forward and backward."""
+_BARE: Final = 0.9
+"""Least exposed share of an operation that is waited for."""
+_APART: Final = 0.05
+"""Least pause before such an operation, as a share of its duration; queued operations follow each other at once."""
+_GATHERS: Final = 8
+"""Least number of all-gathers in a step whose order tells activations from shards."""
+
+Coordinates = Mapping[int, Mapping[str, int]]
+"""Place of each rank in the parallel layout, by dimension; empty where unknown."""
+
+
+def exposed_us(row: CollectiveRecord) -> float:
+    """Return the time of an operation that no compute covers."""
+    start, end = ((at - row.enqueue_unix_ns) / 1000 for at in (row.start_unix_ns, row.end_unix_ns))
+    covered = sum(max(0.0, min(end, last) - max(start, first)) for first, last in row.compute_spans_us)
+    return max(0.0, end - start - covered)
+
+
+def transfers_of(collectives: Sequence[Sequence[CollectiveRecord]], coordinates: Coordinates) -> list[list[Transfer | None]]:
+    """Return what each operation of each rank transfers; ``None``: unknown, or nothing of these."""
+    groups: dict[tuple[int, ...], frozenset[str] | None] = {}
+    shared = bool(_varying(coordinates.values()) & SHARED_DIMENSIONS - _STAGES)
+    return [_of_rank(rows, coordinates, groups, shared=shared) for rows in collectives]
+
+
+def _of_rank(
+    rows: Sequence[CollectiveRecord],
+    coordinates: Coordinates,
+    groups: dict[tuple[int, ...], frozenset[str] | None],
+    *,
+    shared: bool,
+) -> list[Transfer | None]:
+    """Return what each operation of one rank transfers. ``groups``: cached dimensions of groups. ``shared``: as ``_transfer``."""
+    known = []
+    for row in rows:
+        ranks = tuple(row.group_ranks or ())
+        if ranks not in groups:
+            groups[ranks] = _dimensions(ranks, coordinates)
+        known.append(groups[ranks])
+    unknown = [row for row, names in zip(rows, known, strict=True) if names is None]
+    activations = set() if shared else _activations(unknown)
+    return [
+        "activations" if names is None and _key(row) in activations else _transfer(row, names, shared=shared)
+        for row, names in zip(rows, known, strict=True)
+    ]
+
+
+def _transfer(row: CollectiveRecord, names: frozenset[str] | None, *, shared: bool) -> Transfer | None:
+    """Return what an operation transfers. ``names``: dimensions of its group. ``shared``: ranks of the job share batches."""
+    if row.p2p:
+        return "stages" if (not shared if names is None else names & _STAGES) else None
+    own_batches = not shared if names is None else not names <= SHARED_DIMENSIONS and not names & _STAGES
+    if "all_to_all" in row.op:
+        return "tokens" if own_batches else None
+    reduces, shards = "all_reduce" in row.op, any(name in row.op for name in SHARDING)
+    if names is not None and names <= _TENSOR:
+        return "activations" if reduces or shards else None
+    if not own_batches:
+        return None
+    return "gradients" if reduces else "shards" if shards else None
+
+
+def _dimensions(ranks: Sequence[int], coordinates: Coordinates) -> frozenset[str] | None:
+    """Return the dimensions along which the ranks of a group differ; ``None`` where that is not known."""
+    places = [coordinates[rank] for rank in ranks if coordinates.get(rank)]
+    return _varying(places) or None if len(places) > 1 else None
+
+
+def _varying(places: Iterable[Mapping[str, int]]) -> frozenset[str]:
+    values: dict[str, set[int]] = defaultdict(set)
+    for place in places:
+        for name, at in place.items():
+            values[name].add(at)
+    return frozenset(name for name, found in values.items() if len(found) > 1)
+
+
+_Key = tuple[str, str, int | None]
+
+
+def _key(row: CollectiveRecord) -> _Key:
+    # A group's all-gathers and reduce-scatters are of one kind, whatever their size; its all-reduces may be of several.
+    if any(name in row.op for name in SHARDING):
+        return row.group, "", None
+    return row.group, row.op, row.bytes
+
+
+def _activations(rows: Collection[CollectiveRecord]) -> set[_Key]:
+    """Return the groups, operations and sizes that the pattern of a step shows to be activations."""
+    steps: dict[int, list[CollectiveRecord]] = defaultdict(list)
+    for row in rows:
+        if not row.p2p:
+            steps[row.step].append(row)
+    found: set[_Key] = set()
+    for some in steps.values():
+        some.sort(key=lambda row: row.start_unix_ns)
+        found |= _reduced_activations(some) | _gathered_activations(some)
+    return found
+
+
+def _reduced_activations(rows: Sequence[CollectiveRecord]) -> set[_Key]:
+    """Return the all-reduces of a step that are waited for many times alike. ``rows``: in the order of their starts."""
+    times: Counter[_Key] = Counter()
+    waited: Counter[_Key] = Counter()
+    end = None
+    for row in rows:
+        if "all_reduce" in row.op:
+            length = row.end_unix_ns - row.start_unix_ns
+            apart = end is None or row.start_unix_ns - end >= _APART * length
+            times[_key(row)] += 1
+            waited[_key(row)] += int(apart and exposed_us(row) >= _BARE * length / 1000)
+        end = row.end_unix_ns if end is None else max(end, row.end_unix_ns)
+    return {key for key, count in waited.items() if count >= _ALIKE and count >= times[key] / 2}
+
+
+def _gathered_activations(rows: Sequence[CollectiveRecord]) -> set[_Key]:
+    """Return the groups whose all-gathers and reduce-scatters take turns from the start of a step, as in sequence parallelism.
+
+    Shards of parameters are gathered by all layers before the first gradients are scattered.
+    """
+    before: Counter[str] = Counter()
+    gathers: Counter[str] = Counter()
+    scattered: set[str] = set()
+    for row in rows:
+        if "reduce_scatter" in row.op:
+            scattered.add(row.group)
+        elif "all_gather" in row.op:
+            gathers[row.group] += 1
+            before[row.group] += row.group not in scattered
+    return {(group, "", None) for group in scattered if gathers[group] >= _GATHERS and before[group] <= 2}

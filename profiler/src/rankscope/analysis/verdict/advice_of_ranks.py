@@ -1,0 +1,135 @@
+"""Advice about ranks that make the others wait: physical reasons first, then causes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rankscope.analysis.verdict.advice_rows import Row, for_rank, for_verdict
+from rankscope.analysis.verdict.advice_sentences import COLLECT, DUMP, FEWER_THREADS, LINKS_ALONE, LOAD_AHEAD, SEGMENTS
+
+_RECORD_ALL: Final = "Record every step, with phases and CPU time of rank {rank}: {record}"
+
+_WITHOUT: Final = "Start the job again without {without}; if no rank is slow then, replace the host or its GPU"
+
+_DRAIN: Final = 'Take the host out: scontrol update NodeName={node} State=DRAIN Reason="rankscope: rank {rank} slow, %s"'
+
+_READINGS: Final = "Look at the readings of rank {rank}'s GPU on {host}: nvidia-smi -q -d %s"
+
+
+def _for_hardware(reason: str, topics: str, *actions: str, drain: bool = True) -> Row:
+    """Return the row for a rank that its hardware holds back.
+
+    ``topics``: sections of ``nvidia-smi -q`` that show it. ``drain``: the host may have to be taken out to mend it.
+    """
+    draining = (_DRAIN % reason.replace("_", " "),) if drain else ()
+    row = for_rank("mend_hardware", "hardware", 0.05, *actions, _READINGS % topics, *draining)
+    return msgspec.structs.replace(row, reason=reason)
+
+
+FOR_RANKS: Final[tuple[Row, ...]] = (
+    # The host of a device waits for it, so records of the host do not tell which of the two is late.
+    for_rank(
+        "see_device",
+        "device_unseen",
+        0.05,
+        "While it trains, profile steps to see whether the GPU or the host of {who} is late: rankscope capture {run} --steps 20",
+        "If it has ended, record a run with profiled steps: rankscope run --window-every 50 -- ...",
+        _READINGS % "CLOCK,PERFORMANCE,TEMPERATURE,POWER",
+    ),
+    _for_hardware(
+        "xid", "PAGE_RETIREMENT,ECC", "On {host}, find the errors in the kernel's log, and what each asks for: dmesg | grep Xid"
+    ),
+    _for_hardware(
+        "ecc", "ECC,ROW_REMAPPER", "Reset the GPU of {who} once the job is off it; if the errors come again, replace the GPU"
+    ),
+    _for_hardware("thermal_throttle", "TEMPERATURE,PERFORMANCE", "Check airflow, fans and coolant of {host}"),
+    _for_hardware("power_brake", "POWER,PERFORMANCE", "Check the power supplies of {host} and what its rack may draw"),
+    _for_hardware(
+        "power_cap",
+        "POWER",
+        "Compare the power limit of rank {rank}'s GPU with the others', and raise it if rack and cooling allow: nvidia-smi -pl",
+        drain=False,
+    ),
+    _for_hardware(
+        "clock",
+        "CLOCK,PERFORMANCE",
+        "Reset the clocks of {host}'s GPUs, if they are locked: nvidia-smi -rgc; nvidia-smi -rac",
+        drain=False,
+    ),
+    _for_hardware(
+        "link",
+        "PERFORMANCE",
+        "Compare the PCIe links of {host}: nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv",
+        "Find NVLinks that are down or have errors on {host}: nvidia-smi nvlink -s; nvidia-smi nvlink -e",
+    ),
+    for_rank(
+        "memory_of_rank",
+        "memory_pressure",
+        0.05,
+        "Find what {who} holds on its GPU and the others do not: longer sequences, work that only it does, or another process "
+        "(nvidia-smi)",
+        SEGMENTS,
+    ),
+    for_rank(
+        "data_loading_of_rank",
+        "input",
+        0.02,
+        "Time the dataset of {who} alone, and compare its storage, its CPU load and the size of its shard with the others'",
+        LOAD_AHEAD,
+    ),
+    for_rank(
+        "cpus_of_rank",
+        "cpu_contention",
+        0.05,
+        "Find what else runs beside {who} (top, systemd-cgtop), and give it CPUs of its own",
+        FEWER_THREADS,
+    ),
+    for_rank(
+        "compare_devices",
+        "compute",
+        0.05,
+        "Compare clocks, temperature and power of the device of {who} with its neighbours': rankscope exporter",
+        _WITHOUT,
+    ),
+    for_rank(
+        "check_links",
+        "communication",
+        0.05,
+        "Check the links of {who} for errors and lower rates: nvidia-smi nvlink -e, ibstat and ibdiagnet, or the NVLink and PCIe "
+        "metrics of rankscope exporter",
+        LINKS_ALONE,
+        _WITHOUT,
+    ),
+    for_rank(
+        "balance_work",
+        "imbalance",
+        0.05,
+        "Give {who} and the others as many tokens: pack sequences, or batch by length with a cap on tokens; for experts, an "
+        "auxiliary loss or a lower capacity factor",
+    ),
+    for_rank("gc_policy_of_rank", "gc", 0.02, COLLECT),
+    for_rank(
+        "checkpoints",
+        "checkpoint",
+        0.02,
+        "Write checkpoints asynchronously (torch.distributed.checkpoint.async_save), or shard them over all ranks",
+    ),
+    for_rank(
+        "evaluation",
+        "evaluation",
+        0.02,
+        "Evaluate less often, share the evaluation equally among all ranks, or run it in a job of its own",
+    ),
+    for_rank(
+        "stalls",
+        "host",
+        0.05,
+        DUMP % "{who}{unseen}",
+        "Look at {stalls_at} in the code: what does it wait for on {who} and not on the others (storage, locks, a log, a sleep)?",
+        _RECORD_ALL,
+    ),
+    # ``{run:.0}`` shows nothing: there is a page for runs only.
+    for_verdict("straggler", "Look at {who} on the page{run:.0}", _RECORD_ALL),
+)

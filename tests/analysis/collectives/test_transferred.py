@@ -1,0 +1,111 @@
+"""Operations are told apart by the layout where it is known, else by the pattern of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rankscope.analysis.collectives.figures import figures_of_collectives
+from rankscope.analysis.collectives.transferred import Transfer, exposed_us, transfers_of
+from rankscope.runs.records import CollectiveRecord
+
+MIB = 1 << 20
+LAYOUT = {rank: {"pp": rank // 8, "dp": rank // 4 % 2, "cp": rank // 2 % 2, "tp": rank % 2} for rank in range(16)}
+
+
+def one(
+    op: str,
+    start: int = 0,
+    end: int = 10,
+    *,
+    ranks: list[int] | None = None,
+    size: int = MIB,
+    compute: Sequence[tuple[float, float]] = (),
+    p2p: bool = False,
+) -> CollectiveRecord:
+    """Return an operation between two times in microseconds."""
+    return CollectiveRecord(
+        step=0,
+        group=str(ranks),
+        group_ranks=ranks,
+        index=0,
+        op=op,
+        bytes=size,
+        enqueue_unix_ns=0,
+        start_unix_ns=1000 * start,
+        end_unix_ns=1000 * end,
+        compute_spans_us=list(compute),
+        p2p=p2p,
+    )
+
+
+def kinds(rows: Sequence[CollectiveRecord]) -> set[Transfer | None]:
+    (found,) = transfers_of([rows], {})
+    return set(found)
+
+
+def test_exposed_is_what_no_compute_covers() -> None:
+    assert exposed_us(one("all_reduce", 10, 30, compute=[(0, 12), (28, 50)])) == pytest.approx(16)
+
+
+@pytest.mark.parametrize(
+    ("op", "ranks", "kind"),
+    [
+        ("all_reduce", [0, 4], "gradients"),
+        ("all_reduce", [0, 2, 4, 6], "gradients"),
+        ("all_gather_base", [0, 2, 4, 6], "shards"),
+        ("all_reduce", [0, 1], "activations"),
+        ("reduce_scatter_base", [0, 1], "activations"),
+        ("all_to_allv", [0, 4], "tokens"),
+        ("all_to_all", [0, 2], None),
+        ("all_gather_base", [0, 2], None),
+        ("all_reduce", [0, 8], None),
+        ("all_reduce", list(range(16)), None),
+        ("all_reduce", None, None),
+        ("broadcast", [0, 4], None),
+    ],
+)
+def test_the_dimensions_of_a_group_tell_what_it_transfers(op: str, ranks: list[int] | None, kind: Transfer | None) -> None:
+    assert transfers_of([[one(op, ranks=ranks)]], LAYOUT) == [[kind]]
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [([0, 8], "stages"), ([0, 2], None)])
+def test_sends_are_between_stages_where_the_layout_says_so(ranks: list[int], kind: Transfer | None) -> None:
+    assert transfers_of([[one("send", ranks=ranks, p2p=True)]], LAYOUT) == [[kind]]
+
+
+def test_one_place_along_a_dimension_is_no_parallelism() -> None:
+    layout = {rank: {"dp": rank, "tp": 0} for rank in range(4)}
+    assert transfers_of([[one("all_reduce")]], layout) == [["gradients"]]
+
+
+def test_without_a_layout_reductions_beside_compute_or_back_to_back_are_gradients() -> None:
+    beside = [one("all_reduce", 100 * at, 100 * at + 50, compute=[(100 * at, 100 * at + 40)]) for at in range(8)]
+    queued = [one("all_reduce", 100 * at, 100 * at + 99) for at in range(8)]
+    at_the_end = [one("all_reduce", 0, 1, size=4), one("all_reduce", 500, 900)]
+    assert kinds(beside) == kinds(queued) == kinds(at_the_end) == {"gradients"}
+
+
+def test_without_a_layout_equal_reductions_that_compute_waits_for_are_activations() -> None:
+    assert kinds([one("all_reduce", 100 * at, 100 * at + 50) for at in range(8)]) == {"activations"}
+
+
+def test_without_a_layout_the_order_tells_sequence_parallelism_from_shards() -> None:
+    turns = ["all_gather_base", "reduce_scatter_base"] * 10
+    layers = ["all_gather_base"] * 10 + ["all_gather_base", "reduce_scatter_base"] * 10
+    assert kinds([one(op, 100 * at, 100 * at + 50) for at, op in enumerate(turns)]) == {"activations"}
+    assert kinds([one(op, 100 * at, 100 * at + 50) for at, op in enumerate(layers)]) == {"shards"}
+
+
+def test_shares_are_of_the_exposed_time() -> None:
+    rows = [
+        one("all_gather_base", 0, 100, compute=[(0, 90)]),
+        one("all_reduce", 100, 130),
+        one("send", 130, 190, p2p=True),
+    ]
+    found = {name: figure.value for name, figure in figures_of_collectives([rows], "windows").items()}
+    assert found["exposed.shards"] == pytest.approx(0.1)
+    assert found["exposed.gradients"] == pytest.approx(0.3)
+    assert found["exposed.stages"] == pytest.approx(0.6)
+    assert found["collectives.sharding_share"] == pytest.approx(100 / 130)
