@@ -136,8 +136,8 @@ def _nobody_unclear(evidence: FlightEvidence, window_us: float) -> str | None:
     if evidence.gathers and (late := find_late(evidence.matched.blame, window_us / _HIDDEN)) is not None:
         least = duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))
         return (
-            f"{who_was(late.ranks)} last at collectives beside compute, by at least {least} per step, but a dump does not show how "
-            "much more of the waiting there delays the others; record the job with `rankscope run`, or trace some steps"
+            f"{who_was(late.ranks)} last at collectives beside compute, by at least {least} per step, but a dump does not show "
+            "how much more of the waiting there delays the others; record the job with `rankscope run`, or trace some steps"
         )
     if (explained := evidence.explained or 0.0) < _MOST:
         return f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"

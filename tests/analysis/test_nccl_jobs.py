@@ -1,0 +1,153 @@
+"""Verdicts on simulated NCCL jobs of every layout, with one rank at fault: from traces, from profiled steps, from dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.nccl.dumps import write_dumps
+from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
+from tests.nccl.traces import write_traces
+
+from rankscope.analysis.captured import analyze_captured
+from rankscope.analysis.collectives.windows import reduce_trace
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.trace.columns import read_trace
+from rankscope.runs.reader import RunReader
+
+
+def of_traces(folder: Path, layout: str, fault: str, *, late: int = 3, steps: int = 12) -> tuple[Analysis, float]:
+    """Return the analysis of a job's traces, and what its fault costs as a share of the step."""
+    job = LayoutJob(LAYOUTS[layout], FAULTS[fault], late=late, steps=steps)
+    write_traces(job, folder, graphed="CUDA graph" in layout)
+    usual = LayoutJob(LAYOUTS[layout], FAULTS["none"], late=late, steps=steps)
+    return analyze([folder]), job.step_us / usual.step_us - 1
+
+
+def saved(analysis: Analysis) -> float:
+    """Return the stated gain per step as a share of the faster step."""
+    assert analysis.verdict.slowdown is not None
+    return analysis.verdict.slowdown - 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "fault"),
+    [
+        ("ddp", "late input"),
+        ("fsdp", "more tokens"),
+        ("hsdp", "slow device"),
+        ("tp", "one slow kernel"),
+        ("tp x dp", "pause of the host"),
+        ("accumulation", "slow host"),
+        ("recompute", "more tokens"),
+        ("cp", "more tokens"),
+        ("moe", "more tokens"),
+        ("pp", "slow device"),
+        ("pp", "slow host"),
+        ("pp x tp", "slow host"),
+        ("pp interleaved", "slow device"),
+        ("tp on the current stream", "slow device"),
+        ("ddp in a CUDA graph", "slow device"),
+        ("fsdp of 32", "pause of the host"),
+    ],
+)
+def test_traces_of_every_layout_show_the_rank_at_fault_and_why(tmp_path: Path, layout: str, fault: str) -> None:
+    analysis, cost = of_traces(tmp_path, layout, fault)
+    verdict = analysis.verdict
+    assert (verdict.ranks, verdict.cause) == ([3], FAULTS[fault].cause), verdict.summary
+    assert saved(analysis) == pytest.approx(cost, rel=0.6)
+
+
+@pytest.mark.parametrize("layout", ["ddp", "moe", "pp", "pp x tp"])
+@pytest.mark.parametrize("fault", ["none", "3 % slower", "one hiccup"])
+def test_without_a_rank_at_fault_none_is_named(tmp_path: Path, layout: str, fault: str) -> None:
+    analysis, _ = of_traces(tmp_path, layout, fault)
+    assert analysis.verdict.kind != "straggler", analysis.verdict.summary
+
+
+def test_a_rank_of_a_pipeline_that_is_late_while_it_would_wait_costs_nothing(tmp_path: Path) -> None:
+    """The last stage has nothing to do at the start of a step."""
+    analysis, cost = of_traces(tmp_path, "pp", "late input", late=3)
+    assert cost < 0.02
+    assert analysis.verdict.kind not in ("straggler", "insufficient_data"), analysis.verdict.summary
+
+
+def test_ranks_whose_link_is_slow_are_no_slow_hosts(tmp_path: Path) -> None:
+    analysis, _ = of_traces(tmp_path, "accumulation", "slow link")
+    assert (analysis.verdict.ranks, analysis.verdict.cause) == ([2, 3], "communication"), analysis.verdict.summary
+
+
+def test_own_times_are_compared_only_with_the_traces_of_all_ranks(tmp_path: Path) -> None:
+    """A rank without a trace may be slower than all others."""
+    of_traces(tmp_path, "pp", "slow device")
+    (tmp_path / "rank5.json").unlink()
+    assert analyze([tmp_path]).verdict.kind != "straggler"
+
+
+def test_batches_of_sends_and_receives_name_both_ends(tmp_path: Path) -> None:
+    analysis, _ = of_traces(tmp_path, "pp", "none", steps=3)
+    collectives = analysis.collectives
+    assert collectives is not None
+    pairs = {(row.origin, row.waiter) for row in collectives.waits if row.op == "send"}
+    assert pairs
+    assert all(abs(origin - waiter) == 1 for origin, waiter in pairs)
+    assert not collectives.unmatched
+
+
+@pytest.fixture
+def run_of(tmp_path: Path, synthetic: Callable[..., Any], add_windows: Callable[..., None]) -> Callable[[str, str], Path]:
+    """Return a function from layout and fault to a run: all steps are profiled, and step records do not know own time."""
+
+    def make(layout: str, fault: str) -> Path:
+        job = LayoutJob(LAYOUTS[layout], FAULTS[fault], steps=12)
+        folder = tmp_path / "traces"
+        folder.mkdir()
+        write_traces(job, folder)
+        run: Path = synthetic(ranks=job.world, steps=12, signals=False).write()
+        for rank in range(job.world):
+            reduction = reduce_trace(read_trace(folder / f"rank{rank}.json"))
+            add_windows(run, rank, reduction.breakdowns, reduction.collectives)
+        return run
+
+    return make
+
+
+@pytest.mark.parametrize(("layout", "fault"), [("pp", "slow device"), ("moe", "more tokens"), ("tp x dp", "slow device")])
+def test_profiled_steps_of_a_run_show_it_too(run_of: Callable[[str, str], Path], layout: str, fault: str) -> None:
+    run = run_of(layout, fault)
+    verdict = analyze([run]).verdict
+    assert (verdict.ranks, verdict.cause, verdict.evidence_source) == ([3], "compute", "windows"), verdict.summary
+    captured = analyze_captured(RunReader(run), 0, range(8), range(12)).verdict
+    assert (captured.ranks, captured.cause) == ([3], "compute"), captured.summary
+
+
+@pytest.mark.parametrize(
+    ("layout", "fault", "named"),
+    [
+        ("pp", "slow device", [3]),
+        ("pp", "none", []),
+        ("pp", "late input", []),
+        ("pp x tp", "pause of the host", [3]),
+        ("pp interleaved", "more tokens", [3]),
+        ("moe", "more tokens", [3]),
+        ("moe", "none", []),
+    ],
+)
+def test_dumps_show_who_is_slow_where_operations_cannot_be_matched(
+    tmp_path: Path, layout: str, fault: str, named: list[int]
+) -> None:
+    write_dumps(LayoutJob(LAYOUTS[layout], FAULTS[fault], steps=30), tmp_path)
+    verdict = analyze([tmp_path]).verdict
+    assert verdict.ranks == named, verdict.summary
+    assert verdict.kind != "insufficient_data", verdict.summary
+
+
+def test_dumps_do_not_say_that_nobody_is_slow_where_compute_may_hide_it(tmp_path: Path) -> None:
+    """Context parallelism gathers as sharded parameters do, but compute waits for it: the longest wait says little."""
+    write_dumps(LayoutJob(LAYOUTS["cp"], FAULTS["slow device"], steps=30), tmp_path)
+    verdict = analyze([tmp_path]).verdict
+    assert verdict.kind == "insufficient_data"
+    assert "were last at collectives beside compute, by at least" in verdict.summary
