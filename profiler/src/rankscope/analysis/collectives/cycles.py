@@ -7,7 +7,7 @@ alike on all ranks by the collectives that ranks share.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,11 +35,28 @@ class Issued:
     """True if autograd issued it."""
 
 
+Cut = Callable[[Sequence[Issued]], list[int | None] | None]
+"""Function from one rank's operations to their steps; ``None`` where none repeats."""
+
+
 def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None]]:
     """Return the step of each operation of each rank, in order; ``None`` outside of steps, as before the first.
 
     Numbers begin at 0. The dictionary is empty where no rank's operations repeat.
     """
+    return _steps_of(ranks, _cut)
+
+
+def steps_by_group(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None]]:
+    """Return the same as ``steps_of`` where only the order within each group is exact.
+
+    The group whose operations repeat least often marks the steps of a rank. Operations of other groups belong to the step of the
+    last operation of that group before them.
+    """
+    return _steps_of(ranks, _cut_by_group)
+
+
+def _steps_of(ranks: Mapping[int, Sequence[Issued]], cut: Cut) -> dict[int, list[int | None]]:
     known: dict[tuple[str, int], int | None] = {}
     found: dict[int, list[int | None]] = {}
     holders: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
@@ -49,7 +66,7 @@ def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None
                 holders[one.key].append(rank)
     # Number of operations of the other ranks that are known by those of the ranks before.
     shared = dict.fromkeys(ranks, 0)
-    rank, steps = next(((rank, steps) for rank in sorted(ranks) if (steps := _cut(ranks[rank])) is not None), (-1, []))
+    rank, steps = next(((rank, steps) for rank in sorted(ranks) if (steps := cut(ranks[rank])) is not None), (-1, []))
     while steps:
         found[rank] = steps
         del shared[rank]
@@ -60,14 +77,14 @@ def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None
                     if other in shared:
                         shared[other] += 1
         rank = max(shared, key=lambda other: shared[other], default=-1)
-        steps = _like(ranks[rank], known) if shared.get(rank) else []
+        steps = _like(ranks[rank], known, cut) if shared.get(rank) else []
     return found
 
 
-def _like(issued: Sequence[Issued], known: Mapping[tuple[str, int], int | None]) -> list[int | None]:
+def _like(issued: Sequence[Issued], known: Mapping[tuple[str, int], int | None], cut: Cut) -> list[int | None]:
     """Return the steps of a rank's operations, numbered as those ``known`` of other ranks."""
     said = [known.get(one.key) if one.key is not None else None for one in issued]
-    own = _cut(issued)
+    own = cut(issued)
     if own is None:
         return said
     apart = Counter(step - mine for step, mine in zip(said, own, strict=True) if step is not None and mine is not None)
@@ -98,6 +115,31 @@ def _cut(issued: Sequence[Issued]) -> list[int | None] | None:
         else:
             at += 1
     return steps
+
+
+def _cut_by_group(issued: Sequence[Issued]) -> list[int | None] | None:
+    """Return the step of each operation of one rank, from the operations of one of its groups; ``None`` if none repeats."""
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for at, one in enumerate(issued):
+        if one.key is not None:
+            places[one.key[0]].append(at)
+    found: dict[int, list[tuple[int, int | None]]] = {}
+    for rows in places.values():
+        steps = _cut([issued[at] for at in rows])
+        inside = [at for at, step in zip(rows, steps or (), strict=False) if step is not None]
+        count = 1 + max((step for step in steps or () if step is not None), default=-1)
+        # A group that is used for a while only, as by an evaluation, marks no steps.
+        if steps is not None and count >= REPEATS and 2 * (inside[-1] - inside[0]) >= len(issued) - 1:
+            found.setdefault(count, list(zip(rows, steps, strict=True)))
+    if not found:
+        return None
+    marks = dict(found[min(found)])
+    current: int | None = None
+    every: list[int | None] = []
+    for at in range(len(issued)):
+        current = marks.get(at, current)
+        every.append(current)
+    return every
 
 
 def _windows(true: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:

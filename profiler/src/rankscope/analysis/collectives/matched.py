@@ -32,7 +32,7 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     blame: Blame
     collectives: Mapping[int, Sequence[CollectiveRecord]]
     """Records by rank."""
-    source: Literal["windows", "traces", "flight_recorder"]
+    source: Literal["windows", "traces", "flight_recorder", "nccl_inspector"]
 
     @cached_property
     def samples(self) -> list[Sample]:
@@ -52,7 +52,7 @@ def match_ranks(
     clock_names: Mapping[int, str],
     machines: Mapping[int, str],
     world_size: int | None,
-    source: Literal["windows", "traces", "flight_recorder"],
+    source: Literal["windows", "traces", "flight_recorder", "nccl_inspector"],
 ) -> Matched:
     """Match the collectives, correct the clocks and assign blame to ``ranks``.
 

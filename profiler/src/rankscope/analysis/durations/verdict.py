@@ -1,15 +1,17 @@
-"""Verdict on Flight Recorder dumps of a job that trains: the rank at fault, or what the dumps lack for an answer."""
+"""Verdict on the durations of a training job's collectives: the rank at fault, or what is missing for an answer."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from rankscope.analysis.collectives.cycles import REPEATS
 from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.durations.calls import Wording
 from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, too_few
 from rankscope.analysis.inference.slow import Slow
@@ -24,8 +26,8 @@ _AT_LEAST: Final = "This is usually too little: beside compute, only the longest
 
 
 @dataclass(frozen=True, slots=True)
-class FlightEvidence:
-    """Collectives of all dumps, matched, and what else the verdict depends on."""
+class DurationEvidence:
+    """Matched collectives of all ranks, and what else the verdict depends on."""
 
     matched: Matched
     step_us: float
@@ -36,6 +38,9 @@ class FlightEvidence:
     """Groups whose collectives run beside compute."""
     unmatched_us: dict[int, float]
     matched_us: dict[int, float]
+    wording: Wording
+    hidden: Mapping[int, int] = field(default_factory=dict)
+    """Number of collectives per rank that the source left out, where known."""
 
     def share(self, rank: int) -> float:
         """Return the share of a rank's communication that is in matched collectives."""
@@ -51,7 +56,7 @@ class FlightEvidence:
         return float(np.mean(shares)) if shares else None
 
 
-def flight_verdict(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict, list[Finding]]:
+def duration_verdict(evidence: DurationEvidence, setting: Setting) -> tuple[Verdict, list[Finding]]:
     """Return the verdict and its findings."""
     blame = evidence.matched.blame
     window = evidence.step_us * max(1, len(blame.steps))
@@ -63,7 +68,7 @@ def flight_verdict(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict,
     if missing is not None:
         return insufficient(missing), []
     if late is None:
-        whom = among(len(blame.ranks), setting.world_size, "dumps")
+        whom = among(len(blame.ranks), setting.world_size, evidence.wording.many)
         return nobody({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
     steps = max(1, len(blame.steps))
     signals = Signals(own_us=late.gain_us / steps)
@@ -74,36 +79,43 @@ def flight_verdict(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict,
     return verdict, [finding]
 
 
-def _useless(evidence: FlightEvidence) -> str | None:
-    """Return why the dumps show for no rank whether it is late; ``None`` where they may."""
+def _useless(evidence: DurationEvidence) -> str | None:
+    """Return why the durations show for no rank whether it is late; ``None`` where they may."""
     if len(evidence.matched.blame.ranks) < 2:
-        return "the dump of one rank cannot show who waits for whom; give the dumps of all ranks"
+        words = evidence.wording
+        return f"the {words.one} of one rank cannot show who waits for whom; give the {words.many} of all ranks"
     if not evidence.matched.matching.matches:
         return "no collective could be matched across the ranks"
     if evidence.step_us <= 0:
         return "the times at which operations were issued make no sense, so the length of a step is not known"
     if evidence.steps is None and evidence.overlapping:
         return (
-            f"fewer than {REPEATS} steps fit in the dumps, or no two are alike, and beside compute one delay shows at many "
-            "collectives of a step; set TORCH_FR_BUFFER_SIZE to several times the operations of a step"
+            f"the {evidence.wording.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay shows at "
+            f"many collectives of a step; {evidence.wording.more_steps}"
         )
     return None
 
 
-def _nobody_unclear(evidence: FlightEvidence, window_us: float) -> str | None:
-    """Return why the dumps do not prove that no rank is late; ``None`` where they do."""
+def _nobody_unclear(evidence: DurationEvidence, window_us: float) -> str | None:
+    """Return why the durations do not prove that no rank is late; ``None`` where they do."""
     suspect = too_few(evidence.matched.blame, window_us)
     if suspect is not None:
-        return f"rank {suspect} was last, but at so few collectives that it may be chance; dump later"
+        return f"rank {suspect} was last, but at so few collectives that it may be chance; repeat with more steps"
     if (explained := evidence.explained or 0.0) < _MOST:
         return f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"
     if evidence.steps is None or evidence.steps < ENOUGH_STEPS:
         seen = "steps are not known" if evidence.steps is None else f"there are {counted(evidence.steps, 'step')}"
         return f"no rank is last beyond chance, but {seen}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
+    rank = max(evidence.hidden, key=lambda one: evidence.hidden[one], default=None)
+    if rank is not None and 2 * evidence.hidden[rank] >= evidence.steps:
+        return (
+            f"no rank is last at the matched collectives, but {counted(evidence.hidden[rank], 'collective')} of rank {rank} "
+            f"{'is' if evidence.hidden[rank] == 1 else 'are'} not in the {evidence.wording.many}, and ranks may wait there"
+        )
     return None
 
 
-def _doubt(late: Slow, evidence: FlightEvidence) -> str | None:
+def _doubt(late: Slow, evidence: DurationEvidence) -> str | None:
     """Return why the ranks that come last may not be at fault; ``None`` where they are."""
     rank = min(late.ranks, key=evidence.share)
     if (share := evidence.share(rank)) < _MOST:
@@ -123,7 +135,7 @@ def _doubt(late: Slow, evidence: FlightEvidence) -> str | None:
     )
     if len(late.ranks) > 1 and any(groups[rank] > 1 for rank in late.ranks):
         return (
-            f"{ranks_text(late.ranks)} come last, but they meet in several groups beside compute, where a dump does not show "
+            f"{ranks_text(late.ranks)} come last, but they meet in several groups beside compute, where durations do not show "
             "which of them waited for another; record the job with `rankscope run`"
         )
     return None
