@@ -50,8 +50,8 @@ def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None
 def steps_by_group(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None]]:
     """Return the same as ``steps_of`` where only the order within each group is exact.
 
-    The group whose operations repeat least often marks the steps of a rank. Operations of other groups belong to the step of the
-    last operation of that group before them.
+    The group whose operations repeat least often marks the steps of a rank: mostly the one that reduces gradients, at the end of
+    a step. So operations of other groups belong to the step of the next operation of that group.
     """
     return _steps_of(ranks, _cut_by_group)
 
@@ -136,10 +136,10 @@ def _cut_by_group(issued: Sequence[Issued]) -> list[int | None] | None:
     marks = dict(found[min(found)])
     current: int | None = None
     every: list[int | None] = []
-    for at in range(len(issued)):
+    for at in reversed(range(len(issued))):
         current = marks.get(at, current)
         every.append(current)
-    return every
+    return every[::-1]
 
 
 def _windows(true: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:

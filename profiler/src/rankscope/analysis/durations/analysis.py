@@ -73,14 +73,17 @@ def analyze_durations(
     reduced = longest_waits(matching.matches, overlapping) if in_steps else matching.matches
     blame = assign_blame(reduced, Clocks(residual_ns=0.0), sorted(ranks))
     matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, kind)
+    step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
     evidence = DurationEvidence(
         matched,
-        step_us=float(np.median([_step_us(calls) for calls in kept.values()])),
+        step_us=step_us,
         steps=len(numbers) if in_steps else None,
         overlapping=overlapping,
         unmatched_us=_unmatched_us(kept, _between(ranks, steps, numbers), matching.matches),
         matched_us=_matched_us(matching.matches),
         wording=durations.wording,
+        is_exact=kind == "flight_recorder",
+        waiting=_waiting(matching.matches, len(ranks), step_us),
         hidden=durations.hidden,
     )
     setting = Setting(
@@ -215,6 +218,16 @@ def _records(
             )
         )
     return rows
+
+
+def _waiting(matches: Sequence[Match], ranks: int, step_us: float) -> float:
+    """Return the mean time of the ranks in waiting, as a share of a step, without the tenth of the steps in which it is longest."""
+    waits: dict[int, float] = {}
+    for match in matches:
+        least = min(match.inside_ns)
+        waits[match.step] = waits.get(match.step, 0.0) + sum(inside - least for inside in match.inside_ns) / 1000
+    usual = sorted(waits.values())[: max(1, len(waits) * 9 // 10)]
+    return float(np.mean(usual)) / ranks / step_us if usual and step_us > 0 else 0.0
 
 
 def _between(

@@ -59,6 +59,8 @@ class Wording:
     """What to do for more steps."""
     together: str
     """What to do for the same collectives of all ranks."""
+    more_order: str
+    """What to do for the order of operations of different groups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ _WORDING: Final = Wording(
     missing="dumps of {found} of {world_size} ranks: groups with a missing rank are left out",
     more_steps="set TORCH_FR_BUFFER_SIZE to several times the operations of a step",
     together="dump all ranks at about the same time",
+    more_order="record the job with `rankscope run`",
 )
 
 

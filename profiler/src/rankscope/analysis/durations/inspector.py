@@ -44,6 +44,7 @@ _WORDING: Final = Wording(
     many="logs",
     missing="logs of {found} of {world_size} ranks: communicators with a missing rank are left out",
     more_steps="let the job train for more steps",
+    more_order="set NCCL_INSPECTOR_DUMP_VERBOSE=1, or record the job with `rankscope run`",
     together="use NCCL 2.30 or later, or a shorter NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS",
 )
 

@@ -9,13 +9,14 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.matching import Match
 from rankscope.analysis.durations.calls import Call
 
 _MORE: Final = 100
-_RATIO: Final = 0.25
-"""Largest pause of the waiting ranks, relative to that of the last, at which collectives are queued behind each other."""
+_QUEUED_US: Final = 100.0
+"""Largest mean pause between collectives that are queued behind each other. Kernels of a layer take longer."""
 _SLOPE: Final = -0.5
 """Change of a pause with the time in the collective before it. It is -1 beside compute, 0 where compute waits."""
 
@@ -38,8 +39,8 @@ def overlapping_by_gaps(matches: Sequence[Match], kept: Mapping[int, Sequence[tu
     """Return the groups whose collectives run beside compute, by the pauses between their collectives.
 
     Where compute waits for a collective, a rank computes for as long after a long wait as after a short one. Where it does not, a
-    wait takes up the pause: it is shorter by the wait, or nothing is left of it while the last rank still computes. Groups with
-    one collective per step are left out, because their longest wait is their only one.
+    wait takes up the pause: it is shorter by the wait, or nothing of it is left. Groups with one collective per step are left
+    out, because their longest wait is their only one.
     """
     ended_us = {
         (rank, call.group, call.sequence): call.ended_ns / 1000 for rank, calls in kept.items() for call, _ in calls if call.ended_ns
@@ -51,23 +52,26 @@ def overlapping_by_gaps(matches: Sequence[Match], kept: Mapping[int, Sequence[tu
 
 
 def _is_beside_compute(steps: Iterable[Sequence[Match]], ended_us: Mapping[tuple[int, str, int], float]) -> bool:
-    waited = last = 0.0
-    pauses: defaultdict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    """Return whether most of the waiting, by place in the step, is at places that look so."""
+    places: defaultdict[int, defaultdict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in steps:
         for place, (before, after) in enumerate(pairwise(sorted(row, key=lambda match: match.records[0].index))):
             if before.ranks != after.ranks:
                 continue
-            known = [_pause(before, after, at, ended_us) for at in range(len(before.ranks))]
-            late = int(np.argmin(after.inside_ns))
-            for at, (rank, pause) in enumerate(zip(before.ranks, known, strict=True)):
-                if pause is None or known[late] is None or at == late:
-                    continue
-                wait = min(one.inside_ns[at] - min(one.inside_ns) for one in (before, after)) / 1000
-                waited += wait * max(0.0, pause)
-                last += wait * max(0.0, known[late] or 0.0)
-                pauses[rank, place].append((before.inside_ns[at] / 1000, pause))
-    slope = _slope(pauses.values())
-    return bool(pauses) and (waited < _RATIO * last or slope < _SLOPE)
+            for at, rank in enumerate(before.ranks):
+                pause = _pause(before, after, at, ended_us)
+                if pause is not None:
+                    wait = min(one.inside_ns[at] - min(one.inside_ns) for one in (before, after)) / 1000
+                    places[place][rank].append((before.inside_ns[at] / 1000, pause, wait))
+    beside = total = 0.0
+    for by_rank in places.values():
+        rows = [np.array(row) for row in by_rank.values()]
+        waits = np.concatenate([row[:, 2] for row in rows])
+        if (weight := float(waits.sum())) > 0:
+            pause = float((np.concatenate([row[:, 1] for row in rows]) * waits).sum()) / weight
+            beside += weight * (pause < _QUEUED_US or _slope(rows) < _SLOPE)
+            total += weight
+    return 2 * beside > total
 
 
 def _pause(before: Match, after: Match, at: int, ended_us: Mapping[tuple[int, str, int], float]) -> float | None:
@@ -76,15 +80,14 @@ def _pause(before: Match, after: Match, at: int, ended_us: Mapping[tuple[int, st
     return None if ends[0] is None or ends[1] is None else ends[1] - after.inside_ns[at] / 1000 - ends[0]
 
 
-def _slope(rows: Iterable[Sequence[tuple[float, float]]]) -> float:
-    """Return the slope of a line through the points of each row, the same for all rows; 0 where it is not known.
+def _slope(rows: Iterable[NDArray[np.float64]]) -> float:
+    """Return the slope of pauses over durations, the first columns of each row; 0 where it is not known.
 
     The few largest durations of a row, as by a hiccup, do not count.
     """
     product = square = 0.0
     for row in rows:
-        points = np.array(row)
-        points = points[points[:, 0] <= np.quantile(points[:, 0], 0.95)]
+        points = row[row[:, 0] <= np.quantile(row[:, 0], 0.95), :2]
         points = points - points.mean(axis=0)
         product += float((points[:, 0] * points[:, 1]).sum())
         square += float((points[:, 0] ** 2).sum())

@@ -22,6 +22,8 @@ from rankscope.base.text import ranks_text
 
 _MOST: Final = 0.8
 """Minimum share of the communication in matched collectives for a verdict."""
+_MUCH: Final = 0.05
+"""Share of the time in which ranks wait, from which on some rank may be late."""
 _AT_LEAST: Final = "This is usually too little: beside compute, only the longest wait of a step counts."
 
 
@@ -39,6 +41,10 @@ class DurationEvidence:
     unmatched_us: dict[int, float]
     matched_us: dict[int, float]
     wording: Wording
+    is_exact: bool = True
+    """True if the source has the order of operations of different groups, and shows which of them run beside compute."""
+    waiting: float = 0.0
+    """Share of the time in which ranks wait at the matched collectives, the steps with the longest waits left out."""
     hidden: Mapping[int, int] = field(default_factory=dict)
     """Number of collectives per rank that the source left out, where known."""
 
@@ -86,6 +92,11 @@ def _useless(evidence: DurationEvidence) -> str | None:
         return f"the {words.one} of one rank cannot show who waits for whom; give the {words.many} of all ranks"
     if not evidence.matched.matching.matches:
         return "no collective could be matched across the ranks"
+    if not evidence.is_exact and (apart := [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]):
+        return (
+            f"{ranks_text(apart)} {'has' if len(apart) == 1 else 'have'} no collective in the steps of the others; ranks that meet "
+            "in sends and receives only, as the stages of a pipeline, cannot be judged"
+        )
     if evidence.step_us <= 0:
         return "the times at which operations were issued make no sense, so the length of a step is not known"
     if evidence.steps is None and evidence.overlapping:
@@ -106,6 +117,11 @@ def _nobody_unclear(evidence: DurationEvidence, window_us: float) -> str | None:
     if evidence.steps is None or evidence.steps < ENOUGH_STEPS:
         seen = "steps are not known" if evidence.steps is None else f"there are {counted(evidence.steps, 'step')}"
         return f"no rank is last beyond chance, but {seen}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
+    if not evidence.is_exact and evidence.waiting > _MUCH:
+        return (
+            f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.wording.many} do not show for which of "
+            f"them; {evidence.wording.more_order}"
+        )
     rank = max(evidence.hidden, key=lambda one: evidence.hidden[one], default=None)
     if rank is not None and 2 * evidence.hidden[rank] >= evidence.steps:
         return (
@@ -138,7 +154,20 @@ def _doubt(late: Slow, evidence: DurationEvidence) -> str | None:
             f"{ranks_text(late.ranks)} come last, but they meet in several groups beside compute, where durations do not show "
             "which of them waited for another; record the job with `rankscope run`"
         )
+    shared = None if evidence.is_exact or len(late.ranks) < 2 else _shared(late, evidence.matched)
+    if shared is not None:
+        return (
+            f"{ranks_text(late.ranks)} come last, but they meet in group {shared}, and the {evidence.wording.many} do not show whether "
+            "one of them makes the others late; record the job with `rankscope run`"
+        )
     return None
+
+
+def _shared(late: Slow, matched: Matched) -> str | None:
+    """Return a group in which late ranks meet without all others; ``None`` without one."""
+    every = set(matched.blame.ranks)
+    groups = {match.group: set(match.ranks) for match in matched.matching.matches}
+    return next((group for group, members in groups.items() if members < every and len(members & set(late.ranks)) > 1), None)
 
 
 _IN_THE_REST: Final = (
