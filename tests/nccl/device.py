@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -265,7 +266,7 @@ class Job:
             if event is None:
                 left.discard(number)
             else:
-                event.then(lambda number=number: ready.append(number))
+                event.then(partial(ready.append, number))
         if left:
             raise RuntimeError(f"ranks {sorted(left)[:8]} wait for ever")
         self._meetings.clear()

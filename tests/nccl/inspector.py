@@ -84,7 +84,8 @@ def _parts(launch: Launch) -> list[tuple[str, int, int]]:
     """Return the sends and receives of a launch: operation, place of the other rank, and elements."""
     if launch.splits is None:
         return launch.parts
-    return [(op, place, size) for op, sizes in zip(("send", "recv"), launch.splits, strict=True) for place, size in enumerate(sizes)]
+    ends = zip(("send", "recv"), launch.splits, strict=True)
+    return [(op, place, size) for op, sizes in ends for place, size in enumerate(sizes)]
 
 
 def _dump(rank: Rank, launch: Launch, interval_us: int) -> int:

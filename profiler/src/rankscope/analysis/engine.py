@@ -35,7 +35,7 @@ def analyze(
 ) -> Analysis:
     """Analyse one run directory, or the traces that ``paths`` (files, folders, patterns; URLs such as ``s3://…``) name.
 
-    Local Flight Recorder dumps of a job that trains, with durations, and logs of NCCL Inspector are analysed in the place of traces.
+    Local Flight Recorder dumps of a job that trains, with durations, and logs of NCCL Inspector are analysed in place of traces.
 
     A run is judged by the always-on records of its last attempt, or of the attempt whose folder is named (``RUN/attempts/NNN``).
     Its price per GPU-hour is the recorded one unless ``price_per_gpu_hour`` is given. Raises ``InputError`` for input that cannot

@@ -221,7 +221,7 @@ def _records(
 
 
 def _waiting(matches: Sequence[Match], ranks: int, step_us: float) -> float:
-    """Return the mean time of the ranks in waiting, as a share of a step, without the tenth of the steps in which it is longest."""
+    """Return the mean waiting of the ranks, as a share of a step, without the tenth of the steps in which it is longest."""
     waits: dict[int, float] = {}
     for match in matches:
         least = min(match.inside_ns)

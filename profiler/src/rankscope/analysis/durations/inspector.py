@@ -85,7 +85,7 @@ def _limits(logs: Mapping[int, ProcessLog], ranks: Mapping[int, RankCalls], most
     if without:
         yield f"no durations from {ranks_text(without)}; {_TIMING}"
     if not any(log.has_names for log in logs.values()):
-        yield "logs of NCCL before 2.30 hold no sends and receives: if the job is a pipeline, a rank may be late for its stage before"
+        yield "logs of NCCL before 2.30 hold no sends and receives: in a pipeline, a rank may be late because of the stage before"
     if any(log.is_clipped for log in logs.values()):
         yield f"at most the last {most:,} operations of each rank are compared"
 

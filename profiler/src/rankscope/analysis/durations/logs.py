@@ -15,6 +15,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -125,6 +126,8 @@ class ProcessLog:
     first_us: int = 0
     last_us: int = 0
     damaged: int = 0
+    crossed: int = 0
+    """Number of records that have another rank than those before on their communicator."""
     is_clipped: bool = False
     """True if only the last records were read."""
     has_names: bool = False
@@ -139,9 +142,8 @@ class ProcessLog:
         if (about.hostname, about.pid) != (self.host, self.pid) or header.rank >= header.n_ranks:
             return False
         if self.communicators.setdefault(header.id, place) != place:
-            raise InputError(
-                self.path, f"process {self.pid} has several ranks of communicator {header.id}: only one GPU per process is supported"
-            )
+            self.crossed += 1
+            return False
         self.has_names |= header.comm_name is not None
         if header.comm_name not in (None, "", "unknown"):
             self.names.setdefault(header.id, header.comm_name[:64])
@@ -166,7 +168,9 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
             others.append(file)
     if not found:
         if any(_is_prometheus(file) for file in local_files(paths)):
-            raise InputError(paths[0], "metrics of NCCL Inspector, which hold no single collective; set NCCL_INSPECTOR_PROM_DUMP=0")
+            raise InputError(
+                paths[0], "metrics of NCCL Inspector, which hold no single collective; set NCCL_INSPECTOR_PROM_DUMP=0"
+            )
         raise InputError((*others, *paths)[0], f"not a log of NCCL Inspector; {ENABLE}")
     return sorted(found), [f"left out: {file}: not a log of NCCL Inspector" for file in others]
 
@@ -186,8 +190,8 @@ def is_log(file: Path) -> bool:
     if _NAMED.fullmatch(file.name):
         return True
     try:
-        with _open(file) as opened:
-            return _BEGIN.match(opened.read(256).lstrip()) is not None
+        with _open(file) as (opened, _):
+            return _BEGIN.match(opened.read(256).lstrip(b" \t\r\n[")) is not None
     except (OSError, EOFError, zlib.error):
         return False
 
@@ -204,8 +208,7 @@ def read_log(path: Path, *, most: int) -> ProcessLog | InputError:
     log = ProcessLog(path, records=deque(maxlen=most))
     tail = most * _USUAL_RECORD_BYTES
     try:
-        with _open(path) as file:
-            size = 0 if isinstance(file, gzip.GzipFile) else os.fstat(file.fileno()).st_size
+        with _open(path) as (file, size):
             if size > _HEAD_BYTES + tail:
                 log.is_clipped = True
                 _decode(log, _pieces(file, _HEAD_BYTES))
@@ -215,12 +218,12 @@ def read_log(path: Path, *, most: int) -> ProcessLog | InputError:
                 _decode(log, pieces)
             else:
                 _decode(log, _pieces(file, None))
-    except InputError as error:
-        return error
     except (OSError, EOFError, zlib.error) as error:
         if not log.records:
             return InputError(path, str(getattr(error, "strerror", None) or error).lower())
         log.damaged += 1
+    if 4 * log.crossed > len(log.records):
+        return InputError(path, f"process {log.pid} has several ranks of one communicator: only one GPU per process is supported")
     if log.records:
         log.is_clipped |= len(log.records) == most
         return log
@@ -242,7 +245,7 @@ _DECODER: Final = msgspec.json.Decoder(_Object)
 
 
 def _pieces(file: BinaryIO, length: int | None) -> Iterator[tuple[bytes, bool]]:
-    """Yield the records of the next ``length`` bytes, not decoded, and whether it is the last. Other text is such a piece, too."""
+    """Yield the records of the next ``length`` bytes, undecoded, and whether each is the last. Other text between them is one."""
     left = length
     buffer = b""
     while data := file.read(_HEAD_BYTES if left is None else min(left, _HEAD_BYTES)):
@@ -298,8 +301,15 @@ def _is_prometheus(file: Path) -> bool:
         return False
 
 
-def _open(path: Path) -> BinaryIO:
-    file = open_regular(path)
-    packed = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    return gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[return-value]
+@contextmanager
+def _open(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a log, compressed or not; yield the file and its size, which is 0 for a compressed one."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if packed:
+            with gzip.open(file, "rb") as unpacked:
+                yield unpacked, 0  # type: ignore[misc]  # a GzipFile reads as any binary file
+        else:
+            yield file, size

@@ -43,7 +43,10 @@ def overlapping_by_gaps(matches: Sequence[Match], kept: Mapping[int, Sequence[tu
     out, because their longest wait is their only one.
     """
     ended_us = {
-        (rank, call.group, call.sequence): call.ended_ns / 1000 for rank, calls in kept.items() for call, _ in calls if call.ended_ns
+        (rank, call.group, call.sequence): call.ended_ns / 1000
+        for rank, calls in kept.items()
+        for call, _ in calls
+        if call.ended_ns
     }
     found: defaultdict[str, defaultdict[int, list[Match]]] = defaultdict(lambda: defaultdict(list))
     for match in matches:

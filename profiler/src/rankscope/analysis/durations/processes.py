@@ -55,7 +55,9 @@ def identify(logs: Sequence[ProcessLog], warnings: list[str]) -> Processes:
         if len(ranks) == len(chosen):
             return Processes(dict(sorted(ranks.items())), largest)
     ordered = sorted(chosen, key=lambda log: (_natural(log.host), log.pid))
-    warnings.append("no communicator has all processes, so ranks are numbered by host and process id; the job may number them otherwise")
+    warnings.append(
+        "no communicator has all processes, so ranks are numbered by host and process id; the job may number them otherwise"
+    )
     names = {rank: f"process {log.pid} on {log.host}" for rank, log in enumerate(ordered)}
     return Processes(dict(enumerate(ordered)), max(largest, len(ordered)), names)
 

@@ -94,15 +94,15 @@ def _useless(evidence: DurationEvidence) -> str | None:
         return "no collective could be matched across the ranks"
     if not evidence.is_exact and (apart := [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]):
         return (
-            f"{ranks_text(apart)} {'has' if len(apart) == 1 else 'have'} no collective in the steps of the others; ranks that meet "
-            "in sends and receives only, as the stages of a pipeline, cannot be judged"
+            f"{ranks_text(apart)} {'has' if len(apart) == 1 else 'have'} no collective in the steps of the others; ranks that "
+            "meet in sends and receives only, as the stages of a pipeline, cannot be judged"
         )
     if evidence.step_us <= 0:
         return "the times at which operations were issued make no sense, so the length of a step is not known"
     if evidence.steps is None and evidence.overlapping:
         return (
-            f"the {evidence.wording.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay shows at "
-            f"many collectives of a step; {evidence.wording.more_steps}"
+            f"the {evidence.wording.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay shows "
+            f"at many collectives of a step; {evidence.wording.more_steps}"
         )
     return None
 
@@ -119,8 +119,8 @@ def _nobody_unclear(evidence: DurationEvidence, window_us: float) -> str | None:
         return f"no rank is last beyond chance, but {seen}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
     if not evidence.is_exact and evidence.waiting > _MUCH:
         return (
-            f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.wording.many} do not show for which of "
-            f"them; {evidence.wording.more_order}"
+            f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.wording.many} do not show for which "
+            f"of them; {evidence.wording.more_order}"
         )
     rank = max(evidence.hidden, key=lambda one: evidence.hidden[one], default=None)
     if rank is not None and 2 * evidence.hidden[rank] >= evidence.steps:
@@ -157,8 +157,8 @@ def _doubt(late: Slow, evidence: DurationEvidence) -> str | None:
     shared = None if evidence.is_exact or len(late.ranks) < 2 else _shared(late, evidence.matched)
     if shared is not None:
         return (
-            f"{ranks_text(late.ranks)} come last, but they meet in group {shared}, and the {evidence.wording.many} do not show whether "
-            "one of them makes the others late; record the job with `rankscope run`"
+            f"{ranks_text(late.ranks)} come last, but they meet in group {shared}, and the {evidence.wording.many} do not show "
+            "whether one of them makes the others late; record the job with `rankscope run`"
         )
     return None
 
