@@ -9,6 +9,6 @@ Read ``matched`` first: it runs the stages below and holds their results.
    caused them. ``waiting`` has the waits in sends, receives and operations with a root.
 
 Three modules use the matches: ``transfers`` (moving data or waiting, hidden or exposed), ``bandwidth`` (with the rates of
-``links``) and ``figures`` (sizes and shares, for advice). ``cycles`` finds the steps in Flight Recorder dumps, which do not
-mark them.
+``links``) and ``figures`` (sizes and shares, for advice). ``cycles`` finds the steps in Flight Recorder dumps and logs of
+NCCL Inspector, which do not mark them.
 """

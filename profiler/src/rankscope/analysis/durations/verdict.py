@@ -101,8 +101,8 @@ def _useless(evidence: DurationEvidence) -> str | None:
         return "the times at which operations were issued make no sense, so the length of a step is not known"
     if evidence.steps is None and evidence.overlapping:
         return (
-            f"the {evidence.wording.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay shows "
-            f"at many collectives of a step; {evidence.wording.more_steps}"
+            f"the {evidence.wording.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay "
+            f"shows at many collectives of a step; {evidence.wording.more_steps}"
         )
     return None
 
@@ -119,8 +119,8 @@ def _nobody_unclear(evidence: DurationEvidence, window_us: float) -> str | None:
         return f"no rank is last beyond chance, but {seen}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
     if not evidence.is_exact and evidence.waiting > _MUCH:
         return (
-            f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.wording.many} do not show for which "
-            f"of them; {evidence.wording.more_order}"
+            f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.wording.many} do not show for "
+            f"which of them; {evidence.wording.more_order}"
         )
     rank = max(evidence.hidden, key=lambda one: evidence.hidden[one], default=None)
     if rank is not None and 2 * evidence.hidden[rank] >= evidence.steps:
