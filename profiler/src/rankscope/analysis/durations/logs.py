@@ -36,7 +36,8 @@ _HEAD_BYTES: Final = 1 << 20
 """Size of the beginning of a long log, which names the communicators that are used at the start only."""
 _MOST_RECORD_BYTES: Final = 1 << 20
 _USUAL_RECORD_BYTES: Final = 2048
-_PATTERN: Final = frozenset("*?[")
+_SHOWN: Final = 3
+"""Maximum number of other files that are named in warnings."""
 _LONGEST_US: Final = 86_400_000_000
 _ON_DEVICE: Final = ("kernel_gpu", "kernel_cpu")
 """Values of ``coll_timing_source`` for the duration of the kernel, by the clock of the GPU or as the host saw it."""
@@ -172,7 +173,10 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
                 paths[0], "metrics of NCCL Inspector, which hold no single collective; set NCCL_INSPECTOR_PROM_DUMP=0"
             )
         raise InputError((*others, *paths)[0], f"not a log of NCCL Inspector; {ENABLE}")
-    return sorted(found), [f"left out: {file}: not a log of NCCL Inspector" for file in others]
+    warnings = [f"left out: {file}: not a log of NCCL Inspector" for file in others[:_SHOWN]]
+    if len(others) > _SHOWN:
+        warnings.append(f"{len(others) - _SHOWN} other files left out, which are no logs of NCCL Inspector")
+    return sorted(found), warnings
 
 
 def local_files(paths: Sequence[Path]) -> list[Path]:
@@ -214,7 +218,7 @@ def read_log(path: Path, *, most: int) -> ProcessLog | InputError:
                 _decode(log, _pieces(file, _HEAD_BYTES))
                 log.records.clear()
                 file.seek(size - tail)
-                next(pieces := _pieces(file, tail))
+                next(pieces := _pieces(file, tail), None)
                 _decode(log, pieces)
             else:
                 _decode(log, _pieces(file, None))
