@@ -35,6 +35,7 @@ Examples:
   rankscope analyze 'traces/rank-*.json.gz' --format json | jq .verdict
   rankscope analyze s3://bucket/job-7/traces/  needs fsspec and s3fs
   rankscope analyze /shared/fr/                Flight Recorder dumps
+  rankscope analyze /shared/inspector/         logs of NCCL Inspector
   rankscope analyze RUN --fail-on straggler    exit status 1 when there is one
   rankscope analyze RUN --link ib-ndr:8        eight NDR ports on each host
   rankscope analyze rank-0.json.gz --detail    where the time of a trace goes
@@ -108,9 +109,9 @@ def analyze(
     """Say which rank makes everybody else wait, why, what it costs and what to do next.
 
     PATH is one run directory (its last attempt counts; RUN/attempts/000 names another), or Kineto traces (files, folders,
-    patterns; plain, gzip or Zstandard; also on s3:// and every other filesystem of fsspec) of one or many ranks, or the Flight
-    Recorder dumps of a job that trains with TORCH_NCCL_ENABLE_TIMING=1. "No straggler" and "not enough data" are answers, too,
-    and come with exit status 0.
+    patterns; plain, gzip or Zstandard; also on s3:// and every other filesystem of fsspec) of one or many ranks, the Flight
+    Recorder dumps of a job that trains with TORCH_NCCL_ENABLE_TIMING=1, or the logs of its NCCL Inspector plugin. "No straggler"
+    and "not enough data" are answers, too, and come with exit status 0.
     """
     _check_kinds(fail_on)
     analysis = run_analysis(

@@ -12,11 +12,11 @@ The folders are stages; each imports only those before it in this list, except t
     verdict      the verdict, the findings and the advice
     report       rows and text of the result
 
-The modules beside the folders are the ways in. Start at ``engine``, which takes any path and chooses among the first three:
+The modules beside these folders are the ways in. Start at ``engine``, which takes any path and chooses among the first three:
 
     run_analysis     a run directory
     trace_analysis   Kineto traces, which ``rank_traces`` reads
-    flight_analysis  Flight Recorder dumps of a job that trains, which ``flight_calls`` reads and ``flight_verdict`` judges
+    durations        Flight Recorder dumps of a job that trains, or logs of NCCL Inspector (a folder)
     captured         a few profiled steps of a run, as after a capture
     online           a run in progress
 

@@ -1,8 +1,7 @@
-"""Entry point of the analysis of a run directory, traces or Flight Recorder dumps."""
+"""Entry point of the analysis of a run directory, traces, Flight Recorder dumps or logs of NCCL Inspector."""
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Sequence
@@ -12,6 +11,8 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.collectives.links import ToldLink
+from rankscope.analysis.durations.calls import DurationSource
+from rankscope.analysis.durations.logs import holds_logs, local_files
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.trace.locations import Location, location
@@ -34,7 +35,7 @@ def analyze(
 ) -> Analysis:
     """Analyse one run directory, or the traces that ``paths`` (files, folders, patterns; URLs such as ``s3://…``) name.
 
-    Local Flight Recorder dumps of a job that trains, with durations, are analysed in the place of traces.
+    Local Flight Recorder dumps of a job that trains, with durations, and logs of NCCL Inspector are analysed in place of traces.
 
     A run is judged by the always-on records of its last attempt, or of the attempt whose folder is named (``RUN/attempts/NNN``).
     Its price per GPU-hour is the recorded one unless ``price_per_gpu_hour`` is given. Raises ``InputError`` for input that cannot
@@ -58,13 +59,14 @@ def analyze(
     try:
         places = [location(path) for path in paths]
         run = _run(places)
-        if run is None and _are_dumps(places):
+        kind = _durations_in(places) if run is None else None
+        if kind is not None:
             if communication_pattern is not None or detail:
-                raise InputError(paths[0], "Flight Recorder dumps hold no kernels: patterns and details are for traces")
-            from rankscope.analysis.flight_analysis import analyze_flight
+                raise InputError(paths[0], "durations of collectives hold no kernels: patterns and details are for traces")
+            from rankscope.analysis.durations.analysis import analyze_durations
 
-            return analyze_flight(
-                [Path(path) for path in places], price_per_gpu_hour=price_per_gpu_hour, currency=currency, engine=engine
+            return analyze_durations(
+                [Path(path) for path in places], kind, price_per_gpu_hour=price_per_gpu_hour, currency=currency, engine=engine
             )
         if run is None:
             return analyze_traces(
@@ -92,21 +94,23 @@ def analyze(
     return msgspec.structs.replace(analysis, source=source)
 
 
-def _are_dumps(paths: Sequence[Location]) -> bool:
-    """Return whether ``paths`` name Flight Recorder dumps: by the first file, and by names that only traces have."""
-    files: list[Path] = []
-    for path in paths:
-        if not isinstance(path, Path):
-            return False
-        inside = path.iterdir() if path.is_dir() else [path] if path.exists() else map(Path, glob.iglob(str(path)))  # noqa: PTH207
-        files += (file for file in inside if file.is_file() and not file.name.startswith("."))
+def _durations_in(paths: Sequence[Location]) -> DurationSource | None:
+    """Return which source of durations ``paths`` name; ``None`` for traces. Traces beside them count first."""
+    local = [path for path in paths if isinstance(path, Path)]
+    files = local_files(local)
+    if len(local) < len(paths) or not files or any(file.name.endswith((".json.gz", ".json.zst")) for file in files):
+        return None
+    if holds_logs(files):
+        return None if any(file.suffix == ".json" and b'"traceEvents"' in _head(file) for file in files) else "nccl_inspector"
     # A dump's name has the number of its rank; a note beside the dumps has none.
-    files = [file for file in files if _DIGIT.search(file.name)] or files
-    if not files or any(file.name.endswith((".json.gz", ".json.zst")) for file in files):
-        return False
-    with min(files).open("rb") as file:
-        head = file.read(_HEAD)
-    return head[:1] == b"\x80" or (b'"traceEvents"' not in head and _OF_A_DUMP.search(head) is not None)
+    head = _head(min([file for file in files if _DIGIT.search(file.name)] or files))
+    is_dump = head[:1] == b"\x80" or (b'"traceEvents"' not in head and _OF_A_DUMP.search(head) is not None)
+    return "flight_recorder" if is_dump else None
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_HEAD)
 
 
 _HEAD: Final = 1 << 16

@@ -10,5 +10,5 @@ Read ``matched`` first: it runs the stages below and holds their results.
 
 Three modules use the matches: ``transfers`` (moving data or waiting, hidden or exposed), ``bandwidth`` (with the rates of
 ``links``) and ``figures`` (sizes and shares, for advice; ``transferred`` tells gradients, shards and activations apart).
-``cycles`` finds the steps in Flight Recorder dumps, which do not mark them.
+``cycles`` finds the steps in Flight Recorder dumps and logs of NCCL Inspector, which do not mark them.
 """

@@ -7,7 +7,7 @@ alike on all ranks by the collectives that ranks share, and by time where they s
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,11 +37,29 @@ class Issued:
     """Number of elements that it reduces; 0 for other operations."""
 
 
+Cut = Callable[[Sequence[Issued]], list[int | None] | None]
+"""Function from one rank's operations to their steps; ``None`` where none repeats."""
+
+
 def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None]]:
     """Return the step of each operation of each rank, in order; ``None`` outside of steps, as before the first.
 
     Numbers begin at 0. The dictionary is empty where no rank's operations repeat.
     """
+    return _steps_of(ranks, _cut, apart=True)
+
+
+def steps_by_group(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None]]:
+    """Return the same as ``steps_of`` where only the order within each group is exact.
+
+    The group whose operations repeat least often marks the steps of a rank: mostly the one that reduces gradients, at the end of
+    a step. So operations of other groups belong to the step of the next operation of that group.
+    """
+    return _steps_of(ranks, _cut_by_group, apart=False)
+
+
+def _steps_of(ranks: Mapping[int, Sequence[Issued]], cut: Cut, *, apart: bool) -> dict[int, list[int | None]]:
+    """Return the steps; ``apart``: also of ranks that share no operation with the first ones."""
     known: dict[tuple[str, int], int | None] = {}
     found: dict[int, list[int | None]] = {}
     holders: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
@@ -55,10 +73,10 @@ def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None
     while shared:
         rank = max(shared, key=lambda other: shared[other])
         if shared[rank]:
-            steps = _like(ranks[rank], known)
+            steps = _like(ranks[rank], known, cut)
         else:
-            rank, steps = _first_cut({one: ranks[one] for one in shared}, starts)
-            if not steps:
+            rank, steps = _first_cut({one: ranks[one] for one in shared}, starts, cut)
+            if not steps or (found and not apart):
                 break
         found[rank] = steps
         del shared[rank]
@@ -71,10 +89,10 @@ def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None
     return found
 
 
-def _first_cut(ranks: Mapping[int, Sequence[Issued]], starts: Mapping[int, int]) -> tuple[int, list[int | None]]:
+def _first_cut(ranks: Mapping[int, Sequence[Issued]], starts: Mapping[int, int], cut: Cut) -> tuple[int, list[int | None]]:
     """Return the first rank whose operations repeat, and its steps; no steps if there is none."""
     for rank in sorted(ranks):
-        steps = _cut(ranks[rank])
+        steps = cut(ranks[rank])
         if steps is not None:
             return rank, _at_times(steps, ranks[rank], starts)
     return -1, []
@@ -92,10 +110,10 @@ def _at_times(steps: list[int | None], issued: Sequence[Issued], starts: Mapping
     return [None if step is None else step + shift for step in steps]
 
 
-def _like(issued: Sequence[Issued], known: Mapping[tuple[str, int], int | None]) -> list[int | None]:
+def _like(issued: Sequence[Issued], known: Mapping[tuple[str, int], int | None], cut: Cut) -> list[int | None]:
     """Return the steps of a rank's operations, numbered as those ``known`` of other ranks."""
     said = [known.get(one.key) if one.key is not None else None for one in issued]
-    own = _cut(issued)
+    own = cut(issued)
     if own is None:
         return said
     apart = Counter(step - mine for step, mine in zip(said, own, strict=True) if step is not None and mine is not None)
@@ -126,6 +144,31 @@ def _cut(issued: Sequence[Issued]) -> list[int | None] | None:
         else:
             at += 1
     return steps
+
+
+def _cut_by_group(issued: Sequence[Issued]) -> list[int | None] | None:
+    """Return the step of each operation of one rank, from the operations of one of its groups; ``None`` if none repeats."""
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for at, one in enumerate(issued):
+        if one.key is not None:
+            places[one.key[0]].append(at)
+    found: dict[int, list[tuple[int, int | None]]] = {}
+    for rows in places.values():
+        steps = _cut([issued[at] for at in rows])
+        inside = [at for at, step in zip(rows, steps or (), strict=False) if step is not None]
+        count = 1 + max((step for step in steps or () if step is not None), default=-1)
+        # A group that is used for a while only, as by an evaluation, marks no steps.
+        if steps is not None and count >= REPEATS and 2 * (inside[-1] - inside[0]) >= len(issued) - 1:
+            found.setdefault(count, list(zip(rows, steps, strict=True)))
+    if not found:
+        return None
+    marks = dict(found[min(found)])
+    current: int | None = None
+    every: list[int | None] = []
+    for at in reversed(range(len(issued))):
+        current = marks.get(at, current)
+        every.append(current)
+    return every[::-1]
 
 
 def _windows(true: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:

@@ -33,7 +33,7 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     blame: Blame
     collectives: Mapping[int, Sequence[CollectiveRecord]]
     """Records by rank."""
-    source: Literal["windows", "traces", "flight_recorder"]
+    source: Literal["windows", "traces", "flight_recorder", "nccl_inspector"]
     coordinates: Coordinates = {}
 
     @cached_property
@@ -54,7 +54,7 @@ def match_ranks(
     clock_names: Mapping[int, str],
     machines: Mapping[int, str],
     world_size: int | None,
-    source: Literal["windows", "traces", "flight_recorder"],
+    source: Literal["windows", "traces", "flight_recorder", "nccl_inspector"],
     coordinates: Coordinates | None = None,
 ) -> Matched:
     """Match the collectives, correct the clocks and assign blame to ``ranks``.

@@ -168,6 +168,7 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
         "windows": "collectives of the profiled steps",
         "traces": "collectives",
         "flight_recorder": "durations of collectives",
+        "nccl_inspector": "durations of collectives",
     }
     where = sources[analysis.imposed_wait_source or "steps"]
     title = f"imposed wait, summed over the ranks that waited (from {where})"

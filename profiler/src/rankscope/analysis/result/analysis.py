@@ -34,7 +34,7 @@ Cause = Literal["input", "host", "gc", "checkpoint", "evaluation", "compute", "i
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Source of the analysis, and how complete it was."""
 
-    kind: Literal["run", "traces", "flight_recorder"]
+    kind: Literal["run", "traces", "flight_recorder", "nccl_inspector"]
     path: str
     ranks: int
     """Number of ranks with evidence."""
@@ -193,7 +193,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     steps_needed: int | None = None
     """Number of steps, about, of a run in which a suspected rank would be named if its excess stays the same. ``None``: no
     estimate."""
-    evidence_source: Literal["steps", "windows", "traces", "flight_recorder"] | None = None
+    evidence_source: Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"] | None = None
     confidence: float | None = None
     """Confidence in the ranks, or in that there are none; 0 to 1."""
     cause_confidence: float | None = None
@@ -245,7 +245,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     collectives: CollectiveMatching
     imposed_wait: list[ImposedWait]
     """Most imposed first."""
-    imposed_wait_source: Literal["steps", "windows", "traces", "flight_recorder"] | None = None
+    imposed_wait_source: Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"] | None = None
     """Source of ``imposed_wait``; ``None`` when that is empty. Windows cover a few steps in detail, step records all steps."""
     ledger: Ledger | None = None
     """Wait attribution: delays by origin and victim, per process group; ``None`` if no source shows them."""

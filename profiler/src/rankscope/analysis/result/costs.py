@@ -17,7 +17,7 @@ PartName = Literal[
     "pipeline_bubble",
     "unexplained",
 ]
-PartSource = Literal["steps", "windows", "traces", "flight_recorder"]
+PartSource = Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"]
 
 MEANING: Final[dict[PartName, str]] = {
     "ideal": "the floating-point operations of the step at the device's peak",
@@ -72,7 +72,7 @@ MAX_GROUPS: Final = 64
 MAX_RANKS: Final = 64
 """Maximum number of listed members of a group."""
 
-LedgerSource = Literal["steps", "windows", "traces", "flight_recorder"]
+LedgerSource = Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"]
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """From slow ranks and costs to the verdict, the findings and the advice.
 
 Read ``run_verdict`` first: it decides which verdict a run gets, from step records or else from profiled windows. Traces, captures
-and dumps are decided in ``trace_analysis``, ``captured`` and ``flight_verdict``. They all call ``builders``, which writes the
+and dumps are decided in ``trace_analysis``, ``captured`` and ``durations.verdict``. They all call ``builders``, which writes the
 sentences and computes what was lost.
 
 If no rank is slow, ``bottleneck`` says which part of the step limits it. Other modules then add to the verdict: ``bubble`` (parts

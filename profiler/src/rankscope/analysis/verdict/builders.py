@@ -22,7 +22,7 @@ from rankscope.analysis.verdict.advice_sentences import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
 from rankscope.base.text import duration, ranks_text
 
-EvidenceSource = Literal["steps", "windows", "traces", "flight_recorder"]
+EvidenceSource = Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,7 @@ _BASIS: Final[dict[str | None, str]] = {
     "windows": "profiled windows",
     "traces": "traces",
     "flight_recorder": "Flight Recorder dumps",
+    "nccl_inspector": "logs of NCCL Inspector",
 }
 """Sources of a share, in words."""
 

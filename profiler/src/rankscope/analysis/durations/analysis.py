@@ -1,32 +1,31 @@
-"""Analysis of Flight Recorder dumps of a job that trains: the durations of a collective show which rank came last.
+"""Analysis of the durations of a training job's collectives: those of one collective show which rank came last.
 
 Where all ranks of a collective wait for the last one, the kernel of a rank lasts from its arrival to their common end. So a
-rank's wait is its duration minus the shortest of any member, and no clock is needed. Torch records durations with
-``TORCH_NCCL_ENABLE_TIMING=1``.
+rank's wait is its duration minus the shortest of any member, and no clock is needed. Torch's Flight Recorder records durations
+with ``TORCH_NCCL_ENABLE_TIMING=1``, and so does the NCCL Inspector plugin.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.cycles import steps_of
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import Match, match_collectives
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED
 from rankscope.analysis.costs.ledger import ledger_of_blame
-from rankscope.analysis.flight_calls import Call, RankCalls, read_calls
-from rankscope.analysis.flight_own_times import own_times, stage_of_calls
-from rankscope.analysis.flight_verdict import FlightEvidence, flight_verdict
-from rankscope.analysis.hang.files import find_dumps
+from rankscope.analysis.durations.calls import Call, DurationSource, RankCalls
+from rankscope.analysis.durations.flight import read_flight_durations
+from rankscope.analysis.durations.inspector import read_inspector_durations
+from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
+from rankscope.analysis.durations.own_times import own_times, stage_of_calls
+from rankscope.analysis.durations.verdict import DurationEvidence, duration_verdict
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.report.assessment import assessed_windows
 from rankscope.analysis.report.ranks import rank_result
@@ -42,14 +41,19 @@ _APART: Final = 0.2
 """Largest share of collectives that some dumps may lack without a warning."""
 
 
-def analyze_flight(
-    paths: Sequence[Path], *, price_per_gpu_hour: float | None = None, currency: str = "USD", engine: Engine = ALONE
+def analyze_durations(
+    paths: Sequence[Path],
+    kind: DurationSource,
+    *,
+    price_per_gpu_hour: float | None = None,
+    currency: str = "USD",
+    engine: Engine = ALONE,
 ) -> Analysis:
-    """Analyse the dumps of a job that trains, one file per rank. Raises ``InputError`` for input without durations."""
-    files, warnings = find_dumps(paths)
-    ranks = read_calls(files, warnings, engine)
-    world_size = max(len(ranks), *(len(members) for one in ranks.values() for members in one.members.values()), 0)
-    steps = steps_of({rank: [call.issued for call in one.calls] for rank, one in ranks.items()})
+    """Analyse the durations of a job that trains, one file per rank. Raises ``InputError`` for input without durations."""
+    read = read_flight_durations if kind == "flight_recorder" else read_inspector_durations
+    durations = read(paths, engine)
+    ranks, world_size, warnings = durations.ranks, durations.world_size, durations.warnings
+    steps = durations.steps_of({rank: [call.issued for call in one.calls] for rank, one in ranks.items()})
     in_steps = bool(steps)
     if not in_steps:
         steps = {rank: [0] * len(one.calls) for rank, one in ranks.items()}
@@ -63,13 +67,17 @@ def analyze_flight(
         rank: _records(calls, ranks[rank].members, places, round(1000 * longest) + 1, slots) for rank, calls in kept.items()
     }
     matching = match_collectives(collectives, world_size=world_size)
-    overlapping = _overlapping(kept.values())
-    reduced = _longest_waits(matching.matches, overlapping) if in_steps else matching.matches
+    if kind == "flight_recorder":
+        overlapping = overlapping_by_autograd(kept.values())
+    else:
+        overlapping = overlapping_by_gaps(matching.matches, kept)
+    reduced = longest_waits(matching.matches, overlapping) if in_steps else matching.matches
     blame = assign_blame(reduced, Clocks(residual_ns=0.0), sorted(ranks))
-    matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, "flight_recorder")
+    matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, kind)
     step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
-    whole = in_steps and set(kept) == set(range(world_size))
-    evidence = FlightEvidence(
+    # The logs of NCCL Inspector have neither the order of operations nor all sends and receives.
+    whole = kind == "flight_recorder" and in_steps and set(kept) == set(range(world_size))
+    evidence = DurationEvidence(
         matched,
         step_us=step_us,
         steps=len(numbers) if in_steps else None,
@@ -79,9 +87,13 @@ def analyze_flight(
         matched_us=_matched_us(matching.matches),
         own=own_times(ranks, kept, overlapping=overlapping, matches=reduced, step_us=step_us) if whole else [],
         stages={rank: stage_of_calls(rank, calls, ranks[rank].members) for rank, calls in kept.items()},
+        wording=durations.wording,
+        is_exact=kind == "flight_recorder",
+        waiting=_waiting(matching.matches, len(ranks), step_us),
+        hidden=durations.hidden,
     )
     setting = Setting(
-        source="flight_recorder",
+        source=kind,
         world_size=world_size,
         steps=(numbers[0], numbers[-1] + 1) if in_steps and numbers else None,
         step_count=len(numbers),
@@ -90,19 +102,21 @@ def analyze_flight(
         price_per_gpu_hour=price_per_gpu_hour,
         currency=currency,
     )
-    verdict, findings = flight_verdict(evidence, setting)
+    verdict, findings = duration_verdict(evidence, setting)
     explained = evidence.explained
     if len(ranks) < world_size:
-        warnings.append(f"dumps of {len(ranks)} of {world_size} ranks: groups with a missing rank are left out")
+        warnings.append(durations.wording.missing.format(found=len(ranks), world_size=world_size))
     lacking, instances = matching.unmatched_by.get("incomplete", 0), len(matching.matches) + matching.unmatched
     if lacking > _APART * instances:
         warnings.append(
-            f"{lacking:,} of {instances:,} collectives are in the dumps of some ranks only: dump all ranks at about the same time"
+            f"{lacking:,} of {instances:,} collectives are in the {durations.wording.many} of some ranks only: "
+            f"{durations.wording.together}"
         )
+    warnings += [f"rank {rank} is {name}" for rank in verdict.ranks if (name := durations.names.get(rank)) is not None]
     there = {rank: len({row.step for row in rows}) for rank, rows in collectives.items()}
     analysis = Analysis(
         source=Source(
-            kind="flight_recorder",
+            kind=kind,
             path=os.fspath(paths[0] if len(paths) == 1 else common_folder(paths)),
             ranks=len(ranks),
             world_size=world_size,
@@ -122,8 +136,8 @@ def analyze_flight(
             explained_share=explained,
         ),
         imposed_wait=imposed_result(blame) if matching.matches else [],
-        imposed_wait_source="flight_recorder" if matching.matches else None,
-        ledger=ledger_of_blame(blame, "flight_recorder"),
+        imposed_wait_source=kind if matching.matches else None,
+        ledger=ledger_of_blame(blame, kind),
         verdict=verdict,
         findings=findings,
     )
@@ -212,6 +226,16 @@ def _records(
     return rows
 
 
+def _waiting(matches: Sequence[Match], ranks: int, step_us: float) -> float:
+    """Return the mean waiting of the ranks, as a share of a step, without the tenth of the steps in which it is longest."""
+    waits: dict[int, float] = {}
+    for match in matches:
+        least = min(match.inside_ns)
+        waits[match.step] = waits.get(match.step, 0.0) + sum(inside - least for inside in match.inside_ns) / 1000
+    usual = sorted(waits.values())[: max(1, len(waits) * 9 // 10)]
+    return float(np.mean(usual)) / ranks / step_us if usual and step_us > 0 else 0.0
+
+
 def _between(
     ranks: Mapping[int, RankCalls], steps: Mapping[int, Sequence[int | None]], numbers: Sequence[int]
 ) -> dict[int, list[Call]]:
@@ -248,50 +272,4 @@ def _unmatched_us(
         unknown = sum(call.duration_us is None and not (call.is_part and batched) for call in every)
         if timed:
             found[rank] = max(0.0, sum(timed) - matched.get(rank, 0.0)) + unknown * sum(timed) / len(timed)
-    return found
-
-
-def _overlapping(calls: Iterable[Sequence[tuple[Call, int]]]) -> set[str]:
-    """Return the groups whose collectives run beside compute: those that reduce gradients, or gather sharded parameters.
-
-    In such a group autograd reduces ``_MORE`` times as many elements as the script, which may reduce a loss. Where the script
-    reduces more (tensor parallelism), compute waits for the result.
-    """
-    reduced: Counter[tuple[str, bool]] = Counter()
-    for row in calls:
-        for call, _ in row:
-            if call.is_matchable and not call.op.startswith("all_gather"):
-                reduced[call.group, call.issued.backward] += call.elements
-    return {group for group, backward in reduced if backward and _MORE * reduced[group, False] < reduced[group, True]}
-
-
-_MORE: Final = 100
-
-
-def _longest_waits(matches: Sequence[Match], groups: set[str]) -> list[Match]:
-    """Return the matches; of the waits of a rank in ``groups``, only the longest of each step is left.
-
-    While a rank waits on the communication stream, its compute goes on. So one delay shows at every collective that follows, and
-    the sum of the waits is many times the delay. The longest is usually less than the delay: compute may have waited in between.
-    """
-    longest: dict[tuple[str, int, int], tuple[int, int]] = {}
-    for number, match in enumerate(matches):
-        if match.group in groups:
-            least = min(match.inside_ns)
-            for rank, inside in zip(match.ranks, match.inside_ns, strict=True):
-                key = (match.group, match.step, rank)
-                longest[key] = max(longest.get(key, (-1, -1)), (inside - least, number))
-    found: list[Match] = []
-    for number, match in enumerate(matches):
-        if match.group not in groups:
-            found.append(match)
-            continue
-        least = min(match.inside_ns)
-        records = [
-            record
-            if longest[match.group, match.step, rank][1] == number
-            else msgspec.structs.replace(record, end_unix_ns=record.start_unix_ns + least)
-            for rank, record in zip(match.ranks, match.records, strict=True)
-        ]
-        found.append(msgspec.structs.replace(match, records=records))
     return found

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rankscope.analysis.collectives.matching import Match
+from rankscope.analysis.durations.calls import Call, RankCalls
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
-from rankscope.analysis.flight_calls import Call, RankCalls
 
 
 def own_times(

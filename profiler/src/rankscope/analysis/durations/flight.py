@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from rankscope.analysis.collectives.cycles import Issued
+from rankscope.analysis.collectives.cycles import Issued, steps_of
 from rankscope.analysis.collectives.operations import element_bytes
-from rankscope.analysis.hang.files import DumpFile, read_dump
+from rankscope.analysis.durations.calls import MAX_CALLS, Call, Durations, RankCalls, Wording
+from rankscope.analysis.hang.files import DumpFile, find_dumps, read_dump
 from rankscope.analysis.hang.records import Record, text
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted
@@ -20,8 +19,6 @@ from rankscope.analysis.trace.classify import operation_name
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 
-MAX_CALLS: Final = 500_000
-"""Maximum number of operations of all ranks that are compared, the last ones."""
 _SLOWER: Final = 60
 """Time to read a byte of a dump, relative to a byte of a trace."""
 _LONGEST_MS: Final = 86_400_000.0
@@ -33,31 +30,22 @@ _REDUCES: Final = frozenset(
 _TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=8000 when the job starts"
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
-    """Operation of one rank. Of the dump's records only this is kept, because they would fill the memory."""
-
-    issued: Issued
-    group: str
-    op: str
-    sequence: int
-    is_matchable: bool
-    """False for sends and receives, and for groups whose members the dump does not list."""
-    elements: int
-    bytes: int | None
-    duration_us: float | None
-    is_part: bool
-    """True for a send or receive of a batch, whose duration is that of the batch."""
+_WORDING: Final = Wording(
+    one="dump",
+    many="dumps",
+    missing="dumps of {found} of {world_size} ranks: groups with a missing rank are left out",
+    more_steps="set TORCH_FR_BUFFER_SIZE to several times the operations of a step",
+    together="dump all ranks at about the same time",
+    more_order="record the job with `rankscope run`",
+)
 
 
-@dataclass(slots=True)
-class RankCalls:
-    """Operations of one rank in the order in which they were issued."""
-
-    calls: list[Call] = field(default_factory=list)
-    members: dict[str, list[int]] = field(default_factory=dict)
-    """Members by name of the group, where the dump lists them."""
-    damaged: int = 0
-    """Number of records that could not be used."""
+def read_flight_durations(paths: Sequence[Path], engine: Engine) -> Durations:
+    """Read the dumps of a job that trains, one file per rank. Raises ``InputError`` for input without durations."""
+    files, warnings = find_dumps(paths)
+    ranks = read_calls(files, warnings, engine)
+    world_size = max(len(ranks), *(len(members) for one in ranks.values() for members in one.members.values()), 0)
+    return Durations("flight_recorder", ranks, world_size, _WORDING, steps_of, warnings)
 
 
 def read_calls(files: Sequence[DumpFile], warnings: list[str], engine: Engine) -> dict[int, RankCalls]:

@@ -1,8 +1,9 @@
-"""Verdict on Flight Recorder dumps of a job that trains: the rank at fault, or what the dumps lack for an answer."""
+"""Verdict on the durations of a training job's collectives: the rank at fault, or what is missing for an answer."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from rankscope.analysis.collectives.cycles import REPEATS
 from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.durations.calls import Wording
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.device_stragglers import are_tested, device_named, slowest, suspected
@@ -24,12 +26,14 @@ _MOST: Final = 0.8
 """Minimum share of the communication in matched collectives for a verdict."""
 _HIDDEN: Final = 4
 """Factor by which the delay may be longer than the longest wait where collectives beside compute gather."""
+_MUCH: Final = 0.05
+"""Share of the time in which ranks wait, from which on some rank may be late."""
 _AT_LEAST: Final = "This is usually too little: beside compute, only the longest wait of a step counts."
 
 
 @dataclass(frozen=True, slots=True)
-class FlightEvidence:
-    """Collectives of all dumps, matched, and what else the verdict depends on."""
+class DurationEvidence:
+    """Matched collectives of all ranks, and what else the verdict depends on."""
 
     matched: Matched
     step_us: float
@@ -42,10 +46,17 @@ class FlightEvidence:
     """True if one of them gathers, as with sharded parameters: then a delay may be several times the longest wait of a step."""
     unmatched_us: dict[int, float]
     matched_us: dict[int, float]
+    wording: Wording
     own: list[DeviceOwnTimes] = field(default_factory=list)
     """Own times of each pipeline stage, or of all ranks. Empty where they are not known."""
     stages: dict[int, int | None] = field(default_factory=dict)
     """Pipeline stage of each rank; ``None`` without a pipeline."""
+    is_exact: bool = True
+    """True if the source has the order of operations of different groups, and shows which of them run beside compute."""
+    waiting: float = 0.0
+    """Share of the time in which ranks wait at the matched collectives, the steps with the longest waits left out."""
+    hidden: Mapping[int, int] = field(default_factory=dict)
+    """Number of collectives per rank that the source left out, where known."""
 
     def share(self, rank: int) -> float:
         """Return the share of a rank's communication that is in matched collectives."""
@@ -61,7 +72,7 @@ class FlightEvidence:
         return float(np.mean(shares)) if shares else None
 
 
-def flight_verdict(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict, list[Finding]]:
+def duration_verdict(evidence: DurationEvidence, setting: Setting) -> tuple[Verdict, list[Finding]]:
     """Return the verdict and its findings."""
     blame = evidence.matched.blame
     window = evidence.step_us * max(1, len(blame.steps))
@@ -75,7 +86,7 @@ def flight_verdict(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict,
     if missing is not None:
         return insufficient(missing), []
     if late is None:
-        whom = among(len(blame.ranks), setting.world_size, "dumps")
+        whom = among(len(blame.ranks), setting.world_size, evidence.wording.many)
         return nobody({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
     steps = max(1, len(blame.steps))
     signals = Signals(own_us=late.gain_us / steps, transfer_us=(transfer_excess(late.ranks, blame) or 0.0) / steps)
@@ -86,7 +97,7 @@ def flight_verdict(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict,
     return verdict, [finding]
 
 
-def _by_own_times(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict, list[Finding]]:
+def _by_own_times(evidence: DurationEvidence, setting: Setting) -> tuple[Verdict, list[Finding]]:
     """Return the verdict where most communication is of ranks that cannot be matched: by the time outside of communication."""
     blame = evidence.matched.blame
     device, calm = slowest(evidence.own, lambda _slow, group: _delay_us(evidence) / len(group.steps))
@@ -97,13 +108,13 @@ def _by_own_times(evidence: FlightEvidence, setting: Setting) -> tuple[Verdict, 
         verdict, finding = straggler(named, setting)
         return verdict, [finding]
     if suspects := suspected(calm):
-        missing = f"{who_was(suspects)} slow, but so rarely that it may be chance; dump later"
+        missing = f"{who_was(suspects)} slow, but so rarely that it may be chance; repeat with more steps"
         return insufficient(missing), []
-    whom = among(len(blame.ranks), setting.world_size, "dumps")
+    whom = among(len(blame.ranks), setting.world_size, evidence.wording.many)
     return nobody({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
 
 
-def _delay_us(evidence: FlightEvidence) -> float:
+def _delay_us(evidence: DurationEvidence) -> float:
     """Return the longest time that any rank waited at matched collectives; infinite where no collective could be matched.
 
     A rank of a pipeline may take longer at no cost, in time that it would wait otherwise. What it costs, its pipeline is late by,
@@ -112,31 +123,37 @@ def _delay_us(evidence: FlightEvidence) -> float:
     return max(evidence.matched.blame.wait_us.values()) if evidence.matched.matching.matches else float("inf")
 
 
-def _useless(evidence: FlightEvidence) -> str | None:
-    """Return why the dumps show for no rank whether it is late; ``None`` where they may."""
+def _useless(evidence: DurationEvidence) -> str | None:
+    """Return why the durations show for no rank whether it is late; ``None`` where they may."""
     if len(evidence.matched.blame.ranks) < 2:
-        return "the dump of one rank cannot show who waits for whom; give the dumps of all ranks"
+        words = evidence.wording
+        return f"the {words.one} of one rank cannot show who waits for whom; give the {words.many} of all ranks"
     if not evidence.matched.matching.matches:
         return "no collective could be matched across the ranks"
+    if not evidence.is_exact and (apart := [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]):
+        return (
+            f"{ranks_text(apart)} {'has' if len(apart) == 1 else 'have'} no collective in the steps of the others; ranks that "
+            "meet in sends and receives only, as the stages of a pipeline, cannot be judged"
+        )
     if evidence.step_us <= 0:
         return "the times at which operations were issued make no sense, so the length of a step is not known"
     if evidence.steps is None and evidence.overlapping:
         return (
-            f"fewer than {REPEATS} steps fit in the dumps, or no two are alike, and beside compute one delay shows at many "
-            "collectives of a step; set TORCH_FR_BUFFER_SIZE to several times the operations of a step"
+            f"the {evidence.wording.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay "
+            f"shows at many collectives of a step; {evidence.wording.more_steps}"
         )
     return None
 
 
-def _nobody_unclear(evidence: FlightEvidence, window_us: float) -> str | None:
-    """Return why the dumps do not prove that no rank is late; ``None`` where they do."""
+def _nobody_unclear(evidence: DurationEvidence, window_us: float) -> str | None:
+    """Return why the durations do not prove that no rank is late; ``None`` where they do."""
     suspect = too_few(evidence.matched.blame, window_us)
     if suspect is not None:
-        return f"rank {suspect} was last, but at so few collectives that it may be chance; dump later"
+        return f"rank {suspect} was last, but at so few collectives that it may be chance; repeat with more steps"
     if evidence.gathers and (late := find_late(evidence.matched.blame, window_us / _HIDDEN)) is not None:
         least = duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))
         return (
-            f"{who_was(late.ranks)} last at collectives beside compute, by at least {least} per step, but a dump does not show "
+            f"{who_was(late.ranks)} last at collectives beside compute, by at least {least} per step, but durations do not show "
             "how much more of the waiting there delays the others; record the job with `rankscope run`, or trace some steps"
         )
     if (explained := evidence.explained or 0.0) < _MOST:
@@ -144,10 +161,26 @@ def _nobody_unclear(evidence: FlightEvidence, window_us: float) -> str | None:
     if evidence.steps is None or evidence.steps < ENOUGH_STEPS:
         seen = "steps are not known" if evidence.steps is None else f"there are {counted(evidence.steps, 'step')}"
         return f"no rank is last beyond chance, but {seen}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
+    return _left_out(evidence, evidence.steps)
+
+
+def _left_out(evidence: DurationEvidence, steps: int) -> str | None:
+    """Return what the source leaves out that may hide a late rank; ``None`` where there is nothing."""
+    if not evidence.is_exact and evidence.waiting > _MUCH:
+        return (
+            f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.wording.many} do not show for "
+            f"which of them; {evidence.wording.more_order}"
+        )
+    rank = max(evidence.hidden, key=lambda one: evidence.hidden[one], default=None)
+    if rank is not None and 2 * evidence.hidden[rank] >= steps:
+        return (
+            f"no rank is last at the matched collectives, but {counted(evidence.hidden[rank], 'collective')} of rank {rank} "
+            f"{'is' if evidence.hidden[rank] == 1 else 'are'} not in the {evidence.wording.many}, and ranks may wait there"
+        )
     return None
 
 
-def _doubt(late: Slow, evidence: FlightEvidence) -> str | None:
+def _doubt(late: Slow, evidence: DurationEvidence) -> str | None:
     """Return why the ranks that come last may not be at fault; ``None`` where they are."""
     rank = min(late.ranks, key=evidence.share)
     if (share := evidence.share(rank)) < _MOST:
@@ -167,10 +200,23 @@ def _doubt(late: Slow, evidence: FlightEvidence) -> str | None:
     )
     if len(late.ranks) > 1 and any(groups[rank] > 1 for rank in late.ranks):
         return (
-            f"{ranks_text(late.ranks)} come last, but they meet in several groups beside compute, where a dump does not show "
+            f"{ranks_text(late.ranks)} come last, but they meet in several groups beside compute, where durations do not show "
             "which of them waited for another; record the job with `rankscope run`"
         )
+    shared = None if evidence.is_exact or len(late.ranks) < 2 else _shared(late, evidence.matched)
+    if shared is not None:
+        return (
+            f"{ranks_text(late.ranks)} come last, but they meet in group {shared}, and the {evidence.wording.many} do not show "
+            "whether one of them makes the others late; record the job with `rankscope run`"
+        )
     return None
+
+
+def _shared(late: Slow, matched: Matched) -> str | None:
+    """Return a group in which late ranks meet without all others; ``None`` without one."""
+    every = set(matched.blame.ranks)
+    groups = {match.group: set(match.ranks) for match in matched.matching.matches}
+    return next((group for group, members in groups.items() if members < every and len(members & set(late.ranks)) > 1), None)
 
 
 _IN_THE_REST: Final = (

@@ -1,0 +1,10 @@
+"""From the durations of collectives on each rank to the rank that the others wait for, without traces or recorder.
+
+Two sources have them: torch's Flight Recorder with timing, and the logs of the NCCL Inspector plugin.
+
+1. ``flight`` and ``inspector`` read a source into ``calls``: operations per rank with their durations. ``logs`` decodes the
+   files of NCCL Inspector, and ``processes`` finds the rank of each of its processes.
+2. ``overlap`` finds the groups whose collectives run beside compute. ``own_times`` has the time of a step outside of
+   communication, for operations that cannot be matched, as in pipelines.
+3. ``analysis`` infers steps, matches collectives and assigns blame. ``verdict`` names the rank, or says what is missing.
+"""

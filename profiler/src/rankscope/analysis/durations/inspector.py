@@ -1,0 +1,152 @@
+"""Operations of all ranks with their durations, read from logs of the NCCL Inspector plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rankscope.analysis.collectives.cycles import Issued, steps_by_group
+from rankscope.analysis.durations.calls import MAX_CALLS, Call, Durations, RankCalls, Wording
+from rankscope.analysis.durations.logs import LogRecord, ProcessLog, find_logs, read_log
+from rankscope.analysis.durations.processes import identify
+from rankscope.analysis.parallel.workers import Engine
+from rankscope.analysis.result.text import counted
+from rankscope.base.errors import InputError
+from rankscope.base.text import ranks_text
+
+_OPERATIONS: Final = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "AllGatherV": "all_gatherv",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "All2All": "all_to_all",
+    "AlltoAll": "all_to_all",
+    "AllToAll": "all_to_all",
+    "Gather": "gather",
+    "Scatter": "scatter",
+    "Send": "send",
+    "Recv": "recv",
+    "SendRecv": "send_recv",
+}
+"""Names of NCCL to those of records. Unknown ones are not compared."""
+_CODES: Final = {name: code for code, name in enumerate(_OPERATIONS)}
+_KINDS: Final = 16
+"""Number of codes: NCCL numbers the operations of each kind apart, and here all of a communicator have different numbers."""
+_TIMING: Final = (
+    "leave NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING at 1, with NCCL 2.30 or later, so that only durations of kernels are logged"
+)
+_WORDING: Final = Wording(
+    one="log",
+    many="logs",
+    missing="logs of {found} of {world_size} ranks: communicators with a missing rank are left out",
+    more_steps="let the job train for more steps",
+    more_order="set NCCL_INSPECTOR_DUMP_VERBOSE=1, or record the job with `rankscope run`",
+    together="use NCCL 2.30 or later, or a shorter NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS",
+)
+
+
+def read_inspector_durations(paths: Sequence[Path], engine: Engine) -> Durations:
+    """Read the logs of a job, one file per process. Raises ``InputError`` for input without durations."""
+    files, warnings = find_logs(paths)
+    most = max(1, MAX_CALLS // len(files))
+    text_bytes = sum(file.stat().st_size for file in files)
+    logs: list[ProcessLog] = []
+    errors: list[InputError] = []
+    for read in engine.map(partial(read_log, most=most), files, files=files, text_bytes=text_bytes):
+        (errors if isinstance(read, InputError) else logs).append(read)  # type: ignore[arg-type]
+    if not logs:
+        raise errors[0]
+    warnings += [f"left out: {error}" for error in errors]
+    if damaged := sum(log.damaged for log in logs):
+        warnings.append(f"{counted(damaged, 'record')} left out, which make no sense")
+    processes = identify(logs, warnings)
+    members, labels = processes.members(), _labels(processes.ranks)
+    ranks = {
+        rank: RankCalls([*_calls(log, labels)], {labels[one]: members[one] for one in log.communicators}, log.damaged)
+        for rank, log in processes.ranks.items()
+    }
+    warnings += _limits(processes.ranks, ranks, most)
+    hidden = {rank: _hidden(log.records) for rank, log in processes.ranks.items()}
+    return Durations(
+        "nccl_inspector", ranks, processes.world_size, _WORDING, steps_by_group, warnings, hidden=hidden, names=processes.names
+    )
+
+
+def _limits(logs: Mapping[int, ProcessLog], ranks: Mapping[int, RankCalls], most: int) -> Iterator[str]:
+    """Yield warnings on what the logs lack. Raises ``InputError`` if there are no durations."""
+    without = [rank for rank, one in ranks.items() if all(call.duration_us is None for call in one.calls)]
+    if len(without) == len(ranks):
+        path = next(iter(logs.values())).path
+        raise InputError(path, f"no collective has the duration of its kernel, so no rank's wait is known; {_TIMING}")
+    if without:
+        yield f"no durations from {ranks_text(without)}; {_TIMING}"
+    if not any(log.has_names for log in logs.values()):
+        yield "logs of NCCL before 2.30 hold no sends and receives: in a pipeline, a rank may be late because of the stage before"
+    if any(log.is_clipped for log in logs.values()):
+        yield f"at most the last {most:,} operations of each rank are compared"
+
+
+def _labels(logs: Mapping[int, ProcessLog]) -> dict[str, str]:
+    """Return the names of communicators in the result: those that NCCL knows, with the identifier."""
+    known: dict[str, str] = {}
+    for log in logs.values():
+        known = {one: one for one in log.communicators} | known
+        known |= {one: f"{name} {one}" for one, name in log.names.items() if known[one] == one}
+    return known
+
+
+def _calls(log: ProcessLog, labels: Mapping[str, str]) -> Iterator[Call]:
+    """Yield the operations of a process in the order in which it issued them, which only verbose logs have exactly.
+
+    Otherwise the order is that of their starts. Sends and receives that overlap are one batch.
+    """
+    last: dict[str, int] = {}
+    ordered: list[tuple[int, LogRecord]] = []
+    for record in log.records:
+        began = record.ended_us - round(record.duration_us or 0.0)
+        # Operations of a communicator are logged in their order.
+        began = last[record.communicator] = max(last.get(record.communicator, 0), record.issued_us or began)
+        ordered.append((began, record))
+    ordered.sort(key=lambda one: one[0])
+    batches: dict[str, float] = {}
+    for began, record in ordered:
+        is_part = False
+        if record.is_p2p:
+            start = record.ended_us - (record.duration_us or 0.0)
+            is_part = start < batches.get(record.communicator, 0.0) - (record.duration_us or 0.0) / 2
+            batches[record.communicator] = max(batches.get(record.communicator, 0.0), record.ended_us)
+        elif record.number == 0:
+            continue  # It sets up the connections.
+        if not is_part:
+            yield _call(record, began, labels[record.communicator])
+
+
+def _call(record: LogRecord, began_us: int, group: str) -> Call:
+    op = _OPERATIONS.get(record.op, "unknown")
+    sequence = _KINDS * (record.number + 1) + _CODES.get(record.op, _KINDS - 1)
+    # Only NCCL's own all-to-all is a collective here, in which all ranks move the same bytes.
+    return Call(
+        Issued(None if record.is_p2p else (group, sequence), (group, op, record.bytes), 1000 * began_us),
+        group,
+        op,
+        sequence,
+        not record.is_p2p,
+        record.bytes,
+        record.bytes if op == "all_to_all" else None,
+        record.duration_us,
+        is_part=False,
+        ended_ns=1000 * record.ended_us,
+    )
+
+
+def _hidden(records: Sequence[LogRecord]) -> int:
+    """Return how many collectives between the logged ones are not logged: small messages, or overwritten before the dump."""
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for record in records:
+        if not record.is_p2p and record.number > 0:
+            numbers.setdefault((record.communicator, record.op), []).append(record.number)
+    return sum(max(found) - min(found) + 1 - len(set(found)) for found in numbers.values())

@@ -1,0 +1,312 @@
+"""Logs of the NCCL Inspector plugin: who makes the others wait, and what damaged or hostile logs do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.nccl.inspector import host_and_pid, write_logs
+from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
+
+from rankscope.analysis.durations import logs
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.report.terminal import render_text
+from rankscope.base.errors import InputError
+
+STEPS = 32
+Record = dict[str, Any]
+
+
+def job(layout: str = "ddp", fault: str = "slow device", *, steps: int = STEPS, late: int = 3) -> LayoutJob:
+    return LayoutJob(LAYOUTS[layout], FAULTS[fault], late=late, steps=steps)
+
+
+def log_of(folder: Path, rank: int) -> Path:
+    host, pid = host_and_pid(rank)
+    return folder / f"{host}-pid{pid}.log"
+
+
+def edit(folder: Path, change: Callable[[int, int, Record], None]) -> Path:
+    """Change every record; ``change`` is called with rank, place in the log, and record."""
+    for rank in range(8):
+        rows = [json.loads(line) for line in log_of(folder, rank).read_text().splitlines()]
+        for number, row in enumerate(rows):
+            change(rank, number, row)
+        log_of(folder, rank).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("fault", ["slow device", "pause of the host"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp", "tp x dp"])
+def test_the_rank_that_comes_late_is_named(tmp_path: Path, layout: str, fault: str, *, verbose: bool) -> None:
+    # given the logs of a job in which rank 3 is slow
+    analysis = analyze([write_logs(job(layout, fault), tmp_path / "logs", verbose=verbose)])
+    verdict = analysis.verdict
+    # then it is named, and not the ranks that are late because they waited for it
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", [3], "unknown")
+    assert (verdict.evidence_source, analysis.source.kind, analysis.imposed_wait_source) == ("nccl_inspector",) * 3
+    # and its cost is not overstated: the faults cost 26 to 31 % of a step
+    assert verdict.slowdown is not None
+    assert 1.05 < verdict.slowdown < 1.33
+    assert analysis.source.world_size == 8
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp", "tp x dp"])
+def test_no_rank_is_named_without_a_fault(tmp_path: Path, layout: str, *, verbose: bool) -> None:
+    verdict = analyze([write_logs(job(layout, "none"), tmp_path / "logs", verbose=verbose)]).verdict
+    assert (verdict.kind, verdict.rank) == ("balanced", None), verdict.summary
+
+
+@pytest.mark.parametrize("fault", ["slow link", "one hiccup"])
+@pytest.mark.parametrize("layout", ["ddp", "tp x dp"])
+def test_no_rank_is_named_for_a_link_or_for_one_step(tmp_path: Path, layout: str, fault: str) -> None:
+    verdict = analyze([write_logs(job(layout, fault), tmp_path / "logs")]).verdict
+    assert (verdict.kind in ("balanced", "insufficient_data"), verdict.rank) == (True, None), verdict.summary
+
+
+@pytest.mark.parametrize("layout", ["ddp", "tp", "tp x dp"])
+def test_plugins_before_2_30_will_do(tmp_path: Path, layout: str) -> None:
+    analysis = analyze([write_logs(job(layout), tmp_path / "logs", old=True)])
+    assert analysis.verdict.ranks == [3]
+    assert any("2.30" in warning and "sends and receives" in warning for warning in analysis.source.warnings)
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("layout", ["pp", "pp x tp"])
+def test_pipelines_are_not_judged_by_their_collectives_alone(tmp_path: Path, layout: str, *, old: bool) -> None:
+    # given pipelines, whose sends and receives old plugins do not log
+    verdict = analyze([write_logs(job(layout, steps=20), tmp_path / "logs", old=old)]).verdict
+    assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
+    assert "sends and receives" in verdict.summary
+
+
+def test_ranks_are_those_of_the_communicator_of_all_processes(tmp_path: Path) -> None:
+    # given a job whose process ids do not ascend with the rank
+    folder = edit(write_logs(job(), tmp_path / "logs"), lambda rank, _, row: row["metadata"].update(pid=9000 - rank))
+    analysis = analyze([folder])
+    assert analysis.verdict.ranks == [3]
+    assert not analysis.source.warnings
+
+
+def test_without_such_a_communicator_processes_are_numbered_and_named(tmp_path: Path) -> None:
+    analysis = analyze([write_logs(job("tp x dp"), tmp_path / "logs")])
+    host, pid = host_and_pid(3)
+    assert any("numbered by host and process id" in warning for warning in analysis.source.warnings)
+    assert f"rank 3 is process {pid} on {host}" in analysis.source.warnings
+
+
+def test_numbers_of_nodes_count_as_numbers(tmp_path: Path) -> None:
+    # given eight hosts, of which the tenth comes after the ninth
+    change: Callable[[int, int, Record], None] = lambda rank, _, row: row["metadata"].update(hostname=f"node{rank + 7}")  # noqa: E731
+    folder = edit(write_logs(job("tp x dp"), tmp_path / "logs"), change)
+    assert analyze([folder]).verdict.ranks == [3]
+
+
+def test_small_messages_that_are_not_logged_do_not_shift_the_others(tmp_path: Path) -> None:
+    # given a plugin that ignores the smaller buckets on one rank only
+    folder = write_logs(job(), tmp_path / "logs")
+    rows = log_of(folder, 5).read_text().splitlines(keepends=True)
+    log_of(folder, 5).write_text("".join(rows[:30] + rows[40:]))
+    analysis = analyze([folder])
+    assert analysis.verdict.ranks == [3]
+    assert analysis.collectives.unmatched_by == {"incomplete": 10}
+
+
+def test_collectives_of_each_step_that_are_not_logged_leave_the_answer_open(tmp_path: Path) -> None:
+    # given a healthy job in which every other collective is too small to be logged
+    folder = write_logs(job(fault="none"), tmp_path / "logs")
+    edit(folder, lambda _rank, _number, row: row["coll_perf"].update(coll_sn=2 * row["coll_perf"]["coll_sn"]))
+    verdict = analyze([folder]).verdict
+    assert verdict.kind == "insufficient_data"
+    assert "not in the logs" in verdict.summary
+
+
+def test_the_logs_of_one_rank_are_not_enough(tmp_path: Path) -> None:
+    analysis = analyze([write_logs(job(), tmp_path / "logs", ranks=[3])])
+    assert (analysis.verdict.kind, analysis.verdict.rank) == ("insufficient_data", None)
+    assert "one rank cannot show" in analysis.verdict.summary
+    assert "logs of 1 of 8 ranks" in " ".join(analysis.source.warnings)
+
+
+def test_no_rank_is_named_for_a_rank_whose_log_is_missing(tmp_path: Path) -> None:
+    folder = write_logs(job("tp x dp"), tmp_path / "logs", ranks=[0, 1, 2, 4, 5, 6, 7])
+    assert analyze([folder]).verdict.kind == "insufficient_data"
+
+
+def test_logs_of_an_earlier_job_in_the_same_folder_do_not_count(tmp_path: Path) -> None:
+    # given the logs of a job that was late on rank 3, and those of its restart, which is late on rank 6
+    folder = write_logs(job(late=3), tmp_path / "logs")
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    write_logs(job(late=6), folder)
+
+    def restarted(_rank: int, _number: int, row: Record) -> None:
+        row["header"]["id"] += "1"
+        row["metadata"]["pid"] += 100
+        row["metadata"]["dump_timestamp_us"] += 3_600_000_000
+
+    edit(folder, restarted)
+    for name, text in before.items():
+        (folder / f"before-{name}").write_text(text)
+    analysis = analyze([folder])
+    assert analysis.verdict.ranks == [6]
+    assert any("8 logs left out" in warning for warning in analysis.source.warnings)
+
+
+@pytest.mark.parametrize("form", ["concatenated", "indented", "compressed", "array"])
+def test_other_forms_of_the_same_objects_will_do(tmp_path: Path, form: str) -> None:
+    folder = write_logs(job(), tmp_path / "logs")
+    for path in list(folder.iterdir()):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        if form == "compressed":
+            path.with_suffix(".log.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+        elif form == "array":
+            path.write_text(json.dumps(rows))
+        else:
+            path.write_text("".join(json.dumps(row, indent=2 if form == "indented" else None) for row in rows))
+    analysis = analyze([folder])
+    assert (analysis.verdict.ranks, analysis.source.warnings) == ([3], [])
+
+
+def test_a_log_that_is_being_written_ends_in_the_middle_of_a_record(tmp_path: Path) -> None:
+    folder = write_logs(job(), tmp_path / "logs")
+    path = log_of(folder, 2)
+    path.write_text(path.read_text()[:-40])
+    analysis = analyze([folder])
+    assert (analysis.verdict.ranks, analysis.source.warnings) == ([3], [])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\x00\xff\xfe not JSON\n",
+        b'{"header":{"id":"0x1","rank":0,"n_ranks":8},"metadata":{"hostname":"\xff","pid":1,"dump_timestamp_us":1}}\n',
+        b'{"header":' + b"[" * 100_000 + b"\n",
+        b'{"header":{"x":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_001 + b"}\n",
+        b'{"header":"' + b"x" * 3_000_000 + b'"}\n',
+        b'{"header":{"id":"0x1","rank":1e400,"n_ranks":8},"metadata":{}}\n',
+    ],
+)
+def test_damaged_records_are_counted(tmp_path: Path, damage: bytes) -> None:
+    folder = write_logs(job(), tmp_path / "logs")
+    path = log_of(folder, 1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:40], damage, *lines[40:]]))
+    analysis = analyze([folder])
+    assert analysis.verdict.ranks == [3]
+    assert any("left out, which make no sense" in warning for warning in analysis.source.warnings)
+
+
+SENSELESS: list[object] = [-1, 0, 10**30, 1e300, float("nan"), "1", True, None, [1], {"a": 1}, 2**53 + 1]
+
+
+@pytest.mark.parametrize("key", ["coll_sn", "coll_exec_time_us", "coll_msg_size_bytes", "rank", "n_ranks", "dump_timestamp_us"])
+def test_values_that_make_no_sense_do_no_harm(tmp_path: Path, key: str) -> None:
+    # given one record with each such value in the log of each rank
+    def change(_rank: int, number: int, row: Record) -> None:
+        if number % 8 == 7 and number // 8 < len(SENSELESS):
+            next(part for part in row.values() if key in part)[key] = SENSELESS[number // 8]
+
+    analysis = analyze([edit(write_logs(job(steps=48), tmp_path / "logs"), change)])
+    assert analysis.verdict.rank in (3, None)
+    assert any("no sense" in warning for warning in analysis.source.warnings)
+    msgspec.json.encode(analysis)
+
+
+def test_a_huge_communicator_does_not_fill_the_memory(tmp_path: Path) -> None:
+    folder = edit(write_logs(job(), tmp_path / "logs"), lambda _rank, _number, row: row["header"].update(n_ranks=2**24))
+    analysis = analyze([folder])
+    assert (analysis.verdict.kind, analysis.source.world_size) == ("insufficient_data", 2**24)
+
+
+def test_only_the_last_operations_of_long_logs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.analysis.durations.inspector.MAX_CALLS", 8 * 60)
+    monkeypatch.setattr(logs, "_HEAD_BYTES", 1000)
+    monkeypatch.setattr(logs, "_USUAL_RECORD_BYTES", 500)
+    analysis = analyze([write_logs(job(steps=60), tmp_path / "logs")])
+    assert (analysis.verdict.ranks, analysis.source.steps) == ([3], 17)
+    assert any("last 60 operations" in warning for warning in analysis.source.warnings)
+    assert not any("no sense" in warning for warning in analysis.source.warnings)
+
+
+def test_durations_of_the_host_are_not_those_of_kernels(tmp_path: Path) -> None:
+    folder = write_logs(job(), tmp_path / "logs")
+    edit(folder, lambda _rank, _number, row: row["coll_perf"].update(coll_timing_source="collective_cpu"))
+    with pytest.raises(InputError, match="NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING"):
+        analyze([folder])
+
+
+def test_one_process_with_several_ranks_is_refused(tmp_path: Path) -> None:
+    folder = write_logs(job(), tmp_path / "logs")
+    text = "".join(path.read_text() for path in sorted(folder.iterdir()))
+    for path in folder.iterdir():
+        path.unlink()
+    pid = host_and_pid(0)[1]
+    rows = [json.loads(line) for line in text.splitlines()]
+    for row in rows:
+        row["metadata"]["pid"] = pid
+    (folder / f"node0-pid{pid}.log").write_text("".join(json.dumps(row) for row in rows))
+    with pytest.raises(InputError, match="several ranks of one communicator"):
+        analyze([folder])
+
+
+def test_empty_logs_say_how_to_fill_them(tmp_path: Path) -> None:
+    (tmp_path / "node0-pid1.log").touch()
+    with pytest.raises(InputError, match="NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"):
+        analyze([tmp_path])
+
+
+def test_other_content_under_the_name_of_a_log_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "node0-pid1.log").write_text("Epoch 1: loss 3.2\n" * 100)
+    with pytest.raises(InputError, match="node0-pid1"):
+        analyze([tmp_path])
+
+
+def test_metrics_of_the_plugin_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "nccl_inspector_metrics.prom").write_text('nccl_bus_bandwidth_gbs{version="v5.1"} 678.263\n')
+    with pytest.raises(InputError, match="NCCL_INSPECTOR_PROM_DUMP=0"):
+        analyze([tmp_path])
+
+
+def test_other_files_beside_the_logs_are_left_out(tmp_path: Path) -> None:
+    folder = write_logs(job(), tmp_path / "logs")
+    (folder / "train.log").write_text("Epoch 1\n")
+    (folder / "README.md").write_text("# Logs\n")
+    (folder / "config.json").write_text("{}")
+    (folder / "old").mkdir()
+    analysis = analyze([folder])
+    assert analysis.verdict.ranks == [3]
+    assert len(analysis.source.warnings) == 1
+    assert "train.log" in analysis.source.warnings[0]
+
+
+def test_one_unreadable_log_is_left_out(tmp_path: Path) -> None:
+    folder = write_logs(job(), tmp_path / "logs")
+    log_of(folder, 6).write_bytes(b"")
+    analysis = analyze([str(folder / "*.log")])
+    assert analysis.source.ranks == 7
+    assert any("left out" in warning and log_of(folder, 6).name in warning for warning in analysis.source.warnings)
+
+
+def test_traces_beside_logs_count_first(tmp_path: Path) -> None:
+    folder = write_logs(job(), tmp_path / "logs")
+    (folder / "rank-0.json").write_text(json.dumps({"traceEvents": []}))
+    with pytest.raises(InputError, match="rank-0"):
+        analyze([folder])
+
+
+def test_options_of_traces_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="for traces"):
+        analyze([write_logs(job(steps=4), tmp_path / "logs")], detail=True)
+
+
+def test_text_names_its_source(tmp_path: Path) -> None:
+    text = render_text(analyze([write_logs(job(), tmp_path / "logs")]), width=100)
+    assert "judged by nccl inspector" in text

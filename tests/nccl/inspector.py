@@ -1,0 +1,137 @@
+"""Logs of the NCCL Inspector plugin of a simulated NCCL job, one per process.
+
+- NCCL numbers the collectives of each communicator and kind apart, from 0.
+- A dump thread writes what has completed since its last dump, communicator by communicator. Records have the time of the dump.
+  Each process dumps at moments of its own.
+- Plugins before NCCL 2.30 (``old``) write only the last completed collective of each communicator, no sends and receives, and no
+  ``comm_name``.
+- An uneven all-to-all is a batch of sends and receives, as torch issues it.
+- Durations are whole microseconds of the kernel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from tests.nccl.device import Job, Launch, Rank
+from tests.nccl.traces import BASE_NS, ON_HOST
+
+_NAMES: Final = {
+    "all_reduce": "AllReduce",
+    "_all_gather_base": "AllGather",
+    "_reduce_scatter_base": "ReduceScatter",
+    "all_to_all": "All2All",
+}
+
+
+def write_logs(
+    job: Job,
+    folder: Path,
+    *,
+    ranks: Sequence[int] | None = None,
+    interval_us: int = 500,
+    verbose: bool = False,
+    old: bool = False,
+    least_bytes: int = 8192,
+) -> Path:
+    """Write the logs of all or some ranks, and return their folder.
+
+    ``interval_us``: time between dumps. ``least_bytes``: size of messages below which the plugin ignores them.
+    """
+    folder.mkdir(exist_ok=True)
+    for rank in job.ranks if ranks is None else [job.ranks[number] for number in ranks]:
+        host, pid = host_and_pid(rank.rank)
+        rows = _records(rank, interval_us, verbose=verbose, old=old, least_bytes=least_bytes)
+        text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+        (folder / f"{host}-pid{pid}.log").write_text(text)
+    return folder
+
+
+def host_and_pid(rank: int) -> tuple[str, int]:
+    """Return the process of a rank. Process ids ascend with the rank on each host."""
+    return f"node{rank // ON_HOST}", 4000 + 7 * (rank % ON_HOST)
+
+
+def communicator(name: str) -> str:
+    """Return the identifier of a group's communicator."""
+    return f"0x{int.from_bytes(name.encode()[-7:].rjust(7, b'x'), 'big'):x}"
+
+
+def _records(rank: Rank, interval_us: int, *, verbose: bool, old: bool, least_bytes: int) -> Iterator[dict[str, Any]]:
+    done: list[tuple[int, str, int, Launch]] = []
+    numbers: Counter[tuple[str, str]] = Counter()
+    for launch in rank.launches:
+        if launch.op in ("exchange", "all_to_allv"):
+            done += [(_dump(rank, launch, interval_us), launch.group, number, launch) for number in range(len(_parts(launch)))]
+        elif launch.op:
+            number = numbers[launch.group, launch.op]
+            numbers[launch.group, launch.op] += 1
+            if 2 * launch.elements[0] >= least_bytes:
+                done.append((_dump(rank, launch, interval_us), launch.group, number, launch))
+    done.sort(key=lambda one: (one[0], one[1], one[3].end_us))
+    for (dump, group), same in groupby(done, key=lambda one: one[:2]):
+        batch = [one for one in same if not (old and _parts(one[3]))]
+        for _, _, number, launch in batch[-1:] if old else batch:
+            yield _header(rank, group, dump, old=old) | _perf(rank, launch, number, verbose=verbose)
+
+
+def _parts(launch: Launch) -> list[tuple[str, int, int]]:
+    """Return the sends and receives of a launch: operation, place of the other rank, and elements."""
+    if launch.splits is None:
+        return launch.parts
+    ends = zip(("send", "recv"), launch.splits, strict=True)
+    return [(op, place, size) for op, sizes in ends for place, size in enumerate(sizes)]
+
+
+def _dump(rank: Rank, launch: Launch, interval_us: int) -> int:
+    phase = 137 * rank.rank % interval_us
+    return BASE_NS // 1000 + (int(launch.end_us - phase) // interval_us + 1) * interval_us + phase
+
+
+def _header(rank: Rank, group: str, dump: int, *, old: bool) -> dict[str, Any]:
+    members = rank.job.groups[group]
+    host, pid = host_and_pid(rank.rank)
+    place = {"rank": members.index(rank.rank), "n_ranks": len(members), "nnodes": len({one // ON_HOST for one in members})}
+    return {
+        "header": {"id": communicator(group)} | ({} if old else {"comm_name": "unknown"}) | place,
+        "metadata": {
+            "inspector_output_format_version": "v4.0",
+            "git_rev": "",
+            "rec_mechanism": "nccl_profiler_interface",
+            "dump_timestamp_us": dump,
+            "hostname": host,
+            "pid": pid,
+        },
+    }
+
+
+def _perf(rank: Rank, launch: Launch, number: int, *, verbose: bool) -> dict[str, Any]:
+    parts = _parts(launch)
+    kind = "p2p" if parts else "coll"
+    own: dict[str, Any]
+    if kind == "p2p":
+        op, peer, elements = parts[number]
+        own = {"p2p": op.capitalize(), "p2p_sn": number + 1, "p2p_peer": peer}
+    else:
+        elements = launch.elements[0]
+        own = {"coll": _NAMES[launch.op], "coll_sn": number}
+    took = round(launch.end_us - launch.start_us)
+    own |= {
+        f"{kind}_msg_size_bytes": 2 * elements,
+        f"{kind}_exec_time_us": took,
+        f"{kind}_timing_source": "kernel_gpu",
+        f"{kind}_algobw_gbs": round(2 * elements / max(took, 1) / 1000, 6),
+        f"{kind}_busbw_gbs": round(2 * elements / max(took, 1) / 1000, 6),
+    }
+    if verbose:
+        base = BASE_NS // 1000
+        start, stop = base + round(launch.start_us), base + round(launch.end_us)
+        kernel = {"channel_id": 0, "kernel_start_ts": start, "kernel_stop_ts": stop, "kernel_record_ts": stop}
+        issued = base + round(launch.launched_us)
+        own["event_trace_ts"] = {f"{kind}_start_ts": issued, f"{kind}_stop_ts": issued + 5, "kernel_events": [kernel]}
+    return {f"{kind}_perf": own}
