@@ -7,8 +7,8 @@ per process group. Its semantics are stated in tests/nccl/device.py. Each job is
 
 - traces: Kineto traces of all ranks, of 20 steps, on the clocks of their hosts.
 - dumps: Flight Recorder dumps with durations, of 40 steps. They have no compute, so the cause is not told.
-- inspector: verbose logs of the NCCL Inspector plugin, of 40 steps. They lack the order of operations of different groups, and the
-  waits of pipelines, so "not enough data" is a frequent answer there.
+- inspector: verbose logs of the NCCL Inspector plugin, of 40 steps. They lack the order of operations of different groups, and
+  the waits of pipelines, so "not enough data" is a frequent answer there.
 
 What the fault costs is known: the same job runs without it. An answer is right if it names the rank at fault; where the fault
 costs less than 5 % of the step, also if it names none. Faults of no rank (a slow link, one pause, 3 % slower) must not have a
