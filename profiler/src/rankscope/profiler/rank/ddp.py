@@ -132,6 +132,11 @@ class LastGradient:
             except AttributeError:
                 return  # not public; on a torch without it the pass is not watched
 
+    def groups(self) -> list[object]:
+        """Return the process groups in which the models reduce their gradients."""
+        models = [model for reference in self._models if (model := reference()) is not None]
+        return [model.process_group for model in models]
+
     def tails(self) -> list[object]:
         """Return what holds the marks of backward passes."""
         return [self.spare, *self._hooks.values()]

@@ -273,6 +273,7 @@ class Recorder(Recording):
         if ready is None or self._events is None:
             self._tail_unknown = True
             return
+        self._tail_seen = True
         # Waits inside the tail are part of it already.
         inside = sum(waited for started, waited in self._waits if started >= ready) if self._waits else 0
         until = None if self._events.line is None else self._events.line.mark()

@@ -28,6 +28,7 @@ from rankscope.profiler.plan import Schedule
 from rankscope.profiler.rank import flight_dump
 from rankscope.profiler.rank.ddp import LastGradient
 from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_device
+from rankscope.profiler.rank.groups import OtherGroups
 from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import identify, ranks_on_host
 from rankscope.profiler.rank.measures import StepMeasures
@@ -91,7 +92,8 @@ class Recording:
         self._wait_mark: Mark = None
         self._waited = False
         self._waits: list[tuple[int, int]] = []
-        self._tail_unknown = False
+        self._tail_unknown = self._tail_seen = False
+        self._others = OtherGroups()
         self._forget_crashes: Callable[[], None] | None = None
 
     def claim(self) -> None:
@@ -185,7 +187,7 @@ class Recording:
             windows.boundary(self.step_number)
         words[COST] = self.cost_ns
         # State that an exception or Ctrl-C interrupted must not outlast its step.
-        self._waited = self._tail_unknown = self.may_evaluate = False
+        self._waited = self._tail_unknown = self._tail_seen = self.may_evaluate = False
         self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
         self._wait_started = 0
         begun = now()
@@ -232,8 +234,14 @@ class Recording:
             session.ring.put(EntryKind.SPAN, pack_span(self.step_number - 1, span))
 
     def _is_signalled(self) -> bool:
-        """Return whether all waits of the device for other ranks in this step were reported."""
-        return self._alone or (self.gradients.present and not self._tail_unknown)
+        """Return whether all waits of the device for other ranks in this step were reported.
+
+        In a step without a pass that reduces gradients, as in a replayed CUDA graph, nothing tells whether there were waits.
+        """
+        if self._alone:
+            return True
+        seen = self.gradients.present and self._tail_seen and not self._tail_unknown
+        return seen and not self._others.communicate(self.step_number, self.gradients.groups())
 
     def failed(self, error: Exception) -> None:
         """Switch off for good after an exception in the recorder.

@@ -1,0 +1,52 @@
+"""Process groups besides DDP's: where they communicate, a device waits at places in its streams that the recorder does not mark."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+EVERY: Final = 25
+"""Number of steps between two looks, as a look costs some microseconds per group."""
+_ON_HOST: Final = ("gloo", "mpi", "ucc")
+"""Backends in whose operations the host waits, which the recorder notes."""
+
+
+class OtherGroups:
+    """Numbers of the operations of process groups, looked at now and then."""
+
+    def __init__(self, groups: Callable[[], Iterable[tuple[Any, str]]] | None = None) -> None:
+        self._groups = _of_torch if groups is None else groups
+        self._numbers: dict[str, int] | None = None
+        self._due = 0
+        self._moved = True
+
+    def communicate(self, step: int, known: Iterable[Any]) -> bool:
+        """Return whether groups besides those ``known`` communicated between the last two looks; true until there were two."""
+        if step >= self._due:
+            numbers = {_name(group): _number(group) for group, backend in self._groups() if backend not in _ON_HOST}
+            others = numbers.keys() - set(map(_name, known))
+            before, self._numbers = self._numbers, numbers
+            self._due = step + (1 if before is None else EVERY)
+            self._moved = before is None or any(numbers[name] != before.get(name, 0) for name in others)
+        return self._moved
+
+
+def _of_torch() -> Iterable[tuple[Any, str]]:
+    """Return the process groups of more than one rank of this process, with the names of their backends."""
+    # Not imported: a job that has not imported it has no groups.
+    torch = sys.modules.get("torch.distributed.distributed_c10d")
+    known: Mapping[Any, tuple[str, Any]] = {} if torch is None else torch._world.pg_map  # noqa: SLF001  # no public list of them
+    return [(group, str(backend)) for group, (backend, _) in list(known.items()) if group.size() > 1]
+
+
+def _name(group: Any) -> str:
+    return str(getattr(group, "group_name", id(group)))
+
+
+def _number(group: Any) -> int:
+    """Return the number of collectives that a group has issued; 0 for a group that does not tell."""
+    try:
+        return int(group._get_sequence_number_for_group())  # noqa: SLF001  # not public
+    except (RuntimeError, AttributeError):
+        return 0
