@@ -68,6 +68,11 @@ def test_without_a_rank_at_fault_none_is_named(tmp_path: Path, layout: str, faul
     assert analysis.verdict.kind != "straggler", analysis.verdict.summary
 
 
+def test_a_pause_in_one_of_two_steps_names_nobody(tmp_path: Path) -> None:
+    write_traces(LayoutJob(LAYOUTS["tp x dp"], FAULTS["one hiccup"], steps=6), tmp_path, steps=(4, 5))
+    assert analyze([tmp_path]).verdict.kind != "straggler"
+
+
 def test_a_rank_of_a_pipeline_that_is_late_while_it_would_wait_costs_nothing(tmp_path: Path) -> None:
     """The last stage has nothing to do at the start of a step."""
     analysis, cost = of_traces(tmp_path, "pp", "late input", late=3)

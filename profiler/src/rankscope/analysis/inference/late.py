@@ -93,6 +93,9 @@ def _at_collectives(times: LateTimes, blame: Blame) -> Slow | None:
     ahead = steps[:, row] - np.median(steps[:, others], axis=1)
     if len(steps) > 2 and ahead.mean() <= farthest(len(total), len(steps) - 1) * ahead.std(ddof=1) / np.sqrt(len(steps)):
         return None
+    # Of two steps both must show it: a pause in one of them is no slowness.
+    if len(steps) == 2 and ahead.min() < 0.5 * ahead.mean():
+        return None
     last = times.own.argmax(axis=0) == row
     pattern: Pattern = "fixed" if last[times.own.any(axis=0)].mean() >= FIXED else "intermittent"
     certain = stability(times.own.T, row, at_least=0.0)

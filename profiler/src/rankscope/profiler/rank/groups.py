@@ -1,4 +1,4 @@
-"""Process groups besides DDP's: where they communicate, a device waits at places in its streams that the recorder does not mark."""
+"""Process groups besides DDP's: where they communicate, a device waits in its streams where no mark is."""
 
 from __future__ import annotations
 
