@@ -1,11 +1,11 @@
 """From evidence to slow ranks, with their cause and its physical reason.
 
 The input is a table of own times, [ranks, steps], of ranks that do the same work (``OwnTimes`` in ``evidence/compared.py``).
-``late`` makes such a table from matched collectives. The output is a ``Named`` (``named``): ranks, cause, cost and evidence.
+``late`` makes such a table from matched collectives, ``evidence/device_times.py`` from the work of devices. The output is a ``Named`` (``named``): ranks, cause, cost and evidence.
 
 Which ranks are slow? Read ``stragglers`` first: it finds the ranks whose ``excess`` over their peers is beyond chance and costs
-enough (``slow.Slow``). ``significance`` has the tests, ``rotating`` finds slowness that moves between ranks, and ``late`` finds
-ranks that come last at collectives.
+enough (``slow.Slow``). ``significance`` has the tests, ``rotating`` finds slowness that moves between ranks. ``late`` finds
+ranks that come last at collectives, ``device_stragglers`` ranks that are slow on their devices, and chooses between the two.
 
 Why are they slow? ``step_signals`` measures the excess of each phase and signal, ``cause`` looks up the cause in a table,
 ``physical`` looks up the reason in the readings of the GPU, which ``explained`` fetches. ``stalled_line`` finds the line of code.
