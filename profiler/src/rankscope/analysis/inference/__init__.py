@@ -1,7 +1,8 @@
 """From evidence to slow ranks, with their cause and its physical reason.
 
 The input is a table of own times, [ranks, steps], of ranks that do the same work (``OwnTimes`` in ``evidence/compared.py``).
-``late`` makes such a table from matched collectives, ``evidence/device_times.py`` from the work of devices. The output is a ``Named`` (``named``): ranks, cause, cost and evidence.
+``late`` makes such a table from matched collectives, ``evidence/device_times.py`` from the work of devices. The output is a
+``Named`` (``named``): ranks, cause, cost and evidence.
 
 Which ranks are slow? Read ``stragglers`` first: it finds the ranks whose ``excess`` over their peers is beyond chance and costs
 enough (``slow.Slow``). ``significance`` has the tests, ``rotating`` finds slowness that moves between ranks. ``late`` finds
