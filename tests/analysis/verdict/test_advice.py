@@ -21,7 +21,7 @@ from rankscope.analysis.result.costs import Advice
 from rankscope.analysis.verdict.advice import Subject, next_actions, recommend
 from rankscope.analysis.verdict.advice_table import TABLE
 from rankscope.analysis.verdict.bottleneck import exposed_transfer
-from rankscope.analysis.verdict.builders import Setting, nobody
+from rankscope.analysis.verdict.builders import Setting, no_straggler
 from rankscope.runs.records import CollectiveRecord, KernelRecord
 
 Synthetic = Callable[..., Any]
@@ -273,7 +273,7 @@ def test_what_is_exposed_decides_on_the_next_actions(kind: str, word: str) -> No
 def test_a_verdict_on_communication_has_the_remedy_of_what_is_exposed() -> None:
     shares = {"share.exposed_communication": Figure(0.5, source="windows"), "exposed.activations": Figure(0.8)}
     setting = Setting(source="windows", world_size=8, steps=(0, 9), step_count=9, unit="step", accelerated=True, run="r")
-    verdict, _ = nobody(shares, setting, confidence=None, why="No rank is slow")
+    verdict, _ = no_straggler(shares, setting, confidence=None, why="No rank is slow")
     assert verdict.kind == "communication_bound"
     assert "tensor-parallel" in verdict.next[0]
 

@@ -24,7 +24,7 @@ from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdic
 from rankscope.analysis.trace.possible import are_possible_steps, is_possible_breakdown, is_possible_collective
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.verdict.bottleneck import shares_of
-from rankscope.analysis.verdict.builders import Setting, among, insufficient, limits, nobody, straggler, who_was
+from rankscope.analysis.verdict.builders import Setting, among, insufficient, limits, no_straggler, ranks_were, straggler
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
@@ -142,7 +142,7 @@ def _verdict(
         return insufficient("none of these steps has been profiled", run=setting.run, lack="short_capture", capture=again), []
     shares = shares_of(costs, matched.figures)
     if setting.world_size == 1:
-        return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+        return no_straggler(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     times = times_of_windows(held, setting.world_size)
     steps = max(counts)
     window = sum(row.window_us for row in profiled) / len(counts)
@@ -157,7 +157,7 @@ def _verdict(
         signals = device_signals(found.late.ranks[0], found.late.gain_us / steps, breakdowns)
         named = late_named(found.late, blame, window, signals, steps=steps)
     elif found.suspects:
-        missing = f"{who_was(found.suspects)} last, but so rarely that it may be chance; capture more steps"
+        missing = f"{ranks_were(found.suspects)} last, but so rarely that it may be chance; capture more steps"
         return insufficient(missing, run=setting.run, lack="short_capture", capture=again), limits(shares, setting, lead="")
     elif not matching.matches and not found.is_whole:
         missing = "no collective of these steps could be matched across the ranks"
@@ -165,8 +165,10 @@ def _verdict(
             shares, setting, lead="On the ranks at hand "
         )
     else:
-        whom = "" if found.is_whole else among(len(blame.ranks), setting.world_size, "matched collectives")
-        return nobody(shares, setting, confidence=None, why=f"In these steps no rank makes the others wait beyond chance{whom}")
+        restriction = "" if found.is_whole else among(len(blame.ranks), setting.world_size, "matched collectives")
+        return no_straggler(
+            shares, setting, confidence=None, why=f"In these steps no rank makes the others wait beyond chance{restriction}"
+        )
     verdict, finding = straggler(named, setting)
     besides = _costs(held, blame, setting.world_size, without=named.ranks)
     return verdict, [finding, *limits(shares_of(besides), setting, lead="Besides that, ")]

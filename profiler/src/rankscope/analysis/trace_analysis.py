@@ -31,7 +31,7 @@ from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Finding, ImposedWait, Source, Verdict
 from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.verdict.bottleneck import shares_of
-from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, nobody, straggler, who_was
+from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, no_straggler, ranks_were, straggler
 from rankscope.analysis.verdict.slow_links import with_slow_links
 
 
@@ -246,7 +246,7 @@ def _verdict(
     window = _extent_us(traces, matched)
     found = judge_windows(blame, matched.waits, times, window)
     if found.suspects:
-        missing = f"{who_was(found.suspects)} last, but so rarely that it may be chance; trace more steps"
+        missing = f"{ranks_were(found.suspects)} last, but so rarely that it may be chance; trace more steps"
         return insufficient(missing), limits(shares, setting, lead="")
     named: Named
     if found.device is not None:
@@ -264,10 +264,10 @@ def _verdict(
     elif not matching.matches and not found.is_whole:
         return _without_matches(traces, world_size, shares, setting)
     else:
-        whom = among(len(traces), setting.world_size, "traces")
+        restriction = among(len(traces), setting.world_size, "traces")
         if explained is not None and explained < _MOST and not found.is_whole:
-            whom += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
-        return nobody(shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
+            restriction += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
+        return no_straggler(shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
     verdict, finding = straggler(named, setting)
     besides = shares_of(_costs(traces, matched, without=named.ranks))
     return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]
@@ -289,7 +289,7 @@ def _without_matches(
     lead = "On the ranks at hand " if len(traces) > 1 else "On this rank "
     if (world_size or 1) == 1 and len(traces) == 1:
         if not torn:
-            return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+            return no_straggler(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
         missing, lack = "the trace is cut off, and what it lacks may be most of the step; give a whole one", "torn_trace"
     elif len(traces) == 1:
         missing = f"the trace of 1 rank of {world_size} cannot show who waits for whom; give the traces of all ranks"

@@ -1,8 +1,8 @@
-"""What collectives transfer: gradients, shards of parameters, activations of tensor parallelism, tokens, or data between stages.
+"""Kinds of data that collectives transfer: gradients, shards, activations of tensor parallelism, tokens, data between stages.
 
-The parallel layout tells, where it is known: along which dimensions the ranks of a process group differ. Without it, the pattern
-of a step tells. Compute waits for activations, many times alike, and goes on between them. Gradients and shards are transferred
-beside compute, or back to back.
+Where the parallel layout is known, they follow from the dimensions along which the ranks of a process group differ. Without it,
+they follow from the pattern of a step. Compute waits for activations, many times alike, and continues between them. Gradients
+and shards are transferred beside compute, or back to back.
 """
 
 from __future__ import annotations

@@ -51,16 +51,16 @@ class Wording:
     """Words for a source in messages."""
 
     one: str
-    """What one rank has, such as "dump"."""
+    """Input of one rank, such as "dump"."""
     many: str
     missing: str
     """Note on ranks without one; ``{found}`` and ``{world_size}`` are filled in."""
     more_steps: str
-    """What to do for more steps."""
+    """Way to more steps."""
     together: str
-    """What to do for the same collectives of all ranks."""
+    """Way to the same collectives of all ranks."""
     more_order: str
-    """What to do for the order of operations of different groups."""
+    """Way to the order of operations of different groups."""
 
 
 @dataclass(frozen=True, slots=True)

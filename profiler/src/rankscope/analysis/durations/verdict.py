@@ -19,7 +19,7 @@ from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_name
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.verdict.builders import Setting, among, insufficient, nobody, straggler, who_was
+from rankscope.analysis.verdict.builders import Setting, among, insufficient, no_straggler, ranks_were, straggler
 from rankscope.base.text import duration, ranks_text
 
 _MOST: Final = 0.8
@@ -86,8 +86,8 @@ def duration_verdict(evidence: DurationEvidence, setting: Setting) -> tuple[Verd
     if missing is not None:
         return insufficient(missing), []
     if late is None:
-        whom = among(len(blame.ranks), setting.world_size, evidence.wording.many)
-        return nobody({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
+        restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
+        return no_straggler({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
     steps = max(1, len(blame.steps))
     signals = Signals(own_us=late.gain_us / steps, transfer_us=(transfer_excess(late.ranks, blame) or 0.0) / steps)
     named = late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=evidence.explained)
@@ -108,10 +108,10 @@ def _by_own_times(evidence: DurationEvidence, setting: Setting) -> tuple[Verdict
         verdict, finding = straggler(named, setting)
         return verdict, [finding]
     if suspects := suspected(calm):
-        missing = f"{who_was(suspects)} slow, but so rarely that it may be chance; repeat with more steps"
+        missing = f"{ranks_were(suspects)} slow, but so rarely that it may be chance; repeat with more steps"
         return insufficient(missing), []
-    whom = among(len(blame.ranks), setting.world_size, evidence.wording.many)
-    return nobody({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{whom}")
+    restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
+    return no_straggler({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
 
 
 def _delay_us(evidence: DurationEvidence) -> float:
@@ -153,8 +153,8 @@ def _nobody_unclear(evidence: DurationEvidence, window_us: float) -> str | None:
     if evidence.gathers and (late := find_late(evidence.matched.blame, window_us / _HIDDEN)) is not None:
         least = duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))
         return (
-            f"{who_was(late.ranks)} last at collectives beside compute, by at least {least} per step, but durations do not show "
-            "how much more of the waiting there delays the others; record the job with `rankscope run`, or trace some steps"
+            f"{ranks_were(late.ranks)} last at collectives beside compute, by at least {least} per step, but durations do not "
+            "show how much more of the waiting there delays the others; record the job with `rankscope run`, or trace some steps"
         )
     if (explained := evidence.explained or 0.0) < _MOST:
         return f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"

@@ -31,7 +31,7 @@ class DeviceStraggler:
 
 @dataclass(frozen=True, slots=True)
 class WindowJudgement:
-    """What profiled steps say about the ranks; at most one of the first three."""
+    """Answer of profiled steps about the ranks; at most one of the first three."""
 
     device: DeviceStraggler | None = None
     """Ranks with longer own times on the device."""

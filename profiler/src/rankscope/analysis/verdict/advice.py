@@ -46,7 +46,7 @@ class Subject:
         values: dict[str, object | None] = {
             "run": None if self.run is None else shlex.quote(self.run),
             "record": RECORD if self.run is None else None,
-            "who": self._who() if self.ranks else None,
+            "ranks": self._ranks() if self.ranks else None,
             "rank": rank,
             "host": host,
             "without": without,
@@ -57,7 +57,7 @@ class Subject:
         }
         return {name: value for name, value in values.items() if value is not None}
 
-    def _who(self) -> str:
+    def _ranks(self) -> str:
         if len(self.ranks) > 1:
             return f"ranks {first_of(sorted(self.ranks), _SHOWN)}"
         host = self.hosts.get(self.ranks[0])

@@ -34,7 +34,8 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "see_device",
         "device_unseen",
         0.05,
-        "While it trains, profile steps to see whether the GPU or the host of {who} is late: rankscope capture {run} --steps 20",
+        "While it trains, profile steps to see whether the GPU or the host of {ranks} is late: "
+        "rankscope capture {run} --steps 20",
         "If it has ended, record a run with profiled steps: rankscope run --window-every 50 -- ...",
         _READINGS % "CLOCK,PERFORMANCE,TEMPERATURE,POWER",
     ),
@@ -42,7 +43,7 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "xid", "PAGE_RETIREMENT,ECC", "On {host}, find the errors in the kernel's log, and what each asks for: dmesg | grep Xid"
     ),
     _for_hardware(
-        "ecc", "ECC,ROW_REMAPPER", "Reset the GPU of {who} once the job is off it; if the errors come again, replace the GPU"
+        "ecc", "ECC,ROW_REMAPPER", "Reset the GPU of {ranks} once the job is off it; if the errors come again, replace the GPU"
     ),
     _for_hardware("thermal_throttle", "TEMPERATURE,PERFORMANCE", "Check airflow, fans and coolant of {host}"),
     _for_hardware("power_brake", "POWER,PERFORMANCE", "Check the power supplies of {host} and what its rack may draw"),
@@ -68,7 +69,7 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "memory_of_rank",
         "memory_pressure",
         0.05,
-        "Find what {who} holds on its GPU and the others do not: longer sequences, work that only it does, or another process "
+        "Find what {ranks} holds on its GPU and the others do not: longer sequences, work that only it does, or another process "
         "(nvidia-smi)",
         SEGMENTS,
     ),
@@ -76,29 +77,29 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "data_loading_of_rank",
         "input",
         0.02,
-        "Time the dataset of {who} alone, and compare its storage, its CPU load and the size of its shard with the others'",
+        "Time the dataset of {ranks} alone, and compare its storage, its CPU load and the size of its shard with the others'",
         LOAD_AHEAD,
     ),
     for_rank(
         "cpus_of_rank",
         "cpu_contention",
         0.05,
-        "Find what else runs beside {who} (top, systemd-cgtop), and give it CPUs of its own",
+        "Find what else runs beside {ranks} (top, systemd-cgtop), and give it CPUs of its own",
         FEWER_THREADS,
     ),
     for_rank(
         "compare_devices",
         "compute",
         0.05,
-        "Compare clocks, temperature and power of the device of {who} with its neighbours': rankscope exporter",
+        "Compare clocks, temperature and power of the device of {ranks} with its neighbours': rankscope exporter",
         _WITHOUT,
     ),
     for_rank(
         "check_links",
         "communication",
         0.05,
-        "Check the links of {who} for errors and lower rates: nvidia-smi nvlink -e, ibstat and ibdiagnet, or the NVLink and PCIe "
-        "metrics of rankscope exporter",
+        "Check the links of {ranks} for errors and lower rates: nvidia-smi nvlink -e, ibstat and ibdiagnet, or the NVLink and "
+        "PCIe metrics of rankscope exporter",
         LINKS_ALONE,
         _WITHOUT,
     ),
@@ -106,7 +107,7 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "balance_work",
         "imbalance",
         0.05,
-        "Give {who} and the others as many tokens: pack sequences, or batch by length with a cap on tokens; for experts, an "
+        "Give {ranks} and the others as many tokens: pack sequences, or batch by length with a cap on tokens; for experts, an "
         "auxiliary loss or a lower capacity factor",
     ),
     for_rank("gc_policy_of_rank", "gc", 0.02, COLLECT),
@@ -126,10 +127,11 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "stalls",
         "host",
         0.05,
-        DUMP % "{who}{unseen}",
-        "Look at {stalls_at} in the code: what does it wait for on {who} and not on the others (storage, locks, a log, a sleep)?",
+        DUMP % "{ranks}{unseen}",
+        "Look at {stalls_at} in the code: what does it wait for on {ranks} and not on the others (storage, locks, a log, "
+        "a sleep)?",
         _RECORD_ALL,
     ),
     # ``{run:.0}`` shows nothing: there is a page for runs only.
-    for_verdict("straggler", "Look at {who} on the page{run:.0}", _RECORD_ALL),
+    for_verdict("straggler", "Look at {ranks} on the page{run:.0}", _RECORD_ALL),
 )

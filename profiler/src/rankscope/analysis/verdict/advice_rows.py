@@ -45,7 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     Actions are templates, most useful first. An action is left out if the value of one of its placeholders is not known:
 
     - ``{run}``: run directory; ``{record}``: command that records a run, where there is none yet
-    - ``{who}``: the named ranks; ``{rank}``: the worst of them; ``{host}``: its host
+    - ``{ranks}``: the named ranks; ``{rank}``: the worst of them; ``{host}``: its host
     - ``{without}``: its host, if the job has others; ``{node}``: the same, if the name is safe in a command
     - ``{stalls_at}``: line of code at which the worst rank stalls; ``{unseen}``: empty, if that is not known
     - ``{steps}``: number of steps to profile; ``{recorded}``: number of recorded steps

@@ -96,7 +96,7 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
     return verdict, finding
 
 
-def nobody(shares: Figures, setting: Setting, *, confidence: float | None, why: str) -> tuple[Verdict, list[Finding]]:
+def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None, why: str) -> tuple[Verdict, list[Finding]]:
     """Return the verdict when no rank is an outlier: the limit of the step, or balanced.
 
     ``why``: the reason for this, as text. ``shares``: shares of the step's parts (``figures_of_costs``).
@@ -165,7 +165,7 @@ def among(compared: int, world_size: int, having: str) -> str:
     return f" among the {compared} of {world_size} ranks with {having}" if compared < world_size else ""
 
 
-def who_was(ranks: Sequence[int]) -> str:
+def ranks_were(ranks: Sequence[int]) -> str:
     """Return the ranks as the subject of a clause: "rank 3 was", "ranks 3 and 5 were"."""
     return f"{ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'}"
 

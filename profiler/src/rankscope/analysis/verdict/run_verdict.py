@@ -29,7 +29,7 @@ from rankscope.analysis.inference.stragglers import Suspect, by_chance_elsewhere
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
-from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, nobody, straggler, who_was
+from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, no_straggler, ranks_were, straggler
 from rankscope.analysis.verdict.endings import endings
 from rankscope.base.text import duration, ranks_text
 
@@ -81,7 +81,7 @@ def _run_verdict(
     if run.world_size == 1:
         if len(run.table.steps) < MINIMUM_STEPS:
             return _too_little(run, f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
-        return nobody(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+        return no_straggler(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     if not run.compared:
         return _from_windows(run, setting, shares) or _of_stages(run, setting, shares) or _too_little(run, *_missing(run))
     found = [(judged, slow) for judged in run.compared if (slow := find_rotating(judged) or find_slow(judged)) is not None]
@@ -128,7 +128,7 @@ def _of_stages(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Ver
     if run.pipeline is None:
         return None
     why = "Every pipeline stage is on one rank, so there is none to compare it with"
-    verdict, findings = nobody(shares, setting, confidence=None, why=why)
+    verdict, findings = no_straggler(shares, setting, confidence=None, why=why)
     return (verdict, findings) if findings else None
 
 
@@ -137,9 +137,9 @@ def _nobody_slow(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[V
         if (suspect := too_short(judged)) is not None:
             return _too_little(run, _suspected(suspect, judged), needed=_in_run(suspect.steps_needed))
     compared = sum(len(judged.ranks) for judged in run.compared)
-    whom = among(compared, setting.world_size, "records")
+    restriction = among(compared, setting.world_size, "records")
     confidence = min(_calm(judged) for judged in run.compared) * min(1.0, compared / setting.world_size)
-    return nobody(shares, setting, confidence=confidence, why=f"No rank makes the others wait beyond chance{whom}")
+    return no_straggler(shares, setting, confidence=confidence, why=f"No rank makes the others wait beyond chance{restriction}")
 
 
 def _suspected(suspect: Suspect, judged: Judged) -> str:
@@ -191,7 +191,7 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
         return None
     by_windows = replace(setting, source="windows")
     if found.suspects:
-        missing = f"{who_was(found.suspects)} last, but so rarely that it may be chance; more profiled steps are needed"
+        missing = f"{ranks_were(found.suspects)} last, but so rarely that it may be chance; more profiled steps are needed"
         return _too_little(run, missing, "few_windows")
     # A few profiled steps can fall between two hardware readings, so readings of all steps are used.
     every = np.ones(len(run.table.steps), dtype=bool)
@@ -212,9 +212,9 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
         return _too_little(run, f"{missing}; in the profiled steps nobody was late beyond chance", lack)
     else:
         compared = len({rank for match in run.matching.matches for rank in match.ranks})
-        whom = "" if found.is_whole else among(compared, setting.world_size, "matched collectives")
-        why = f"In the profiled steps no rank makes the others wait beyond chance{whom}"
-        return nobody(shares, by_windows, confidence=None, why=why)
+        restriction = "" if found.is_whole else among(compared, setting.world_size, "matched collectives")
+        why = f"In the profiled steps no rank makes the others wait beyond chance{restriction}"
+        return no_straggler(shares, by_windows, confidence=None, why=why)
     verdict, finding = straggler(explained(named, run.witness, every, every), by_windows)
     return verdict, [finding]
 
