@@ -80,6 +80,16 @@ def test_a_rank_of_a_pipeline_that_is_late_while_it_would_wait_costs_nothing(tmp
     assert analysis.verdict.kind not in ("straggler", "insufficient_data"), analysis.verdict.summary
 
 
+def test_experts_with_more_tokens_are_seen_by_the_rows_that_they_exchange(tmp_path: Path) -> None:
+    """A kernel that is written to fill the device has one grid for any amount of work."""
+    job = LayoutJob(LAYOUTS["moe"], FAULTS["more tokens"], steps=12)
+    for launch in job.ranks[3].launches:
+        launch.grid = 128 if "gemm" in launch.name or "attention" in launch.name else launch.grid
+    write_traces(job, tmp_path)
+    verdict = analyze([tmp_path]).verdict
+    assert (verdict.ranks, verdict.cause) == ([3], "imbalance"), verdict.summary
+
+
 def test_ranks_whose_link_is_slow_are_no_slow_hosts(tmp_path: Path) -> None:
     analysis, _ = of_traces(tmp_path, "accumulation", "slow link")
     assert (analysis.verdict.ranks, analysis.verdict.cause) == ([2, 3], "communication"), analysis.verdict.summary

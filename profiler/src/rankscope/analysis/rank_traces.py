@@ -13,7 +13,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.analysis.collectives.windows import Reduction, loading_by_step, reduce_file, step_breakdowns, step_numbers
+from rankscope.analysis.collectives.windows import (
+    Reduction,
+    exchanged_rows,
+    loading_by_step,
+    reduce_file,
+    step_breakdowns,
+    step_numbers,
+)
 from rankscope.analysis.evidence.device_times import DeviceTimes, pipeline_place
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.detail import RankDetail
@@ -171,6 +178,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
                 by_step if trace.has_device_work else [],
                 compute_kernels(trace, events),
                 loading_by_step(trace),
+                exchanged_rows(trace),
                 pipeline_place(trace.rank or 0, reduction.collectives),
             ),
         )

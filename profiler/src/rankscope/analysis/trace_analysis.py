@@ -274,10 +274,10 @@ def _verdict(
 
 
 def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[int, DeviceTimes]:
-    """Return the times on the devices by rank; empty unless all ranks of the job have whole traces."""
-    if len(traces) < (world_size or 0) or any(trace.torn for trace in traces):
+    """Return the times on the devices by rank; empty unless all ranks of the job have whole traces with steps."""
+    if len(traces) < (world_size or 0) or any(trace.torn or not trace.device.by_step for trace in traces):
         return {}
-    return {trace.rank: trace.device for trace in traces if trace.device.by_step}
+    return {trace.rank: trace.device for trace in traces}
 
 
 def _without_matches(

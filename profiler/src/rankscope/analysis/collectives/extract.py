@@ -348,7 +348,7 @@ def _bytes(args: EventArgs) -> int | None:
 
 
 def _is_even(args: EventArgs) -> bool:
-    sizes = [_integers(args.in_split), _integers(args.out_split)]
+    sizes = [integers(args.in_split), integers(args.out_split)]
     return all(len(set(size)) <= 1 for size in sizes)
 
 
@@ -357,12 +357,13 @@ def _ranks(args: EventArgs, trace: Trace) -> list[int] | None:
     if configured:
         return list(configured)
     # Long lists are cut ("[0, 1, ..., 63]"), so the length must equal the group's size.
-    said = _integers(args.group_ranks)
+    said = integers(args.group_ranks)
     size = integer(args.group_size)
     return said if said and (size is None or len(said) == size) else None
 
 
-def _integers(value: str | list[int] | None) -> list[int]:
+def integers(value: str | list[int] | None) -> list[int]:
+    """Return the whole numbers in a list, or in the text of one."""
     if value is None or isinstance(value, list):
         return value or []
     return [int(number) for number in re.findall(r"\d+", value)]

@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.extract import Instance, collective_instances, uncalled
+from rankscope.analysis.collectives.extract import Instance, collective_instances, integers, uncalled
 from rankscope.analysis.trace.breakdown import Work, partition
-from rankscope.analysis.trace.columns import DEVICE_NOTE, NOTE, Trace
+from rankscope.analysis.trace.classify import operation_name
+from rankscope.analysis.trace.columns import DEVICE_NOTE, KERNEL, NOTE, Trace
 from rankscope.analysis.trace.intervals import clips
 from rankscope.analysis.trace.kernels import kernel_class
 from rankscope.analysis.trace.streams import loading_rows
@@ -132,6 +133,16 @@ def step_numbers(trace: Trace) -> list[int]:
     """Return the numbers of the annotated steps, ascending in time; empty without annotations."""
     annotated = _annotated_steps(trace)
     return annotated.numbers if annotated else []
+
+
+def exchanged_rows(trace: Trace) -> int | None:
+    """Return the rows that the rank sent or received in uneven all-to-all, the larger of both per operation; ``None`` without."""
+    rows = [
+        max(sum(integers(args.in_split)), sum(integers(args.out_split)))
+        for row, args in trace.metadata.items()
+        if trace.category[row] == KERNEL and operation_name(args.collective or "") == "all_to_allv"
+    ]
+    return sum(rows) if any(rows) else None
 
 
 def loading_by_step(trace: Trace) -> dict[int, float] | None:

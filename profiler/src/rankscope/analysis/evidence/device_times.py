@@ -30,6 +30,9 @@ class DeviceTimes(msgspec.Struct, frozen=True):
     """Kernels that compute."""
     loading_us: Mapping[int, float] | None = None
     """Time that the host waited for its data loader, by step; ``None`` without annotations of one."""
+    exchanged: int | None = None
+    """Rows, such as tokens, that it sent or received in uneven all-to-all, the larger of both per operation; ``None`` without
+    any."""
     stage: int | None = None
     """Pipeline stage: its place in the process group of its sends and receives; ``None`` without any."""
 
@@ -136,6 +139,14 @@ def more_work(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int])
             more += (count / usual - 1) * took
             weight += took
     return more / weight if weight else None
+
+
+def more_rows(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int]) -> float | None:
+    """Return by how many more rows ``rank`` exchanged in uneven all-to-all than the median of ``peers``, like ``more_work``."""
+    mine = times[rank].exchanged
+    theirs = [rows for peer in peers if (rows := times[peer].exchanged) is not None]
+    usual = float(np.median(theirs)) if theirs else 0.0
+    return mine / usual - 1 if mine is not None and usual else None
 
 
 def _blocks(times: DeviceTimes) -> dict[str, tuple[int, float]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.waiting import Waits
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, more_work
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, more_rows, more_work
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.late import chance_evidence, few_steps, find_late, imposed_evidence, sure, too_few
 from rankscope.analysis.inference.named import Named
@@ -136,7 +136,8 @@ def device_step_signals(found: DeviceStraggler, times: Mapping[int, DeviceTimes]
     busy = _excess({one: _busy(times[one].by_step, steps) for one in (rank, *peers)}, rank)
     loading = _excess({one: _mean(times[one].loading_us, steps) for one in (rank, *peers)}, rank)
     phases: dict[Phase, float] = {} if loading is None else {"data": loading}
-    return Signals(own_us=slow.excess_us, phases_us=phases, work=more_work(times, rank, peers), device_busy_us=busy)
+    work = [more for more in (more_work(times, rank, peers), more_rows(times, rank, peers)) if more is not None]
+    return Signals(own_us=slow.excess_us, phases_us=phases, work=max(work, default=None), device_busy_us=busy)
 
 
 def _busy(rows: Sequence[StepBreakdown], steps: Sequence[int]) -> float | None:
