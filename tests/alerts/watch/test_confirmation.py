@@ -52,8 +52,8 @@ def test_a_straggler_that_new_steps_confirm_raises_an_alert(make_run: Any, make_
     for end in (500, 505, 510, 515):
         world.evaluate(from_steps(make_analysis(2), end), run)
     assert told.calls == []
-    world.new_steps = named(20, 2)
-    world.evaluate(from_steps(make_analysis(2), 520), run)
+    world.new_steps = named(32, 2)
+    world.evaluate(from_steps(make_analysis(2), 535), run)
     assert told.heard == [("firing", "2")]
 
 
@@ -71,8 +71,8 @@ def test_a_restarted_watcher_continues_a_suspicion(make_run: Any, make_analysis:
     first.evaluate(from_steps(make_analysis(2), 500), run)
     saved = msgspec.json.decode(first.saved[-1], type=Ledger)
     second = World(run.path, receiver=told, ledger=saved)
-    second.new_steps = named(20, 2)
-    second.evaluate(from_steps(make_analysis(2), 520), run)
+    second.new_steps = named(32, 2)
+    second.evaluate(from_steps(make_analysis(2), 535), run)
     assert second.judged_since == [(500, FIRST_TEST)]
     assert told.heard == [("firing", "2")]
 
@@ -94,7 +94,7 @@ def test_new_steps_are_tested_each_time_their_number_has_doubled() -> None:
     for end in range(1000, 1501):
         suspicion = Confirmation(0, end, judge_since(end)).advance(suspicion, [2])
         assert not suspicion.confirmed
-    assert tests == [16, 32, 64, 128, 256, 500]
+    assert tests == [32, 64, 128, 256, 500]
     assert len(tests) == TESTS
     # Then it starts anew after the steps that were tested
     suspicion = Confirmation(0, 1501, judge_since(1501)).advance(suspicion, [2])
@@ -104,17 +104,17 @@ def test_new_steps_are_tested_each_time_their_number_has_doubled() -> None:
 @pytest.mark.parametrize(
     ("ranks", "new", "confirmed"),
     [
-        ([2], named(16, 2, 5), True),
-        ([2], named(16, 5), False),
-        ([2], named(16, 2, 3, 4, pattern="rotating"), False),
-        ([], named(16, 2, 3, 4, pattern="rotating"), True),
-        ([], named(16, 2), False),
-        (range(40), named(16, *range(20)), True),
-        (range(40), named(16, *range(19)), False),
+        ([2], named(32, 2, 5), True),
+        ([2], named(32, 5), False),
+        ([2], named(32, 2, 3, 4, pattern="rotating"), False),
+        ([], named(32, 2, 3, 4, pattern="rotating"), True),
+        ([], named(32, 2), False),
+        (range(40), named(32, *range(20)), True),
+        (range(40), named(32, *range(19)), False),
     ],
 )
 def test_new_steps_confirm_the_same_ranks_only(ranks: Any, new: NewSteps, confirmed: bool) -> None:
-    confirmation = Confirmation(0, 1016, lambda _since, _at_least: new)
+    confirmation = Confirmation(0, 1032, lambda _since, _at_least: new)
     assert confirmation.advance(Suspicion(attempt=0, since=1000), ranks).confirmed is confirmed
 
 

@@ -5,12 +5,12 @@ as long as it goes on, so it names a healthy rank sooner or later. Consecutive e
 all of their 500 steps.
 
 So the first verdict raises no alert, only a suspicion. The alert needs another verdict that names the same rank from the steps
-after those of the first verdict alone. These new steps are tested when there are at least 16 of them, and then each time their
+after those of the first verdict alone. These new steps are tested when there are at least 32 of them, and then each time their
 number has doubled, up to ``RECENT_STEPS``: ``TESTS`` tests in all. After the last one the suspicion starts anew.
 
 Guarantee: if the ranks are equal, each test names a given one of n ranks with a probability of about ``LIMIT`` / n, and the rank
 is given by steps that the test does not use. By the union bound a suspicion is confirmed by chance with a probability of at most
-``TESTS`` x ``LIMIT`` / n, which is 1 in 1,067 for 64 ranks, however often the watcher looks. It assumes that noise does not last
+``TESTS`` x ``LIMIT`` / n, which is 1 in 1,280 for 64 ranks, however often the watcher looks. It assumes that noise does not last
 from the first verdict through the new steps. ``benchmarks/watching.py`` measures the rate of false alerts, also with noise that
 does.
 
@@ -26,7 +26,7 @@ import msgspec
 
 from rankscope.analysis.online import RECENT_STEPS, NewSteps
 
-FIRST_TEST: Final = 16
+FIRST_TEST: Final = 32
 """Number of new steps at the first test: enough for a rank that is clearly slow."""
 
 
@@ -43,7 +43,7 @@ def _tests() -> int:
 
 
 TESTS: Final = _tests()
-"""Largest number of tests of a suspicion: 16, 32, 64, 128, 256 and 500 new steps."""
+"""Largest number of tests of a suspicion: 32, 64, 128, 256 and 500 new steps."""
 
 
 class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
