@@ -97,6 +97,18 @@ def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
     assert calm.fired_unix_ns == calm.pending_unix_ns + 30 * SECOND
 
 
+def test_a_straggler_fires_once_32_new_steps_confirm_it(make_run: Callable[..., Any]) -> None:
+    # Given a rank that is slow in all steps, of which there are ten per evaluation
+    run = make_run(slow=2)
+    run.grow(540)
+    run.end(end_unix_ns=START_NS + 60 * SECOND)
+
+    [spell] = replayed(run.path, Options(interval_s=1.0)).spells
+
+    # Then the fourth evaluation after the first verdict has 40 new steps
+    assert spell.fired_unix_ns == spell.pending_unix_ns + 4 * SECOND
+
+
 def test_the_patience_and_the_budgets_of_the_watcher_decide_what_is_found(make_run: Callable[..., Any]) -> None:
     # Given a run that stalled after a minute, with a twentieth of each step spent waiting for data
     run = make_run(slow=None)
