@@ -92,8 +92,21 @@ def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
     [eager] = replayed(run.path, Options(policy=Policy(fire_after=1))).spells
     [calm] = replayed(run.path, Options(interval_s=10.0, policy=Policy(fire_after=4))).spells
 
-    assert eager.fired_unix_ns == eager.pending_unix_ns
+    # One evaluation for the suspicion, and one for the new steps that confirm it
+    assert eager.fired_unix_ns == eager.pending_unix_ns + 5 * SECOND
     assert calm.fired_unix_ns == calm.pending_unix_ns + 30 * SECOND
+
+
+def test_a_straggler_fires_once_32_new_steps_confirm_it(make_run: Callable[..., Any]) -> None:
+    # Given a rank that is slow in all steps, of which there are ten per evaluation
+    run = make_run(slow=2)
+    run.grow(540)
+    run.end(end_unix_ns=START_NS + 60 * SECOND)
+
+    [spell] = replayed(run.path, Options(interval_s=1.0)).spells
+
+    # Then the fourth evaluation after the first verdict has 40 new steps
+    assert spell.fired_unix_ns == spell.pending_unix_ns + 4 * SECOND
 
 
 def test_the_patience_and_the_budgets_of_the_watcher_decide_what_is_found(make_run: Callable[..., Any]) -> None:

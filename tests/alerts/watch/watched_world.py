@@ -18,6 +18,7 @@ from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.watcher import Options, Watcher
 from rankscope.analysis.evidence.rank_columns import RankColumns
 from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.online import NewSteps
 from rankscope.analysis.result.analysis import Analysis
 
 
@@ -67,6 +68,10 @@ class World:
         self.events: list[Event] = []
         self.saved: list[bytes] = []
         self.steps: StepPast | None = None
+        self.new_steps: NewSteps | None = None
+        """Judgement of new steps; ``None``: too few of them."""
+        self.judged_since: list[tuple[int, int]] = []
+        """First step and least number of steps of each request for a judgement of new steps."""
         self.hung: HangReport | None = None
         self.receiver = receiver
         self.watcher = Watcher(
@@ -86,6 +91,11 @@ class World:
     def past(self, run: Path, /, *, read: bool = False) -> StepPast | None:
         del run, read
         return self.steps
+
+    def judge_since(self, run: Path, step: int, /, *, at_least: int) -> NewSteps | None:
+        del run
+        self.judged_since.append((step, at_least))
+        return self.new_steps
 
     def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
         del run, fresh

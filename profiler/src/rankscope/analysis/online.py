@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,13 +20,17 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.evidence.compared import judged_groups
 from rankscope.analysis.evidence.filling import Filling, StepRanges
+from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import RankColumns, entries_of, tags_of
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.run_evidence import Earlier, RunEvidence
+from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
+from rankscope.analysis.verdict.run_verdict import slow_ranks
 from rankscope.base.errors import InputError
 from rankscope.runs.follow import Segments, StartOverError, StepFollower, StreamFollower, segments_of
 from rankscope.runs.paths import Stream, rank_dir
@@ -59,6 +63,16 @@ class RowReceiver(Protocol):
         """Add records of a rank; a new record of a step replaces the previous one."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewSteps:
+    """Judgement of the steps from a given one on, without the steps before it."""
+
+    steps: int
+    """Number of these steps that are kept."""
+    slow: list[Slow]
+    """Slow ranks of each group of ranks that has any."""
+
+
 class OnlineAnalysis:
     """Incremental analysis of the last attempt of a run. ``rows`` receives its step records as they are read."""
 
@@ -77,6 +91,8 @@ class OnlineAnalysis:
         self._recent_windows = recent_windows
         self._clock = clock
         self._followed: _Attempt | None = None
+        self._evidence: RunEvidence | None = None
+        """Evidence of the last update."""
 
     def update(self) -> Analysis:
         """Read new data and return the analysis. Raises ``InputError``."""
@@ -87,6 +103,7 @@ class OnlineAnalysis:
 
         The evidence shares memory with this object and is valid only until the next call.
         """
+        self._evidence = None
         reader = RunReader(self._path)
         attempts = reader.attempts()
         if not attempts:
@@ -109,7 +126,20 @@ class OnlineAnalysis:
             if self._rows is not None:
                 self._rows.begin(attempt)
         followed.read(reader, ranks)
-        return followed.evidence(reader, now=self._clock())
+        self._evidence = followed.evidence(reader, now=self._clock())
+        return self._evidence
+
+    def judge_since(self, step: int, *, at_least: int) -> NewSteps | None:
+        """Judge the steps from ``step`` on, as read by the last update; ``None`` for fewer than ``at_least`` of them."""
+        run = self._evidence
+        if run is None:
+            return None
+        keep = run.table.steps >= step
+        count = int(keep.sum())
+        if count < at_least:
+            return None
+        compared = judged_groups(run.table.columns(keep), peer_groups(run.ranks, run.infos))
+        return NewSteps(count, [slow for _, slow in slow_ranks(compared)])
 
 
 class _Attempt:

@@ -9,7 +9,7 @@ from typing import Final
 
 from rankscope.alerts.watch.regressions import StepPast, read_past
 from rankscope.analysis.hang.result import HangReport
-from rankscope.analysis.online import OnlineAnalysis
+from rankscope.analysis.online import NewSteps, OnlineAnalysis
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.hung_run import hung_report
 
@@ -40,6 +40,11 @@ class Following:
         if followed is not None:
             return followed[1]
         return read_past(run) if read else None
+
+    def judge_since(self, run: Path, step: int, *, at_least: int) -> NewSteps | None:
+        """Judge the steps of a followed run from ``step`` on; ``None`` for fewer than ``at_least`` steps."""
+        followed = self._runs.get(run)
+        return None if followed is None else followed[0].judge_since(step, at_least=at_least)
 
     def hang(self, run: Path, fresh: bool) -> HangReport | None:
         """Diagnose a hang from the dumps in a run. ``fresh``: no rank has made a step since they were taken.

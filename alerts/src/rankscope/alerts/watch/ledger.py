@@ -14,9 +14,11 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, Alert, Notice, rfc3339
+from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.store.database import Store, read_only
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.candidate import Candidate, Loss
+from rankscope.alerts.watch.confirmation import Confirmation, Suspicion
 from rankscope.analysis.result.analysis import Finding
 from rankscope.base.errors import InputError
 
@@ -45,10 +47,13 @@ class Track(msgspec.Struct, frozen=True):
     streak: int = 0
 
 
-def advance(track: Track | None, *, present: bool, policy: Policy, firing_s: float = float("inf")) -> Track | None:
+def advance(
+    track: Track | None, *, present: bool, policy: Policy, firing_s: float = float("inf"), held: bool = False
+) -> Track | None:
     """Return the next state after an evaluation with or without the finding; ``None`` drops the finding.
 
-    Do not call this for an evaluation that could not decide. ``firing_s``: how long the alert has been firing.
+    Do not call this for an evaluation that could not decide. ``firing_s``: how long the alert has been firing. ``held``: it
+    may not fire yet, however many evaluations found it.
     """
     if track is not None and track.state == "firing":
         misses = 0 if present else track.streak + 1
@@ -57,7 +62,7 @@ def advance(track: Track | None, *, present: bool, policy: Policy, firing_s: flo
     if not present:
         return None
     hits = 1 + (track.streak if track is not None and track.state == "pending" else 0)
-    return Track("firing") if hits >= policy.fire_after else Track("pending", hits)
+    return Track("firing") if hits >= policy.fire_after and not held else Track("pending", hits)
 
 
 ENDED_BECAUSE: Final = "ended_because"
@@ -97,6 +102,8 @@ class Entry(msgspec.Struct, kw_only=True):
     """GPU-hours lost since the alert was first seen."""
     seen_unix_ns: int | None = None
     """When the condition was last found."""
+    suspicion: Suspicion | None = None
+    """Confirmation of a straggler on new steps."""
 
     @property
     def name(self) -> str:
@@ -164,11 +171,12 @@ class Ledger(msgspec.Struct, kw_only=True):
         policy: Policy,
         unknown: Collection[int] = (),
         of: Collection[str] | None = None,
+        confirmation: Confirmation | None = None,
     ) -> None:
         """Apply one evaluation of a run.
 
         ``unknown``: ranks that were not evaluated; their alerts stay unchanged unless found. ``of``: names of the evaluated
-        alerts, all for ``None``.
+        alerts, all for ``None``. ``confirmation``: of stragglers on new steps; without it they need none.
         """
         silent = {str(rank) for rank in unknown}
         present = {candidate.fingerprint: candidate for candidate in found}
@@ -186,7 +194,12 @@ class Ledger(msgspec.Struct, kw_only=True):
                 continue
             before = entry.track.state
             firing_s = 0.0 if entry.starts_at_unix_ns is None else (now_unix_ns - entry.starts_at_unix_ns) / 1e9
-            track = advance(entry.track, present=key in present, policy=policy, firing_s=firing_s)
+            if confirmation is not None and key in present and before == "pending" and entry.name == STRAGGLER.alertname:
+                entry.suspicion = confirmation.advance(entry.suspicion, [int(rank) for rank in _ranks_of(entry)])
+                held = not entry.suspicion.confirmed
+            else:
+                held = False
+            track = advance(entry.track, present=key in present, policy=policy, firing_s=firing_s, held=held)
             if track is None:
                 self.entries.remove(entry)
                 continue

@@ -18,6 +18,7 @@ from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIFE_ALERTS, RECORD
 from rankscope.alerts.watch.announcements import Announcer
 from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.candidate import Candidate, Subject
+from rankscope.alerts.watch.confirmation import Confirmation
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.dumps import Dumps
 from rankscope.alerts.watch.findings import candidates, collapsed
@@ -29,7 +30,7 @@ from rankscope.alerts.watch.regressions import Regressions, StepPast
 from rankscope.alerts.watch.runs import Glance, Glances, Unreadable, discover, ranks_within
 from rankscope.alerts.watch.standstill import Standing
 from rankscope.analysis.hang.result import HangReport
-from rankscope.analysis.online import RECENT_STEPS
+from rankscope.analysis.online import RECENT_STEPS, NewSteps
 from rankscope.analysis.result.analysis import Analysis, Cost
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import span
@@ -59,6 +60,9 @@ class Follow(Protocol):
 
     def past(self, run: Path, /, *, read: bool = False) -> StepPast | None:
         """Return the past steps of a run, ``None`` if unknown. ``read``: also for a run that is not followed."""
+
+    def judge_since(self, run: Path, step: int, /, *, at_least: int) -> NewSteps | None:
+        """Judge the steps of a run from ``step`` on, as last updated; ``None`` for fewer than ``at_least`` steps."""
 
     def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
         """Diagnose a hang from the dumps in a run. ``fresh``: no rank has made a step since they were taken."""
@@ -295,7 +299,19 @@ class Watcher:
             policy = Policy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
         attempt = analysis.ranks[0].attempt if analysis.ranks else 0
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
-        self._update(run, found, policy=policy, unknown=unknown, of=decided | {one.name for one in found})
+        of = decided | {one.name for one in found}
+        self._update(run, found, policy=policy, unknown=unknown, of=of, confirmation=self._confirmation(run, analysis, seen))
+
+    def _confirmation(self, run: Path, analysis: Analysis, seen: Glance) -> Confirmation | None:
+        """Return the confirmation of stragglers on new steps; ``None`` for a single look and for a verdict from windows."""
+        verdict = analysis.verdict
+        if seen.ended or self._options.once or verdict.evidence_source != "steps" or verdict.steps is None:
+            return None
+        return Confirmation(
+            analysis.ranks[0].attempt if analysis.ranks else 0,
+            verdict.steps[1],
+            lambda since, at_least: self._follow.judge_since(run, since, at_least=at_least),
+        )
 
     def _found(self, run: Path, analysis: Analysis, seen: Glance) -> tuple[list[Candidate], set[str]]:
         """Return the alerts that the records support, and the names of all alerts that the records can decide."""
@@ -336,10 +352,18 @@ class Watcher:
         self._update(run, report.found, policy=self._options.policy, unknown=report.unknown, of=report.of)
 
     def _update(
-        self, run: Path, found: Sequence[Candidate], *, policy: Policy, unknown: Collection[int], of: Collection[str]
+        self,
+        run: Path,
+        found: Sequence[Candidate],
+        *,
+        policy: Policy,
+        unknown: Collection[int],
+        of: Collection[str],
+        confirmation: Confirmation | None = None,
     ) -> None:
         found = collapsed(found, together=self.ledger.names(str(run), together=True))
-        self.ledger.update(str(run), found, now_unix_ns=self._clock(), policy=policy, unknown=unknown, of=of)
+        now = self._clock()
+        self.ledger.update(str(run), found, now_unix_ns=now, policy=policy, unknown=unknown, of=of, confirmation=confirmation)
 
     def _subject(self, seen: Glance) -> Subject:
         return Subject(

@@ -5,7 +5,7 @@ Collectives equalise the wall times of ranks, but not their own times: the other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,7 +76,7 @@ def find_slow(judged: OwnTimes) -> Slow | None:
     slow = np.zeros(len(own), dtype=bool)
     found: list[_Ahead] = []
     measures = measures_of(own, limit)
-    while (ahead := _ahead(own, measures, slow, limit)) is not None and ahead.certain:
+    while (ahead := _ahead(own, measures, slow, limit, certain=True)) is not None and ahead.certain:
         found.append(ahead)
         slow[ahead.rows] = True
     named = None
@@ -180,11 +180,14 @@ class _Ahead:
         return self.p_value <= LIMIT and self.excess_us > self.noise_us
 
 
-def _ahead(own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], limit: float) -> _Ahead | None:
+def _ahead(
+    own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], limit: float, *, certain: bool = False
+) -> _Ahead | None:
     """Return the ranks with the widest gap to all others, or else the worst rank, among those not yet known to be ``slow``.
 
     ``None`` when no rank has a mean excess of ``limit``, or when no more ranks can be outliers. There are two tests, so p-values
     are corrected by ``looks``: of several ranks ahead of the others, then, if that is not certain, of the worst rank alone.
+    ``certain``: only certain results count, so p-values that cannot make one certain are not computed.
     """
     left = np.flatnonzero(~slow)
     candidates = []
@@ -197,7 +200,7 @@ def _ahead(own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], li
     for measure, over, most in candidates:
         # The p-values account for the other measures, as any of them may name the rank.
         beside = [other.sums[:, left] for other, _, _ in candidates if other is not measure]
-        found = _ahead_by(measure, beside, own, left, over, most=most)
+        found = _ahead_by(measure, beside, own, left, over, most=most, certain=certain)
         if found.certain:
             return found
         if best is None or found.p_value < best.p_value:
@@ -206,29 +209,38 @@ def _ahead(own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], li
 
 
 def _ahead_by(
-    measure: Measure, beside: Sequence[Matrix], own: Stored, left: NDArray[np.intp], over: NDArray[np.float64], *, most: int
+    measure: Measure,
+    beside: Sequence[Matrix],
+    own: Stored,
+    left: NDArray[np.intp],
+    over: NDArray[np.float64],
+    *,
+    most: int,
+    certain: bool,
 ) -> _Ahead:
     """Return the ranks that are ahead of the others by one measure, among the rows ``left``.
 
     ``beside``: sums of the other measures, [blocks, left]. ``over``: mean excess, [left]. ``most``: number of ranks that may be
-    slow.
+    slow. ``certain`` is that of ``_ahead``: the p-value is 1 where noise explains the excess.
     """
     sums = measure.sums[:, left]
     order = np.argsort(-sums.sum(axis=0), kind="stable")
 
-    def look(count: int, chance: float) -> _Ahead:
+    def look(count: int, chance: Callable[[], float]) -> _Ahead:
         rest = left[order[count:]]
         # A sample of the other ranks suffices to estimate the noise; one rank does not, so with two ranks both are used.
         some = rest[:: max(1, len(rest) // _ENOUGH_NOISE)] if len(rest) > 1 else left
         bound = chance_reaches(excess(own[some]).clip(-measure.at_most, measure.at_most).T, len(left))
         rows = [int(row) for row in left[order[:count]]]
-        return _Ahead(rows, measure, min(1.0, looks(len(left)) * chance), float(over[order[count - 1]]), bound)
+        mean = float(over[order[count - 1]])
+        p = 1.0 if certain and mean <= bound else min(1.0, looks(len(left)) * chance())
+        return _Ahead(rows, measure, p, mean, bound)
 
     several, gap = widest_gap(sums.sum(axis=0), most)
-    together = look(several, gap_p_value(sums, gap, beside))
+    together = look(several, lambda: gap_p_value(sums, gap, beside))
     if together.certain:
         return together
-    alone = look(1, p_value(sums, int(order[0]), beside))
+    alone = look(1, lambda: p_value(sums, int(order[0]), beside))
     return alone if alone.certain or alone.p_value < together.p_value else together
 
 

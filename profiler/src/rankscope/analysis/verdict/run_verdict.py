@@ -84,14 +84,19 @@ def _run_verdict(
         return no_straggler(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     if not run.compared:
         return _from_windows(run, setting, shares) or _of_stages(run, setting, shares) or _too_little(run, *_missing(run))
-    found = [(judged, slow) for judged in run.compared if (slow := find_rotating(judged) or find_slow(judged)) is not None]
-    calm = [judged for judged in run.compared if all(judged is not other for other, _ in found)]
-    found = [one for one in found if (one[1].p_value or 0.0) + by_chance_elsewhere(*one, calm) <= LIMIT]
+    found = slow_ranks(run.compared)
     if not found:
         return _nobody_slow(run, setting, shares)
     judged, slow = max(found, key=lambda one: one[1].gain_us)
     verdict, finding = straggler(_explained(run, judged, slow), setting)
     return verdict, [finding, *limits(shares_of(costs(tuple(slow.ranks))), setting, lead="Besides that, ")]
+
+
+def slow_ranks(compared: Sequence[Judged]) -> list[tuple[Judged, Slow]]:
+    """Return the groups of ranks with slow ranks, and those ranks; the p-values are corrected for the number of groups."""
+    found = [(judged, slow) for judged in compared if (slow := find_rotating(judged) or find_slow(judged)) is not None]
+    calm = [judged for judged in compared if all(judged is not other for other, _ in found)]
+    return [one for one in found if (one[1].p_value or 0.0) + by_chance_elsewhere(*one, calm) <= LIMIT]
 
 
 def _too_little(

@@ -1,0 +1,478 @@
+"""Measure false straggler alerts of a watcher that follows healthy jobs for a week, and its delay for slow ranks.
+
+usage: python benchmarks/watching.py [--days N] [--jobs N] [--starts N] [--seeds N]
+
+Simulates jobs of 64 ranks with steps of one second. The watcher looks every 5 s at the last 500 steps, with its own tests
+(``find_rotating``, ``find_slow``), its own ledger and its own confirmation. "Before" is the same without the confirmation.
+
+Noise (``NOISES``) is that of ``accusations.py``, and some of machines: lasting noise, long pauses, noise that the ranks of a host
+share, and neighbours that slow a rank for up to 20 s. Every rank has a small lasting bias. ``DISTURBED`` is reported beside them.
+
+How the rates follow:
+
+- A look that cannot name a rank is not judged. Running sums give two necessary conditions of the tests for each look: a mean
+  excess of the minimum effect, and an excess beyond that of noise between ranks, with a margin (``MARGIN``). A sample of these
+  looks is judged nevertheless ("left_out_judged"); none may name a rank.
+- An alert takes three looks in a row. So every third look is judged first, and the looks around those that name a rank.
+- ``per_1000_job_days`` is the number of alerts per simulated time. ``at_most`` is its limit with a confidence of 95 % (Poisson,
+  exact; with no alert 3.0 / job-days, the rule of three).
+- With the confirmation, alerts are too rare to be counted. Their limit is a product of two limits with a confidence of 97.5 %
+  each: of the suspicions per job-day, and of the chance that new steps confirm a suspicion. The second is measured on new steps
+  from random places of the same jobs, with all tests of a suspicion: the share of trials that name a rank (Clopper and Pearson),
+  times the mean number of ranks that they name, divided by the number of ranks, because the suspected rank is given before.
+  It assumes that noise does not last from the first verdict through the new steps. The count of alerts with confirmation needs
+  no such assumption.
+- A job starts once a week. Starts are simulated separately and count with 1/7 per job-day.
+
+Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from budget import budget
+from numpy.typing import NDArray
+
+from rankscope.alerts.owners import STRAGGLER
+from rankscope.alerts.watch.candidate import Candidate, Subject
+from rankscope.alerts.watch.confirmation import Confirmation, next_test
+from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.analysis.evidence.compared import WARM_UP
+from rankscope.analysis.inference.rotating import find_rotating
+from rankscope.analysis.inference.significance import farthest
+from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
+from rankscope.analysis.inference.stragglers import find_slow, too_short
+from rankscope.analysis.online import RECENT_STEPS, NewSteps
+
+RANKS = 64
+RANKS_PER_HOST = 8
+STEP_US = 1e6
+LOOK_EVERY = 5
+"""Steps between two looks."""
+FIRE_AFTER = Policy().fire_after
+DAY = 86_400
+BIAS = 0.01
+MARGIN = 0.85
+"""Share of the noise between ranks from which a look is judged: the tests need all of it."""
+CONFIDENCE = 0.95
+TRIALS = 100
+"""Number of suspicions per job-day whose tests are tried on new steps from random places."""
+SAMPLED = 10
+"""Number of looks per job-day that are judged although they cannot name a rank."""
+
+Own = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Noise of the own times of healthy ranks."""
+
+    scatter: float
+    lasts: float = 1
+    """Steps for which noise lasts, as in ``accusations.py``."""
+    shared: bool = False
+    """True if the ranks of a host have half of the noise in common."""
+    pauses: float = 0.0
+    """Share of the steps with a pause of a rank, of 0.5 to 1.5 steps."""
+    heavy: float = 0.0
+    """Share of the steps of a rank with a pause with a Pareto distribution (index 1.5), of at most 20 steps."""
+    neighbours: float = 0.0
+    """Share of the time in which a neighbour slows some rank, all ranks of a host if ``shared``, by 10 to 60 %."""
+    longest: int = 20
+    """Longest time for which a neighbour slows a rank, in steps; the shortest is 5."""
+
+
+NOISES = {
+    "independent, 3 %": Noise(0.03),
+    "independent, 20 %": Noise(0.2),
+    "lasts 20 steps, 5 %": Noise(0.05, 20),
+    "lasts 20 steps, 20 %": Noise(0.2, 20),
+    "lasts 100 steps, 10 %": Noise(0.1, 100),
+    "shared by a host, lasts 20 steps, 10 %": Noise(0.1, 20, shared=True),
+    "pauses in one step of ten": Noise(0.03, 6, pauses=0.1),
+    "pauses, heavy-tailed": Noise(0.03, 6, heavy=0.002),
+    "neighbours of a rank, up to 20 s": Noise(0.05, 6, neighbours=0.2),
+}
+
+DISTURBED = Noise(0.05, 6, neighbours=0.2, longest=60, shared=True)
+"""Neighbours of all ranks of a host, for up to a minute: the ranks *are* slow, though not lastingly. Outside the guarantee."""
+
+
+def own_times(rng: np.random.Generator, steps: int, noise: Noise, ranks: int = RANKS) -> Own:
+    """Return the own times of healthy ranks, [ranks, steps]."""
+    own = _lasting(rng, ranks, steps, noise.lasts)
+    hosts = -(-ranks // RANKS_PER_HOST)
+    host_of = np.arange(ranks) // RANKS_PER_HOST
+    if noise.shared:
+        own = np.sqrt(np.float32(0.5)) * (own + _lasting(rng, hosts, steps, noise.lasts)[host_of])
+    own *= noise.scatter
+    np.exp(own, out=own)
+    own *= (STEP_US * (1 + rng.normal(0, BIAS, (ranks, 1)))).astype(np.float32)
+    if noise.pauses:
+        at = np.flatnonzero(rng.random(steps) < noise.pauses)
+        own[rng.integers(0, ranks, len(at)), at] += (STEP_US * rng.uniform(0.5, 1.5, len(at))).astype(np.float32)
+    if noise.heavy:
+        count = rng.poisson(noise.heavy * own.size)
+        row, at = rng.integers(0, ranks, count), rng.integers(0, steps, count)
+        own[row, at] += (0.3 * STEP_US * np.minimum(rng.pareto(1.5, count) + 1, 60)).astype(np.float32)
+    if noise.neighbours:
+        for _ in range(rng.poisson(noise.neighbours * steps / (noise.longest + 5) * 2)):
+            first, lasts, rank = rng.integers(-noise.longest, steps), rng.integers(5, noise.longest + 1), rng.integers(ranks)
+            slowed = host_of == host_of[rank] if noise.shared else np.arange(ranks) == rank
+            own[slowed, max(0, first) : max(0, first + lasts)] *= np.float32(1 + rng.uniform(0.1, 0.6))
+    return own
+
+
+def _lasting(rng: np.random.Generator, ranks: int, steps: int, lasts: float) -> Own:
+    """Return normal noise that lasts for some steps, as a stationary autoregressive process, [ranks, steps]."""
+    drawn = rng.standard_normal((steps, ranks), dtype=np.float32)
+    keep = np.float32((lasts - 1) / (lasts + 1))
+    if keep:
+        drawn[1:] *= np.sqrt(1 - keep**2)
+        for step in range(1, steps):
+            drawn[step] += keep * drawn[step - 1]
+    return np.ascontiguousarray(drawn.T)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Own times as the tests take them."""
+
+    own: Own
+    wall_us: float
+    ranks: list[int]
+
+    @classmethod
+    def of(cls, own: Own) -> Times:
+        """Return the times of a look without the steps that count as warm-up."""
+        kept = np.ascontiguousarray(own[:, min(WARM_UP, own.shape[1] // 5) :])
+        return cls(kept, float(kept.max(axis=0).mean() + 0.04 * STEP_US), list(range(len(own))))
+
+
+def slow_in(own: Own) -> Slow | None:
+    """Return the slow ranks of a look, as the verdict on a run does."""
+    times = Times.of(own)
+    return find_rotating(times) or find_slow(times)  # type: ignore[arg-type] # it needs no table
+
+
+def plausible(own: Own, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which looks may name a rank, by necessary conditions: looks at the steps from ``firsts`` to ``ends`` [looks]."""
+    inorder = np.sort(own.T, axis=1)
+    median = inorder[:, RANKS // 2 - 1 : RANKS // 2 + 1].mean(axis=1)
+    most, second, least = inorder[:, -1], inorder[:, -2], inorder[:, 0]
+    wall = most.astype(np.float64) + 0.04 * STEP_US
+    firsts = firsts + np.minimum(WARM_UP, (ends - firsts) // 5)
+
+    def mean(values: NDArray[Any]) -> NDArray[np.float64]:
+        total = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+        found: NDArray[np.float64] = (total[ends] - total[firsts]) / (ends - firsts)
+        return found
+
+    limit = MINIMUM_EFFECT * mean(wall)
+    # The excess counts in full, or up to a limit that depends on the look: twice the usual excess, or more.
+    usual = max(float(np.median(np.abs(own - median))), float(limit.min()))
+    found = mean(most - second >= np.maximum(5 * (second - least) / (RANKS - 2), 0.15 * float(wall.min()))) >= FIXED
+    for low, high in ((-np.inf, np.inf), (-2 * 0.8 * usual, 2 * 1.25 * usual)):
+        means = np.stack([mean(np.clip(one - median, np.float32(low), np.float32(high))) for one in own])
+        means.sort(axis=0)
+        middle = (means[RANKS // 2 - 1] + means[RANKS // 2]) / 2
+        between = farthest(RANKS, RANKS) * 1.4826 * np.median(np.abs(means - middle), axis=0)
+        found |= (means[-1] >= 0.95 * limit) & (means[-1] >= MARGIN * between)
+    return found
+
+
+SUBJECT = Subject(run_id="simulated")
+
+
+def candidates_of(slow: Slow | None) -> list[Candidate]:
+    """Return the watcher's candidates for slow ranks."""
+    if slow is None:
+        return []
+    ranks: Sequence[int | None] = [None] if slow.pattern == "rotating" else slow.ranks
+    return [SUBJECT.candidate(STRAGGLER, {"summary": "simulated"}, rank=rank) for rank in ranks]
+
+
+class Watch:
+    """A watcher's ledger over simulated own times."""
+
+    def __init__(self, own: Own, *, confirms: bool) -> None:
+        self._own = own
+        self._confirms = confirms
+        self._ledger = Ledger()
+        self.suspicions = 0
+        """Number of looks at which any rank became pending."""
+        self.fired: list[int] = []
+        """End of each look at which any rank's alert fired."""
+
+    @property
+    def idle(self) -> bool:
+        """True if no alert is pending or fires."""
+        return not self._ledger.entries
+
+    def look(self, end: int, slow: Slow | None, *, decided: bool = True) -> None:
+        """Apply a look at the steps before ``end``."""
+        if not decided:
+            return
+
+        def judge_since(since: int, at_least: int) -> NewSteps | None:
+            first = max(since, end - RECENT_STEPS)
+            if end - first < at_least:
+                return None
+            found = slow_in(self._own[:, first:end])
+            return NewSteps(end - first, [] if found is None else [found])
+
+        pending = {id(entry) for entry in self._ledger.entries}
+        firing = {id(entry) for entry in self._ledger.entries if entry.track.state == "firing"}
+        confirmation = Confirmation(0, end, judge_since) if self._confirms else None
+        self._ledger.update(
+            "run", candidates_of(slow), now_unix_ns=end * 10**9, policy=Policy(least_firing_s=60.0), confirmation=confirmation
+        )
+        self.suspicions += any(id(entry) not in pending for entry in self._ledger.entries)
+        self._ledger.forget(lambda _entry: False)
+        if any(entry.track.state == "firing" and id(entry) not in firing for entry in self._ledger.entries):
+            self.fired.append(end)
+
+
+def watched(own: Own, ends: NDArray[np.int64], may_name: NDArray[np.bool_]) -> tuple[Watch, Watch, int]:
+    """Return the watch before and after the correction, and the number of looks that were judged."""
+    before, after = Watch(own, confirms=False), Watch(own, confirms=True)
+    known: dict[int, Slow | None] = {}
+
+    def slow_at(look: int) -> Slow | None:
+        if look not in known:
+            end = int(ends[look])
+            known[look] = slow_in(own[:, max(0, end - RECENT_STEPS) : end]) if may_name[look] else None
+        return known[look]
+
+    # An alert takes as many looks in a row: one in so many is judged first, then those around it.
+    near = set()
+    for look in range(0, len(ends), FIRE_AFTER):
+        if slow_at(look) is not None:
+            near.update(range(max(0, look - FIRE_AFTER + 1), min(len(ends), look + FIRE_AFTER)))
+    for look, end in enumerate(ends.tolist()):
+        idle = before.idle and after.idle
+        if idle and look not in near:
+            continue
+        slow = slow_at(look)
+        if slow is None and idle:
+            continue
+        decided = slow is not None or too_short(Times.of(own[:, max(0, end - RECENT_STEPS) : end])) is None
+        for watch in (before, after):
+            watch.look(end, slow, decided=decided)
+    return before, after, sum(bool(may_name[look]) for look in known)
+
+
+@dataclass
+class Counts:
+    """Counts of one kind of noise."""
+
+    days: float = 0.0
+    looks: int = 0
+    judged: int = 0
+    left_out_judged: int = 0
+    left_out_named: int = 0
+    suspicions: int = 0
+    before: int = 0
+    after: int = 0
+
+    def add(self, own: Own, ends: NDArray[np.int64], rng: np.random.Generator, *, sampled: int, most: int) -> None:
+        """Watch own times, look after look; count at most ``most`` alerts."""
+        may = plausible(own, np.maximum(0, ends - RECENT_STEPS), ends)
+        before, after, judged = watched(own, ends, may)
+        self.looks += len(ends)
+        self.judged += judged
+        out = np.flatnonzero(~may)
+        for look in rng.choice(out, min(sampled, len(out)), replace=False):
+            end = int(ends[look])
+            self.left_out_judged += 1
+            self.left_out_named += slow_in(own[:, max(0, end - RECENT_STEPS) : end]) is not None
+        self.suspicions += before.suspicions
+        self.before += min(len(before.fired), most)
+        self.after += min(len(after.fired), most)
+
+
+def poisson_limit(count: int, days: float, confidence: float = CONFIDENCE) -> float:
+    """Return the exact upper limit of a rate per day."""
+
+    def at_most(mean: float) -> float:
+        return sum(math.exp(n * math.log(mean) - mean - math.lgamma(n + 1)) for n in range(count + 1))
+
+    return _solved(at_most, 1 - confidence, 10.0 * (count + 5)) / days
+
+
+def binomial_limit(count: int, trials: int, confidence: float) -> float:
+    """Return the upper limit of a probability (Clopper and Pearson)."""
+    ways = [math.lgamma(trials + 1) - math.lgamma(n + 1) - math.lgamma(trials - n + 1) for n in range(count + 1)]
+
+    def at_most(chance: float) -> float:
+        yes, no = math.log(chance), math.log1p(-chance)
+        return sum(math.exp(way + n * yes + (trials - n) * no) for n, way in enumerate(ways))
+
+    return 1.0 if count >= trials else _solved(at_most, 1 - confidence, 1 - 1e-12)
+
+
+def _solved(falling: Callable[[float], float], value: float, most: float) -> float:
+    """Return where a falling function reaches ``value``, between 0 and ``most``."""
+    low, high = 0.0, most
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > value else (low, middle)
+    return high
+
+
+def named_in_new_steps(own: Own, rng: np.random.Generator, trials: int) -> NDArray[np.int64]:
+    """Return the trials that name any rank in new steps from random places, in any test of a suspicion, and the ranks named."""
+    starts = rng.integers(0, own.shape[1] - RECENT_STEPS, trials)
+    ranks: set[tuple[int, int]] = set()
+    for steps in tests():
+        for start in starts[plausible(own, starts, starts + steps)].tolist():
+            slow = slow_in(own[:, start : start + steps])
+            ranks.update((start, rank) for rank in (() if slow is None else slow.ranks))
+    return np.array([len({start for start, _ in ranks}), len(ranks)])
+
+
+def tests() -> Iterator[int]:
+    """Yield the number of new steps of each test of a suspicion."""
+    steps = 0
+    while steps < RECENT_STEPS:
+        steps = next_test(steps)
+        yield steps
+
+
+def false_alerts(noise: Noise, jobs: int, days: int, starts: int, seed: int) -> dict[str, Any]:
+    """Return the rates of false alerts of one kind of noise, before and after the correction."""
+    began = time.process_time()
+    steady, start = Counts(), Counts()
+    named = np.zeros(2, np.int64)
+    for job in range(jobs):
+        for day in range(days):
+            rng = np.random.default_rng((seed, job, day, 0))
+            own = own_times(rng, DAY + RECENT_STEPS, noise)
+            steady.add(own, np.arange(RECENT_STEPS, own.shape[1] + 1, LOOK_EVERY), rng, sampled=SAMPLED, most=DAY)
+            steady.days += 1
+            named += named_in_new_steps(own, rng, TRIALS)
+    trials = jobs * days * TRIALS
+    for job in range(starts):
+        rng = np.random.default_rng((seed, job, 0, 1))
+        own = own_times(rng, RECENT_STEPS + 60, noise)
+        start.add(own, np.arange(10, own.shape[1] + 1, LOOK_EVERY), rng, sampled=1, most=1)
+    week = 7.0
+    started = binomial_limit(start.before, starts, CONFIDENCE) / week
+    trials_named, ranks_named = named.tolist()
+    confirmed = binomial_limit(trials_named, trials, 0.975) * max(1.0, ranks_named / max(1, trials_named)) / RANKS
+    suspected = poisson_limit(steady.suspicions, steady.days, 0.975) + poisson_limit(start.suspicions, week * starts, 0.975)
+    return {
+        "job_days": steady.days,
+        "looks": steady.looks + start.looks,
+        "judged": steady.judged + start.judged,
+        "left_out_judged": steady.left_out_judged + start.left_out_judged,
+        "left_out_named": steady.left_out_named + start.left_out_named,
+        "starts": starts,
+        "suspicions": steady.suspicions,
+        "suspicions_in_starts": start.suspicions,
+        "before": {
+            "alerts": steady.before,
+            "starts_with_an_alert": start.before,
+            "per_1000_job_days": 1000 * (steady.before / steady.days + start.before / starts / week),
+            "at_most_per_1000_job_days": 1000 * (poisson_limit(steady.before, steady.days) + started),
+        },
+        "after": {
+            "alerts": steady.after,
+            "starts_with_an_alert": start.after,
+            "per_1000_job_days": 1000 * (steady.after / steady.days + start.after / starts / week),
+            "trials_of_new_steps": trials,
+            "trials_that_name_a_rank": trials_named,
+            "ranks_that_they_name": ranks_named,
+            "at_most_per_1000_job_days": 1000 * suspected * confirmed,
+        },
+        "cpu_s": round(time.process_time() - began, 1),
+    }
+
+
+SLOW = {"10 %": 0.1, "25 %": 0.25, "50 %": 0.5}
+
+
+def delays(seeds: int) -> dict[str, Any]:
+    """Return the steps from the moment at which a rank becomes slow, or a job with a slow rank starts, to the alert."""
+    result: dict[str, Any] = {}
+    noise = Noise(0.01, 6)
+    for name, slower in SLOW.items():
+        for when, onset in (("in a run", 700), ("from the start", 0)):
+            found: dict[str, list[int]] = {"before": [], "after": []}
+            for seed in range(seeds):
+                rng = np.random.default_rng((seed, onset))
+                own = own_times(rng, onset + 1000, noise)
+                own[17, onset:] *= np.float32(1 + slower)
+                ends = np.arange(max(10, onset) + int(rng.integers(LOOK_EVERY)), own.shape[1], LOOK_EVERY)
+                watches = {"before": Watch(own, confirms=False), "after": Watch(own, confirms=True)}
+                for end in ends.tolist():
+                    look = own[:, max(0, end - RECENT_STEPS) : end]
+                    slow = slow_in(look)
+                    if slow is None and all(watch.idle for watch in watches.values()):
+                        continue
+                    decided = slow is not None or too_short(Times.of(look)) is None
+                    for watch in watches.values():
+                        watch.look(end, slow, decided=decided)
+                    if all(watch.fired for watch in watches.values()):
+                        break
+                for which, watch in watches.items():
+                    found[which].append(watch.fired[0] - onset if watch.fired else 10**6)
+            result[f"{name} slower, {when}"] = {
+                which: {"median_steps": float(np.median(steps)), "most_steps": max(steps)} for which, steps in found.items()
+            }
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--days", type=int, default=7)
+    parser.add_argument("--jobs", type=int, default=1, help="jobs per kind of noise")
+    parser.add_argument("--starts", type=int, default=60, help="starts of jobs per kind of noise")
+    parser.add_argument("--seeds", type=int, default=10, help="slow ranks per delay")
+    options = parser.parse_args()
+    began = time.process_time()
+    delayed = delays(options.seeds)
+    print(delayed, file=sys.stderr, flush=True)
+    found = {}
+    for seed, (name, noise) in enumerate(NOISES.items()):
+        found[name] = false_alerts(noise, options.jobs, options.days, options.starts, seed)
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    disturbed = false_alerts(DISTURBED, 1, 1, 10, len(NOISES))
+    print(f"disturbed: {disturbed}", file=sys.stderr, flush=True)
+    left_out = sum(one["left_out_named"] for one in found.values())
+    days = sum(one["job_days"] for one in found.values())
+    counted = sum(one["after"]["alerts"] + one["after"]["starts_with_an_alert"] for one in found.values())
+    most = max(one["after"]["at_most_per_1000_job_days"] for one in found.values())
+    in_run = [one for name, one in delayed.items() if name.endswith("in a run")]
+    longer = max(one["after"]["median_steps"] / one["before"]["median_steps"] for one in in_run)
+    budgets = [
+        budget("false alerts per 1,000 job-days, upper limit, worst noise", most, 1.0),
+        budget("false alerts counted with the confirmation", counted, 0),
+        budget("looks left out that name a rank", left_out, 0),
+        budget("delay with the confirmation / without it, median, worst slowness", longer, 2.2),
+    ]
+    figures = {
+        "job_days": days,
+        "noises": found,
+        "neighbours_of_a_host": disturbed,
+        "delays": delayed,
+        "cpu_s": round(time.process_time() - began, 1),
+    }
+    environment = {"python": platform.python_version(), "machine": platform.machine(), "rankscope": version("rankscope")}
+    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+    sys.exit(0 if all(one["ok"] for one in budgets) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""A straggler is confirmed on new steps before it raises an alert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tests.alerts.watch.watched_world import Told, World
+
+from rankscope.alerts.watch.confirmation import FIRST_TEST, TESTS, Confirmation, Suspicion
+from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.ledger import Ledger
+from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.online import NewSteps
+from rankscope.analysis.result.analysis import Analysis
+
+
+def named(steps: int, *ranks: int, pattern: Any = "fixed") -> NewSteps:
+    """Return a judgement of new steps that names ``ranks``."""
+    return NewSteps(steps, [Slow(list(ranks), pattern, 1.0, 1.0, 0.001, 1.0, 1.0)] if ranks else [])
+
+
+def from_steps(analysis: Analysis, end: int) -> Analysis:
+    """Return the analysis with a verdict from the step records before ``end``."""
+    verdict = msgspec.structs.replace(analysis.verdict, steps=(0, end), evidence_source="steps")
+    return msgspec.structs.replace(analysis, verdict=verdict)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_a_verdict_by_chance_raises_no_alert(make_run: Any, make_analysis: Any, told: Told) -> None:
+    # Given a rank that the recent steps name at every evaluation, and the new steps alone never do
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for end in range(500, 1100, 5):
+        world.new_steps = named(end - 500)
+        world.evaluate(from_steps(make_analysis(2), end), run)
+    assert told.calls == []
+    # Then the first steps are not tested again: the tests begin after the steps of the first verdict
+    assert world.judged_since[0] == (500, FIRST_TEST)
+    assert min(since for since, _ in world.judged_since) == 500
+
+
+def test_a_straggler_that_new_steps_confirm_raises_an_alert(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for end in (500, 505, 510, 515):
+        world.evaluate(from_steps(make_analysis(2), end), run)
+    assert told.calls == []
+    world.new_steps = named(32, 2)
+    world.evaluate(from_steps(make_analysis(2), 535), run)
+    assert told.heard == [("firing", "2")]
+
+
+def test_a_verdict_from_profiled_windows_needs_no_new_steps(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    world = World(run.path, receiver=told)
+    for _ in range(2):
+        world.evaluate(make_analysis(2), run)
+    assert told.heard == [("firing", "2")]
+
+
+def test_a_restarted_watcher_continues_a_suspicion(make_run: Any, make_analysis: Any, told: Told) -> None:
+    run = make_run()
+    first = World(run.path, receiver=told)
+    first.evaluate(from_steps(make_analysis(2), 500), run)
+    saved = msgspec.json.decode(first.saved[-1], type=Ledger)
+    second = World(run.path, receiver=told, ledger=saved)
+    second.new_steps = named(32, 2)
+    second.evaluate(from_steps(make_analysis(2), 535), run)
+    assert second.judged_since == [(500, FIRST_TEST)]
+    assert told.heard == [("firing", "2")]
+
+
+def test_new_steps_are_tested_each_time_their_number_has_doubled() -> None:
+    # Given a run that has one more step at each evaluation, with a suspicion at step 1,000
+    tests: list[int] = []
+    suspicion: Suspicion | None = None
+
+    def judge_since(end: int) -> Callable[[int, int], NewSteps | None]:
+        def judge(since: int, at_least: int) -> NewSteps | None:
+            if end - since < at_least:
+                return None
+            tests.append(end - since)
+            return named(end - since, 3)
+
+        return judge
+
+    for end in range(1000, 1501):
+        suspicion = Confirmation(0, end, judge_since(end)).advance(suspicion, [2])
+        assert not suspicion.confirmed
+    assert tests == [32, 64, 128, 256, 500]
+    assert len(tests) == TESTS
+    # Then it starts anew after the steps that were tested
+    suspicion = Confirmation(0, 1501, judge_since(1501)).advance(suspicion, [2])
+    assert suspicion == Suspicion(attempt=0, since=1501)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "new", "confirmed"),
+    [
+        ([2], named(32, 2, 5), True),
+        ([2], named(32, 5), False),
+        ([2], named(32, 2, 3, 4, pattern="rotating"), False),
+        ([], named(32, 2, 3, 4, pattern="rotating"), True),
+        ([], named(32, 2), False),
+        (range(40), named(32, *range(20)), True),
+        (range(40), named(32, *range(19)), False),
+    ],
+)
+def test_new_steps_confirm_the_same_ranks_only(ranks: Any, new: NewSteps, confirmed: bool) -> None:
+    confirmation = Confirmation(0, 1032, lambda _since, _at_least: new)
+    assert confirmation.advance(Suspicion(attempt=0, since=1000), ranks).confirmed is confirmed
+
+
+def test_a_suspicion_of_an_earlier_attempt_starts_anew() -> None:
+    confirmation = Confirmation(1, 40, lambda _since, _at_least: pytest.fail("tested"))
+    assert confirmation.advance(Suspicion(attempt=0, since=10, confirmed=True), [2]) == Suspicion(attempt=1, since=40)
+
+
+def test_the_new_steps_of_a_run_are_judged_alone(make_run: Any) -> None:
+    # Given a run in which rank 2 was slow in the first 60 steps, and rank 1 in the 40 after them
+    run = make_run(slow=2)
+    run.slow = 1
+    run.grow(40)
+    following = Following()
+    assert following.judge_since(run.path, 60, at_least=FIRST_TEST) is None
+    following.update(run.path)
+    new = following.judge_since(run.path, 60, at_least=FIRST_TEST)
+    assert new is not None
+    assert (new.steps, [slow.ranks for slow in new.slow]) == (40, [[1]])
+    assert following.judge_since(run.path, 60, at_least=41) is None
