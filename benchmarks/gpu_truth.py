@@ -5,9 +5,9 @@ usage: python benchmarks/gpu_truth.py [--seeds N] [--layout NAME ...] [--source 
 The jobs are those of tests/nccl: a discrete-event model of hosts that launch, and of devices with a stream for compute and one
 per process group. Its semantics are stated in tests/nccl/device.py. Each job is read from what it leaves:
 
-- traces: Kineto traces of all ranks, of 20 steps, on the clocks of their hosts.
-- dumps: Flight Recorder dumps with durations, of 40 steps. They have no compute, so the cause is not told.
-- inspector: verbose logs of the NCCL Inspector plugin, of 40 steps. They lack the order of operations of different groups, and
+- traces: Kineto traces of all ranks, of 16 steps, on the clocks of their hosts.
+- dumps: Flight Recorder dumps with durations, of 24 steps. They have no compute, so the cause is not told.
+- inspector: verbose logs of the NCCL Inspector plugin, of 24 steps. They lack the order of operations of different groups, and
   the waits of pipelines, so "not enough data" is a frequent answer there.
 
 What the fault costs is known: the same job runs without it. An answer is right if it names the rank at fault; where the fault
@@ -42,7 +42,7 @@ from tests.nccl.traces import write_traces
 
 from rankscope.analysis.engine import analyze
 
-STEPS = {"traces": 20, "dumps": 40, "inspector": 40}
+STEPS = {"traces": 16, "dumps": 24, "inspector": 24}
 """Steps of a job by source."""
 UNANSWERED = {"traces": 0.05, "dumps": 0.05, "inspector": 0.35}
 """Largest share of jobs without an answer."""
