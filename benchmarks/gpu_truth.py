@@ -6,7 +6,7 @@ The jobs are those of tests/nccl: a discrete-event model of hosts that launch, a
 per process group. Its semantics are stated in tests/nccl/device.py. Each job is read from what it leaves:
 
 - traces: Kineto traces of all ranks, of 16 steps, on the clocks of their hosts.
-- dumps: Flight Recorder dumps with durations, of 24 steps. They have no compute, so the cause is not told.
+- dumps: Flight Recorder dumps with durations, of 48 steps. They have no compute, so the cause is not told.
 - inspector: verbose logs of the NCCL Inspector plugin, of 24 steps. They lack the order of operations of different groups, and
   the waits of pipelines, so "not enough data" is a frequent answer there.
 
@@ -42,7 +42,7 @@ from tests.nccl.traces import write_traces
 
 from rankscope.analysis.engine import analyze
 
-STEPS = {"traces": 16, "dumps": 24, "inspector": 24}
+STEPS = {"traces": 16, "dumps": 48, "inspector": 24}
 """Steps of a job by source."""
 UNANSWERED = {"traces": 0.05, "dumps": 0.05, "inspector": 0.35}
 """Largest share of jobs without an answer."""

@@ -88,15 +88,14 @@ def _same_work(times: Mapping[int, DeviceTimes]) -> list[list[int]]:
     stages: dict[int | None, list[int]] = {}
     for rank in sorted(times):
         stages.setdefault(times[rank].stage, []).append(rank)
-    groups: list[tuple[dict[str, int], list[int]]] = []
+    groups: list[list[int]] = []
     for ranks in stages.values():
-        calls = _calls(times[ranks[0]])
-        alike = next((group for known, group in groups if calls and _alike(calls, known)), None)
+        alike = next((group for group in groups if _alike(times[ranks[0]], times[group[0]])), None)
         if alike is None:
-            groups.append((calls, list(ranks)))
+            groups.append(list(ranks))
         else:
             alike.extend(ranks)
-    return [sorted(group) for _, group in groups]
+    return [sorted(group) for group in groups]
 
 
 _MATTERS: Final = 0.005
@@ -105,21 +104,22 @@ _SAME_CALLS: Final = 0.02
 """Relative difference of calls up to which two ranks do the same work."""
 
 
-def _calls(times: DeviceTimes) -> dict[str, int]:
-    """Return the number of calls of each kernel that matters, by name."""
+def _alike(one: DeviceTimes, other: DeviceTimes) -> bool:
+    """Return whether two ranks launch the same kernels equally often; false where they are not known."""
+    (calls, mattering), (other_calls, other_mattering) = _calls(one), _calls(other)
+    counts = [(calls.get(name, 0), other_calls.get(name, 0)) for name in mattering | other_mattering]
+    return bool(counts) and all(abs(mine - theirs) <= _SAME_CALLS * max(mine, theirs) for mine, theirs in counts)
+
+
+def _calls(times: DeviceTimes) -> tuple[dict[str, int], set[str]]:
+    """Return the number of calls of each kernel by name, and the names of those that matter."""
     total = sum(kernel.total_us for kernel in times.kernels)
     calls: dict[str, int] = {}
     took: dict[str, float] = {}
     for kernel in times.kernels:
         calls[kernel.name] = calls.get(kernel.name, 0) + kernel.calls
         took[kernel.name] = took.get(kernel.name, 0.0) + kernel.total_us
-    return {name: count for name, count in calls.items() if took[name] >= _MATTERS * total}
-
-
-def _alike(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    return one.keys() == other.keys() and all(
-        abs(count - other[name]) <= _SAME_CALLS * max(count, other[name]) for name, count in one.items()
-    )
+    return calls, {name for name, time in took.items() if time >= _MATTERS * total}
 
 
 def more_work(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int]) -> float | None:

@@ -52,7 +52,7 @@ def judge_windows(blame: Blame, waits: Waits, times: Mapping[int, DeviceTimes], 
     """
     waited_us = _waited_us(blame, waits)
     groups = device_own_times(times)
-    device, calm = slowest(groups, lambda slow, group: _imposed(slow, group, times, waited_us))
+    device, calm = slowest(groups, lambda slow, group: _imposed(slow, group, times, waited_us, blame))
     late = find_late(blame, window_us)
     if device is not None and (late is None or 2 * device.slow.gain_us * len(device.compared.steps) >= late.gain_us):
         return WindowJudgement(device=device, is_whole=True)
@@ -111,20 +111,25 @@ def _waited_us(blame: Blame, waits: Waits) -> dict[int, float]:
     return waited
 
 
-def _imposed(slow: Slow, group: DeviceOwnTimes, times: Mapping[int, DeviceTimes], waited_us: Mapping[int, float]) -> float:
-    """Return how much longer per step others wait for the worst of the slow ranks than for its peers.
+def _imposed(
+    slow: Slow, group: DeviceOwnTimes, times: Mapping[int, DeviceTimes], waited_us: Mapping[int, float], blame: Blame
+) -> float:
+    """Return what others wait per step for the worst of the slow ranks, at most: infinite without a pipeline or known waits.
 
-    A rank of a pipeline may take longer at no cost, in time that it would wait otherwise. Without a pipeline, or without known
-    waits in it, the result is infinite.
+    A rank of a pipeline may take longer at no cost, in time that it would wait otherwise. Others of its stage are in other
+    replicas, or in its tensor-parallel group. They wait for it at collectives, as long as it delays the step. Beyond that, sends
+    and receives must wait longer for it than for these.
     """
     rank = slow.ranks[0]
     if times[rank].stage is None or not waited_us:
         return float("inf")
     others = [one for one in group.ranks if one not in slow.ranks]
     # How long others wait for a stage by the schedule alone differs between stages.
-    twins = [one for one in others if times[one].stage == times[rank].stage] or others
-    peers = [waited_us.get(one, 0.0) for one in twins]
-    return max(0.0, waited_us.get(rank, 0.0) - float(np.median(peers))) / len(group.steps)
+    twins = [one for one in others if times[one].stage == times[rank].stage]
+    longer = waited_us.get(rank, 0.0) - float(np.median([waited_us.get(one, 0.0) for one in twins or others]))
+    if twins and any(blame.wait_us.values()):
+        longer = min(longer, max(blame.wait_us.values()))
+    return max(0.0, longer) / len(group.steps)
 
 
 def device_step_signals(found: DeviceStraggler, times: Mapping[int, DeviceTimes]) -> Signals:
