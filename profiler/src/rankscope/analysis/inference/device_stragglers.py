@@ -105,10 +105,10 @@ def _waited_us(blame: Blame, waits: Waits) -> dict[int, float]:
     by_pair: Counter[tuple[int, int]] = Counter()
     for rows in blame.rows.values():
         by_pair.update({pair: round(imposed_us) for pair, (imposed_us, _, _) in rows.items()})
-    for origin in {origin for origin, _ in by_pair}:
-        longest = max(us for (one, _), us in by_pair.items() if one == origin)
-        waited[origin] = waited.get(origin, 0.0) + longest
-    return waited
+    longest: dict[int, int] = {}
+    for (origin, _), us in by_pair.items():
+        longest[origin] = max(longest.get(origin, 0), us)
+    return {origin: waited.get(origin, 0.0) + longest.get(origin, 0) for origin in waited.keys() | longest.keys()}
 
 
 def _imposed(
