@@ -145,7 +145,7 @@ def main() -> int:
             stated = [answer.stated for answer in rows if answer.stated is not None]
             figures[f"{source}, {layout}"] = dict(Counter(answer.said for answer in rows)) | {
                 "wrong_causes": sum(answer.cause is False for answer in rows),
-                "stated_over_true_gain": [round(float(value), 2) for value in np.quantile(stated, (0.1, 0.5, 0.9))]
+                "stated_over_true_gain_p10_p50_p90": [round(float(value), 2) for value in np.quantile(stated, (0.1, 0.5, 0.9))]
                 if stated
                 else None,
             }

@@ -111,6 +111,15 @@ def _waited_us(blame: Blame, waits: Waits) -> dict[int, float]:
     return {origin: waited.get(origin, 0.0) + longest.get(origin, 0) for origin in waited.keys() | longest.keys()}
 
 
+def _most_waited_us(blame: Blame) -> float:
+    """Return the longest time in all steps that any one rank waited at collectives, whichever ranks it waited for."""
+    waited: Counter[int] = Counter()
+    for rows in blame.rows.values():
+        for (_, victim), (imposed_us, _, _) in rows.items():
+            waited[victim] += round(imposed_us)
+    return float(max(waited.values(), default=0))
+
+
 def _imposed(
     slow: Slow, group: DeviceOwnTimes, times: Mapping[int, DeviceTimes], waited_us: Mapping[int, float], blame: Blame
 ) -> float:
@@ -127,8 +136,8 @@ def _imposed(
     # How long others wait for a stage by the schedule alone differs between stages.
     twins = [one for one in others if times[one].stage == times[rank].stage]
     longer = waited_us.get(rank, 0.0) - float(np.median([waited_us.get(one, 0.0) for one in twins or others]))
-    if twins and any(blame.wait_us.values()):
-        longer = min(longer, max(blame.wait_us.values()))
+    if twins and blame.rows:
+        longer = min(longer, _most_waited_us(blame))
     return max(0.0, longer) / len(group.steps)
 
 
