@@ -66,7 +66,7 @@ def _records(rank: Rank, interval_us: int, *, verbose: bool, old: bool, least_by
     done: list[tuple[int, str, int, Launch]] = []
     numbers: Counter[tuple[str, str]] = Counter()
     for launch in rank.launches:
-        if launch.op in ("exchange", "all_to_allv"):
+        if launch.op in ("exchange", "all_to_allv", "send", "recv"):
             done += [(_dump(rank, launch, interval_us), launch.group, number, launch) for number in range(len(_parts(launch)))]
         elif launch.op:
             number = numbers[launch.group, launch.op]
