@@ -18,6 +18,8 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import render_text
 from rankscope.base.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 STEPS = 32
 Record = dict[str, Any]
 

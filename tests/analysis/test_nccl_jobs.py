@@ -18,6 +18,8 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.runs.reader import RunReader
 
+pytestmark = pytest.mark.slow
+
 
 def of_traces(folder: Path, layout: str, fault: str, *, late: int = 3, steps: int = 12) -> tuple[Analysis, float]:
     """Return the analysis of a job's traces, and what its fault costs as a share of the step."""
