@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +118,23 @@ def test_a_file_that_went_away_is_an_error_that_names_it(tmp_path: Path, noise: 
         tiles.part("own_us")
     with pytest.raises(InputError, match="cached matrices cannot be read"):
         Tiles(tmp_path / "nothing")
+
+
+def test_a_reader_never_finds_the_steps_cut_off_while_they_are_published(tmp_path: Path) -> None:
+    writer = TileWriter(tmp_path)
+    writer.add_ranks([0])
+    steps = np.arange(200_000, dtype=np.int64)
+    writer.add(0, steps, {"own_us": steps.astype(np.float32)})
+    writer.publish()
+    published = threading.Event()
+
+    def publish() -> None:
+        for _ in range(100):
+            writer.publish()
+        published.set()
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    while not published.is_set():
+        assert len(Tiles(tmp_path).steps) == len(steps)
+    thread.join()

@@ -206,7 +206,8 @@ class TileWriter:
     def publish(self) -> None:
         """Make the written values visible to readers, and delete files of older generations."""
         steps = f"steps.{self._generation}.i64"
-        self._steps.tofile(self.folder / steps)
+        # Replaced, not overwritten: a reader between the two would find it cut off.
+        replace_file(self.folder / steps, self._steps.tobytes())
         meta = TilesMeta(self._ranks, len(self._steps), sorted(self._metrics), self._generation)
         replace_file(self.folder / _META, msgspec.json.encode(meta))
         for file in self.folder.glob("*.*.*"):
