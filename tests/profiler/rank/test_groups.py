@@ -43,6 +43,16 @@ def test_groups_that_do_not_tell_and_jobs_without_groups() -> None:
     assert [none.communicate(step, []) for step in range(3)] == [True, False, False]
 
 
+def test_where_torch_does_not_list_its_groups_they_may_communicate() -> None:
+    from rankscope.profiler.rank.groups import EVERY, OtherGroups
+
+    def missing() -> list[tuple[object, str]]:
+        raise AttributeError("module has no attribute _world")
+
+    others = OtherGroups(missing)
+    assert all(others.communicate(step, []) for step in range(3 * EVERY))
+
+
 def test_own_time_on_a_device_needs_a_pass_that_reduced_gradients() -> None:
     """A replayed CUDA graph runs none, and its waits are inside the graph."""
     from rankscope.profiler.rank.ddp import Tail

@@ -15,9 +15,7 @@ from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.evidence.device_times import times_of_windows
-from rankscope.analysis.inference.device_stragglers import device_named, device_step_signals, judge_windows
-from rankscope.analysis.inference.late import device_signals, late_named
-from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.device_stragglers import judge_windows, window_named
 from rankscope.analysis.report.assessment import assessed_windows
 from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdict
@@ -147,24 +145,17 @@ def _verdict(
     steps = max(counts)
     window = sum(row.window_us for row in profiled) / len(counts)
     found = judge_windows(blame, matched.waits, times, window)
-    named: Named
-    if found.device is not None:
-        signals = device_step_signals(found.device, times)
-        stage = times[found.device.slow.ranks[0]].stage
-        named = device_named(found.device, signals, blame if matching.matches else None, stage=stage)
-    elif found.late is not None:
-        breakdowns = {one: reduction.breakdowns for one, reduction in held.items()}
-        signals = device_signals(found.late.ranks[0], found.late.gain_us / steps, breakdowns)
-        named = late_named(found.late, blame, window, signals, steps=steps)
-    elif found.suspects:
+    breakdowns = {one: reduction.breakdowns for one, reduction in held.items()}
+    named = window_named(found, blame, times, breakdowns, window, steps=steps)
+    if found.suspects:
         missing = f"{ranks_were(found.suspects)} last, but so rarely that it may be chance; capture more steps"
         return insufficient(missing, run=setting.run, lack="short_capture", capture=again), limits(shares, setting, lead="")
-    elif not matching.matches and not found.is_whole:
+    if named is None and not matching.matches and not found.is_whole:
         missing = "no collective of these steps could be matched across the ranks"
         return insufficient(missing, run=setting.run, lack="short_capture", capture=again), limits(
             shares, setting, lead="On the ranks at hand "
         )
-    else:
+    if named is None:
         restriction = "" if found.is_whole else among(len(blame.ranks), setting.world_size, "matched collectives")
         return no_straggler(
             shares, setting, confidence=None, why=f"In these steps no rank makes the others wait beyond chance{restriction}"

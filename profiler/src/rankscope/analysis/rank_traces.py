@@ -21,7 +21,7 @@ from rankscope.analysis.collectives.windows import (
     step_breakdowns,
     step_numbers,
 )
-from rankscope.analysis.evidence.device_times import DeviceTimes, pipeline_place
+from rankscope.analysis.evidence.device_times import DeviceTimes, place_in_records
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.columns import KERNEL, Trace, read_trace
@@ -179,7 +179,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
                 compute_kernels(trace, events),
                 loading_by_step(trace),
                 exchanged_rows(trace),
-                pipeline_place(trace.rank or 0, reduction.collectives),
+                place_in_records(trace.rank or 0, reduction.collectives),
             ),
         )
     except InputError as error:

@@ -21,9 +21,7 @@ from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.evidence.device_times import DeviceTimes
-from rankscope.analysis.inference.device_stragglers import device_named, device_step_signals, judge_windows
-from rankscope.analysis.inference.late import device_signals, late_named
-from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.device_stragglers import judge_windows, window_named
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
 from rankscope.analysis.report.assessment import assessed_windows
@@ -248,22 +246,12 @@ def _verdict(
     if found.suspects:
         missing = f"{ranks_were(found.suspects)} last, but so rarely that it may be chance; trace more steps"
         return insufficient(missing), limits(shares, setting, lead="")
-    named: Named
-    if found.device is not None:
-        named = device_named(
-            found.device,
-            device_step_signals(found.device, times),
-            blame if matching.matches else None,
-            stage=times[found.device.slow.ranks[0]].stage,
-            per_window=True,
-        )
-    elif found.late is not None:
-        breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
-        signals = device_signals(found.late.ranks[0], found.late.gain_us, breakdowns, blame)
-        named = late_named(found.late, blame, window, signals, seen="step" if numbers else "window", explained=explained)
-    elif not matching.matches and not found.is_whole:
+    breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
+    seen = "step" if numbers else "window"
+    named = window_named(found, blame, times, breakdowns, window, seen=seen, explained=explained)
+    if named is None and not matching.matches and not found.is_whole:
         return _without_matches(traces, world_size, shares, setting)
-    else:
+    if named is None:
         restriction = among(len(traces), setting.world_size, "traces")
         if explained is not None and explained < _MOST and not found.is_whole:
             restriction += f" in the collectives that could be matched, which are {explained:.0%} of the communication"

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankscope.analysis.collectives.matching import Match
 from rankscope.analysis.durations.calls import Call, RankCalls
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes, pipeline_place
 
 
 def own_times(
@@ -52,8 +52,7 @@ def own_times(
 
 def stage_of_calls(rank: int, calls: Sequence[tuple[Call, int]], members: Mapping[str, list[int]]) -> int | None:
     """Return the rank's place in the group of its sends and receives; ``None`` without any, or without known members."""
-    groups = (members.get(call.group, ()) for call, _ in calls if call.op in ("send", "recv", "coalesced"))
-    return next((group.index(rank) for group in groups if rank in group), None)
+    return pipeline_place(rank, (members.get(call.group) for call, _ in calls if call.op in ("send", "recv", "coalesced")))
 
 
 def _waited_us(calls: Sequence[tuple[Call, int]], overlapping: set[str]) -> dict[int, float]:

@@ -15,7 +15,7 @@ from rankscope.analysis.durations.calls import Wording
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.device_stragglers import are_tested, device_named, slowest, suspected
-from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, too_few, transfer_excess
+from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, late_signals, too_few
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.result.text import counted
@@ -89,7 +89,7 @@ def duration_verdict(evidence: DurationEvidence, setting: Setting) -> tuple[Verd
         restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
         return no_straggler({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
     steps = max(1, len(blame.steps))
-    signals = Signals(own_us=late.gain_us / steps, transfer_us=(transfer_excess(late.ranks, blame) or 0.0) / steps)
+    signals = late_signals(late, {}, blame, steps=steps)
     named = late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=evidence.explained)
     if evidence.overlapping:
         named = replace(named, note=f"{named.note} {_AT_LEAST}".strip())
@@ -104,7 +104,7 @@ def _by_own_times(evidence: DurationEvidence, setting: Setting) -> tuple[Verdict
     if device is not None:
         worst = device.slow.ranks[0]
         signals = Signals(own_us=device.slow.excess_us)
-        named = device_named(device, signals, blame if blame.steps else None, stage=evidence.stages.get(worst))
+        named = device_named(device, signals, blame, stage=evidence.stages.get(worst))
         verdict, finding = straggler(named, setting)
         return verdict, [finding]
     if suspects := suspected(calm):

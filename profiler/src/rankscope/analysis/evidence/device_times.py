@@ -42,16 +42,20 @@ class DeviceTimes(msgspec.Struct, frozen=True):
         return {row.step: row.window_us - row.exposed_communication_us for row in self.by_step if not row.truncated}
 
 
-def pipeline_place(rank: int, collectives: Iterable[CollectiveRecord]) -> int | None:
-    """Return the rank's place in the process group of its sends and receives; ``None`` without any, or without known groups."""
-    groups = (record.group_ranks for record in collectives if record.p2p and record.group_ranks)
-    return next((group.index(rank) for group in groups if rank in group), None)
+def pipeline_place(rank: int, groups: Iterable[Sequence[int] | None]) -> int | None:
+    """Return the rank's place in the first of the process ``groups`` of its sends and receives that is known; else ``None``."""
+    return next((group.index(rank) for group in groups if group and rank in group), None)
+
+
+def place_in_records(rank: int, collectives: Iterable[CollectiveRecord]) -> int | None:
+    """Return ``pipeline_place`` from the collectives of a trace or window."""
+    return pipeline_place(rank, (record.group_ranks for record in collectives if record.p2p))
 
 
 def times_of_windows(windows: Mapping[int, Reduction], world_size: int | None) -> dict[int, DeviceTimes]:
     """Return the times of profiled steps on devices by rank; empty unless all ranks of the job have some."""
     times = {
-        rank: DeviceTimes(rows, stage=pipeline_place(rank, reduction.collectives))
+        rank: DeviceTimes(rows, stage=place_in_records(rank, reduction.collectives))
         for rank, reduction in windows.items()
         if (rows := [row for row in reduction.breakdowns if row.device_kind != "cpu"])
     }

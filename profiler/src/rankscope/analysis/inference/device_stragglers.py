@@ -12,7 +12,16 @@ from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.waiting import Waits
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, more_rows, more_work
 from rankscope.analysis.inference.cause import Signals, cause_of
-from rankscope.analysis.inference.late import chance_evidence, few_steps, find_late, imposed_evidence, sure, too_few
+from rankscope.analysis.inference.late import (
+    chance_evidence,
+    few_steps,
+    find_late,
+    imposed_evidence,
+    late_named,
+    late_signals,
+    sure,
+    too_few,
+)
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.significance import LIMIT, blocks_needed
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
@@ -169,13 +178,36 @@ def _excess(values: Mapping[int, float | None], rank: int) -> float | None:
     return None if mine is None or not peers else mine - float(np.median(peers))
 
 
-def device_named(
-    found: DeviceStraggler, signals: Signals, blame: Blame | None, *, stage: int | None, per_window: bool = False
-) -> Named:
+def window_named(
+    found: WindowJudgement,
+    blame: Blame,
+    times: Mapping[int, DeviceTimes],
+    breakdowns: Mapping[int, Sequence[StepBreakdown]],
+    window_us: float,
+    *,
+    steps: int = 1,
+    seen: str = "step",
+    explained: float | None = None,
+) -> Named | None:
+    """Describe the ranks that ``judge_windows`` found by the evidence of the window alone; ``None`` without any.
+
+    Times are per step of the ``steps`` in the window; one step stands for a window that is judged as a whole. ``seen`` and
+    ``explained``: see ``late_named``.
+    """
+    if found.device is not None:
+        stage = times[found.device.slow.ranks[0]].stage
+        return device_named(found.device, device_step_signals(found.device, times), blame, stage=stage, per_window=steps == 1)
+    if found.late is not None:
+        signals = late_signals(found.late, breakdowns, blame, steps=steps)
+        return late_named(found.late, blame, window_us, signals, steps=steps, seen=seen, explained=explained)
+    return None
+
+
+def device_named(found: DeviceStraggler, signals: Signals, blame: Blame, *, stage: int | None, per_window: bool = False) -> Named:
     """Describe the ranks found. Times are per step, or ``per_window`` of all steps.
 
-    ``signals``: for the cause, see ``device_step_signals``. ``blame``: the waits at matched collectives, ``None`` where none
-    could be matched. ``stage``: pipeline stage of the worst rank.
+    ``signals``: for the cause, see ``device_step_signals``. ``blame``: the waits at matched collectives, if there are any.
+    ``stage``: pipeline stage of the worst rank.
     """
     slow, compared = found.slow, found.compared
     count = len(compared.steps)
@@ -192,7 +224,7 @@ def device_named(
         Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps, in which its own time was the longest"),
         Evidence(name="steps_judged", value=float(count), unit="steps"),
         *chance_evidence(slow),
-        *([] if blame is None else imposed_evidence(blame, slow.ranks)),
+        *(imposed_evidence(blame, slow.ranks) if blame.steps else []),
     ]
     for name, value, unit in (
         ("device_busy_excess", signals.device_busy_us, "us"),

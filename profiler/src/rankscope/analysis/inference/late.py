@@ -117,24 +117,18 @@ def _by_step(blame: Blame, values: Scores) -> Scores:
     return total
 
 
-def device_signals(
-    rank: int, gain_us: float, breakdowns: Mapping[int, Sequence[StepBreakdown]], blame: Blame | None = None
-) -> Signals:
-    """Return the signals for the cause of a late rank, per window: ``gain_us``, and its excess over its peers.
+def late_signals(late: Slow, breakdowns: Mapping[int, Sequence[StepBreakdown]], blame: Blame, *, steps: int = 1) -> Signals:
+    """Return the signals for the cause of the worst late rank: means per step in excess of the median of its peers.
 
-    ``blame``, of one window: for the time in which its collectives transfer.
+    ``late`` and ``blame`` are sums over ``steps``. ``breakdowns``: of each step, or of the whole window as one step.
     """
+    rank = late.ranks[0]
+    peers = [time for one, time in blame.transfer_us.items() if one not in late.ranks]
     return Signals(
-        own_us=gain_us,
+        own_us=late.gain_us / steps,
         device_busy_us=busy_excess(rank, breakdowns),
-        transfer_us=None if blame is None else transfer_excess([rank], blame),
+        transfer_us=(blame.transfer_us[rank] - float(np.median(peers))) / steps if peers else None,
     )
-
-
-def transfer_excess(ranks: Sequence[int], blame: Blame) -> float | None:
-    """Return by how much longer the collectives of the first of ``ranks`` transfer than the median of those of other ranks."""
-    peers = [time for one, time in blame.transfer_us.items() if one not in ranks]
-    return blame.transfer_us[ranks[0]] - float(np.median(peers)) if peers else None
 
 
 def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> float | None:

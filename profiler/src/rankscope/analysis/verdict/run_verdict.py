@@ -205,7 +205,7 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
         signals = _signals_beside_windows(run, slow.ranks, slow.excess_us)
         signals = replace(signals, device_busy_us=device_step_signals(found.device, times).device_busy_us)
         stage = stage_of(run.infos.get(slow.ranks[0]))
-        named = device_named(found.device, signals, run.blame if run.matching.matches else None, stage=stage)
+        named = device_named(found.device, signals, run.blame, stage=stage)
     elif found.late is not None:
         # Blame sums over the profiled steps; verdicts are per step.
         steps = max(counts)

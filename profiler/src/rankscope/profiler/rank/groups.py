@@ -24,12 +24,21 @@ class OtherGroups:
     def communicate(self, step: int, known: Iterable[Any]) -> bool:
         """Return whether groups besides those ``known`` communicated between the last two looks; true until there were two."""
         if step >= self._due:
-            numbers = {_name(group): _number(group) for group, backend in self._groups() if backend not in _ON_HOST}
-            others = numbers.keys() - set(map(_name, known))
-            before, self._numbers = self._numbers, numbers
+            before, self._numbers = self._numbers, self._look()
             self._due = step + (1 if before is None else EVERY)
-            self._moved = before is None or any(numbers[name] != before.get(name, 0) for name in others)
+            if before is None or self._numbers is None:
+                self._moved = True
+            else:
+                others = self._numbers.keys() - set(map(_name, known))
+                self._moved = any(self._numbers[name] != before.get(name, 0) for name in others)
         return self._moved
+
+    def _look(self) -> dict[str, int] | None:
+        """Return the numbers of all groups on devices; ``None`` where torch does not list its groups."""
+        try:
+            return {_name(group): _number(group) for group, backend in self._groups() if backend not in _ON_HOST}
+        except (RuntimeError, AttributeError):
+            return None
 
 
 def _of_torch() -> Iterable[tuple[Any, str]]:
