@@ -1,0 +1,208 @@
+"""NCCL RAS: asking a running NCCL job for the state of its communicators, and the answers kept in a run.
+
+Each NCCL process (2.24 and later) listens on ``NCCL_RAS_ADDR``, by default ``localhost:28028``, and answers for the whole job.
+The protocol is lines of text (NCCL's docs, "RAS", and ``src/ras/client_support.cc`` of its public source):
+
+- ``CLIENT PROTOCOL 2`` is answered with ``SERVER PROTOCOL n``;
+- ``TIMEOUT seconds`` and, from 2.28.7 on, ``SET FORMAT json`` with ``OK``; unknown commands with ``ERROR: …``;
+- ``VERBOSE STATUS`` with the state of the job, which ends with the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from rankscope.base.errors import InputError
+from rankscope.base.text import one_line, shortened
+from rankscope.runs.paths import attempt_dir
+from rankscope.runs.segments import open_regular
+from rankscope.runs.writer import write_atomically
+
+RAS_SCHEMA: Final = "rankscope.ras/1"
+DEFAULT_ADDRESS: Final = "localhost:28028"
+ADDRESS_VARIABLE: Final = "NCCL_RAS_ADDR"
+
+LEG_SECONDS: Final = 5
+"""Time that NCCL's processes wait for each other, as of ``ncclras``; the answering one waits for the same time again."""
+PATIENCE_SECONDS: Final = 30.0
+"""Most time for one question, connecting and retries included."""
+GREETING_SECONDS: Final = 1.0
+"""Most time for the first line. A stopped process accepts connections and never greets; the processes of a host share the port,
+so another try may reach another one."""
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""Maximum size of an answer: 600 bytes per rank and communicator in JSON."""
+KEPT: Final = 8
+"""Number of answers kept per attempt; the oldest are removed."""
+_MAX_LINE: Final = 1024
+_NAME: Final = re.compile(r"(\d{19})\.json")
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class RasAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """``attempts/NNN/ras/TIME.json``: an answer of NCCL RAS as it came."""
+
+    schema: Literal["rankscope.ras/1"] = RAS_SCHEMA
+    address: str
+    asked_unix_ns: Count
+    protocol: int
+    """Version of the protocol that the job speaks."""
+    format: Literal["json", "text"]
+    """``text``: of an NCCL before 2.28.7, which has no JSON."""
+    text: str
+
+
+def default_address() -> str:
+    """Return the address of ``NCCL_RAS_ADDR``, else NCCL's default."""
+    return os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT`` or ``[IPV6]:PORT``. Raises ``ValueError``."""
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not (colon and host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536):
+        raise ValueError(f"{address!r} is not an address such as {DEFAULT_ADDRESS}")
+    return host, int(port)
+
+
+def ask(address: str, *, patience_s: float = PATIENCE_SECONDS, most_bytes: int = MAX_BYTES) -> RasAnswer:
+    """Ask the job that listens on ``address``. Bounded in time and size; never interprets the answer.
+
+    Raises ``InputError`` with the address and the reason for having no complete answer.
+    """
+    until = time.monotonic() + patience_s
+    asked = time.time_ns()
+    try:
+        place = split_address(address)
+        while True:
+            with socket.create_connection(place, timeout=min(GREETING_SECONDS, _left(until))) as connection:
+                talk = _Talk(connection, until, most_bytes)
+                if (greeting := talk.greeted()) is None:
+                    continue
+                return _asked(talk, address, asked, greeting)
+    except ValueError as error:
+        raise InputError(address, str(error)) from error
+    except ConnectionRefusedError as error:
+        raise InputError(address, "no NCCL job answers here: nothing listens") from error
+    except TimeoutError as error:
+        reason = f"no answer within {patience_s:.0f} s; its process may be stopped, or it is not NCCL RAS"
+        raise InputError(address, reason) from error
+    except OSError as error:
+        raise InputError(address, (error.strerror or str(error)).lower()) from error
+
+
+def _asked(talk: _Talk, address: str, asked: int, greeting: str) -> RasAnswer:
+    found = re.fullmatch(r"SERVER PROTOCOL ([0-9]{1,9})", greeting, re.IGNORECASE)
+    if found is None:
+        raise InputError(address, f"not NCCL RAS: its first line is {shortened(one_line(greeting), 60)!r}")
+    talk.answer_to(f"TIMEOUT {LEG_SECONDS}")
+    has_json = talk.answer_to("SET FORMAT json").upper() == "OK"
+    talk.send("VERBOSE STATUS")
+    data = talk.rest()
+    if data is None:
+        raise InputError(address, f"an answer of more than {talk.most_bytes // 1024**2} MiB")
+    return RasAnswer(
+        address=address,
+        asked_unix_ns=asked,
+        protocol=int(found[1]),
+        format="json" if has_json else "text",
+        text=data.decode("utf-8", "replace"),
+    )
+
+
+class _Talk:
+    """A connection, read by lines and then to its end. Raises ``OSError``, of which ``TimeoutError`` at ``until``."""
+
+    def __init__(self, connection: socket.socket, until: float, most_bytes: int) -> None:
+        self._connection, self._until, self.most_bytes = connection, until, most_bytes
+        self._read = b""
+
+    def greeted(self) -> str | None:
+        """Exchange greetings; ``None``: silence for ``GREETING_SECONDS``."""
+        whole, self._until = self._until, min(self._until, time.monotonic() + GREETING_SECONDS)
+        try:
+            return self.answer_to("CLIENT PROTOCOL 2")
+        except TimeoutError:
+            return None
+        finally:
+            self._until = whole
+
+    def send(self, line: str) -> None:
+        """Send a line."""
+        self._connection.settimeout(_left(self._until))
+        self._connection.sendall(line.encode() + b"\n")
+
+    def answer_to(self, line: str) -> str:
+        """Send a line and return the line that comes back, at most its first part."""
+        self.send(line)
+        while b"\n" not in self._read and len(self._read) <= _MAX_LINE:
+            if not (data := self._received(_MAX_LINE)):
+                raise ConnectionAbortedError(0, "the connection ended in the middle of the conversation")
+            self._read += data
+        found, _, self._read = self._read.partition(b"\n")
+        return found.decode("utf-8", "replace").strip()
+
+    def rest(self) -> bytes | None:
+        """Return everything up to the end of the connection; ``None``: it is too large."""
+        blocks, size = [self._read], len(self._read)
+        while size <= self.most_bytes:
+            if not (data := self._received(1 << 16)):
+                return b"".join(blocks)
+            blocks.append(data)
+            size += len(data)
+        return None
+
+    def _received(self, most: int) -> bytes:
+        self._connection.settimeout(_left(self._until))
+        return self._connection.recv(most)
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def ras_dir(run: Path, attempt: int) -> Path:
+    """Return ``attempts/NNN/ras``: answers of NCCL RAS, ``TIME.json`` with the unix nanoseconds of the question."""
+    return attempt_dir(run, attempt) / "ras"
+
+
+def keep_answer(run: Path, attempt: int, answer: RasAnswer) -> None:
+    """Write an answer into the run, and remove the oldest but ``KEPT``. Raises ``OSError``."""
+    folder = ras_dir(run, attempt)
+    write_atomically(folder / f"{answer.asked_unix_ns:019d}.json", msgspec.json.encode(answer), share=True)
+    for path in _kept(folder)[:-KEPT]:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def read_answers(run: Path, attempt: int, *, most: int) -> list[RasAnswer]:
+    """Return the newest answers in the run, oldest first; unreadable ones are left out."""
+    found = []
+    for path in _kept(ras_dir(run, attempt))[-most:]:
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError), open_regular(path) as file:
+            # JSON escapes line breaks and quotes, so a file is larger than its answer.
+            if len(data := file.read(2 * MAX_BYTES + 1)) <= 2 * MAX_BYTES:
+                found.append(msgspec.json.decode(data, type=RasAnswer))
+    return found
+
+
+def _kept(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    except OSError:
+        return []
