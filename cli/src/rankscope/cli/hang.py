@@ -3,28 +3,62 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, Final, get_args
 
 import click
 
-from rankscope.analysis.hang.diagnosis import analyze_hang
+from rankscope.analysis.hang.ras.asking import WAIT_SECONDS
+from rankscope.analysis.hang.ras.joining import analyze_job
 from rankscope.analysis.hang.render import render_text
 from rankscope.analysis.hang.result import HangKind
-from rankscope.cli.terminal import INPUT_PATH, format_option, print_json, use_color, width
+from rankscope.cli.terminal import INPUT_PATH, Finite, format_option, print_json, use_color, width
+from rankscope.runs.ras import split_address
+
+
+class _Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
+    """``HOST:PORT``."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the address as it is."""
+        try:
+            split_address(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
+ADDRESS: Final = _Address()
 
 
 @click.command(
     epilog="""
 \b
 Examples:
+  rankscope hang                               the job on this host, by NCCL
   rankscope capture RUN --flight-recorder      have a job that hangs dump
-  rankscope hang RUN                           who hung it
+  rankscope hang RUN                           who hung it, and in which call
   rankscope hang /tmp/nccl_trace_rank_*        dumps that torch wrote itself
   rankscope hang dumps/ --format json | jq .culprits
   rankscope hang RUN --fail-on hang            exit status 1 when it hangs
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PATH)
+@click.argument("paths", nargs=-1, metavar="[PATH]...", type=INPUT_PATH)
+@click.option(
+    "--ras",
+    "address",
+    type=ADDRESS,
+    metavar="HOST:PORT",
+    help="Where the job's NCCL RAS listens.  [default: $NCCL_RAS_ADDR, else localhost:28028]",
+)
+@click.option(
+    "--wait",
+    type=Finite(0, 3600),
+    default=WAIT_SECONDS,
+    show_default=True,
+    help="Seconds between the two questions to NCCL RAS; longer than a step.",
+)
 @format_option
 @click.option(
     "--fail-on",
@@ -33,14 +67,18 @@ Examples:
     type=click.Choice(list(get_args(HangKind))),
     help="Exit with status 1 when the result is of this kind (hang, no_hang, insufficient_data). May be given several times.",
 )
-def hang(paths: tuple[Path, ...], format_: str, fail_on: tuple[str, ...]) -> int:
+def hang(*, paths: tuple[Path, ...], address: str | None, wait: float, format_: str, fail_on: tuple[str, ...]) -> int:
     """Say who hung the job: which ranks did not come to a collective that the others wait in.
+
+    Without PATH, NCCL RAS (NCCL 2.24 and later) of the job on this host is asked, twice: which ranks do not answer, and which
+    have launched fewer collectives while none moves. A run whose job is on this host is asked, too; else the answers that the
+    recorder kept in the run count.
 
     PATH is a run directory (its last attempt with dumps counts; RUN/attempts/000 names another), or Flight Recorder dumps of NCCL
     or gloo (files, folders, patterns; pickles or JSON), with the rank at the end of their names. Dumps are read without running
     anything that is in them. "No hang seen" and "not enough data" are answers, too, and come with exit status 0.
     """
-    report = analyze_hang(paths)
+    report = analyze_job(paths, address=address, wait_s=wait)
     if format_ == "json":
         print_json(report)
     else:

@@ -35,7 +35,7 @@ class Verb(NamedTuple):
 VERBS: Final[dict[str, Verb]] = {
     "run": Verb("rankscope.cli.run:run", "Run a training job with the recorder attached; print the verdict.", "profiler"),
     "analyze": Verb("rankscope.cli.analyze:analyze", "Who makes everybody wait, and why: from a run or from traces.", "analysis"),
-    "hang": Verb("rankscope.cli.hang:hang", "Who hung the job: from Flight Recorder dumps.", "analysis"),
+    "hang": Verb("rankscope.cli.hang:hang", "Who hung the job: from NCCL RAS and Flight Recorder dumps.", "analysis"),
     "compare": Verb(
         "rankscope.cli.compare:compare", "What got better or worse between runs, and is it real; scaling.", "analysis"
     ),

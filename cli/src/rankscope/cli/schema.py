@@ -17,6 +17,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.cli.capture_result import CaptureResult, DumpResult
 from rankscope.runs.control import ControlAnswer, ControlRequest
+from rankscope.runs.ras import RasAnswer
 from rankscope.runs.records import (
     AttemptInfo,
     CollectiveRecord,
@@ -47,6 +48,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "stacks": StackSamples,
     "plan": PlannedWindow,
     "gpu": HardwareSample,
+    "ras": RasAnswer,
     "findings": FindingRecord,
     "request": ControlRequest,
     "answer": ControlAnswer,

@@ -1,6 +1,7 @@
-"""From the Flight Recorder dumps of a hung job to the ranks that all others wait for.
+"""From NCCL RAS and the Flight Recorder dumps of a hung job to the ranks that all others wait for.
 
-Read ``diagnosis`` first: it calls the other modules in this order.
+``ras`` asks the job which ranks are missing or behind, and joins that with what the dumps show. For dumps, read ``diagnosis``
+first: it calls the other modules in this order.
 
 1. ``files`` finds the dumps and reads them, pickles with the safe reader in ``pickles``.
 2. ``records`` has one rank's dump, in the same form for all versions of torch and all backends.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from typing import Final
 
 from rankscope.analysis.hang.result import HangReport, Operation, Waiting
 from rankscope.analysis.hang.wording import operation_text
-from rankscope.analysis.result.text import GREEN, RED, YELLOW, counted, listing, page, warning_lines
-from rankscope.base.text import duration, ranks_text
+from rankscope.analysis.result.text import GREEN, RED, YELLOW, counted, listing, page, warning_lines, wrapped
+from rankscope.base.text import duration, ranks_text, span
 
 SHOWN: Final = 8
 """Maximum number of culprits, places where ranks wait, and links of the chain; the JSON has them all."""
@@ -31,10 +32,32 @@ def render_text(report: HangReport, *, width: int = 100, color: bool = False) ->
 
 def _source(report: HangReport, width: int) -> str:
     attempt = "" if report.attempt is None else f", attempt {report.attempt}"
+    dumps = [_dumps(report) + attempt] if report.ranks or report.ras is None else []
+    path = [report.path] if report.ras is None or report.path != report.ras.address else []
+    return "\n".join([*path, *dumps, *_ras(report, width), *warning_lines(report.warnings, width)])
+
+
+def _dumps(report: HangReport) -> str:
     ranks = (
         counted(report.ranks, "rank") if report.world_size is None else f"{report.ranks} of {counted(report.world_size, 'rank')}"
     )
-    return "\n".join([report.path, f"dumps of {ranks}{attempt}", *warning_lines(report.warnings, width)])
+    return f"dumps of {ranks}"
+
+
+def _ras(report: HangReport, width: int) -> list[str]:
+    """Return when and where NCCL RAS was asked, and its own result if the report's is another."""
+    ras = report.ras
+    if ras is None:
+        return []
+    when = "asked now" if ras.live else time.strftime("kept at %F %T", time.localtime(ras.asked_unix_ns / 1e9))
+    twice = "" if ras.interval_s is None else f", twice in {span(ras.interval_s)}"
+    late = f", {counted(ras.timeouts, 'time-out')} while it was collected" if ras.timeouts else ""
+    version = f" of NCCL {ras.nccl_version}" if ras.nccl_version else ""
+    communicators = counted(ras.communicators, "communicator")
+    lines = wrapped(f"NCCL RAS{version} on {ras.address}, {when}{twice}: {communicators}{late}", width, hanging="  ")
+    if not report.summary.startswith(ras.summary):
+        lines += wrapped(ras.summary, width, indent="  ", hanging="  ")
+    return lines
 
 
 def _culprits(report: HangReport, width: int) -> str:

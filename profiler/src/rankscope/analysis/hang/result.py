@@ -12,7 +12,9 @@ import msgspec
 HANG_SCHEMA: Final = "rankscope.hang/1"
 
 HangKind = Literal["hang", "no_hang", "insufficient_data"]
-HangCause = Literal["not_arrived", "lost_device", "not_started", "mismatch", "deadlock", "no_dump", "stuck"]
+HangCause = Literal[
+    "not_arrived", "lost_device", "not_started", "mismatch", "deadlock", "no_dump", "stuck", "unreachable", "nccl_error"
+]
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +112,76 @@ class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks by the value with which they came."""
 
 
+class RasRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that differs from the others of its communicator."""
+
+    rank: int
+    """Rank in the communicator."""
+    global_rank: int | None
+    """``None``: unknown, where the answer shows no communicator of the whole job and the run does not have the process."""
+    host: str | None
+    """Address of the node, as NCCL knows it."""
+    pid: int | None
+    gpu: int | None
+    """NVML index."""
+    why: Literal["behind", "mismatch", "left", "unreachable", "dead", "error"]
+    """``behind``: launched fewer collectives than others. ``mismatch``: as many, of other kinds. ``left``: its process answers
+    and no longer has the communicator. ``unreachable``: its process does not answer. ``dead``: for more than 60 s. ``error``:
+    NCCL reports an error there.
+    """
+    launched: dict[str, int] | None
+    """Launched collectives by kind; in text of NCCL before 2.28.7 only the kinds that differ."""
+    error: str | None
+
+
+class RasCommunicator(msgspec.Struct, frozen=True, kw_only=True):
+    """A communicator in which ranks differ."""
+
+    hash: str
+    """Its hash, as in NCCL's log."""
+    size: int
+    whole_job: bool
+    furthest: dict[str, int] | None
+    """Launched collectives of the ranks that are furthest."""
+    waiting: int | None
+    """Number of ranks that launched collectives which the ranks behind have not."""
+    ranks: list[RasRank]
+    """At most 1024."""
+
+
+class RasReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What NCCL RAS showed."""
+
+    address: str
+    live: bool
+    """True if it was asked now; false: the answers were kept in the run."""
+    asked_unix_ns: int
+    """Time of the last question."""
+    answers: int
+    """Number of answers that were compared, 1 or 2."""
+    interval_s: float | None
+    """Time between the two questions."""
+    moved: bool | None
+    """True if ranks launched collectives in between; ``None``: unknown."""
+    nccl_version: str | None
+    format: Literal["json", "text"]
+    communicators: int
+    gpus: int | None
+    """Number of GPUs in the job."""
+    timeouts: int
+    """Number of time-outs between NCCL's processes while they collected the answer."""
+    kind: HangKind
+    """Result by RAS alone."""
+    cause: HangCause | None
+    culprits: list[int]
+    """Global ranks, ascending; those whose global rank is unknown are in ``differing`` only."""
+    certain: bool
+    """False for ranks that are behind: RAS counts no sends and receives, in which they may wait for others."""
+    summary: str
+    differing: list[RasCommunicator]
+    """At most 64, those with most waiting ranks first."""
+
+
 class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result of ``rankscope hang``."""
 
@@ -144,3 +216,5 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str]
     next: list[str]
     """Commands or actions, most useful first."""
+    ras: RasReport | None = None
+    """What NCCL RAS showed; ``None``: it was not asked or did not answer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Operation
@@ -128,25 +128,33 @@ _DETAILS: Final[dict[HangCause, str]] = {
     "deadlock": "waits for a rank that waits for it in another collective",
     "no_dump": "no dump of it, and all the others are there",
 }
-"""Details by cause, for all causes that name a rank except a lost device."""
+"""Details by cause, for all causes that dumps show and that name a rank, except a lost device."""
 
 
 _SHOWN: Final = 4
 
 
-def advice(report: HangReport, *, run: str | None, hosts: Mapping[int, str]) -> list[str]:
-    """Return commands and actions, most useful first."""
+def advice(report: HangReport, *, run: str | None, hosts: Mapping[int, str], named: Sequence[str] | None = None) -> list[str]:
+    """Return commands and actions, most useful first. ``named``: names of the culprits, if they are not ranks of the report."""
     if report.kind == "no_hang":
         return [f"If the job makes no steps, dump it again in a minute: {_dump_again(run)}"]
     if report.kind == "insufficient_data":
-        return [f"Collect the dumps of the other ranks, too: {_dump_again(run)}"]
-    named = [f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in report.culprits]
+        which = "of the other ranks, too" if report.ranks else "of the Flight Recorder; they show who waits in which call"
+        return [f"Collect the dumps {which}: {_dump_again(run)}"]
+    if named is None:
+        named = [f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in report.culprits]
     rows = [row.format(where=first_of(named, _SHOWN)) for row in _ADVICE[report.cause or "stuck"]]
+    if not report.ranks:
+        rows.append(f"{_dump_again(run)}, and then rankscope hang {_run(run)}: which call the others wait in, and where")
     return [*rows, *([f"rankscope analyze {shlex.quote(run)}"] if run is not None else [])]
 
 
 def _dump_again(run: str | None) -> str:
-    return f"rankscope capture {'RUN' if run is None else shlex.quote(run)} --flight-recorder"
+    return f"rankscope capture {_run(run)} --flight-recorder"
+
+
+def _run(run: str | None) -> str:
+    return "RUN" if run is None else shlex.quote(run)
 
 
 _ADVICE: Final[dict[HangCause, tuple[str, ...]]] = {
@@ -163,6 +171,11 @@ _ADVICE: Final[dict[HangCause, tuple[str, ...]]] = {
     ),
     "deadlock": ("Have all ranks enqueue the collectives of these groups in the same order",),
     "no_dump": ("The error output of {where}, and whether its process and host are alive: it may have died first",),
+    "unreachable": (
+        "On the host of {where}: whether the process and the host are alive, and the process is not stopped (state T in ps)",
+        "The network between that host and the others, over the interface that NCCL uses for its start",
+    ),
+    "nccl_error": ("The error output of {where}, with NCCL_DEBUG=WARN on the next start, and dmesg (Xid) on its host",),
     "stuck": (
         "Network counters and link errors of the hosts of that group, and an all-reduce test between them",
         "NCCL_DEBUG=INFO on the next start",

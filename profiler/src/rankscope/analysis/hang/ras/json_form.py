@@ -1,0 +1,133 @@
+"""JSON of NCCL RAS, from NCCL 2.28.7 on (fields: NCCL's docs, "RAS", "JSON Output")."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from rankscope.analysis.hang.ras.snapshot import (
+    LARGEST,
+    Absent,
+    AnswerError,
+    Communicator,
+    Device,
+    Member,
+    Snapshot,
+    State,
+    devices_of,
+)
+
+_Rank = Annotated[int, msgspec.Meta(ge=0, lt=LARGEST)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Text = Annotated[str, msgspec.Meta(max_length=256)]
+
+_FINE: Final = (0, 7)
+"""Results that are no errors: success, and an operation in progress."""
+ERRORS: Final = {
+    1: "unhandled CUDA error",
+    2: "system error",
+    3: "internal error",
+    4: "invalid argument",
+    5: "invalid usage",
+    6: "remote process error",
+}
+"""NCCL's results (``ncclResult_t`` in ``nccl.h``)."""
+
+
+class _RankStatus(msgspec.Struct, frozen=True):
+    init_state: int = 0
+    async_error: int = 0
+    finalize_called: bool = False
+    destroy_flag: bool = False
+    abort_flag: bool = False
+
+
+class _MissingStatus(msgspec.Struct, frozen=True):
+    unresponsive: bool = True
+    considered_dead: bool = False
+
+
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
+    rank: _Rank
+    host: _Text = "unknown"
+    pid: int = -1
+    cuda_dev: int = -1
+    nvml_dev: int = -1
+
+    def device(self) -> Device | None:
+        return None if self.pid < 0 else Device(self.host, self.pid, self.nvml_dev if self.nvml_dev >= 0 else None)
+
+
+class _RankRow(_Place, frozen=True, kw_only=True):
+    status: _RankStatus = _RankStatus()
+    collective_counts: dict[_Text, _Count] = {}
+
+
+class _MissingRow(_Place, frozen=True, kw_only=True):
+    status: _MissingStatus = _MissingStatus()
+
+
+class _Communicator(msgspec.Struct, frozen=True):
+    hash: _Text
+    size: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+    ranks: list[_RankRow]
+    secondary_hash: _Text = ""
+    missing_ranks: list[_MissingRow] = []
+
+
+class _Collection(msgspec.Struct, frozen=True):
+    timeouts_count: int = 0
+
+
+class _Document(msgspec.Struct, frozen=True):
+    communicators: list[_Communicator]
+    nccl_version: _Text | None = None
+    ras: _Collection = _Collection()
+
+
+_decoder: Final = msgspec.json.Decoder(_Document)
+
+
+def read_json(text: str) -> Snapshot:
+    """Read an answer. Raises ``AnswerError``, also where it was cut off."""
+    try:
+        document = _decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise AnswerError(f"damaged or cut off: {error}") from error
+    found = [_communicator(one) for one in document.communicators]
+    return Snapshot(
+        nccl_version=document.nccl_version,
+        communicators=found,
+        total=len(found),
+        gpus=len(devices_of(found)) or None,
+        timeouts=max(0, document.ras.timeouts_count),
+    )
+
+
+def _communicator(one: _Communicator) -> Communicator:
+    return Communicator(
+        name=one.hash,
+        key=f"{one.hash}:{one.secondary_hash}",
+        size=one.size,
+        members={
+            row.rank: Member(row.device(), _state(row.status), row.collective_counts, _error(row.status)) for row in one.ranks
+        },
+        absent={
+            row.rank: Absent(row.device(), reachable=not row.status.unresponsive, dead=row.status.considered_dead)
+            for row in one.missing_ranks
+        },
+    )
+
+
+def _state(status: _RankStatus) -> State:
+    if status.abort_flag:
+        return "aborting"
+    if status.finalize_called or status.destroy_flag:
+        return "finalizing"
+    return "running" if status.init_state == 0 else "initializing"
+
+
+def _error(status: _RankStatus) -> str | None:
+    number = next((one for one in (status.init_state, status.async_error) if one not in _FINE), None)
+    return None if number is None else ERRORS.get(number, f"NCCL result {number}")

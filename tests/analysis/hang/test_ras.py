@@ -1,0 +1,269 @@
+"""Verdicts by NCCL RAS: what two answers prove, in JSON and in text, of jobs that hang, go on, stand, or are damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from tests.ras_server import Comm, answer, text_answer
+
+from rankscope.analysis.hang.ras.json_form import read_json
+from rankscope.analysis.hang.ras.judging import Found, differing, judge
+from rankscope.analysis.hang.ras.snapshot import AnswerError, Snapshot
+from rankscope.analysis.hang.ras.text_form import MAX_RANKS, read_text
+from rankscope.analysis.hang.ras.wording import summary_of
+
+EQUAL = dict.fromkeys(range(8), 42)
+TP0, TP1 = (0, 1, 2, 3), (4, 5, 6, 7)
+
+
+def seen(*comms: Comm) -> Snapshot:
+    return read_json(answer(*comms).decode())
+
+
+def ranks(found: Found) -> list[int | None]:
+    return sorted((found.places.of(one.communicator, one.rank) for one in found.named), key=lambda rank: (rank is None, rank))
+
+
+def standing(*comms: Comm, world_size: int | None = None, pids: Mapping[int, int] | None = None) -> Found:
+    """Judge a job of which two answers are the same."""
+    return judge(seen(*comms), seen(*comms), world_size=world_size, pids=pids)
+
+
+def test_the_rank_that_has_launched_less_is_named_when_nothing_moves() -> None:
+    job = Comm({**EQUAL, 2: 41})
+    found = standing(job)
+    assert (found.kind, found.cause, ranks(found), found.certain) == ("hang", "not_arrived", [2], False)
+    said = summary_of(found, seen(job), 5.0)
+    assert said.startswith("Rank 2 has not launched AllReduce 42 of the communicator of all 8 ranks")
+    assert "7 ranks" in said
+    (row,) = differing(found)
+    assert (row.whole_job, row.waiting, [one.rank for one in row.ranks]) == (True, 7, [2])
+    assert row.ranks[0].launched is not None
+    assert row.ranks[0].launched["AllReduce"] == 41
+
+
+def test_of_ranks_at_different_counts_the_furthest_behind_are_named() -> None:
+    assert ranks(standing(Comm({0: 45, 1: 41, 2: 44, 3: 41, 4: 42, 5: 45, 6: 43, 7: 42}))) == [1, 3]
+
+
+def test_a_job_that_goes_on_does_not_hang_although_a_rank_is_behind_at_every_moment() -> None:
+    found = judge(seen(Comm({**EQUAL, 2: 43, 3: 41})), seen(Comm({**EQUAL, 2: 41})))
+    assert (found.kind, found.named, found.moved) == ("no_hang", [], True)
+
+
+def test_one_answer_alone_proves_no_hang() -> None:
+    found = judge(seen(Comm({**EQUAL, 2: 41})), None)
+    assert (found.kind, found.named) == ("insufficient_data", [])
+    assert [one.rank for one in found.suspects] == [2]
+
+
+def test_equal_counts_that_do_not_move_are_no_verdict() -> None:
+    found = standing(Comm(EQUAL))
+    assert (found.kind, found.moved, found.suspects) == ("insufficient_data", False, [])
+    assert "all ranks launched the same" in summary_of(found, seen(Comm(EQUAL)), 5.0)
+
+
+def test_a_job_without_counts_is_not_said_to_stand() -> None:
+    found = standing(Comm(dict.fromkeys(range(8), 0)))
+    assert (found.kind, found.moved) == ("insufficient_data", None)
+    assert (standing().kind, standing().moved) == ("insufficient_data", None)
+
+
+@pytest.mark.parametrize("gone", ["unresponsive", "dead"])
+def test_a_process_that_does_not_answer_is_named(gone: str) -> None:
+    job = Comm({rank: 42 for rank in range(8) if rank != 5}, unresponsive=[5] * (gone != "dead"), dead=[5] * (gone == "dead"))
+    found = standing(job)
+    assert (found.kind, found.cause, ranks(found), found.certain) == ("hang", "unreachable", [5], True)
+    assert found.suspects[0].why == {"unresponsive": "unreachable", "dead": "dead"}[gone]
+    alone = judge(seen(job), None)
+    assert (alone.kind, alone.certain) == ("hang", gone == "dead")
+
+
+def test_a_process_that_is_missed_while_the_others_go_on_is_no_hang_yet() -> None:
+    before = Comm(dict.fromkeys(range(7), 41), unresponsive=[7])
+    found = judge(seen(Comm(dict.fromkeys(range(7), 42), unresponsive=[7])), seen(before))
+    assert (found.kind, found.named, [one.rank for one in found.suspects]) == ("insufficient_data", [], [7])
+
+
+def test_a_rank_that_is_behind_because_it_waits_in_another_communicator_is_not_named() -> None:
+    # Rank 6 sleeps; 4, 5, 7 wait for it in their tensor-parallel group and so are missed in the one of all ranks.
+    everyone = Comm({0: 9, 1: 9, 2: 9, 3: 9, 4: 8, 5: 8, 6: 8, 7: 8})
+    tensor = [Comm({0: 30, 1: 30, 2: 30, 3: 30}, TP0, name=1), Comm({0: 30, 1: 30, 2: 29, 3: 30}, TP1, name=2)]
+    found = standing(everyone, *tensor)
+    assert (found.cause, set(ranks(found))) == ("not_arrived", {6})
+    assert found.named[0].communicator.size == 8, "the most ranks wait there"
+
+
+def test_ranks_that_wait_for_each_other_in_two_communicators_are_a_deadlock() -> None:
+    found = standing(Comm({0: 5, 1: 4}, name=1), Comm({0: 7, 1: 8}, name=2))
+    assert (found.kind, found.cause, set(ranks(found))) == ("hang", "deadlock", {0, 1})
+
+
+def test_another_kind_of_collective_is_a_mismatch() -> None:
+    usual, odd = {"AllReduce": 42, "Broadcast": 3}, {"AllReduce": 41, "Broadcast": 4}
+    found = standing(Comm({0: usual, 1: odd, 2: usual, 3: usual}))
+    assert (found.kind, found.cause, ranks(found)) == ("hang", "mismatch", [1])
+    assert ranks(standing(Comm({0: usual, 1: odd}))) == [0, 1], "two ranks have no majority"
+
+
+def test_an_error_is_named_where_it_happened_and_not_on_its_victims() -> None:
+    status = {0: {"async_error": 6}, 1: {"async_error": 6}, 2: {"async_error": 1}, 3: {"async_error": 7}}
+    found = standing(Comm(dict.fromkeys(range(4), 3), status=status))
+    assert (found.kind, found.cause, ranks(found)) == ("hang", "nccl_error", [2])
+    victims = standing(Comm(dict.fromkeys(range(4), 3), status={0: {"async_error": 6}}))
+    assert (victims.kind, victims.cause, victims.named) == ("hang", "nccl_error", [])
+
+
+def test_a_rank_that_left_a_communicator_of_the_others_is_named_and_a_teardown_is_not() -> None:
+    assert ranks(standing(Comm({0: 4, 1: 4, 2: 4}, left=[3]))) == [3]
+    leaving = {rank: {"finalize_called": True} for rank in range(3)}
+    assert standing(Comm({0: 4, 1: 4, 2: 4}, left=[3], status=leaving)).kind == "insufficient_data"
+
+
+def test_ranks_are_global_through_the_communicator_of_all_ranks_or_the_processes_of_the_run() -> None:
+    late = Comm({0: 30, 1: 30, 2: 29, 3: 30}, TP1, name=2)
+    assert ranks(standing(Comm(EQUAL), late)) == [6]
+    # Without that communicator the global rank is known by the run only
+    assert ranks(standing(late, world_size=8)) == [None]
+    assert ranks(standing(late, world_size=8, pids={rank: 1000 + rank for rank in range(8)})) == [6]
+    assert ranks(standing(late, world_size=8, pids=dict.fromkeys(range(8), 1006))) == [None], "the same id on several hosts"
+    # and two orders of all ranks tell nothing
+    other = Comm(EQUAL, tuple(reversed(range(8))), name=9)
+    assert ranks(standing(Comm(EQUAL), other, late)) == [None]
+    said = summary_of(standing(late, world_size=8), seen(late), 5.0)
+    assert "rank 2 of communicator 0x2 (4 ranks) (process 1006 on 10.0.0.0, GPU 6)" in said.replace("Rank", "rank")
+
+
+TABLE = "      0         1         1         8         8         8   RUNNING  {}\n"
+
+
+def lines(*given: str) -> str:
+    return "".join(f"{line}\n" for line in given) + "\n"
+
+
+@pytest.mark.parametrize("kind", ["collective", "AllReduce"])  # up to 2.25, and later
+@pytest.mark.parametrize(
+    "detail", [" -- GPU 2 managed by process 1002 on node 10.0.0.0", " -- [process information not found]", ""]
+)
+def test_text_names_the_rank_that_has_launched_less(kind: str, detail: str) -> None:
+    warnings = lines(
+        "#0-0 (cf264af53edbe986) MISMATCH",
+        f"  Communicator ranks have different {kind} operation counts",
+        "  7 ranks have launched up to operation 42",
+        f"  Rank 2 has launched up to operation 41{detail}",
+    )
+    snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
+    found = judge(snapshot, snapshot)
+    assert (found.kind, found.cause, ranks(found), found.moved) == ("hang", "not_arrived", [2], False)
+    assert found.waiting == {"cf264af53edbe986": 7}
+    assert snapshot.nccl_version == "2.27.3"
+    healthy = read_text(text_answer(TABLE.format("OK")).decode())
+    assert judge(healthy, snapshot).kind == "no_hang", "what differed before does not any more"
+    assert (judge(healthy, healthy).kind, judge(healthy, healthy).moved) == ("insufficient_data", None)
+
+
+def test_text_lists_the_ranks_of_a_smaller_set() -> None:
+    warnings = lines(
+        "#0-0 (27a079b828ff1a75) MISMATCH",
+        "  Communicator ranks have different AllGather operation counts",
+        "  6 ranks have launched up to operation 7",
+        "  2 ranks have not launched any operations",
+        "  Rank 1 -- GPU 0 (NVML 1) managed by process 1001 on node 10.0.0.0",
+        "  Rank 5 -- GPU 0 (NVML 5) managed by process 1005 on node 10.0.0.0",
+    )
+    snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
+    found = judge(snapshot, snapshot)
+    assert ranks(found) == [1, 5]
+    assert found.waiting == {"27a079b828ff1a75": 6}
+    assert [row.gpu for row in differing(found)[0].ranks] == [1, 5]
+
+
+@pytest.mark.parametrize(
+    "of_rank",
+    ["  The missing rank: 5", "  Rank 5 -- GPU 5 managed by process 1005 on node 10.0.0.0"],  # up to 2.25, and later
+)
+@pytest.mark.parametrize("dead", [False, True])
+def test_text_names_the_rank_whose_process_does_not_answer(of_rank: str, dead: bool) -> None:
+    process = "  Process 1005 on node 10.0.0.0 managing GPU 5"
+    job = ("INCOMPLETE", "  Missing communicator data from 1 job process", process)
+    if dead:
+        job = ("DEAD", "  1 job process is considered dead (unreachable via the RAS network)", process)
+    errors = lines(*job) + lines("#0-0 (cf264af53edbe986) INCOMPLETE", "  Missing communicator data from 1 rank", of_rank)
+    timeouts = lines("TIMEOUT", "  Encountered 2 communication timeouts while gathering communicator data")
+    snapshot = read_text(text_answer(TABLE.format("INCOMPLETE"), errors, timeouts).decode())
+    found = judge(snapshot, snapshot)
+    assert (found.kind, found.cause, ranks(found)) == ("hang", "unreachable", [5])
+    assert (snapshot.timeouts, found.suspects[0].why) == (2, "dead" if dead and "process" in of_rank else "unreachable")
+
+
+def test_text_names_errors_and_ranks_that_left() -> None:
+    errors = lines(
+        "#0-0 (cf264af53edbe986) ERROR",
+        "  Asynchronous errors on 3 ranks",
+        "  2 ranks reported Remote process error",
+        "  Rank 0 -- GPU 0 managed by process 1000 on node 10.0.0.0",
+        "  Rank 1 -- GPU 1 managed by process 1001 on node 10.0.0.0",
+        "  Rank 3 reported Unhandled CUDA error -- GPU 3 managed by process 1003 on node 10.0.0.0",
+    )
+    snapshot = read_text(text_answer(TABLE.format("ERROR"), errors).decode())
+    found = judge(snapshot, snapshot)
+    assert (found.cause, ranks(found)) == ("nccl_error", [3])
+    for of_rank in (
+        "  Rank 6 has status UNKNOWN",
+        "  Rank 6 has status NOCOMM -- GPU 6 managed by process 1006 on node 10.0.0.0",
+    ):
+        warnings = lines(
+            "#0-0 (9e17999afaa87dbb) MISMATCH",
+            "  Communicator ranks have different status",
+            "  7 ranks have status RUNNING",
+            of_rank,
+        )
+        snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
+        found = judge(snapshot, snapshot)
+        assert (found.cause, ranks(found), found.suspects[0].why) == ("not_arrived", [6], "left")
+
+
+def test_an_answer_that_was_cut_off_anywhere_is_an_error_and_never_a_verdict() -> None:
+    warnings = lines(
+        "#0-0 (cf264af53edbe986) MISMATCH",
+        "  Communicator ranks have different AllReduce operation counts",
+        "  7 ranks have launched up to operation 42",
+        "  Rank 2 has launched up to operation 41",
+    )
+    whole = text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode()
+    for end in range(whole.index("Warnings")):
+        with pytest.raises(AnswerError):
+            read_text(whole[:end])
+    document = answer(Comm({0: 1, 1: 2})).decode().rstrip()
+    for end in range(0, len(document), 7):
+        with pytest.raises(AnswerError):
+            read_json(document[:end])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{}",
+        '{"communicators": [{"hash": "0x1", "size": 0, "ranks": []}]}',
+        '{"communicators": [{"hash": "0x1", "size": 2, "ranks": [{"rank": -1}]}]}',
+        '{"communicators": [{"hash": "0x1", "size": 2, "ranks": [{"rank": 1e400}]}]}',
+        '{"communicators": [{"hash": "0x1", "size": 2, "ranks": [{"rank": 1, "collective_counts": {"AllReduce": -3}}]}]}',
+        '{"communicators": ' + "[" * 100_000,
+        "\ud800",
+    ],
+)
+def test_a_hostile_document_is_an_error(text: str) -> None:
+    with pytest.raises(AnswerError):
+        read_json(text)
+
+
+def test_hostile_text_takes_bounded_time_and_memory() -> None:
+    rows = "      0         1         1         8   1000000         8   RUNNING  MISMATCH\n"
+    many = "".join(f"#0-0 ({number:016x}) MISMATCH\n  9 ranks have status INIT\n" for number in range(10))
+    with pytest.raises(AnswerError, match=f"{MAX_RANKS:,}"):
+        read_text(text_answer(rows, warnings=many).decode())
+    nonsense = "".join(f"  Rank {number} has launched up to operation {number}\n" for number in range(20))
+    snapshot = read_text(text_answer(TABLE.format("OK"), warnings=nonsense + "#7-0 (1) MISMATCH\n" + nonsense).decode())
+    assert snapshot.communicators == []
