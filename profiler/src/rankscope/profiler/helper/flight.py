@@ -16,6 +16,7 @@ from typing import Final
 
 from rankscope.profiler.flight_files import CRASH, copy_file, done_file, dump_files
 from rankscope.profiler.helper.duties import Duty, Surroundings
+from rankscope.profiler.helper.ras import RasQuestion
 from rankscope.profiler.plan import exchange_seconds
 from rankscope.profiler.scratch import is_flight_file
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer, make_control_dir, read_answer
@@ -83,6 +84,7 @@ class FlightDumps(Duty):
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._failed = False
+        self._ras = RasQuestion(around)
 
     def tick(self) -> None:
         """Start a check for requests, for dumps in reply to them, and for dumps written by torch."""
@@ -141,6 +143,8 @@ class FlightDumps(Duty):
                 self._refused[name] = time.monotonic() + 2 * self._period + CHECK_SECONDS
             return
         self._rest_until = time.monotonic() + REST_SECONDS
+        if self._rank == min(request.ranks or [0]):
+            self._ras.ask(self._attempt)  # one rank asks for the whole job
         if not stat.S_ISFIFO(os.fstat(_REQUESTS).st_mode):
             self._answer(name, "this process has no process group whose Flight Recorder could be dumped")
             return
@@ -220,6 +224,8 @@ class FlightDumps(Duty):
         # If a request was sent through torch's pipe, this is its dump.
         name = next((name for name, asked in self._asked.items() if asked.piped), None)
         if name is None:
+            if self._rank == 0:
+                self._ras.ask(self._attempt)
             self._keep(found, self._target("watchdog-nccl"))
             return
         del self._asked[name]

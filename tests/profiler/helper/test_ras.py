@@ -1,0 +1,122 @@
+"""The helper's question to NCCL RAS, when a dump is requested or torch has written one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.ras_server import Comm, answer, listening, ras
+
+from rankscope.profiler.handover import Hello
+from rankscope.profiler.helper import flight
+from rankscope.profiler.helper import ras as module
+from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.flight import FlightDumps
+from rankscope.profiler.settings import RecorderSettings
+from rankscope.runs.control import new_request, post
+from rankscope.runs.paths import attempt_dir
+from rankscope.runs.ras import RasAnswer, read_answers
+from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
+
+Helper = Callable[[int, str], FlightDumps]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    attempt_dir(tmp_path / "run", 0).mkdir(parents=True)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def helper(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
+    monkeypatch.setattr(module, "APART_SECONDS", 0.0)
+    monkeypatch.setattr(flight, "CHECK_SECONDS", 0.0)
+    heard, asks = os.pipe()
+    monkeypatch.setattr(flight, "_REQUESTS", asks)
+
+    def made(rank: int, backend: str) -> FlightDumps:
+        about = AttemptInfo(attempt=0, start_unix_ns=1, world_size=2, backend=backend)
+        rank_info = RankInfo(rank=rank, world_size=2, host="n1", pid=1, start_unix_ns=1)
+        info = RunInfo(run_id="r1", name="test", start_unix_ns=1)
+        settings = RecorderSettings(run_dir=str(run), run_id="r1", name="test", start_unix_ns=1)
+        hello = Hello(settings=settings, run=info, attempt=about, rank=rank_info)
+        return FlightDumps(
+            Surroundings(
+                hello=hello, scratch=tmp_path, run=lambda: info, info=lambda: rank_info, begun=lambda: True, say=lambda _: None
+            )
+        )
+
+    yield made
+    os.close(heard)
+    os.close(asks)
+
+
+def kept(duty: FlightDumps, run: Path, *, count: int) -> list[RasAnswer]:
+    """Tick until ``count`` answers are in the run."""
+    deadline = time.monotonic() + 60
+    while len(found := read_answers(run, 0, most=8)) < count:
+        assert time.monotonic() < deadline, "no answer came"
+        duty.tick()
+        time.sleep(0.02)
+    return found
+
+
+def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
+    run: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = answer(Comm({0: 1, 1: 1}))
+    with listening(ras(given)) as address:
+        monkeypatch.setenv("NCCL_RAS_ADDR", address)
+        duty = helper(0, "cpu:gloo,cuda:nccl")
+        post(run, new_request("dump"))
+        found = kept(duty, run, count=2)
+        duty.end(vanished=False)
+    assert [one.text for one in found] == [given.decode()] * 2
+
+
+def test_a_dump_of_torchs_watchdog_brings_them_too(
+    run: Path, tmp_path: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "theirs-"))
+    with listening(ras(answer())) as address:
+        monkeypatch.setenv("NCCL_RAS_ADDR", address)
+        duty = helper(0, "nccl")
+        (tmp_path / "theirs-0").write_bytes(b"dump")
+        kept(duty, run, count=2)
+        duty.end(vanished=False)
+
+
+@pytest.mark.parametrize(("rank", "backend", "enabled"), [(1, "nccl", "1"), (0, "gloo", "1"), (0, "nccl", "0")])
+def test_no_other_rank_asks_and_no_job_without_nccl_ras(
+    run: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch, *, rank: int, backend: str, enabled: str
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setenv("NCCL_RAS_ENABLE", enabled)
+    with listening(ras(answer(), asked=asked)) as address:
+        monkeypatch.setenv("NCCL_RAS_ADDR", address)
+        duty = helper(rank, backend)
+        request = new_request("dump")
+        post(run, request)
+        deadline = time.monotonic() + 60
+        while not duty._asked:
+            assert time.monotonic() < deadline
+            duty.tick()
+            time.sleep(0.02)
+        duty.end(vanished=False)
+        if duty._ras._thread is not None:
+            duty._ras._thread.join(60)
+    assert asked == []
+
+
+def test_a_job_that_does_not_answer_costs_nothing(run: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_RAS_ADDR", "127.0.0.1:1")
+    duty = helper(0, "nccl")
+    duty._ras.ask(0)
+    assert duty._ras._thread is not None
+    duty._ras._thread.join(60)
+    assert not duty._ras._thread.is_alive()
+    assert read_answers(run, 0, most=8) == []
+    duty.end(vanished=False)
