@@ -63,6 +63,7 @@ def test_without_a_path_the_job_on_this_host_is_asked(cli: Cli) -> None:
     assert (found["ranks"], found["world_size"], found["coverage"]) == (0, 4, None)
     assert [(row["rank"], row["certain"]) for row in found["evidence"]] == [(2, False)]
     assert any("capture" in row for row in found["next"])
+    assert any("process 1002" in row and "py-spy" in row for row in found["next"])
 
 
 def test_the_text_says_who_where_and_what_ras_does_not_see(cli: Cli) -> None:
@@ -189,6 +190,9 @@ def test_the_answer_of_another_job_is_not_of_the_run(cli: Cli, tmp_path: Path) -
 
 def test_a_run_without_an_answer_is_judged_by_its_dumps_with_a_warning(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", here=True)
+    done = cli("hang", run, env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
+    assert "nothing listens" in done.stderr
     dump(run)
     found = asked(cli, run, env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
     assert (found["culprits"], found["ras"]) == ([2], None)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tests.ras_server import Comm, answer, text_answer
 
-from rankscope.analysis.hang.ras.json_form import read_json
+from rankscope.analysis.hang.ras.json_form import MAX_OBJECTS, read_json
 from rankscope.analysis.hang.ras.judging import Found, differing, judge
-from rankscope.analysis.hang.ras.snapshot import AnswerError, Snapshot
-from rankscope.analysis.hang.ras.text_form import MAX_RANKS, read_text
+from rankscope.analysis.hang.ras.snapshot import LARGEST, AnswerError, Snapshot
+from rankscope.analysis.hang.ras.text_form import MAX_KINDS, MAX_RANKS, read_text
 from rankscope.analysis.hang.ras.wording import summary_of
 
 EQUAL = dict.fromkeys(range(8), 42)
@@ -44,7 +46,8 @@ def test_the_rank_that_has_launched_less_is_named_when_nothing_moves() -> None:
 
 
 def test_of_ranks_at_different_counts_the_furthest_behind_are_named() -> None:
-    assert ranks(standing(Comm({0: 45, 1: 41, 2: 44, 3: 41, 4: 42, 5: 45, 6: 43, 7: 42}))) == [1, 3]
+    found = standing(Comm({0: 45, 1: 41, 2: 44, 3: 41, 4: 42, 5: 45, 6: 43, 7: 42}))
+    assert (ranks(found), [one.rank for one in found.suspects]) == ([1, 3], [1, 3])
 
 
 def test_a_job_that_goes_on_does_not_hang_although_a_rank_is_behind_at_every_moment() -> None:
@@ -252,6 +255,7 @@ def test_an_answer_that_was_cut_off_anywhere_is_an_error_and_never_a_verdict() -
         '{"communicators": [{"hash": "0x1", "size": 2, "ranks": [{"rank": 1, "collective_counts": {"AllReduce": -3}}]}]}',
         '{"communicators": ' + "[" * 100_000,
         "\ud800",
+        '{"communicators": [' + '{"hash":"","size":1,"ranks":[]},' * (MAX_OBJECTS + 1),
     ],
 )
 def test_a_hostile_document_is_an_error(text: str) -> None:
@@ -260,10 +264,70 @@ def test_a_hostile_document_is_an_error(text: str) -> None:
 
 
 def test_hostile_text_takes_bounded_time_and_memory() -> None:
-    rows = "      0         1         1         8   1000000         8   RUNNING  MISMATCH\n"
+    rows = f"      0         1         1         8   {LARGEST}         8   RUNNING  MISMATCH\n"
     many = "".join(f"#0-0 ({number:016x}) MISMATCH\n  9 ranks have status INIT\n" for number in range(10))
     with pytest.raises(AnswerError, match=f"{MAX_RANKS:,}"):
         read_text(text_answer(rows, warnings=many).decode())
+    kinds = "".join(
+        f"  Communicator ranks have different K{number} operation counts\n  9 ranks have launched up to operation 1\n"
+        for number in range(10_000)
+    )
+    (one,) = read_text(text_answer(TABLE.format("OK"), warnings="#0-0 (1) MISMATCH\n" + kinds).decode()).communicators
+    assert len(one.members[0].counts) == MAX_KINDS
     nonsense = "".join(f"  Rank {number} has launched up to operation {number}\n" for number in range(20))
     snapshot = read_text(text_answer(TABLE.format("OK"), warnings=nonsense + "#7-0 (1) MISMATCH\n" + nonsense).decode())
     assert snapshot.communicators == []
+
+
+def test_text_that_does_not_list_the_ranks_of_two_halves_says_so_and_names_none() -> None:
+    def halves(less: int) -> Snapshot:
+        warnings = lines(
+            "#0-0 (cf264af53edbe986) MISMATCH",
+            "  Communicator ranks have different AllReduce operation counts",
+            "  4 ranks have launched up to operation 42",
+            f"  4 ranks have launched up to operation {less}",
+        )
+        return read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
+
+    found = judge(halves(41), halves(41))
+    assert (found.kind, found.moved, found.named) == ("insufficient_data", False, [])
+    said = summary_of(found, halves(41), 5.0)
+    assert "4 ranks" in said
+    assert "41" in said
+    assert "all 8 ranks" in said
+    assert judge(halves(41), halves(40)).kind == "no_hang"
+
+
+SENTENCES = (
+    "#0-0 (cf264af53edbe986) MISMATCH",
+    "#0-1 (1) INCOMPLETE",
+    "#9-0 (2) ERROR",
+    "  Communicator ranks have different AllReduce operation counts",
+    "  Communicator ranks have different status operation counts",
+    "  Communicator ranks have different status",
+    "  7 ranks have launched up to operation 42",
+    "  9 ranks have status NOCOMM",
+    "  3 ranks reported Internal error",
+    "  2 ranks have not launched any operations",
+    "  Rank 2 has launched up to operation 41",
+    "  Rank 900000 has launched up to operation 41",
+    "  Rank 3 has status FINALIZE",
+    "  Rank 4 reported System error -- GPU 0 managed by process 1 on node h",
+    "  Rank 5 -- GPU 1 (NVML 3) managed by process 9999999999 on node h",
+    "  The missing ranks: 1,,77",
+    "  The unknown rank: 3",
+    "DEAD",
+    "",
+    "  Process 1 on node h managing GPU 0",
+)
+
+
+@example(["#0-0 (1) MISMATCH", "  9 ranks have status NOCOMM"])
+@example(["#0-0 (1) MISMATCH", "  Communicator ranks have different status operation counts", "  Rank 3 has status INIT"])
+@given(st.lists(st.sampled_from(SENTENCES), max_size=30))
+def test_text_in_any_order_is_read_or_an_error(given_lines: list[str]) -> None:
+    snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=lines(*given_lines)).decode())
+    found = judge(snapshot, snapshot)
+    assert all(0 <= rank < 8 for one in snapshot.communicators for rank in (*one.members, *one.absent))
+    assert summary_of(found, snapshot, 5.0)
+    assert len(differing(found)) <= 2

@@ -37,7 +37,7 @@ PATIENCE_SECONDS: Final = 30.0
 GREETING_SECONDS: Final = 1.0
 """Most time for the first line. A stopped process accepts connections and never greets; the processes of a host share the port,
 so another try may reach another one."""
-MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_BYTES: Final = 128 * 1024 * 1024
 """Maximum size of an answer: 600 bytes per rank and communicator in JSON."""
 KEPT: Final = 8
 """Number of answers kept per attempt; the oldest are removed."""

@@ -16,7 +16,7 @@ from rankscope.runs.ras import ask, default_address, keep_answer
 APART_SECONDS: Final = 5.0
 """Time between the two questions, which show whether the ranks go on."""
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""Maximum size of an answer: the helper shares the memory of the node with training."""
+"""Maximum size of an answer, 27,000 ranks in communicators: the helper shares the memory of the node with training."""
 
 
 class RasQuestion:

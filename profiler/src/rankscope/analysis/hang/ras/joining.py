@@ -89,7 +89,7 @@ def analyze_job(paths: Sequence[Path], *, address: str | None = None, wait_s: fl
         report = analyze_hang(paths)
     except InputError as error:
         if job.ras is None:
-            raise job.error or error from error
+            raise job.error or InputError(error.path, "; ".join([error.reason, *job.warnings]), place=error.place) from error
         return _by_ras(job)
     if job.ras is not None and job.attempt is not None and report.attempt != job.attempt:
         job.warnings.append(f"dumps of attempt {report.attempt}, an earlier one, are left out")

@@ -22,6 +22,8 @@ _Rank = Annotated[int, msgspec.Meta(ge=0, lt=LARGEST)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
 
+MAX_OBJECTS: Final = 1_500_000
+"""Maximum number of objects; a rank has three in each communicator."""
 _FINE: Final = (0, 7)
 """Results that are no errors: success, and an operation in progress."""
 ERRORS: Final = {
@@ -91,6 +93,8 @@ _decoder: Final = msgspec.json.Decoder(_Document)
 
 def read_json(text: str) -> Snapshot:
     """Read an answer. Raises ``AnswerError``, also where it was cut off."""
+    if text.count("{") > MAX_OBJECTS:
+        raise AnswerError(f"more than {MAX_OBJECTS:,} objects")
     try:
         document = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:

@@ -133,13 +133,11 @@ def _moved(before: Snapshot, latest: Snapshot) -> bool | None:
     return False if later else None
 
 
-def _counts(snapshot: Snapshot) -> dict[tuple[str, int], dict[str, int]]:
-    return {
-        (one.key, rank): dict(member.counts)
-        for one in snapshot.communicators
-        for rank, member in one.members.items()
-        if any(member.counts.values())
-    }
+def _counts(snapshot: Snapshot) -> dict[tuple[str, int], object]:
+    found: dict[tuple[str, int], object] = {(one.key, -1): one.halves for one in snapshot.communicators if one.halves}
+    for one in snapshot.communicators:
+        found |= {(one.key, rank): dict(row.counts) for rank, row in one.members.items() if any(row.counts.values())}
+    return found
 
 
 def _was_lost(before: Snapshot, suspect: Suspect) -> bool:

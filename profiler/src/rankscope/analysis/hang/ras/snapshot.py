@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-LARGEST: Final = 1_000_000
+LARGEST: Final = 262_144
 """Largest plausible size of a communicator."""
 
 State = Literal["running", "initializing", "finalizing", "aborting"]
@@ -63,6 +63,8 @@ class Communicator:
     size: int
     members: Mapping[int, Member]
     absent: Mapping[int, Absent]
+    halves: tuple[str, ...] = ()
+    """Sets of ranks that text does not list, as where each is half of the communicator: ``4 ranks: AllReduce 41``."""
 
     def device(self, rank: int) -> Device | None:
         """Return the device of a rank, if the answer lists it."""

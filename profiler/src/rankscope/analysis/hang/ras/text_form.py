@@ -7,6 +7,7 @@ listed for the smaller sets only; the ranks of the largest are the others.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -39,8 +40,8 @@ _STATES: Final[dict[str, State | None]] = {
 }
 MAX_RANKS: Final = 4 * LARGEST
 """Maximum size of all listed communicators together."""
-MAX_KINDS: Final = 16
-"""Maximum number of kinds of collectives in a communicator; NCCL has five."""
+MAX_KINDS: Final = 8
+"""Maximum number of kinds of collectives in a communicator; NCCL has five. Others are ignored."""
 _NO_MEMBER: Final = ("NOCOMM", "UNKNOWN")
 """Status of a rank that is no member: up to 2.25 under another name."""
 
@@ -56,8 +57,9 @@ class _Draft:
     errors: dict[int, str] = field(default_factory=dict)
     absent: dict[int, bool] = field(default_factory=dict)
     """Ranks without data, and whether their processes answered."""
-    unlisted: list[tuple[str, str]] = field(default_factory=list)
-    """Sets whose ranks are not listed: what differs, and the value."""
+    unlisted: list[tuple[str, str, int]] = field(default_factory=list)
+    """Sets whose ranks are not listed: what differs, the value, and the number of ranks."""
+    halves: list[str] = field(default_factory=list)
 
     def note(self, what: str, rank: int, value: str) -> None:
         if what == "status":
@@ -67,19 +69,21 @@ class _Draft:
                 self.states[rank] = value
         elif what == "error":
             self.errors[rank] = value
-        elif what in self.counts or len(self.counts) < MAX_KINDS:
+        elif what and value.isdecimal() and (what in self.counts or len(self.counts) < MAX_KINDS):
             self.counts.setdefault(what, {})[rank] = int(value)
 
     def fill(self) -> None:
         """Give the value of the only set without a list to the ranks that are in no list."""
-        by_what: dict[str, list[str]] = {}
-        for what, value in self.unlisted:
-            by_what.setdefault(what, []).append(value)
-        for what, values in by_what.items():
-            if len(values) == 1 and what != "error":
-                known = self.states if what == "status" else self.counts.get(what, {})
-                for rank in [one for one in range(self.size) if one not in known and one not in self.absent]:
-                    self.note(what, rank, values[0])
+        kinds = Counter(what for what, _, _ in self.unlisted)
+        for what, value, count in self.unlisted:
+            if kinds[what] > 1 or what == "error":
+                self.halves.append(f"{count} ranks: {what} {value}")
+                continue
+            if what != "status" and what not in self.counts and len(self.counts) >= MAX_KINDS:
+                continue
+            known = self.states if what == "status" else self.counts.get(what, {})
+            for rank in [one for one in range(self.size) if one not in known and one not in self.absent]:
+                self.note(what, rank, value)
 
 
 def read_text(text: str) -> Snapshot:
@@ -118,8 +122,8 @@ class _Reader:
         self._what = ""
         """What differs: ``status``, ``error``, or a kind of collective."""
         self._value = ""
-        self._left = 0
-        """Number of ranks of the last set, with ``_value``, that may follow one by one."""
+        self._size = self._left = 0
+        """Number of ranks of the last set, with ``_value``, and of those of them that may still follow one by one."""
 
     def read(self, line: str) -> None:
         """Read the next line."""
@@ -152,7 +156,8 @@ class _Reader:
             self._list(draft, [int(number) for number in found[2].split(",") if number], reachable=found[1] == "unknown")
         elif found := _SET.fullmatch(line):
             self._left, self._value = int(found[1]), _value(found)
-            draft.unlisted.append((self._what, self._value))
+            draft.unlisted.append((self._what, self._value, self._left))
+            self._size = self._left
         elif (found := _RANK.fullmatch(line)) and int(found[1]) < draft.size:
             self._rank(draft, int(found[1]), found)
 
@@ -170,7 +175,7 @@ class _Reader:
             draft.note(self._what, rank, _value(found))
         elif self._left:
             self._left -= 1
-            if draft.unlisted[-1:] == [(self._what, self._value)]:
+            if draft.unlisted[-1:] == [(self._what, self._value, self._size)]:
                 draft.unlisted.pop()
             draft.note(self._what, rank, self._value)
 
@@ -205,6 +210,7 @@ def _communicator(name: str, draft: _Draft, dead: set[tuple[str, int]]) -> Commu
             )
             for rank in sorted(listed - draft.absent.keys())
         },
+        halves=tuple(draft.halves),
         absent={
             rank: Absent(device, reachable=reachable, dead=device is not None and (device.host, device.pid) in dead)
             for rank, reachable in sorted(draft.absent.items())

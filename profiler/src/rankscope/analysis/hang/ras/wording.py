@@ -33,6 +33,9 @@ def summary_of(found: Found, latest: Snapshot, interval_s: float | None) -> str:
 def _standing(found: Found, latest: Snapshot, over: str) -> str:
     if not latest.total:
         return "NCCL RAS knows no communicator: the job has not begun to communicate, or has ended"
+    if halves := next((one for one in latest.communicators if one.halves), None):
+        ranks = "; ".join(halves.halves[:_SHOWN])
+        return f"ranks of {place_of(found, halves)} differ ({ranks}); NCCL before 2.28.7 does not list which, as they are so many"
     if found.moved is None:
         return "NCCL RAS shows no difference between the ranks, nor whether they go on: this NCCL or job has no counts for that"
     return (
@@ -153,5 +156,6 @@ def names_of(found: Found, hosts: Mapping[int, str]) -> list[str]:
             names.append(f"rank {row.rank} of {place_of(found, one.communicator)}{where(row)}")
         else:
             host = hosts.get(row.global_rank, row.host)
-            names.append(f"rank {row.global_rank}" + (f" on {host}" if host else ""))
+            process = "" if row.pid is None else f" (process {row.pid})"
+            names.append(f"rank {row.global_rank}" + (f" on {host}" if host else "") + process)
     return list(dict.fromkeys(names))
