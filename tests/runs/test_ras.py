@@ -12,8 +12,8 @@ from tests.ras_server import Comm, Speak, answer, listening, ras, text_answer
 
 from rankscope.base.errors import InputError
 from rankscope.runs import ras as module
-from rankscope.runs.paths import attempt_dir
-from rankscope.runs.ras import KEPT, RasAnswer, ask, default_address, keep_answer, ras_dir, read_answers, split_address
+from rankscope.runs.paths import attempt_dir, ras_dir
+from rankscope.runs.ras import KEPT, RasAnswer, ask, default_address, keep_answer, read_answers, split_address
 
 ROW = "      0         1         1         8         8         8   RUNNING      OK\n"
 

@@ -76,6 +76,11 @@ def flight_dir(run: Path, attempt: int) -> Path:
     return attempt_dir(run, attempt) / "flight"
 
 
+def ras_dir(run: Path, attempt: int) -> Path:
+    """Return ``attempts/NNN/ras``: answers of NCCL RAS, ``TIME.json`` with the unix nanoseconds of the question."""
+    return attempt_dir(run, attempt) / "ras"
+
+
 def findings_file(run: Path) -> Path:
     """Return the path ``findings.jsonl``: findings of the watcher."""
     return run / "findings.jsonl"

@@ -22,7 +22,7 @@ import msgspec
 
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line, shortened
-from rankscope.runs.paths import attempt_dir
+from rankscope.runs.paths import ras_dir
 from rankscope.runs.segments import open_regular
 from rankscope.runs.writer import write_atomically
 
@@ -174,11 +174,6 @@ def _left(until: float) -> float:
     if left <= 0:
         raise TimeoutError
     return left
-
-
-def ras_dir(run: Path, attempt: int) -> Path:
-    """Return ``attempts/NNN/ras``: answers of NCCL RAS, ``TIME.json`` with the unix nanoseconds of the question."""
-    return attempt_dir(run, attempt) / "ras"
 
 
 def keep_answer(run: Path, attempt: int, answer: RasAnswer) -> None:
