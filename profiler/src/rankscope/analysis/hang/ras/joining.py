@@ -111,11 +111,8 @@ def _job_of(run: NamedRun | None, address: str | None, wait_s: float) -> _Job:
         here = job.attempt in attempts[-1:] and runs_here(reader, job.attempt)
     try:
         if address is not None or here:
-            answers = live_answers(address or default_address(), wait_s=wait_s)
-            if is_of(answers, job.infos):
-                job.take(answers)
-                return job
-            raise InputError(answers.given[-1].address, "NCCL RAS of another job: none of its processes is in this run")  # noqa: TRY301  # as any other
+            job.take(_live(job, address, wait_s))
+            return job
     except InputError as error:
         job.error = error if address is not None else None
         job.warnings.append(f"no answer of NCCL RAS: {error}")
@@ -126,6 +123,13 @@ def _job_of(run: NamedRun | None, address: str | None, wait_s: float) -> _Job:
         except InputError as error:
             job.warnings.append(f"left out: {error}")
     return job
+
+
+def _live(job: _Job, address: str | None, wait_s: float) -> Answers:
+    answers = live_answers(address or default_address(), wait_s=wait_s)
+    if not is_of(answers, job.infos):
+        raise InputError(answers.given[-1].address, "NCCL RAS of another job: none of its processes is in this run")
+    return answers
 
 
 def _by_ras(job: _Job) -> HangReport:
