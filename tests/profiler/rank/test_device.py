@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from rankscope.profiler.entries import DeviceEntry
@@ -66,25 +68,27 @@ class Training:
         self.stream.now += 1
         self.events.note(kind, self.at, more)
 
-    def step(self, number: int, *, waited_us: float = 0) -> bool:
-        """Run a step: data 10, forward 100, backward 200 whose end is a wait, optimizer 50 on the device."""
+    def step(self, number: int, *, waited_us: float = 0, waits: int = 0, signalled: bool = True) -> bool:
+        """Run a step: data 10, forward 100 with short waits, backward 200 whose end is a wait, optimizer 50 on the device."""
         from rankscope.profiler.events import LEAVE, WAITED
 
         self.note(DATA)
         self.stream.launch(10)
         self.note(LEAVE)
         self.stream.launch(100)
+        for _ in range(waits):
+            self.note(WAITED, (0, self.line.mark_wait(), self.line.mark_wait()))
         self.note(BACKWARD)
         self.stream.launch(200 - waited_us)
-        since = self.line.mark()
+        since = self.line.mark_wait()
         self.stream.launch(waited_us)
-        self.note(WAITED, (0, since, self.line.mark()))
+        self.note(WAITED, (0, since, self.line.mark_wait()))
         self.note(LEAVE)
         self.note(OPTIMIZER)
         self.stream.launch(50)
         self.note(LEAVE)
         self.events.finish(self.at)
-        taken = self.line.finish(number, signalled=True)
+        taken = self.line.finish(number, signalled=signalled)
         self.events.begin(self.at)
         return taken
 
@@ -200,3 +204,241 @@ def test_times_between_marks_out_of_order_are_not_known(out_of_order: str) -> No
     assert known.blocked_ns is not None
     assert unknown.blocked_ns is None
     assert (unknown.phases_ns is None) == (out_of_order == "cut")
+
+
+def test_a_step_with_thousands_of_waits_has_a_bounded_number_of_marks_and_no_blocked_time() -> None:
+    from rankscope.profiler.rank.device import MAX_WAITS
+
+    training = Training()
+    for number, waits in enumerate((5000, 5000, 10)):
+        training.step(number, waited_us=80, waits=waits)
+    training.stream.now = training.stream.done_at
+    entries = training.line.read()
+    training.measures.close()
+    # The marks of all three steps, none of which had been read
+    assert len(training.stream.marks) <= 3 * (2 * MAX_WAITS + 20)
+    # And what is not known of their waits is not taken for zero, while the phases are known
+    assert [in_us(entry)[BACKWARD] for entry in entries] == [200, 200, 200]
+    assert [entry.blocked_ns is None for entry in entries] == [True, True, False]
+
+
+def test_a_step_with_too_many_cuts_has_a_bounded_number_of_marks_and_no_times() -> None:
+    from rankscope.profiler.events import LEAVE
+    from rankscope.profiler.rank.device import MAX_CUTS
+
+    training = Training()
+    training.step(0)
+    for _ in range(5000):
+        training.note(DATA)
+        training.note(LEAVE)
+    assert not training.step(1)
+    training.step(2)
+    training.step(3)
+    training.stream.now = training.stream.done_at
+    steps = [entry.step for entry in training.line.read()]
+    training.measures.close()
+    assert len(training.stream.marks) <= MAX_CUTS + 60
+    assert steps == [0, 2, 3]
+
+
+def test_waits_are_marked_only_where_what_the_device_waits_for_can_be_known() -> None:
+    training = Training()
+    training.step(0, signalled=False)
+    made = len(training.stream.marks)
+    for number in range(1, 4):
+        training.step(number, waits=100, signalled=number == 3)
+    # The last step is known to report all waits, but they had no marks.
+    training.step(4, waited_us=80, waits=100)
+    training.stream.now = training.stream.done_at
+    entries = training.line.read()
+    training.measures.close()
+    assert len(training.stream.marks) <= made + 4 * 20 + 2 * 101
+    assert [entry.blocked_ns is None for entry in entries] == [True, True, True, True, False]
+
+
+class Gpus:
+    """Replacement for ``torch.cuda`` with two devices. An event belongs to the device that it was recorded on first."""
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.streams = ["first of 0", "first of 1"]
+        self.reserved = [0, 0]
+        self.recorded: list[str] = []
+        gpus = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert enable_timing
+                self.device: int | None = None
+
+            def record(self, stream: str | None = None) -> None:
+                stream = gpus.current_stream() if stream is None else stream
+                device = int(stream[-1])
+                if self.device not in (None, device):
+                    raise RuntimeError(f"Event device {self.device} does not match recording stream's device {device}")
+                self.device = device
+                gpus.recorded.append(stream)
+
+        self.Event = Event
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+    def current_stream(self, device: int | None = None) -> str:
+        return self.streams[self.current if device is None else device]
+
+    def device_count(self) -> int:
+        return 2
+
+    def memory_reserved(self, device: int) -> int:
+        return self.reserved[device]
+
+    def current_device(self) -> int:
+        return self.current
+
+    def is_available(self) -> bool:
+        return True
+
+    def get_device_properties(self, device: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid=f"uuid-{device}", name=f"GPU {device}")
+
+    def memory_stats_as_nested_dict(self, device: int | None = None) -> dict[str, dict[str, dict[str, int]]]:
+        device = self.current if device is None else device
+        return {"reserved_bytes": {"all": {"current": self.reserved[device]}}}
+
+
+class Parameters:
+    """Optimizer of parameters on these devices."""
+
+    def __init__(self, *devices: str) -> None:
+        import torch
+
+        self.param_groups = [{"params": [type("Parameter", (), {"device": torch.device(device)}) for device in devices]}]
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    import torch
+
+    from rankscope.profiler.rank import captures, device, meters
+
+    gpus = Gpus()
+    monkeypatch.setattr(device, "cuda", gpus)
+    monkeypatch.setattr(captures, "cuda", gpus)
+    monkeypatch.setattr(meters, "cuda", gpus)
+    monkeypatch.setattr(torch, "cuda", gpus)
+    return gpus
+
+
+def test_marks_are_on_the_parameters_device_and_the_stream_that_training_uses_there(gpus: Gpus) -> None:
+    from rankscope.profiler.rank.device import DeviceLine, find_device
+
+    # Given parameters on the second GPU, while the first is the current one
+    clock = find_device(Parameters("cuda:1", "cuda:1"))
+    assert clock is not None
+    line = DeviceLine(clock)
+    line.begin()
+    # When training changes the stream of its GPU and the current GPU, and marks are used again
+    gpus.streams[1] = "side stream of 1"
+    line._free = [line.mark()]
+    gpus.current = 1
+    line.mark()
+    gpus.current = 0
+    line.mark_wait()
+    # Then every mark is on its GPU
+    assert gpus.recorded == ["first of 1", "side stream of 1", "side stream of 1", "side stream of 1"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reserved", "device"),
+    [
+        (("cuda:1",), [5, 5], 1),
+        (("cuda:0", "cuda:1"), [5, 5], None),
+        (("cpu",), [5, 0], None),
+        (("cpu", "cuda:1"), [5, 5], 1),
+        ((), [0, 5], 1),
+        ((), [5, 5], None),
+        ((), [0, 0], 0),
+    ],
+)
+def test_a_process_whose_parameters_are_on_several_gpus_has_no_device_times(
+    gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], device: int | None
+) -> None:
+    from rankscope.profiler.rank.device import find_device
+
+    gpus.reserved = reserved
+    clock = find_device(Parameters(*parameters))
+    assert getattr(clock, "device", None) == device
+
+
+def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gpus) -> None:
+    from rankscope.profiler.rank import captures
+    from rankscope.profiler.rank.attach import _capture_begins, _capture_ends
+    from rankscope.profiler.rank.device import CudaClock
+
+    clock, graph = CudaClock(0), object()
+    assert clock.usable()
+    # The stream that is current on this thread is not captured.
+    _capture_begins(lambda graph: None)(graph)
+    assert not clock.usable()
+
+    def fails(graph: object) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    with pytest.raises(RuntimeError):
+        _capture_ends(fails)(graph)
+    assert clock.usable()
+    with pytest.raises(RuntimeError):
+        _capture_begins(fails)(graph)
+    assert not captures.going_on()
+    gpus.is_current_stream_capturing = lambda: True  # type: ignore[method-assign]
+    assert not clock.usable()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reserved", "uuids"),
+    [
+        (("cuda:1",), [0, 5], ["GPU-uuid-1"]),
+        (("cuda:1",), [5, 5], ["GPU-uuid-1", "GPU-uuid-0"]),
+        (("cuda:0", "cuda:1"), [5, 5], ["GPU-uuid-0", "GPU-uuid-1"]),
+        ((), [0, 0], ["GPU-uuid-0"]),
+    ],
+)
+def test_a_rank_records_its_own_gpu_and_all_others_that_it_uses(
+    gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], uuids: list[str]
+) -> None:
+    from rankscope.profiler.rank.device import parameter_devices
+    from rankscope.profiler.rank.identity import identify
+    from rankscope.profiler.settings import RecorderSettings
+
+    gpus.reserved = reserved
+    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
+    rank = identify(settings, parameter_devices(Parameters(*parameters))).rank
+    assert (rank.device_kind, rank.gpu_uuid, rank.gpu_name) == ("cuda", uuids[0], f"GPU {uuids[0][-1]}")
+    assert rank.gpu_uuids == (uuids if len(uuids) > 1 else [])
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", "cpu"), ("xpu", "xpu"), ("mps", "other")])
+def test_a_rank_on_another_kind_of_device_is_not_taken_for_one_on_the_cpu(device: str, kind: str) -> None:
+    from rankscope.profiler.rank.device import find_device, parameter_devices
+    from rankscope.profiler.rank.identity import identify
+    from rankscope.profiler.settings import RecorderSettings
+
+    optimizer = Parameters(device)
+    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
+    assert identify(settings, parameter_devices(optimizer)).rank.device_kind == kind
+    assert find_device(optimizer) is None
+
+
+def test_memory_is_that_of_the_ranks_own_gpu(gpus: Gpus) -> None:
+    from rankscope.profiler.rank.meters import MemoryMeter
+
+    gpus.reserved = [3, 7]
+    meter = MemoryMeter()
+    meter.gpu = 1
+    memory = meter.read(1)
+    meter.close()
+    assert memory.reserved_bytes == 7
