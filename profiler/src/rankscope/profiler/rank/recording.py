@@ -157,7 +157,8 @@ class Recording:
         if wakes:
             # The time of the window work is part of no step, and neither is what the thread uses meanwhile.
             measures.use_due_ns = 0
-        fields = measures.take(self.step_number, events, ended, windows.session is not None, waiting)
+        profiled = windows.session is not None or windows.prepared is not None
+        fields = measures.take(self.step_number, events, ended, profiled, waiting)
         # Before the write: Ctrl-C between the two leaves a gap, not two steps with the same number.
         self.step_number += 1
         ring = session.ring
