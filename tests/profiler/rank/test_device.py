@@ -361,7 +361,7 @@ def test_marks_are_on_the_parameters_device_and_the_stream_that_training_uses_th
         (("cpu", "cuda:1"), [5, 5], 1),
         ((), [0, 5], 1),
         ((), [5, 5], None),
-        ((), [0, 0], 0),
+        ((), [0, 0], None),
     ],
 )
 def test_a_process_whose_parameters_are_on_several_gpus_has_no_device_times(
@@ -404,6 +404,7 @@ def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gp
         (("cuda:1",), [0, 5], ["GPU-uuid-1"]),
         (("cuda:1",), [5, 5], ["GPU-uuid-1", "GPU-uuid-0"]),
         (("cuda:0", "cuda:1"), [5, 5], ["GPU-uuid-0", "GPU-uuid-1"]),
+        (("cpu",), [0, 5], ["GPU-uuid-1"]),
         ((), [0, 0], ["GPU-uuid-0"]),
     ],
 )
@@ -431,6 +432,15 @@ def test_a_rank_on_another_kind_of_device_is_not_taken_for_one_on_the_cpu(device
     settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
     assert identify(settings, parameter_devices(optimizer)).rank.device_kind == kind
     assert find_device(optimizer) is None
+
+
+def test_a_rank_that_has_nothing_on_the_gpus_it_initialised_is_on_the_cpu(gpus: Gpus) -> None:
+    from rankscope.profiler.rank.device import parameter_devices
+    from rankscope.profiler.rank.identity import identify
+    from rankscope.profiler.settings import RecorderSettings
+
+    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
+    assert identify(settings, parameter_devices(Parameters("cpu"))).rank.device_kind == "cpu"
 
 
 def test_memory_is_that_of_the_ranks_own_gpu(gpus: Gpus) -> None:

@@ -217,12 +217,13 @@ class OnDevice(Profiler):
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
+    from rankscope.profiler.rank import captures
     from rankscope.profiler.rank import windows as module
 
     OnDevice.called.clear()
     monkeypatch.setattr(module, "KinetoSession", OnDevice)
     monkeypatch.setattr(module, "device_type", lambda: "cuda")
-    monkeypatch.setattr(module.captures, "going_on", lambda: False)
+    monkeypatch.setattr(captures, "going_on", lambda: False)
     monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
     return OnDevice
 
@@ -294,10 +295,11 @@ def test_a_device_is_detached_from_after_a_warm_up_without_a_window(
 def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], captured: int
 ) -> None:
+    from rankscope.profiler.rank import captures
     from rankscope.profiler.rank import windows as module
 
     capturing = False
-    monkeypatch.setattr(module.captures, "going_on", lambda: capturing)
+    monkeypatch.setattr(captures, "going_on", lambda: capturing)
     writer, reader = ring
     windows = module.Windows(Schedule(10, 0, 2), tmp_path, writer)
     # Given a graph whose capture goes over the boundary before step ``captured``

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import torch
@@ -107,12 +106,13 @@ def parameter_devices(optimizer: object) -> set[torch.device]:
 def used_gpus(parameters: Iterable[torch.device] = ()) -> list[int]:
     """Return the CUDA devices of this process: those of its ``parameters`` first, then all others on which it holds memory.
 
-    There is at least one. CUDA must be initialised.
+    CUDA must be initialised.
     """
     found = sorted({device.index for device in parameters if device.type == "cuda"})
-    with suppress(RuntimeError):  # not every allocator tells
-        found += [device for device in range(cuda.device_count()) if device not in found and cuda.memory_reserved(device)]
-    return found or [cuda.current_device()]
+    try:
+        return found + [device for device in range(cuda.device_count()) if device not in found and cuda.memory_reserved(device)]
+    except RuntimeError:  # not every allocator tells
+        return found or [cuda.current_device()]
 
 
 class _Step:

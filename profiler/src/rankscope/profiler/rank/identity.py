@@ -114,8 +114,9 @@ def _devices(parameters: Collection[torch.device]) -> tuple[DeviceKind, list[Any
     """Return the kind of device that this process trains on, and the properties of its GPUs, that of its parameters first."""
     # A query would create a context in an uninitialised CUDA: query only if the script has used it.
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        kind: DeviceKind = "rocm" if torch.version.hip else "cuda"
-        return kind, [torch.cuda.get_device_properties(gpu) for gpu in used_gpus(parameters)]
+        gpus = used_gpus(parameters) or ([] if parameters else [torch.cuda.current_device()])
+        if gpus:
+            return "rocm" if torch.version.hip else "cuda", [torch.cuda.get_device_properties(gpu) for gpu in gpus]
     types = {device.type for device in parameters} - {"cpu", "meta"}
     return "xpu" if "xpu" in types else "other" if types else "cpu", []
 

@@ -221,7 +221,7 @@ class Recording:
         atexit.register(self.close, End.EXIT)
         self._forget_crashes = _note_crashes(self.close)
         if hello.rank.device_kind in _WITH_CUDA and self._events is not None:
-            self._events.measures.memory.gpu = used_gpus(parameters)[0]
+            self._events.measures.memory.gpu = next(iter(used_gpus(parameters)), None)
         device = self._find_device(optimizer)
         if device is not None and self._events is not None:
             line = DeviceLine(device)
