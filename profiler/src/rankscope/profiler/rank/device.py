@@ -29,6 +29,8 @@ MAX_CUTS: Final = 512
 MAX_WAITS: Final = 256
 """Largest number of waits with marks in one step. Of a step with more, how long the device waited is unknown: tensor parallel
 training waits thousands of times."""
+QUIET_STEPS: Final = 25
+"""Number of steps after such a step without any marks of waits, because those would be for nothing, most likely."""
 
 Mark = Any
 """Position on the time line of the device."""
@@ -144,6 +146,7 @@ class DeviceLine:
         self._free: list[Mark] = []
         self._given = self._waits_given = 0
         """Marks given out in this step: for cuts, and for the waits."""
+        self._quiet = 0
         self._marks_waits = True
         """False while how long the device waits is unknown anyway, so that marks of waits would be of no use."""
         self.here: Mark | None = None
@@ -228,7 +231,8 @@ class DeviceLine:
         """
         step, self._step = self._step, None
         # Where the waits of this step are unknown, those of the next most likely are: it gets no marks for them.
-        self._marks_waits = signalled
+        self._quiet = QUIET_STEPS if self._waits_given >= 2 * MAX_WAITS else max(0, self._quiet - 1)
+        self._marks_waits = signalled and not self._quiet
         if step is None or not step.marks or not self._clock.usable():
             self.begin()
             return False
