@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from rankscope.profiler.entries import DeviceEntry
@@ -36,6 +34,11 @@ class Stream:
 
     def again(self, mark: list[float]) -> None:
         mark[0] = max(self.done_at, self.now)
+
+    def follow(self) -> None: ...
+
+    def leave(self) -> bool:
+        return False
 
     def ready(self, mark: list[float]) -> bool:
         assert not self.capturing, "asking would spoil the capture"
@@ -254,201 +257,3 @@ def test_waits_are_marked_only_where_what_the_device_waits_for_can_be_known() ->
     training.measures.close()
     assert len(training.stream.marks) <= made + 4 * 20 + 2 * 101
     assert [entry.blocked_ns is None for entry in entries] == [True, True, True, True, False]
-
-
-class Gpus:
-    """Replacement for ``torch.cuda`` with two devices. An event belongs to the device that it was recorded on first."""
-
-    def __init__(self) -> None:
-        self.current = 0
-        self.streams = ["first of 0", "first of 1"]
-        self.reserved = [0, 0]
-        self.recorded: list[str] = []
-        gpus = self
-
-        class Event:
-            def __init__(self, *, enable_timing: bool) -> None:
-                assert enable_timing
-                self.device: int | None = None
-
-            def record(self, stream: str | None = None) -> None:
-                stream = gpus.current_stream() if stream is None else stream
-                device = int(stream[-1])
-                if self.device not in (None, device):
-                    raise RuntimeError(f"Event device {self.device} does not match recording stream's device {device}")
-                self.device = device
-                gpus.recorded.append(stream)
-
-        self.Event = Event
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_current_stream_capturing(self) -> bool:
-        return False
-
-    def current_stream(self, device: int | None = None) -> str:
-        return self.streams[self.current if device is None else device]
-
-    def device_count(self) -> int:
-        return 2
-
-    def memory_reserved(self, device: int) -> int:
-        return self.reserved[device]
-
-    def current_device(self) -> int:
-        return self.current
-
-    def is_available(self) -> bool:
-        return True
-
-    def get_device_properties(self, device: int) -> SimpleNamespace:
-        return SimpleNamespace(uuid=f"uuid-{device}", name=f"GPU {device}")
-
-    def memory_stats_as_nested_dict(self, device: int | None = None) -> dict[str, dict[str, dict[str, int]]]:
-        device = self.current if device is None else device
-        return {"reserved_bytes": {"all": {"current": self.reserved[device]}}}
-
-
-class Parameters:
-    """Optimizer of parameters on these devices."""
-
-    def __init__(self, *devices: str) -> None:
-        import torch
-
-        self.param_groups = [{"params": [type("Parameter", (), {"device": torch.device(device)}) for device in devices]}]
-
-
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
-    import torch
-
-    from rankscope.profiler.rank import captures, device, meters
-
-    gpus = Gpus()
-    monkeypatch.setattr(device, "cuda", gpus)
-    monkeypatch.setattr(captures, "cuda", gpus)
-    monkeypatch.setattr(meters, "cuda", gpus)
-    monkeypatch.setattr(torch, "cuda", gpus)
-    return gpus
-
-
-def test_marks_are_on_the_parameters_device_and_the_stream_that_training_uses_there(gpus: Gpus) -> None:
-    from rankscope.profiler.rank.device import DeviceLine, find_device
-
-    # Given parameters on the second GPU, while the first is the current one
-    clock = find_device(Parameters("cuda:1", "cuda:1"))
-    assert clock is not None
-    line = DeviceLine(clock)
-    line.begin()
-    # When training changes the stream of its GPU and the current GPU, and marks are used again
-    gpus.streams[1] = "side stream of 1"
-    line._free = [line.mark()]
-    gpus.current = 1
-    line.mark()
-    gpus.current = 0
-    line.mark_wait()
-    # Then every mark is on its GPU
-    assert gpus.recorded == ["first of 1", "side stream of 1", "side stream of 1", "side stream of 1"]
-
-
-@pytest.mark.parametrize(
-    ("parameters", "reserved", "device"),
-    [
-        (("cuda:1",), [5, 5], 1),
-        (("cuda:0", "cuda:1"), [5, 5], None),
-        (("cpu",), [5, 0], None),
-        (("cpu", "cuda:1"), [5, 5], 1),
-        ((), [0, 5], 1),
-        ((), [5, 5], None),
-        ((), [0, 0], None),
-    ],
-)
-def test_a_process_whose_parameters_are_on_several_gpus_has_no_device_times(
-    gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], device: int | None
-) -> None:
-    from rankscope.profiler.rank.device import find_device
-
-    gpus.reserved = reserved
-    clock = find_device(Parameters(*parameters))
-    assert getattr(clock, "device", None) == device
-
-
-def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gpus) -> None:
-    from rankscope.profiler.rank import captures
-    from rankscope.profiler.rank.attach import _capture_begins, _capture_ends
-    from rankscope.profiler.rank.device import CudaClock
-
-    clock, graph = CudaClock(0), object()
-    assert clock.usable()
-    # The stream that is current on this thread is not captured.
-    _capture_begins(lambda graph: None)(graph)
-    assert not clock.usable()
-
-    def fails(graph: object) -> None:
-        raise RuntimeError("operation failed due to a previous error during capture")
-
-    with pytest.raises(RuntimeError):
-        _capture_ends(fails)(graph)
-    assert clock.usable()
-    with pytest.raises(RuntimeError):
-        _capture_begins(fails)(graph)
-    assert not captures.going_on()
-    gpus.is_current_stream_capturing = lambda: True  # type: ignore[method-assign]
-    assert not clock.usable()
-
-
-@pytest.mark.parametrize(
-    ("parameters", "reserved", "uuids"),
-    [
-        (("cuda:1",), [0, 5], ["GPU-uuid-1"]),
-        (("cuda:1",), [5, 5], ["GPU-uuid-1", "GPU-uuid-0"]),
-        (("cuda:0", "cuda:1"), [5, 5], ["GPU-uuid-0", "GPU-uuid-1"]),
-        (("cpu",), [0, 5], ["GPU-uuid-1"]),
-        ((), [0, 0], ["GPU-uuid-0"]),
-    ],
-)
-def test_a_rank_records_its_own_gpu_and_all_others_that_it_uses(
-    gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], uuids: list[str]
-) -> None:
-    from rankscope.profiler.rank.device import parameter_devices
-    from rankscope.profiler.rank.identity import identify
-    from rankscope.profiler.settings import RecorderSettings
-
-    gpus.reserved = reserved
-    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
-    rank = identify(settings, parameter_devices(Parameters(*parameters))).rank
-    assert (rank.device_kind, rank.gpu_uuid, rank.gpu_name) == ("cuda", uuids[0], f"GPU {uuids[0][-1]}")
-    assert rank.gpu_uuids == (uuids if len(uuids) > 1 else [])
-
-
-@pytest.mark.parametrize(("device", "kind"), [("cpu", "cpu"), ("xpu", "xpu"), ("mps", "other")])
-def test_a_rank_on_another_kind_of_device_is_not_taken_for_one_on_the_cpu(device: str, kind: str) -> None:
-    from rankscope.profiler.rank.device import find_device, parameter_devices
-    from rankscope.profiler.rank.identity import identify
-    from rankscope.profiler.settings import RecorderSettings
-
-    optimizer = Parameters(device)
-    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
-    assert identify(settings, parameter_devices(optimizer)).rank.device_kind == kind
-    assert find_device(optimizer) is None
-
-
-def test_a_rank_that_has_nothing_on_the_gpus_it_initialised_is_on_the_cpu(gpus: Gpus) -> None:
-    from rankscope.profiler.rank.device import parameter_devices
-    from rankscope.profiler.rank.identity import identify
-    from rankscope.profiler.settings import RecorderSettings
-
-    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
-    assert identify(settings, parameter_devices(Parameters("cpu"))).rank.device_kind == "cpu"
-
-
-def test_memory_is_that_of_the_ranks_own_gpu(gpus: Gpus) -> None:
-    from rankscope.profiler.rank.meters import MemoryMeter
-
-    gpus.reserved = [3, 7]
-    meter = MemoryMeter()
-    meter.gpu = 1
-    memory = meter.read(1)
-    meter.close()
-    assert memory.reserved_bytes == 7

@@ -4,8 +4,8 @@ The host runs ahead of a device, so the host's clock only shows when work was la
 are put on the stream, queried some steps later, and read once the device has passed them. While a CUDA graph is captured,
 nothing is touched.
 
-All marks of a rank are on the device of its parameters, on the stream that training uses there at that moment, whichever device
-and stream are current otherwise. The number of marks in a step is bounded: times beyond the limits are unknown.
+All marks of a rank are on the device of its parameters, on the stream there that backward passes and optimizers use, whichever
+device and stream are current at the other events. The number of marks in a step is bounded: times beyond the limits are unknown.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ class DeviceClock(Protocol):
     def again(self, mark: Mark) -> None:
         """Move an earlier mark to the current position."""
 
+    def follow(self) -> None:
+        """Place all further marks on the stream that is current now."""
+
+    def leave(self) -> bool:
+        """Place all further marks on the stream that is then current. Return whether that is another one now."""
+
     def ready(self, mark: Mark) -> bool:
         """Return whether the device has reached ``mark``."""
 
@@ -56,10 +62,11 @@ class DeviceClock(Protocol):
 
 
 class CudaClock:
-    """Clock of events on the current stream of ``device``, which need not be the current device."""
+    """Clock of events on a stream of ``device``, which need not be the current device."""
 
     def __init__(self, device: int) -> None:
         self.device = device
+        self._stream: cuda.Stream | None = None
 
     def usable(self) -> bool:
         """Return False while a graph is captured: marks would become part of it, and querying one would invalidate it."""
@@ -74,7 +81,16 @@ class CudaClock:
     def again(self, mark: cuda.Event) -> None:
         """Record an event again."""
         # Without a stream, torch takes that of the current device: an event of another device raises there.
-        mark.record(cuda.current_stream(self.device))
+        mark.record(cuda.current_stream(self.device) if self._stream is None else self._stream)
+
+    def follow(self) -> None:
+        """Ask torch for the stream; nothing is asked of the driver."""
+        self._stream = cuda.current_stream(self.device)
+
+    def leave(self) -> bool:
+        """Compare the streams."""
+        stream, self._stream = self._stream, None
+        return stream is not None and stream != cuda.current_stream(self.device)
 
     def ready(self, mark: cuda.Event) -> bool:
         """Query the driver for the event."""
@@ -146,11 +162,20 @@ class DeviceLine:
         self._free: list[Mark] = []
         self._given = self._waits_given = 0
         """Marks given out in this step: for cuts, and for the waits."""
+        self._follows = False
+        """True if training showed its stream in this step."""
         self._quiet = 0
         self._marks_waits = True
         """False while how long the device waits is unknown anyway, so that marks of waits would be of no use."""
         self.here: Mark | None = None
         """Mark of the event that is being evaluated: the position of the next ``cut``."""
+
+    def follow(self) -> None:
+        """Place all marks until the next call on the stream that is current now: training uses it."""
+        # A capture has a stream of its own, on which its graph does not run later.
+        if self._clock.usable():
+            self._follows = True
+            self._clock.follow()
 
     def mark(self) -> Mark | None:
         """Return a mark of this moment for a cut. ``None``: the device cannot be used now, or the step has too many."""
@@ -230,6 +255,10 @@ class DeviceLine:
         ``signalled``: all waits of the step were reported. Returns whether an entry of the step will follow.
         """
         step, self._step = self._step, None
+        if not self._follows and self._clock.leave():
+            # As where a graph is replayed from now on: the stream of the steps before may be idle.
+            step = None
+        self._follows = False
         # Where the waits of this step are unknown, those of the next most likely are: it gets no marks for them.
         self._quiet = QUIET_STEPS if self._waits_given >= 2 * MAX_WAITS else max(0, self._quiet - 1)
         self._marks_waits = signalled and not self._quiet
