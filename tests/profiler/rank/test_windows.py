@@ -328,3 +328,43 @@ def test_windows_without_a_pause_are_missed_where_cupti_is_detached_after_each(
     for step in range(1, 8):
         windows.boundary(step)
     assert [kind for kind, _ in reader.read() if kind] == 2 * [EntryKind.WINDOW, EntryKind.MISSED_WINDOW]
+
+
+def test_a_torch_without_a_profiler_of_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from rankscope.profiler.rank import kineto
+
+    monkeypatch.setattr(kineto, "device_type", lambda: "cuda")
+    monkeypatch.setattr(torch.autograd, "_supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU})
+    with pytest.raises(kineto.KinetoUnavailable, match="CUPTI"):
+        kineto.KinetoSession()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["started", "cancelled"])
+def test_a_prepared_session_records_its_own_steps_alone_and_leaves_no_profiler_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    import torch
+
+    from rankscope.profiler.rank import kineto
+
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
+    session = kineto.KinetoSession()
+    session.prepare()
+    torch.ones(4, 4) @ torch.ones(4, 4)
+    if ends == "cancelled":
+        session.cancel()
+        assert not kineto.busy()
+        session = kineto.KinetoSession()
+        session.prepare()
+    session.start()
+    session.begin_step(7)
+    torch.ones(4, 4).exp()
+    session.stop()
+    assert not kineto.busy()
+    session.export(tmp_path / "trace.json")
+    names = {str(event["name"]) for event in msgspec.json.decode((tmp_path / "trace.json").read_bytes())["traceEvents"]}
+    assert {"ProfilerStep#7", "aten::exp"} <= names
+    assert "aten::mm" not in names
