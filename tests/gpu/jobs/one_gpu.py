@@ -42,7 +42,7 @@ def count_events() -> None:
     make = torch.cuda.Event.__new__
 
     def counted(kind: type[torch.cuda.Event], *told: object, **named: object) -> torch.cuda.Event:
-        event: torch.cuda.Event = make(kind, *told, **named)
+        event: torch.cuda.Event = make(kind, *told, **named)  # type: ignore[no-untyped-call]
         made.append(1)
         return event
 
@@ -80,7 +80,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, capturable=on_cuda)
     if on_cuda:
         count_events()
-    side = torch.cuda.Stream(device) if args.side_stream and on_cuda else None
+    side = torch.cuda.Stream(device) if args.side_stream and on_cuda else None  # type: ignore[no-untyped-call]
     small, losses = torch.ones(8), []
     for step, batch in zip(range(args.steps), batches(), strict=False):
         there: AbstractContextManager[object] = nullcontext() if side is None else torch.cuda.stream(side)
@@ -93,7 +93,7 @@ def main() -> None:
             optimizer.zero_grad(set_to_none=args.capture < 0)
             loss = model(batch).square().mean()
             for _ in range(args.waits):
-                dist.all_reduce(small, async_op=True).wait()  # type: ignore[union-attr]
+                dist.all_reduce(small, async_op=True).wait()
             loss.backward()
             optimizer.step()
         losses.append(loss.detach())

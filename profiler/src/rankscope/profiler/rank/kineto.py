@@ -92,7 +92,8 @@ def _scopes() -> Any:
 
 def _profile(device: str | None) -> Any:
     """Return a profile to enter; torch's plain one where this torch lacks the rest. Raises ``KinetoUnavailable``."""
-    if device == "cuda" and profiler.ProfilerActivity.CUDA not in torch.autograd._supported_activities():  # noqa: SLF001
+    supported = getattr(torch.autograd, "_supported_activities", None)
+    if device == "cuda" and supported is not None and "CUDA" not in {activity.name for activity in supported()}:
         # It would put events around every operator instead, which is slow, and shows no kernels.
         raise KinetoUnavailable(f"torch {torch.__version__} is built without the profiler of GPUs (CUPTI, ROCm's tracer)")
     try:
