@@ -18,6 +18,7 @@ class Gpus:
         self.current = 0
         self.streams = ["first of 0", "first of 1"]
         self.reserved = [0, 0]
+        self.backend = "native"
         self.recorded: list[str] = []
         gpus = self
 
@@ -48,8 +49,8 @@ class Gpus:
     def device_count(self) -> int:
         return 2
 
-    def memory_reserved(self, device: int) -> int:
-        return self.reserved[device]
+    def get_allocator_backend(self) -> str:
+        return self.backend
 
     def current_device(self) -> int:
         return self.current
@@ -61,6 +62,7 @@ class Gpus:
         return SimpleNamespace(uuid=f"uuid-{device}", name=f"GPU {device}")
 
     def memory_stats_as_nested_dict(self, device: int | None = None) -> dict[str, dict[str, dict[str, int]]]:
+        assert self.backend == "native", "this makes a context"
         device = self.current if device is None else device
         return {"reserved_bytes": {"all": {"current": self.reserved[device]}}}
 
@@ -218,6 +220,14 @@ def test_a_rank_records_its_own_gpu_and_all_others_that_it_uses(
     rank = identify(settings, parameter_devices(Parameters(*parameters))).rank
     assert (rank.device_kind, rank.gpu_uuid, rank.gpu_name) == ("cuda", uuids[0], f"GPU {uuids[0][-1]}")
     assert rank.gpu_uuids == (uuids if len(uuids) > 1 else [])
+
+
+def test_no_context_is_made_on_other_gpus_where_the_allocator_asks_the_driver(gpus: Gpus) -> None:
+    from rankscope.profiler.rank.device import parameter_devices, used_gpus
+
+    gpus.backend, gpus.reserved = "cudaMallocAsync", [5, 5]
+    assert used_gpus(parameter_devices(Parameters("cuda:1"))) == [1]
+    assert used_gpus() == [0]
 
 
 @pytest.mark.parametrize(("device", "kind"), [("cpu", "cpu"), ("xpu", "xpu"), ("mps", "other")])

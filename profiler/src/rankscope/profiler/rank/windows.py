@@ -21,6 +21,7 @@ from rankscope.profiler.scratch import remove_trace, room_for_trace, trace_folde
 
 _NO_ROOM: Final = "too little local memory for a trace"
 _TOO_LATE: Final = "it was announced when its first step had begun"
+_NO_WARM_UP: Final = "it was announced when its warm-up step had begun"
 _OVERLAPS: Final = "another window was running"
 _CAPTURE: Final = "a CUDA graph was captured where it begins or ends"
 _DETACHING: Final = "CUPTI is detached after the window before it (TEARDOWN_CUPTI=1), which takes a step"
@@ -114,9 +115,11 @@ class Windows:
         return (bool(self._announced) and self._announced[0].first == step) or self._schedule.starting(step) > 0
 
     def _hear(self, news: Announcement, next_step: int) -> None:
-        if news.first < next_step + (device_type() is not None):
-            # Joining late, or without the warm-up step, would profile other work than on other ranks: skip the whole window.
+        # Joining late, or without the warm-up step, would profile other work than on other ranks: skip the whole window.
+        if news.first < next_step:
             self._miss(_TOO_LATE)
+        elif news.first == next_step and device_type() is not None:
+            self._miss(_NO_WARM_UP)
         else:
             self._announced.append(news)
             self._announced.sort(key=lambda window: window.first)
