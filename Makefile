@@ -6,6 +6,7 @@
 # make test-full   the other tests: every program, framework and fault, long random tests: under an hour
 # make check       format, lint, types, import arrows, fast tests
 # make bench       measurements against peers, in .venv-bench
+# make gpu         everything that a GPU makes possible, into benchmarks/results; without one it says what it skips
 # make campaign    every fault on every rank, many quiet runs: long
 # make format      format the code
 # make docs        write docs/cli.md, the tables of docs/exporter.md and the boards for Grafana
@@ -19,22 +20,24 @@
 #   VENV_ARGS   more arguments for making .venv           e.g. --system-site-packages in a vendor image with its own torch
 #   DEMO_ARGS   arguments for `rankscope demo`            e.g. --fault host:1
 #   TEST_ARGS   arguments for pytest                      e.g. -k exporter
+#   GPU_ARGS    arguments for benchmarks/gpu.py           e.g. --without-tests
 
 TORCH ?= torch==2.13.0
 DEMO_ARGS ?=
 TEST_ARGS ?=
+GPU_ARGS ?=
 SETUP = PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_ARGS="$(TORCH_ARGS)" VENV_ARGS="$(VENV_ARGS)" sh scripts/setup
 BIN = .venv/bin
 FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
-# They measure the tests themselves, and need .venv.
-OF_TESTS = benchmarks/suite.py benchmarks/mutants.py
+# They run tests, and need .venv.
+OF_TESTS = benchmarks/suite.py benchmarks/mutants.py benchmarks/gpu.py
 CODE = $(FOLDERS) benchmarks profiler/examples scripts/cli_docs.py
 
 # Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test test-full check bench campaign format docs constraints clean
+.PHONY: help install demo test test-full check bench gpu campaign format docs constraints clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -73,6 +76,10 @@ bench:
 	@status=0; for script in $(filter-out %_job.py $(OF_TESTS),$(wildcard benchmarks/*.py)); do \
 		echo "== $$script" >&2; .venv-bench/bin/python $$script || status=1; \
 	done; exit $$status
+
+gpu:
+	@$(SETUP) .venv test
+	@$(BIN)/python benchmarks/gpu.py $(GPU_ARGS)
 
 campaign:
 	@$(SETUP) .venv test

@@ -1,6 +1,6 @@
 """The training job that ``overhead.py`` starts and measures, with torchrun where ranks are needed.
 
-overhead_job.py blocks --folder FOLDER --blocks N    blocks of steps with and without the recorder, in turns
+overhead_job.py blocks --folder FOLDER --blocks N    blocks of steps with and without the recorder, in turns; --device: where
 overhead_job.py long --folder FOLDER --steps N       a typical training script, whose steps mostly sleep
 overhead_job.py once                                 one process, one step
 """
@@ -28,19 +28,19 @@ LONG_STEP_S = 0.05
 """Seconds that each step of ``long`` sleeps."""
 
 
-def _model(width: int, depth: int) -> Any:
+def _model(width: int, depth: int, device: str = "cpu") -> Any:
     import torch
     from torch import nn
 
     torch.manual_seed(0)
-    return nn.parallel.DistributedDataParallel(nn.Sequential(*[nn.Linear(width, width) for _ in range(depth)]))
+    return nn.parallel.DistributedDataParallel(nn.Sequential(*[nn.Linear(width, width, device=device) for _ in range(depth)]))
 
 
-def _steps(model: Any, optimizer: Any, batches: Iterator[Any], count: int) -> None:
+def _steps(model: Any, optimizer: Any, batches: Iterator[Any], count: int, device: str = "cpu") -> None:
     for _ in range(count):
         (batch,) = next(batches)
         optimizer.zero_grad()
-        model(batch).square().mean().backward()
+        model(batch.to(device)).square().mean().backward()
         optimizer.step()
 
 
@@ -174,7 +174,7 @@ def _owners() -> list[Any]:
     ]
 
 
-def train_blocks(run_dir: Path, blocks: int, steps: int) -> None:
+def train_blocks(run_dir: Path, blocks: int, steps: int, device: str) -> None:
     """Alternate blocks with and without the recorder; every rank writes its measurements beside the run directory."""
     import torch
     import torch.distributed as dist
@@ -192,7 +192,7 @@ def train_blocks(run_dir: Path, blocks: int, steps: int) -> None:
     recorder = Recorder(settings)
     wrappers = _Wrappers(lambda: attach.use(recorder))
     # One model for all arms: two models would have different memory layouts.
-    model = _model(64, 4)
+    model = _model(64, 4, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batches = _endless(64, 8)
     with TemporaryDirectory(dir="/dev/shm") as folder:  # where the recorder's own ring is
@@ -205,7 +205,7 @@ def train_blocks(run_dir: Path, blocks: int, steps: int) -> None:
             arms[arm]()
             dist.barrier()
             cost, cpu, wall = recorder.cost_ns, time.thread_time_ns(), time.perf_counter_ns()
-            _steps(model, optimizer, batches, steps)
+            _steps(model, optimizer, batches, steps, device)
             row = (time.thread_time_ns() - cpu, time.perf_counter_ns() - wall, recorder.cost_ns - cost)
             if number:
                 rows[arm].append((row[0] / steps / 1e3, row[1] / steps / 1e3, row[2] / steps / 1e3))
@@ -277,9 +277,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path())
     parser.add_argument("--blocks", type=int, default=0)
     parser.add_argument("--steps", type=int, default=0, help="of a block, or of the long run")
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     if args.how == "blocks":
-        train_blocks(args.folder / "run", args.blocks, args.steps)
+        train_blocks(args.folder / "run", args.blocks, args.steps, args.device)
     elif args.how == "long":
         train_long(args.folder, args.steps)
     else:

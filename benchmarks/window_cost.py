@@ -6,7 +6,10 @@ profiler events. The recorder's window consists of start, stop, and passing on t
 ``torch.profiler`` runs with its schedule and ``tensorboard_trace_handler``, and releases its events. The steps themselves are not
 counted. Times are CPU time of the training thread: nothing in a window waits, and other processes on the machine do not count.
 
-    python benchmarks/window_cost.py [--repeats 9]
+With ``--device cuda`` the models are on the GPU. The recorder's window then has a warm-up step, whose start is counted. All ways
+wait for the device at their end.
+
+    python benchmarks/window_cost.py [--repeats 9] [--device cuda]
 """
 
 from __future__ import annotations
@@ -40,12 +43,12 @@ LAYERS = {"2k": 13, "10k": 66, "100k": 664}
 Step = Callable[[], None]
 
 
-def training(layers: int) -> Step:
+def training(layers: int, device: str) -> Step:
     """Return a training step of a model with ``layers`` small layers."""
     torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(layers)])
+    model = nn.Sequential(*[nn.Linear(8, 8, device=device) for _ in range(layers)])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, foreach=False)
-    inputs = torch.ones(4, 8)
+    inputs = torch.ones(4, 8, device=device)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -62,13 +65,14 @@ def timed(call: Callable[[], object]) -> float:
     return (time.thread_time() - began) * 1e3
 
 
-def window(step: Step, folder: Path) -> tuple[float, int]:
+def window(step: Step, folder: Path, device: str) -> tuple[float, int]:
     """Measure the recorder's window. Returns its milliseconds, and the bytes of the trace."""
     folder.mkdir()
     ring = RingWriter(folder / "ring", slots=8)
     windows = Windows(Schedule(2, 0, STEPS), folder, ring)
-    windows.boundary(1)  # warm-up, once per process
-    spent = 0.0
+    spent = timed(lambda: windows.boundary(1))  # warm-up: on the CPU once per process, on a device for each window
+    spent *= device != "cpu"
+    step()
     for number in range(2, 2 + STEPS):
         spent += timed(lambda number=number: windows.boundary(number))  # type: ignore[misc]
         step()
@@ -79,9 +83,9 @@ def window(step: Step, folder: Path) -> tuple[float, int]:
     return spent, sum(path.stat().st_size for path in folder.glob("*.json"))
 
 
-def bare(step: Step) -> tuple[float, float]:
+def bare(step: Step, device: str) -> tuple[float, float]:
     """Measure ``torch.autograd.profiler``. Returns the milliseconds of start and stop, and of the release of its events."""
-    profile = profiler.profile(use_kineto=True)
+    profile = profiler.profile(use_kineto=True, use_device=None if device == "cpu" else device)
     spent = timed(profile.__enter__)
     for number in range(STEPS):
         with profiler.record_function(f"ProfilerStep#{number}"):
@@ -94,10 +98,10 @@ def bare(step: Step) -> tuple[float, float]:
     return spent, timed(let_go)
 
 
-def scheduled(step: Step, folder: Path) -> float:
+def scheduled(step: Step, folder: Path, device: str) -> float:
     """Measure ``torch.profiler`` with a schedule and the TensorBoard handler. Returns its milliseconds."""
     profile = torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU],
+        activities=[torch.profiler.ProfilerActivity.CPU, *([] if device == "cpu" else [torch.profiler.ProfilerActivity.CUDA])],
         schedule=torch.profiler.schedule(wait=0, warmup=1, active=STEPS, repeat=1),
         on_trace_ready=torch.profiler.tensorboard_trace_handler(str(folder)),
     )
@@ -113,9 +117,9 @@ def scheduled(step: Step, folder: Path) -> float:
     return spent + timed(let_go)
 
 
-def events(step: Step) -> int:
+def events(step: Step, device: str) -> int:
     """Return the number of events that the bare profiler records in ``STEPS`` steps."""
-    with profiler.profile(use_kineto=True) as profile:
+    with profiler.profile(use_kineto=True, use_device=None if device == "cpu" else device) as profile:
         for _ in range(STEPS):
             step()
     results = profile.kineto_results
@@ -123,15 +127,16 @@ def events(step: Step) -> int:
     return len(results.events())
 
 
-def measure(layers: int, repeats: int) -> dict[str, float]:
+def measure(layers: int, repeats: int, device: str) -> dict[str, float]:
     """Measure all ways in turn. Returns medians: times in milliseconds, sizes and ratios."""
-    step = training(layers)
+    step = training(layers, device)
+    step()
     ours, starts_stops, lets_go, theirs, size = [], [], [], [], 0
     for repeat in range(repeats + 1):
         with tempfile.TemporaryDirectory(dir=LOCAL_MEMORY if LOCAL_MEMORY.is_dir() else None) as scratch:
-            spent, size = window(step, Path(scratch) / "window")
-            start_stop, let_go = bare(step)
-            handler = scheduled(step, Path(scratch) / "handler")
+            spent, size = window(step, Path(scratch) / "window", device)
+            start_stop, let_go = bare(step, device)
+            handler = scheduled(step, Path(scratch) / "handler", device)
         if repeat:  # the first repeat also pays for one-time loading
             ours.append(spent)
             starts_stops.append(start_stop)
@@ -139,7 +144,7 @@ def measure(layers: int, repeats: int) -> dict[str, float]:
             theirs.append(handler)
     wholes = [start_stop + let_go for start_stop, let_go in zip(starts_stops, lets_go, strict=True)]
     return {
-        "events": events(step),
+        "events": events(step, device),
         "trace_bytes": size,
         "window_ms": statistics.median(ours),
         "bare_ms": statistics.median(wholes),
@@ -155,9 +160,10 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    figures = {name: measure(layers, args.repeats) for name, layers in LAYERS.items()}
+    figures = {name: measure(layers, args.repeats, args.device) for name, layers in LAYERS.items()}
     budgets = []
     for name, figure in figures.items():
         for against, key, limit in (
@@ -169,6 +175,7 @@ def main() -> None:
                 {"name": f"{name} events: a window / {against}", "value": figure[key], "limit": limit, "ok": figure[key] <= limit}
             )
     environment = {
+        "device": args.device,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "machine": platform.machine(),

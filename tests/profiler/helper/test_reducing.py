@@ -16,7 +16,9 @@ from rankscope.profiler.handover import Window
 from rankscope.profiler.helper import keeping as keeping_module
 from rankscope.profiler.helper import reducing as reducing_module
 from rankscope.profiler.helper.keeping import CAPTURED, MAX_WAITING, WRONG, WRONG_BYTES, Keeping
+from rankscope.profiler.helper.no_activity import reason_without_activity
 from rankscope.profiler.helper.reducing import Reduced, Reducing
+from rankscope.runs.records import DeviceKind
 
 TRACE = '{"traceEvents": []}'
 
@@ -242,3 +244,43 @@ def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
     gate.set()
     eventually(lambda: not [*place.scratch.iterdir()])
     assert reducing.finish(30) == 0
+
+
+STEP_ON_THE_HOST = """{"traceEvents": [
+  {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#7", "pid": 1, "tid": 1, "ts": 10, "dur": 90},
+  {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 20, "dur": 50}
+]}"""
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
+def test_a_window_of_a_gpu_that_has_nothing_of_it_is_not_taken_for_one_of_a_cpu_build(place: Place, kind: DeviceKind) -> None:
+    reducing = Reducing(place.scratch, place.keeping(), device_kind=kind)
+    window = place.window(7)
+    Path(window.path).write_text(STEP_ON_THE_HOST)
+    reducing.add(window)
+    assert reducing.finish(30) == 0
+    (reduced,) = reducing.results()
+    assert [row.step for row in reduced.breakdowns] == ([7] if kind == "cpu" else [])
+    assert (reduced.reason is None) == (kind == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "capabilities", "denied"),
+    [
+        ("ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n", "00000000a80425fb", True),
+        ("RmProfilingAdminOnly: 1\n", "000001ffffffffff", False),
+        ("RmProfilingAdminOnly: 0\n", "0000000000000000", False),
+        (None, "0000000000000000", False),
+    ],
+)
+def test_a_denied_permission_is_said_with_its_remedy(
+    tmp_path: Path, parameters: str | None, capabilities: str, denied: bool
+) -> None:
+    status = tmp_path / "status"
+    status.write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
+    if parameters is not None:
+        (tmp_path / "params").write_text(parameters)
+    reason = reason_without_activity("cuda", parameters=tmp_path / "params", status=status)
+    remedies = ("NVreg_RestrictProfilingToAdminUsers=0", "SYS_ADMIN", "ERR_NVGPUCTRPERM")
+    assert [remedy in reason for remedy in remedies] == [denied] * 3
+    assert "GPU" in reason

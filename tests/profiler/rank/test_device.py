@@ -35,6 +35,11 @@ class Stream:
     def again(self, mark: list[float]) -> None:
         mark[0] = max(self.done_at, self.now)
 
+    def follow(self) -> None: ...
+
+    def leave(self) -> bool:
+        return False
+
     def ready(self, mark: list[float]) -> bool:
         assert not self.capturing, "asking would spoil the capture"
         return self.now >= mark[0]
@@ -66,25 +71,27 @@ class Training:
         self.stream.now += 1
         self.events.note(kind, self.at, more)
 
-    def step(self, number: int, *, waited_us: float = 0) -> bool:
-        """Run a step: data 10, forward 100, backward 200 whose end is a wait, optimizer 50 on the device."""
+    def step(self, number: int, *, waited_us: float = 0, waits: int = 0, signalled: bool = True) -> bool:
+        """Run a step: data 10, forward 100 with short waits, backward 200 whose end is a wait, optimizer 50 on the device."""
         from rankscope.profiler.events import LEAVE, WAITED
 
         self.note(DATA)
         self.stream.launch(10)
         self.note(LEAVE)
         self.stream.launch(100)
+        for _ in range(waits):
+            self.note(WAITED, (0, self.line.mark_wait(), self.line.mark_wait()))
         self.note(BACKWARD)
         self.stream.launch(200 - waited_us)
-        since = self.line.mark()
+        since = self.line.mark_wait()
         self.stream.launch(waited_us)
-        self.note(WAITED, (0, since, self.line.mark()))
+        self.note(WAITED, (0, since, self.line.mark_wait()))
         self.note(LEAVE)
         self.note(OPTIMIZER)
         self.stream.launch(50)
         self.note(LEAVE)
         self.events.finish(self.at)
-        taken = self.line.finish(number, signalled=True)
+        taken = self.line.finish(number, signalled=signalled)
         self.events.begin(self.at)
         return taken
 
@@ -200,3 +207,53 @@ def test_times_between_marks_out_of_order_are_not_known(out_of_order: str) -> No
     assert known.blocked_ns is not None
     assert unknown.blocked_ns is None
     assert (unknown.phases_ns is None) == (out_of_order == "cut")
+
+
+def test_a_step_with_thousands_of_waits_has_a_bounded_number_of_marks_and_no_blocked_time() -> None:
+    from rankscope.profiler.rank.device import MAX_WAITS, QUIET_STEPS
+
+    training = Training()
+    for number in range(QUIET_STEPS + 3):
+        training.step(number, waited_us=80, waits=5000 if number < 3 else 10)
+    training.stream.now = training.stream.done_at
+    entries = training.line.read()
+    training.measures.close()
+    # Only the first step pays for that.
+    assert len(training.stream.marks) <= 2 * MAX_WAITS + 20 * len(entries) + 2 * 2 * 11
+    # And what is not known of the waits is not taken for zero, while the phases are known
+    assert [in_us(entry)[BACKWARD] for entry in entries] == [200] * (QUIET_STEPS + 3)
+    assert [entry.blocked_ns is None for entry in entries] == [True] * (QUIET_STEPS + 1) + [False] * 2
+
+
+def test_a_step_with_too_many_cuts_has_a_bounded_number_of_marks_and_no_times() -> None:
+    from rankscope.profiler.events import LEAVE
+    from rankscope.profiler.rank.device import MAX_CUTS
+
+    training = Training()
+    training.step(0)
+    for _ in range(5000):
+        training.note(DATA)
+        training.note(LEAVE)
+    assert not training.step(1)
+    training.step(2)
+    training.step(3)
+    training.stream.now = training.stream.done_at
+    steps = [entry.step for entry in training.line.read()]
+    training.measures.close()
+    assert len(training.stream.marks) <= MAX_CUTS + 60
+    assert steps == [0, 2, 3]
+
+
+def test_waits_are_marked_only_where_what_the_device_waits_for_can_be_known() -> None:
+    training = Training()
+    training.step(0, signalled=False)
+    made = len(training.stream.marks)
+    for number in range(1, 4):
+        training.step(number, waits=100, signalled=number == 3)
+    # The last step is known to report all waits, but they had no marks.
+    training.step(4, waited_us=80, waits=100)
+    training.stream.now = training.stream.done_at
+    entries = training.line.read()
+    training.measures.close()
+    assert len(training.stream.marks) <= made + 4 * 20 + 2 * 101
+    assert [entry.blocked_ns is None for entry in entries] == [True, True, True, True, False]

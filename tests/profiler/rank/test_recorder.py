@@ -184,6 +184,8 @@ class Clock:
     def usable(self): return True
     def mark(self): return Event()
     def again(self, mark): pass
+    def follow(self): pass
+    def leave(self): return False
     def ready(self, mark): return False
     def elapsed_us(self, earlier, later): return 1.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -30,6 +31,10 @@ class Profiler:
     """Replacement for torch's profiler."""
 
     starts = exports = True
+    device: str | None = None
+    prepared = False
+
+    def drain(self) -> None: ...
 
     def start(self) -> None:
         from rankscope.profiler.rank.kineto import KinetoUnavailable
@@ -179,3 +184,187 @@ def test_a_window_needs_room_for_the_traces_of_all_ranks_of_the_host(
     windows.boundary(1)
     windows.boundary(2)
     assert [found for found, _ in reader.read() if found] == [kind]
+
+
+class OnDevice(Profiler):
+    """Replacement for torch's profiler of a device, which notes what is called."""
+
+    device = "cuda"
+    called: ClassVar[list[str]] = []
+
+    def prepare(self) -> None:
+        self.called.append("prepare")
+        self.prepared = True
+
+    def drain(self) -> None:
+        self.called.append("drain")
+
+    def start(self) -> None:
+        super().start()
+        self.called.append("start")
+        self.prepared = False
+
+    def cancel(self) -> None:
+        self.called.append("cancel")
+        self.prepared = False
+
+    def begin_step(self, step: int) -> None:
+        self.called.append(str(step))
+
+    def stop(self) -> None:
+        self.called.append("stop")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
+    from rankscope.profiler.rank import captures
+    from rankscope.profiler.rank import windows as module
+
+    OnDevice.called.clear()
+    monkeypatch.setattr(module, "KinetoSession", OnDevice)
+    monkeypatch.setattr(module, "device_type", lambda: "cuda")
+    monkeypatch.setattr(captures, "going_on", lambda: False)
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    return OnDevice
+
+
+def test_a_window_on_a_device_follows_a_warm_up_and_has_the_whole_work_of_its_steps_alone(
+    tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
+) -> None:
+    from rankscope.profiler.rank.windows import Windows
+
+    writer, reader = ring
+    windows = Windows(Schedule(10, 0, 2), tmp_path, writer)
+    profiled, step = [], 1
+    while step < 40:
+        if step == 15:
+            reader.announce(Announcement(1, 20, 1))
+            windows.wake = 0
+        windows.boundary(step)
+        if windows.prepared or windows.session:
+            profiled.append(step)
+        step = max(step + 1, min(windows.wake, 15 if step < 15 else 40))
+    # The device is attached to one step early and not before, and it is idle at both ends.
+    window = ["prepare", "drain", "start"]
+    assert device.called == [*window, "10", "11", "drain", "stop", *window, "20", "drain", "stop"]
+    # The warm-up step is not a usual step either.
+    assert profiled == [9, 10, 11, 19, 20]
+    assert [kind for kind, _ in reader.read() if kind] == [EntryKind.WINDOW, EntryKind.WINDOW]
+
+
+def test_a_window_on_a_device_that_comes_too_late_for_a_warm_up_is_missed(
+    tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
+) -> None:
+    from rankscope.profiler.rank.windows import Windows
+
+    writer, reader = ring
+    windows = Windows(Schedule(100, 0, 2), tmp_path, writer)
+    reader.announce(Announcement(1, 7, 1))
+    windows.boundary(7)
+    windows.boundary(8)
+    assert device.called == []
+    assert [kind for kind, _ in reader.read() if kind] == [EntryKind.MISSED_WINDOW]
+
+
+@pytest.mark.parametrize("ends", ["given way", "closed", "refused", "no room"])
+def test_a_device_is_detached_from_after_a_warm_up_without_a_window(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ring: tuple[RingWriter, RingReader],
+    device: type[OnDevice],
+    ends: str,
+) -> None:
+    from rankscope.profiler import scratch as folders
+    from rankscope.profiler.rank.windows import Windows
+
+    monkeypatch.setattr(device, "starts", ends != "refused")
+    if ends == "no room":
+        monkeypatch.setattr(folders, "_free", lambda folder: 0)
+    writer, reader = ring
+    windows = Windows(Schedule(2, 0, 2), tmp_path, writer)
+    windows.boundary(1)
+    {"given way": windows.give_way, "closed": windows.close}.get(ends, lambda: windows.boundary(2))()
+    assert device.called[-1] == "cancel"
+    assert windows.prepared is None
+    assert windows.session is None
+    missed = [kind for kind, _ in reader.read() if kind]
+    assert missed == ([] if ends in ("given way", "closed") else [EntryKind.MISSED_WINDOW])
+
+
+@pytest.mark.parametrize("captured", [9, 10, 11, 12])
+def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], captured: int
+) -> None:
+    from rankscope.profiler.rank import captures
+    from rankscope.profiler.rank import windows as module
+
+    capturing = False
+    monkeypatch.setattr(captures, "going_on", lambda: capturing)
+    writer, reader = ring
+    windows = module.Windows(Schedule(10, 0, 2), tmp_path, writer)
+    # Given a graph whose capture goes over the boundary before step ``captured``
+    for step in range(1, 16):
+        capturing = step == captured
+        before = len(device.called)
+        windows.boundary(step)
+        assert not capturing or not {"prepare", "drain", "start", "stop", "cancel"} & set(device.called[before:])
+    # Then the window is recorded as a whole or missed, and nothing stays on
+    kinds = [kind for kind, _ in reader.read() if kind]
+    assert kinds == ([EntryKind.WINDOW] if captured == 9 else [EntryKind.MISSED_WINDOW])
+    assert windows.session is None
+    assert windows.prepared is None
+    assert device.called[-1] == ("cancel" if captured == 10 else "stop")
+
+
+def test_windows_without_a_pause_are_missed_where_cupti_is_detached_after_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
+) -> None:
+    from rankscope.profiler.rank.windows import Windows
+
+    # Kineto detaches at the next call of CUDA, in the middle of a window that starts at once: it would have no kernels.
+    monkeypatch.setenv("TEARDOWN_CUPTI", "1")
+    writer, reader = ring
+    windows = Windows(Schedule(1, 2, 5), tmp_path, writer)
+    for step in range(1, 8):
+        windows.boundary(step)
+    assert [kind for kind, _ in reader.read() if kind] == 2 * [EntryKind.WINDOW, EntryKind.MISSED_WINDOW]
+
+
+def test_a_torch_without_a_profiler_of_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from rankscope.profiler.rank import kineto
+
+    monkeypatch.setattr(kineto, "device_type", lambda: "cuda")
+    monkeypatch.setattr(torch.autograd, "_supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU})
+    with pytest.raises(kineto.KinetoUnavailable, match="CUPTI"):
+        kineto.KinetoSession()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["started", "cancelled"])
+def test_a_prepared_session_records_its_own_steps_alone_and_leaves_no_profiler_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    import torch
+
+    from rankscope.profiler.rank import kineto
+
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
+    session = kineto.KinetoSession()
+    session.prepare()
+    torch.ones(4, 4) @ torch.ones(4, 4)
+    if ends == "cancelled":
+        session.cancel()
+        assert not kineto.busy()
+        session = kineto.KinetoSession()
+        session.prepare()
+    session.start()
+    session.begin_step(7)
+    torch.ones(4, 4).exp()
+    session.stop()
+    assert not kineto.busy()
+    session.export(tmp_path / "trace.json")
+    names = {str(event["name"]) for event in msgspec.json.decode((tmp_path / "trace.json").read_bytes())["traceEvents"]}
+    assert {"ProfilerStep#7", "aten::exp"} <= names
+    assert "aten::mm" not in names

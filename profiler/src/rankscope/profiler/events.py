@@ -54,6 +54,8 @@ MAX_NOTED: Final = 1024
 """Largest number of list entries; a step with more events is evaluated piece by piece."""
 
 _TRAINING: Final = (DATA, BACKWARD, OPTIMIZER)
+_ON_STREAM: Final = (BACKWARD, OPTIMIZER)
+"""Beginnings of phases in which the current stream of a device is that of training."""
 
 
 _W = TypeVar("_W", bound=StepWork)
@@ -86,6 +88,8 @@ class StepEvents(Generic[_W]):
         else:
             self.noted += (word, more)
         if self.line is not None:
+            if kind in _ON_STREAM:
+                self.line.follow()
             # A wait does not cut the step: it has marks of its own.
             self._marks.append(None if kind == WAITED else self.line.mark())
         if len(self.noted) > MAX_NOTED:

@@ -84,6 +84,9 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     device_kind: DeviceKind = "cpu"
     gpu_uuid: str | None = None
     gpu_name: str | None = None
+    gpu_uuids: list[str] = []
+    """All GPUs of the process, if there are several: those of its parameters, ``gpu_uuid`` first, then all others on which it
+    holds memory."""
     coordinates: dict[str, int] = {}
     """Position in the parallel layout if known: ``{"dp": 3, "tp": 0}``."""
     start_unix_ns: int

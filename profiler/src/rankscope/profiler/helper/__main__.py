@@ -25,6 +25,7 @@ from rankscope.profiler.helper.flight import FlightDumps
 from rankscope.profiler.helper.hardware import Hardware
 from rankscope.profiler.helper.joining import Joining
 from rankscope.profiler.helper.keeping import WRONG_BYTES, Keeping
+from rankscope.profiler.helper.lasting import LastingCost
 from rankscope.profiler.helper.otlp import OtlpTraces
 from rankscope.profiler.helper.published import Publishing
 from rankscope.profiler.helper.reducing import Reducing
@@ -51,7 +52,9 @@ class Helper:
         self._store = RunStore(self._hello)
         self._storing = Storing(self._store)
         self._usual = Usual()
-        self._reducing = Reducing(scratch, self._keeping(), judge=self._usual.judged)
+        self._lasting = LastingCost()
+        kind = self._hello.rank.device_kind
+        self._reducing = Reducing(scratch, self._keeping(), judge=self._usual.judged, device_kind=kind)
         self._joining = Joining()
         self._disabled = False
         self._noted = self._ticked = False
@@ -158,6 +161,8 @@ class Helper:
     def _record(self, records: list[StepRecord]) -> None:
         for record in records:
             self._usual.add(record)
+            if self._hello.rank.device_kind != "cpu":
+                self._lasting.add(record)
             self._duties.step(record)
             self._store.add_step(record)
 
@@ -187,7 +192,7 @@ class Helper:
             end_reason=end_reason,
             dropped_records=self._ring.dropped,
             missed_windows=self._missed_windows,
-            recorder_cost_us=self._ring.cost_ns / 1000,
+            recorder_cost_us=self._ring.cost_ns / 1000 + self._lasting.us,
             window_cost_us=self._ring.window_cost_ns / 1000,
             windows=self._ring.windows,
             disabled_reason=self._ring.disabled_reason,

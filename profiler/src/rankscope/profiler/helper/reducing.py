@@ -14,8 +14,9 @@ import msgspec
 from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Window
 from rankscope.profiler.helper.keeping import Keeping
+from rankscope.profiler.helper.no_activity import reason_without_activity
 from rankscope.profiler.scratch import remove_trace
-from rankscope.runs.records import StepBreakdown
+from rankscope.runs.records import DeviceKind, StepBreakdown
 
 MAX_WAITING: Final = 2
 """Largest number of traces that wait in local memory while another is reduced: each is tens of megabytes."""
@@ -38,17 +39,23 @@ class Reduced:
         """True if the trace itself is worth keeping: the window has no records, or something looked wrong in a step."""
         return self.reason is not None or any(row.looked_wrong for row in self.breakdowns)
 
+    @property
+    def has_no_device(self) -> bool:
+        """True if the trace of the window has no work on a device."""
+        return self.reason is None and all(row.device_kind == "cpu" for row in self.breakdowns)
+
 
 class Reducing:
     """Worker that reduces the traces in ``scratch`` one after the other; ``keeping`` then keeps or removes them.
 
-    ``judge`` determines on this thread what looked wrong in a window.
+    ``judge`` determines on this thread what looked wrong in a window. ``device_kind``: the device that the rank trains on.
     """
 
-    def __init__(self, scratch: Path, keeping: Keeping, *, judge: Judge | None = None) -> None:
+    def __init__(self, scratch: Path, keeping: Keeping, *, judge: Judge | None = None, device_kind: DeviceKind = "cpu") -> None:
         self._scratch = scratch
         self._keeping = keeping
         self._judge = judge
+        self._device_kind = device_kind
         self._windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Reduced] = queue.SimpleQueue()
         self._added = self._reduced = 0
@@ -87,6 +94,9 @@ class Reducing:
         while (window := self._windows.get()) is not None:
             path = Path(window.path)
             reduced = _reduce(path)
+            if self._device_kind != "cpu" and reduced.has_no_device:
+                # As a trace of a CPU build, it would tell operators on the host for the work.
+                reduced = Reduced(reason_without_activity(self._device_kind))
             if self._judge is not None:
                 reduced = replace(reduced, breakdowns=self._judge(window, reduced.breakdowns))
             self._done.put(reduced)

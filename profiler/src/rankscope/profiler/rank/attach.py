@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from rankscope.profiler.rank import checkpoints, flight_dump, layout, waits
+from rankscope.profiler.rank import captures, checkpoints, flight_dump, layout, waits
 from rankscope.profiler.rank.kineto import note_begun, note_ended
 from rankscope.profiler.rank.recorder import Recorder
 from rankscope.profiler.settings import from_environment
@@ -122,6 +122,8 @@ def _wrap_everything() -> None:
     ):
         _replace(kind, "__enter__", _foreign_profiler)
         _replace(kind, "__exit__", _foreign_profiler_ends)
+    _replace(torch.cuda.CUDAGraph, "capture_begin", _capture_begins)
+    _replace(torch.cuda.CUDAGraph, "capture_end", _capture_ends)
     _replace(DistributedDataParallel, "__init__", _wrapped_model)
     waits.watch(_listening)
     layout.watch_meshes()
@@ -217,6 +219,24 @@ def _foreign_profiler_ends(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         finally:
             note_ended(self)
+
+    return end
+
+
+def _capture_begins(original: Callable[..., None]) -> Callable[..., None]:
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        captures.note_begun(self)
+
+    return begin
+
+
+def _capture_ends(original: Callable[..., None]) -> Callable[..., None]:
+    def end(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            captures.note_ended(self)
 
     return end
 

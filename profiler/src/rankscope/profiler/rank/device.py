@@ -3,23 +3,34 @@
 The host runs ahead of a device, so the host's clock only shows when work was launched. Nothing here makes the host wait: marks
 are put on the stream, queried some steps later, and read once the device has passed them. While a CUDA graph is captured,
 nothing is touched.
+
+All marks of a rank are on the device of its parameters, on the stream there that backward passes and optimizers use, whichever
+device and stream are current at the other events. The number of marks in a step is bounded: times beyond the limits are unknown.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
+import torch
 from torch import cuda
 
 from rankscope.profiler.entries import DeviceEntry
 from rankscope.profiler.phases import UNSEEN
+from rankscope.profiler.rank import captures
 from rankscope.runs.records import PHASES
 
 MAX_PENDING: Final = 64
 """Largest number of steps whose marks the device has not passed; beyond it the oldest are discarded."""
 MAX_CUTS: Final = 512
-"""Largest number of cuts in one step; a step with more has no device times."""
+"""Largest number of cuts, and of marks for them, in one step; a step with more has no device times."""
+MAX_WAITS: Final = 256
+"""Largest number of waits with marks in one step. Of a step with more, how long the device waited is unknown: tensor parallel
+training waits thousands of times."""
+QUIET_STEPS: Final = 25
+"""Number of steps after such a step without any marks of waits, because those would be for nothing, most likely."""
 
 Mark = Any
 """Position on the time line of the device."""
@@ -37,6 +48,12 @@ class DeviceClock(Protocol):
     def again(self, mark: Mark) -> None:
         """Move an earlier mark to the current position."""
 
+    def follow(self) -> None:
+        """Place all further marks on the stream that is current now."""
+
+    def leave(self) -> bool:
+        """Place all further marks on the stream that is then current. Return whether that is another one now."""
+
     def ready(self, mark: Mark) -> bool:
         """Return whether the device has reached ``mark``."""
 
@@ -45,21 +62,35 @@ class DeviceClock(Protocol):
 
 
 class CudaClock:
-    """Clock of events on the current stream of the current device."""
+    """Clock of events on a stream of ``device``, which need not be the current device."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self._stream: cuda.Stream | None = None
 
     def usable(self) -> bool:
         """Return False while a graph is captured: marks would become part of it, and querying one would invalidate it."""
-        return not cuda.is_current_stream_capturing()
+        return not captures.going_on()
 
     def mark(self) -> cuda.Event:
         """Record and return a new event."""
         event = cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        self.again(event)
         return event
 
     def again(self, mark: cuda.Event) -> None:
         """Record an event again."""
-        mark.record()
+        # Without a stream, torch takes that of the current device: an event of another device raises there.
+        mark.record(cuda.current_stream(self.device) if self._stream is None else self._stream)
+
+    def follow(self) -> None:
+        """Ask torch for the stream; nothing is asked of the driver."""
+        self._stream = cuda.current_stream(self.device)
+
+    def leave(self) -> bool:
+        """Compare the streams."""
+        stream, self._stream = self._stream, None
+        return stream is not None and stream != cuda.current_stream(self.device)
 
     def ready(self, mark: cuda.Event) -> bool:
         """Query the driver for the event."""
@@ -73,18 +104,44 @@ class CudaClock:
 
 
 def find_device(optimizer: object) -> DeviceClock | None:
-    """Return the clock of the device of ``optimizer``'s parameters; ``None`` if they are on the host or there is no CUDA."""
+    """Return the clock of the device that holds ``optimizer``'s parameters.
+
+    ``None`` without CUDA, if the parameters are on the host, or on several devices: no time between two devices is known.
+    """
     if not cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
+    devices = parameter_devices(optimizer)
+    on_cuda = {device.index for device in devices if device.type == "cuda"} if devices else set(used_gpus())
+    return CudaClock(on_cuda.pop()) if len(on_cuda) == 1 else None
+
+
+def parameter_devices(optimizer: object) -> set[torch.device]:
+    """Return the devices of ``optimizer``'s parameters; empty for ``None``."""
     groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
-    first = next((parameter for group in groups for parameter in group["params"]), None)
-    return CudaClock() if first is None or first.is_cuda else None
+    return {parameter.device for group in groups for parameter in group["params"]}
+
+
+def used_gpus(parameters: Iterable[torch.device] = ()) -> list[int]:
+    """Return the CUDA devices of this process: those of its ``parameters`` first, then all others on which it holds memory.
+
+    CUDA must be initialised.
+    """
+    found = sorted({device.index for device in parameters if device.type == "cuda"})
+    if cuda.get_allocator_backend() != "native":
+        # Others ask the driver, which would make a context on every GPU.
+        return found or [cuda.current_device()]
+    return found + [device for device in range(cuda.device_count()) if device not in found and _holds_memory(device)]
+
+
+def _holds_memory(device: int) -> bool:
+    # Flat statistics, which ``cuda.memory_reserved`` reads, take several times as long.
+    return bool(cuda.memory_stats_as_nested_dict(device).get("reserved_bytes", {}).get("all", {}).get("current"))
 
 
 class _Step:
     """Marks of one step."""
 
-    __slots__ = ("marks", "number", "phases", "signalled", "start", "waits")
+    __slots__ = ("marks", "number", "phases", "signalled", "start", "unmarked", "waits")
 
     def __init__(self, start: Mark) -> None:
         self.number = 0
@@ -94,6 +151,8 @@ class _Step:
         """Phase of the time before each mark."""
         self.waits: list[tuple[int, Mark, Mark]] = []
         """Waits of the stream for other ranks: (index of the following cut, mark at the start, mark at the end)."""
+        self.unmarked = False
+        """True if a wait is not in ``waits``, because it has no marks."""
         self.signalled = False
         """True if all waits of the step are in ``waits``."""
 
@@ -106,11 +165,38 @@ class DeviceLine:
         self._step: _Step | None = None
         self._pending: deque[_Step] = deque()
         self._free: list[Mark] = []
+        self._given = self._waits_given = 0
+        """Marks given out in this step: for cuts, and for the waits."""
+        self._follows = False
+        """True if training showed its stream in this step."""
+        self._quiet = 0
+        self._marks_waits = True
+        """False while how long the device waits is unknown anyway, so that marks of waits would be of no use."""
         self.here: Mark | None = None
         """Mark of the event that is being evaluated: the position of the next ``cut``."""
 
+    def follow(self) -> None:
+        """Place all marks until the next call on the stream that is current now: training uses it."""
+        # A capture has a stream of its own, on which its graph does not run later.
+        if self._clock.usable():
+            self._follows = True
+            self._clock.follow()
+
     def mark(self) -> Mark | None:
-        """Return a mark of this moment, or ``None`` if the device cannot be used now."""
+        """Return a mark of this moment for a cut. ``None``: the device cannot be used now, or the step has too many."""
+        if self._given >= MAX_CUTS:
+            return None
+        self._given += 1
+        return self._mark()
+
+    def mark_wait(self) -> Mark | None:
+        """Return a mark of this moment for one end of a wait; ``None`` as for ``mark``, or if it would be of no use."""
+        if not self._marks_waits or self._waits_given >= 2 * MAX_WAITS:
+            return None
+        self._waits_given += 1
+        return self._mark()
+
+    def _mark(self) -> Mark | None:
         if not self._clock.usable():
             self._step = None
             return None
@@ -122,7 +208,8 @@ class DeviceLine:
 
     def begin(self) -> None:
         """Begin a step here."""
-        mark = self.mark()
+        self._given = self._waits_given = 0
+        mark = self._mark()
         self._step = None if mark is None else _Step(mark)
 
     def cut(self, phase: int) -> None:
@@ -156,8 +243,15 @@ class DeviceLine:
             self._step.phases[place:] = [phase] * (len(self._step.phases) - place)
 
     def waited(self, since: Mark | None, until: Mark | None) -> None:
-        """Note a wait of the stream for other ranks from ``since`` to ``until``, both between the last cut and the next."""
-        if self._step is not None and since is not None and until is not None:
+        """Note a wait of the stream for other ranks from ``since`` to ``until``, both between the last cut and the next.
+
+        ``None``: there was no mark.
+        """
+        if self._step is None:
+            return
+        if since is None or until is None:
+            self._step.unmarked = True
+        else:
             self._step.waits.append((len(self._step.marks), since, until))
 
     def finish(self, number: int, *, signalled: bool) -> bool:
@@ -166,10 +260,18 @@ class DeviceLine:
         ``signalled``: all waits of the step were reported. Returns whether an entry of the step will follow.
         """
         step, self._step = self._step, None
+        if not self._follows and self._clock.leave():
+            # As where a graph is replayed from now on: the stream of the steps before may be idle.
+            step = None
+        self._follows = False
+        # Where the waits of this step are unknown, those of the next most likely are: it gets no marks for them.
+        self._quiet = QUIET_STEPS if self._waits_given >= 2 * MAX_WAITS else max(0, self._quiet - 1)
+        self._marks_waits = signalled and not self._quiet
         if step is None or not step.marks or not self._clock.usable():
             self.begin()
             return False
-        step.number, step.signalled = number, signalled
+        self._given = self._waits_given = 0
+        step.number, step.signalled = number, signalled and not step.unmarked
         self._pending.append(step)
         self._step = _Step(step.marks[-1])
         if len(self._pending) > MAX_PENDING:

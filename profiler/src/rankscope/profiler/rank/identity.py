@@ -7,9 +7,10 @@ import platform
 import socket
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from rankscope.base.process import boot_id
 from rankscope.profiler.handover import Hello
+from rankscope.profiler.rank.device import used_gpus
 from rankscope.profiler.rank.layout import find_layout, find_pipeline
 from rankscope.profiler.settings import PREFIX, RecorderSettings, as_recorded
 from rankscope.profiler.starts import process_start_unix_ns, start_key
@@ -25,8 +27,8 @@ from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo
 _TYPICAL_RANKS: Final = 8
 
 
-def identify(settings: RecorderSettings) -> Hello:
-    """Return the description of this process for the helper.
+def identify(settings: RecorderSettings, parameters: Collection[torch.device] = ()) -> Hello:
+    """Return the description of this process for the helper. ``parameters``: devices of its parameters, as far as known.
 
     The run id and start of the settings are used only if this rank creates the run.
     """
@@ -35,7 +37,8 @@ def identify(settings: RecorderSettings) -> Hello:
     world_size = dist.get_world_size() if initialised else _of_launcher("WORLD_SIZE", "SLURM_STEP_NUM_TASKS") or 1
     backend = str(dist.get_backend()) if initialised else None
     attempt = settings.elastic_attempt(os.environ)
-    kind, gpu_uuid, gpu_name = _device()
+    kind, gpus = _devices(parameters)
+    uuids = [uuid for gpu in gpus if (uuid := _uuid(gpu)) is not None]
     # A script that learns its place only after setting up its groups may still set the variable in its own environment.
     layout = find_layout(settings.coordinates or os.environ.get(PREFIX + "COORDINATES"))
     started = time.time_ns()
@@ -72,8 +75,9 @@ def identify(settings: RecorderSettings) -> Hello:
             attempt=attempt,
             local_rank=_of_launcher("LOCAL_RANK", "SLURM_LOCALID"),
             device_kind=kind,
-            gpu_uuid=gpu_uuid,
-            gpu_name=gpu_name,
+            gpu_uuid=_uuid(gpus[0]) if gpus else None,
+            gpu_name=gpus[0].name if gpus else None,
+            gpu_uuids=uuids if len(gpus) > 1 else [],
             coordinates=layout.coordinates,
             start_unix_ns=started,
             budget=settings.budget,
@@ -106,14 +110,20 @@ def _integer(variable: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _device() -> tuple[DeviceKind, str | None, str | None]:
+def _devices(parameters: Collection[torch.device]) -> tuple[DeviceKind, list[Any]]:
+    """Return the kind of device that this process trains on, and the properties of its GPUs, that of its parameters first."""
     # A query would create a context in an uninitialised CUDA: query only if the script has used it.
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return "cpu", None, None
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gpus = used_gpus(parameters) or ([] if parameters else [torch.cuda.current_device()])
+        if gpus:
+            return "rocm" if torch.version.hip else "cuda", [torch.cuda.get_device_properties(gpu) for gpu in gpus]
+    types = {device.type for device in parameters} - {"cpu", "meta"}
+    return "xpu" if "xpu" in types else "other" if types else "cpu", []
+
+
+def _uuid(properties: Any) -> str | None:
     uuid = getattr(properties, "uuid", None)
-    kind: DeviceKind = "rocm" if torch.version.hip else "cuda"
-    return kind, None if uuid is None else f"GPU-{uuid}", properties.name
+    return None if uuid is None else f"GPU-{uuid}"
 
 
 def _versions() -> dict[str, str]:

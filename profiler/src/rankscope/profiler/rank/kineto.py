@@ -7,6 +7,7 @@ training.
 from __future__ import annotations
 
 import json
+import os
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, Final
 
 import torch
 from torch.autograd import profiler
+
+from rankscope.profiler.rank.device import used_gpus
 
 STEP_MARK: Final = "ProfilerStep#"
 
@@ -89,6 +92,10 @@ def _scopes() -> Any:
 
 def _profile(device: str | None) -> Any:
     """Return a profile to enter; torch's plain one where this torch lacks the rest. Raises ``KinetoUnavailable``."""
+    supported = getattr(torch.autograd, "_supported_activities", None)
+    if device == "cuda" and supported is not None and "CUDA" not in {activity.name for activity in supported()}:
+        # It would put events around every operator instead, which is slow, and shows no kernels.
+        raise KinetoUnavailable(f"torch {torch.__version__} is built without the profiler of GPUs (CUPTI, ROCm's tracer)")
     try:
         if hasattr(profiler.profile, "_start_trace"):
             return _LightProfile(device)
@@ -97,24 +104,73 @@ def _profile(device: str | None) -> Any:
         raise KinetoUnavailable(f"torch {torch.__version__}: {error}") from error
 
 
+def device_type() -> str | None:
+    """Return the type of the device whose activities a window also records: "cuda" (also ROCm), "xpu", or ``None``."""
+    # A device that the script has not used has no activities, and must not be initialised.
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "cuda"
+    return "xpu" if torch.xpu.is_available() and torch.xpu.is_initialized() else None  # type: ignore[no-untyped-call]
+
+
+def detaches() -> bool:
+    """Return whether Kineto detaches CUPTI after each trace, at one of the next calls of CUDA, as the environment asks."""
+    return os.environ.get("TEARDOWN_CUPTI") == "1"
+
+
 class KinetoSession:
-    """One profiled window: start, mark the steps, stop, export. All on the training thread."""
+    """One profiled window: prepare, start, mark the steps, stop, export. All on the training thread."""
 
     def __init__(self) -> None:
-        device = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-        self._profile = _profile(device)
+        self.device = device_type()
+        self._profile = _profile(self.device)
         _ours.add(self._profile)
+        self.prepared = False
+        """True from ``prepare`` until ``start``."""
         self._mark: Any = None
+
+    def prepare(self) -> None:
+        """Attach to the device without recording yet. Raises ``KinetoUnavailable``.
+
+        Attaching takes long, and the kernels that are launched first are missing or slower. So a step lies between it and
+        ``start``.
+        """
+        if busy():
+            raise KinetoUnavailable("another profiler is on")
+        try:
+            self._profile._prepare_trace()  # noqa: SLF001  # ``torch.profiler`` calls it in its warm-up steps, too
+        except Exception as error:
+            raise KinetoUnavailable(f"the profiler was not prepared: {error}") from error
+        self.prepared = True
+
+    def drain(self) -> None:
+        """Wait until the device has done all work launched so far, on all GPUs of this process. Raises ``RuntimeError``."""
+        if self.device == "cuda":
+            for gpu in used_gpus():
+                torch.cuda.synchronize(gpu)
+        elif self.device == "xpu":
+            torch.xpu.synchronize()
 
     def start(self) -> None:
         """Begin recording. Raises ``KinetoUnavailable``."""
         if busy():
             raise KinetoUnavailable("another profiler is on")
         try:
-            self._profile.__enter__()
+            if self.prepared:
+                self.prepared = False
+                self._profile._start_trace()  # noqa: SLF001  # as above
+            else:
+                self._profile.__enter__()
         except Exception as error:
             raise KinetoUnavailable(f"the profiler did not start: {error}") from error
         _describe_job()
+
+    def cancel(self) -> None:
+        """Detach from the device after ``prepare``. Kineto has no other way than to begin and end a trace."""
+        self.prepared = False
+        with suppress(RuntimeError):  # the end of a trace waits for the device, which may have failed
+            self._profile._start_trace()  # noqa: SLF001  # as above
+            self._profile.__exit__(None, None, None)
+        self._profile.kineto_results = None
 
     def begin_step(self, step: int) -> None:
         """Mark the start of a step in the trace, and the end of the previous one."""

@@ -34,7 +34,7 @@ class StepMeasures(StepWork):
         super().__init__()
         self._meter = ThreadMeter()
         self._gc = GcMeter(now)
-        self._memory = MemoryMeter()
+        self.memory = MemoryMeter()
         self.sections = Sections()
         self._told: Told | None = None
         self.use_due_ns = 0
@@ -80,7 +80,7 @@ class StepMeasures(StepWork):
             cpu_ns - self._cpu_ns,
             gc_ns,
             self._told,
-            None if step % EVERY_STEPS and ended < self._memory.due_ns else self._memory.read(ended),
+            None if step % EVERY_STEPS and ended < self.memory.due_ns else self.memory.read(ended),
             self.sections.take(ended) if self.sections.used else None,
             self.tags,
             span,
@@ -113,7 +113,7 @@ class StepMeasures(StepWork):
 
     def close(self) -> None:
         """Stop measuring. Never raises."""
-        for meter in (self._gc, self._meter, self._memory):
+        for meter in (self._gc, self._meter, self.memory):
             with suppress(Exception):
                 meter.close()
 

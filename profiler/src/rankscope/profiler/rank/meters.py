@@ -124,11 +124,11 @@ Statistics = Mapping[str, Any]
 """Statistics of the caching allocator, nested as in torch's ``memory_stats_as_nested_dict``: flattening is expensive."""
 
 
-def _cuda_statistics() -> Statistics | None:
-    """Return the statistics of the current device; ``None`` if the script has not used one: reading would create a context."""
+def _cuda_statistics(device: int | None) -> Statistics | None:
+    """Return the statistics of ``device``; ``None`` if the script has not used CUDA: reading would create a context."""
     if not cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    found: Statistics = cuda.memory_stats_as_nested_dict()
+    found: Statistics = cuda.memory_stats_as_nested_dict(device)
     return found
 
 
@@ -138,6 +138,8 @@ class MemoryMeter:
     def __init__(self) -> None:
         self.due_ns = 0
         """Time from which the memory is read again, at any step."""
+        self.gpu: int | None = None
+        """CUDA device whose memory is read; ``None``: the current one."""
         try:
             self._statm: int | None = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -156,7 +158,7 @@ class MemoryMeter:
 
     def _device(self) -> tuple[int | None, int | None, int | None, int | None]:
         try:
-            found = _cuda_statistics()
+            found = _cuda_statistics(self.gpu)
         except Exception:  # noqa: BLE001  # another kind of allocator has no statistics; all else is still known
             found = None
         if not found:

@@ -276,7 +276,7 @@ class Recorder(Recording):
         self._tail_seen = True
         # Waits inside the tail are part of it already.
         inside = sum(waited for started, waited in self._waits if started >= ready) if self._waits else 0
-        until = None if self._events.line is None else self._events.line.mark()
+        until = None if self._events.line is None else self._events.line.mark_wait()
         self._events.note(WAITED, at, (at - ready - inside, tail.ready_mark, until))
 
     @guarded(default=-1)
@@ -299,7 +299,7 @@ class Recorder(Recording):
             return 0
         self._wait_started = at
         if self._events.line is not None:
-            self._wait_mark = self._events.line.mark()
+            self._wait_mark = self._events.line.mark_wait()
         return at
 
     @guarded(default=None)
@@ -310,7 +310,7 @@ class Recorder(Recording):
         if self._events is None:
             return
         since, self._wait_mark = self._wait_mark, None
-        until = None if self._events.line is None else self._events.line.mark()
+        until = None if since is None or self._events.line is None else self._events.line.mark_wait()
         self._events.note(WAITED, at, (at - started, since, until))
         if self._in_backward and self.gradients.present:
             self._waits.append((started, at - started))

@@ -27,7 +27,7 @@ from rankscope.profiler.phases import PhaseClock
 from rankscope.profiler.plan import Schedule
 from rankscope.profiler.rank import flight_dump
 from rankscope.profiler.rank.ddp import LastGradient
-from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_device
+from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_device, parameter_devices, used_gpus
 from rankscope.profiler.rank.groups import OtherGroups
 from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import identify, ranks_on_host
@@ -47,6 +47,7 @@ _SETTLE_SECONDS: Final = 0.1
 _PAUSE_NS: Final = 1_000_000
 """Longest recorder work between two steps that still counts as part of a step; longer work counts to neither step."""
 _GENERATION, _SEEN = NEWS
+_WITH_CUDA: Final = ("cuda", "rocm")
 
 
 class Recording:
@@ -156,7 +157,8 @@ class Recording:
         if wakes:
             # The time of the window work is part of no step, and neither is what the thread uses meanwhile.
             measures.use_due_ns = 0
-        fields = measures.take(self.step_number, events, ended, windows.session is not None, waiting)
+        profiled = windows.session is not None or windows.prepared is not None
+        fields = measures.take(self.step_number, events, ended, profiled, waiting)
         # Before the write: Ctrl-C between the two leaves a gap, not two steps with the same number.
         self.step_number += 1
         ring = session.ring
@@ -207,7 +209,9 @@ class Recording:
         return pack(to_entry(raw, events, awaits_device=awaits))
 
     def _open(self) -> tuple[Session, Windows]:
-        hello = identify(self.settings)
+        optimizer = None if self._optimizers.last is None else self._optimizers.last()
+        parameters = parameter_devices(optimizer)
+        hello = identify(self.settings, parameters)
         session = Session(hello, self.settings.scratch_dir)
         self.session = session
         ranks_here = ranks_on_host(hello.rank.world_size)
@@ -216,11 +220,13 @@ class Recording:
         self._on_host = hello.rank.device_kind == "cpu"
         atexit.register(self.close, End.EXIT)
         self._forget_crashes = _note_crashes(self.close)
-        device = self._find_device(None if self._optimizers.last is None else self._optimizers.last())
+        if hello.rank.device_kind in _WITH_CUDA and self._events is not None:
+            self._events.measures.memory.gpu = next(iter(used_gpus(parameters)), None)
+        device = self._find_device(optimizer)
         if device is not None and self._events is not None:
             line = DeviceLine(device)
             self._events.watch(line)
-            self.gradients.mark = line.mark
+            self.gradients.mark = line.mark_wait
         return session, windows
 
     def _read_device(self, line: DeviceLine, session: Session) -> None:

@@ -1,4 +1,8 @@
-"""Profiler windows: the same steps on every rank, because all ranks count the same steps and receive the same windows."""
+"""Profiler windows: the same steps on every rank, because all ranks count the same steps and receive the same windows.
+
+On a device the step before a window is its warm-up, and the device has done all its work where a window begins and where it ends.
+So a window has the work of its own steps, all of it, on every rank.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,17 @@ import msgspec
 
 from rankscope.profiler.handover import EntryKind, Window
 from rankscope.profiler.plan import Schedule
-from rankscope.profiler.rank.kineto import KinetoSession, KinetoUnavailable
+from rankscope.profiler.rank import captures
+from rankscope.profiler.rank.kineto import KinetoSession, KinetoUnavailable, detaches, device_type
 from rankscope.profiler.ring import Announcement, RingWriter
 from rankscope.profiler.scratch import remove_trace, room_for_trace, trace_folder
 
 _NO_ROOM: Final = "too little local memory for a trace"
 _TOO_LATE: Final = "it was announced when its first step had begun"
+_NO_WARM_UP: Final = "it was announced when its warm-up step had begun"
 _OVERLAPS: Final = "another window was running"
+_CAPTURE: Final = "a CUDA graph was captured where it begins or ends"
+_DETACHING: Final = "CUPTI is detached after the window before it (TEARDOWN_CUPTI=1), which takes a step"
 _NEVER: Final = 2**63
 
 
@@ -34,11 +42,15 @@ class Windows:
         self._ring = ring
         self.session: KinetoSession | None = None
         """Profiler session, while the current step is profiled."""
+        self.prepared: KinetoSession | None = None
+        """Profiler session in the step before a window on a device: its warm-up."""
+        self._spoiled = False
+        """True if the running window cannot be recorded any more, but the profiler could not be stopped yet."""
         self._running = Announcement(0, 0, 0)
         self._announced: list[Announcement] = []
         """Announced windows that have not begun, ordered by their first step."""
         self._warm = schedule.steps <= 0
-        self._cost_ns = self._said_ns = 0
+        self._cost_ns = self._said_ns = self._idle_ns = 0
         self._recorded = 0
         self.wake = 0
         """Next step before which ``boundary`` must be called; it must also be called whenever the ring has news."""
@@ -51,13 +63,13 @@ class Windows:
     def boundary(self, next_step: int) -> None:
         """Start, continue or stop a window between two steps, on the training thread."""
         self._pass(next_step)
-        if self.session is not None or self._cost_ns != self._said_ns or not self._warm:
+        if self.session is not None or self.prepared is not None or self._cost_ns != self._said_ns:
             self.wake = next_step + 1
         else:
-            due = self._schedule.after(next_step)
-            self.wake = _NEVER if due is None else due
-            if self._announced:
-                self.wake = min(self.wake, self._announced[0].first)
+            # A step early, for the warm-up.
+            first = self._schedule.after(next_step)
+            firsts = [window.first for window in self._announced[:1]] + ([] if first is None else [first])
+            self.wake = max(next_step + 1, min(firsts) - 1) if firsts else _NEVER
 
     def _pass(self, next_step: int) -> None:
         if self._cost_ns != self._said_ns:
@@ -65,27 +77,49 @@ class Windows:
             self._say_cost()
         if (news := self._ring.news()) is not None:
             self._hear(news, next_step)
-        due = self._due(next_step)
-        if self.session is None and due is None and self._warm:
+        due, comes = self._due(next_step), self._comes(next_step + 1)
+        if self.session is None and self.prepared is None and due is None and not comes:
             return
-        began = now()
-        if self.session is not None and next_step < self._running.first + self._running.steps:
+        began, self._idle_ns = now(), 0
+        if captures.going_on():
+            # Neither starting nor stopping a profiler is possible now without spoiling the script's graph.
+            self._spoiled = self.session is not None
+            if due is not None:
+                self._miss(_CAPTURE)
+        elif self.session is not None and not self._spoiled and next_step < self._running.first + self._running.steps:
             self.session.begin_step(next_step)
             if due is not None:
                 self._miss(_OVERLAPS)
         else:
-            if self.session is not None:
-                self._finish(next_step - 1)
-            if due is not None:
+            self._turn(next_step, due, comes=comes)
+        self._cost_ns += now() - began - self._idle_ns
+
+    def _turn(self, next_step: int, due: Announcement | None, *, comes: bool) -> None:
+        """End the window that is over, and start the one that is due or warm up for the one that comes."""
+        detaching = False
+        if self.session is not None:
+            detaching = self.session.device is not None and detaches()
+            self._finish(next_step - 1)
+        if due is not None:
+            if detaching:
+                self._miss(_DETACHING)
+            else:
                 self._start(due)
-            elif not self._warm:
-                self._warm_up()
-        self._cost_ns += now() - began
+        elif self.prepared is not None:
+            self._cancel()  # its window was skipped
+        elif comes and not detaching:
+            self._warm_up()
+
+    def _comes(self, step: int) -> bool:
+        """Return whether a window starts with ``step``."""
+        return (bool(self._announced) and self._announced[0].first == step) or self._schedule.starting(step) > 0
 
     def _hear(self, news: Announcement, next_step: int) -> None:
+        # Joining late, or without the warm-up step, would profile other work than on other ranks: skip the whole window.
         if news.first < next_step:
-            # Joining late would profile fewer steps than on other ranks, so skip the whole window.
             self._miss(_TOO_LATE)
+        elif news.first == next_step and device_type() is not None:
+            self._miss(_NO_WARM_UP)
         else:
             self._announced.append(news)
             self._announced.sort(key=lambda window: window.first)
@@ -101,23 +135,38 @@ class Windows:
 
     def _start(self, window: Announcement) -> None:
         self._warm = True
+        session, self.prepared = self.prepared, None
         try:
             if room_for_trace(self._scratch, self._ranks_here) is None:
                 raise KinetoUnavailable(_NO_ROOM)  # noqa: TRY301  # all reasons end below
-            session = KinetoSession()
+            if session is None:
+                session = KinetoSession()
+            # A device that is still busy with steps before the window would show them as part of it, on each rank another part.
+            self._drain(session)
             session.start()
-        except (KinetoUnavailable, OSError) as error:
+        except (KinetoUnavailable, RuntimeError, OSError) as error:
             self._miss(str(error))
+            if session is not None and session.prepared:
+                session.cancel()
             return
-        self.session, self._running = session, window
+        self.session, self._running, self._spoiled = session, window, False
         session.begin_step(window.first)
+
+    def _drain(self, session: KinetoSession) -> None:
+        """Wait for the device, which works meanwhile: this is not the recorder's cost."""
+        began = now()
+        session.drain()
+        self._idle_ns += now() - began
 
     def _finish(self, last: int) -> None:
         session, self.session = self.session, None
         assert session is not None
         window, path = self._running, None
         try:
+            self._drain(session)
             session.stop()
+            if self._spoiled:
+                raise KinetoUnavailable(_CAPTURE)  # noqa: TRY301  # all reasons end below
             # Created only now, so that a window dropped before its end leaves nothing to remove.
             folder = trace_folder(self._scratch, self._ranks_here)
             if folder is None:
@@ -138,14 +187,30 @@ class Windows:
         self._ring.put(EntryKind.MISSED_WINDOW, reason.encode()[:500])
 
     def _warm_up(self) -> None:
-        # The first start initialises CUPTI, which is slow: do it on all ranks alike, before a measured step would include it.
+        """Prepare for the window that starts with the next step.
+
+        The first start is slow, on a device even more: its profiling library is loaded only now, on all ranks alike, because it
+        slows every step from then on.
+        """
+        on_device = device_type() is not None
+        if self._warm and not on_device:
+            return
         self._warm = True
         try:
             session = KinetoSession()
-            session.start()
-            session.stop()
+            if on_device:
+                session.prepare()
+                self.prepared = session
+            else:
+                session.start()
+                session.stop()
         except (KinetoUnavailable, RuntimeError):
             return
+
+    def _cancel(self) -> None:
+        session, self.prepared = self.prepared, None
+        if session is not None:
+            session.cancel()
 
     def _say_cost(self) -> None:
         self._said_ns = self._cost_ns
@@ -153,6 +218,7 @@ class Windows:
 
     def give_way(self) -> None:
         """Drop the current window, because the script starts a profiler of its own, which has priority."""
+        self._cancel()
         if self.session is None:
             return
         began = now()
@@ -164,6 +230,7 @@ class Windows:
     def close(self) -> None:
         """Publish the cost of windows, and stop a running one without a result."""
         self._say_cost()
+        self._cancel()
         if self.session is not None:
             session, self.session = self.session, None
             session.stop()

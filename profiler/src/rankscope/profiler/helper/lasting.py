@@ -1,0 +1,75 @@
+"""Cost of the profiler that lasts between its windows.
+
+Once CUPTI is attached to a process, it stays so, and every call of CUDA is slower: Kineto detaches it only where
+``TEARDOWN_CUPTI=1`` is set. No clock on the training thread can measure that. So it is estimated from the times of steps shortly
+before and after the first window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+from rankscope.runs.records import StepRecord
+
+BEFORE: Final = 16
+"""Largest number of steps before the first window that are compared: earlier ones are slow for reasons of their own."""
+LEAST_BEFORE: Final = 10
+AFTER: Final = 32
+"""Number of steps after the window that are compared."""
+_SETTLING: Final = 3
+"""Steps after the window that are left out: the host has to get ahead of its device again."""
+_ERRORS: Final = 3.0
+"""Standard errors that a difference must exceed; a smaller one may be noise, and counts as nothing."""
+MOST: Final = 0.25
+"""Largest share of a step that CUPTI may cost. Steps that are longer by more have become so for another reason."""
+_SIGMA: Final = 1.4826
+"""Standard deviation of a normal distribution in units of its median absolute deviation."""
+_OTHERWISE_LONG: Final = frozenset(("checkpoint", "eval"))
+
+
+class LastingCost:
+    """Estimate for one rank on a device."""
+
+    def __init__(self) -> None:
+        self.us = 0.0
+        """Total cost so far."""
+        self.us_per_step: float | None = None
+        """Cost per step; ``None`` while too few steps are known."""
+        self._before: deque[float] = deque(maxlen=BEFORE)
+        self._after: list[float] = []
+        self._attached = False
+        self._steps = 0
+        """Steps without the profiler since the first window."""
+
+    def add(self, record: StepRecord) -> None:
+        """Add a step of the rank."""
+        if record.profiled:
+            self._attached = True
+        elif not self._attached:
+            if _OTHERWISE_LONG.isdisjoint(record.tags):
+                self._before.append(record.step_us)
+        elif self.us_per_step is not None:
+            self.us += self.us_per_step
+        else:
+            self._steps += 1
+            if self._steps > _SETTLING and _OTHERWISE_LONG.isdisjoint(record.tags):
+                self._after.append(record.step_us)
+            if len(self._after) == AFTER:
+                self.us_per_step = _difference(self._before, self._after) if len(self._before) >= LEAST_BEFORE else 0.0
+                self.us = self.us_per_step * self._steps
+
+
+def _difference(before: Sequence[float], after: Sequence[float]) -> float:
+    usual, since = median(before), median(after)
+    more = since - usual
+    # The variance of a median is pi / 2 times that of a mean.
+    error = math.sqrt(math.pi / 2 * (_variance(before, usual) / len(before) + _variance(after, since) / len(after)))
+    return more if _ERRORS * error < more <= MOST * usual else 0.0
+
+
+def _variance(values: Sequence[float], middle: float) -> float:
+    return (_SIGMA * median(abs(value - middle) for value in values)) ** 2

@@ -1,0 +1,262 @@
+"""Which GPU and stream a rank's marks are on, and which GPUs it records; torch's interface to CUDA is replaced."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER, PhaseClock
+
+pytestmark = pytest.mark.usefixtures("require_torch")
+
+
+class Gpus:
+    """Replacement for ``torch.cuda`` with two devices. An event belongs to the device that it was recorded on first."""
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.streams = ["first of 0", "first of 1"]
+        self.reserved = [0, 0]
+        self.backend = "native"
+        self.recorded: list[str] = []
+        gpus = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert enable_timing
+                self.device: int | None = None
+
+            def record(self, stream: str | None = None) -> None:
+                stream = gpus.current_stream() if stream is None else stream
+                device = int(stream[-1])
+                if self.device not in (None, device):
+                    raise RuntimeError(f"Event device {self.device} does not match recording stream's device {device}")
+                self.device = device
+                gpus.recorded.append(stream)
+
+        self.Event = Event
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+    def current_stream(self, device: int | None = None) -> str:
+        return self.streams[self.current if device is None else device]
+
+    def device_count(self) -> int:
+        return 2
+
+    def get_allocator_backend(self) -> str:
+        return self.backend
+
+    def current_device(self) -> int:
+        return self.current
+
+    def is_available(self) -> bool:
+        return True
+
+    def get_device_properties(self, device: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid=f"uuid-{device}", name=f"GPU {device}")
+
+    def memory_stats_as_nested_dict(self, device: int | None = None) -> dict[str, dict[str, dict[str, int]]]:
+        assert self.backend == "native", "this makes a context"
+        device = self.current if device is None else device
+        return {"reserved_bytes": {"all": {"current": self.reserved[device]}}}
+
+
+class Parameters:
+    """Optimizer of parameters on these devices."""
+
+    def __init__(self, *devices: str) -> None:
+        import torch
+
+        self.param_groups = [{"params": [type("Parameter", (), {"device": torch.device(device)}) for device in devices]}]
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    import torch
+
+    from rankscope.profiler.rank import captures, device, meters
+
+    gpus = Gpus()
+    monkeypatch.setattr(device, "cuda", gpus)
+    monkeypatch.setattr(captures, "cuda", gpus)
+    monkeypatch.setattr(meters, "cuda", gpus)
+    monkeypatch.setattr(torch, "cuda", gpus)
+    return gpus
+
+
+class OnGpu:
+    """Events of a recorder, with parameters on the second GPU, while the first is the current one."""
+
+    def __init__(self) -> None:
+        from rankscope.profiler.events import StepEvents
+        from rankscope.profiler.rank.device import DeviceLine, find_device
+        from rankscope.profiler.rank.measures import StepMeasures
+
+        clock = find_device(Parameters("cuda:1", "cuda:1"))
+        assert clock is not None
+        self.line = DeviceLine(clock)
+        self.events = StepEvents(PhaseClock(0), StepMeasures())
+        self.events.watch(self.line)
+
+    def note(self, *kinds: int) -> None:
+        for kind in kinds:
+            self.events.note(kind, 1)
+
+    def finish(self, number: int) -> bool:
+        self.events.finish(1)
+        taken = self.line.finish(number, signalled=True)
+        self.events.begin(1)
+        return taken
+
+
+def test_marks_are_on_the_parameters_device_whichever_is_current(gpus: Gpus) -> None:
+    training = OnGpu()
+    # When the current GPU changes, and marks are used again
+    training.line._free = [training.line.mark()]
+    gpus.current = 1
+    training.line.mark()
+    gpus.current = 0
+    training.line.mark_wait()
+    # Then every mark is on its GPU
+    assert gpus.recorded == ["first of 1"] * 3
+
+
+def test_marks_are_on_the_stream_that_training_uses(gpus: Gpus) -> None:
+    from rankscope.profiler.events import LEAVE
+
+    training = OnGpu()
+    training.line.begin()
+    # Given a loop that loads data on the default stream and trains on another
+    for number in range(2):
+        gpus.recorded.clear()
+        training.note(DATA, LEAVE)
+        gpus.streams[1] = "side stream of 1"
+        training.note(BACKWARD, LEAVE, OPTIMIZER, LEAVE)
+        gpus.streams[1] = "first of 1"
+        assert training.finish(number)
+    # Then the default stream, which is idle, has no marks once that is known
+    assert gpus.recorded == ["side stream of 1"] * 7
+    # And where there is no sign of that stream any more, as when a graph is replayed, a step is unknown before it is left
+    gpus.recorded.clear()
+    training.note(DATA, LEAVE)
+    assert not training.finish(2)
+    training.note(DATA, LEAVE)
+    assert training.finish(3)
+    assert gpus.recorded[-3:] == ["first of 1"] * 3
+    training.events.measures.close()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reserved", "device"),
+    [
+        (("cuda:1",), [5, 5], 1),
+        (("cuda:0", "cuda:1"), [5, 5], None),
+        (("cpu",), [5, 0], None),
+        (("cpu", "cuda:1"), [5, 5], 1),
+        ((), [0, 5], 1),
+        ((), [5, 5], None),
+        ((), [0, 0], None),
+    ],
+)
+def test_a_process_whose_parameters_are_on_several_gpus_has_no_device_times(
+    gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], device: int | None
+) -> None:
+    from rankscope.profiler.rank.device import find_device
+
+    gpus.reserved = reserved
+    clock = find_device(Parameters(*parameters))
+    assert getattr(clock, "device", None) == device
+
+
+def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gpus) -> None:
+    from rankscope.profiler.rank import captures
+    from rankscope.profiler.rank.attach import _capture_begins, _capture_ends
+    from rankscope.profiler.rank.device import CudaClock
+
+    clock, graph = CudaClock(0), object()
+    assert clock.usable()
+    # The stream that is current on this thread is not captured.
+    _capture_begins(lambda graph: None)(graph)
+    assert not clock.usable()
+
+    def fails(graph: object) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    with pytest.raises(RuntimeError):
+        _capture_ends(fails)(graph)
+    assert clock.usable()
+    with pytest.raises(RuntimeError):
+        _capture_begins(fails)(graph)
+    assert not captures.going_on()
+    gpus.is_current_stream_capturing = lambda: True  # type: ignore[method-assign]
+    assert not clock.usable()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reserved", "uuids"),
+    [
+        (("cuda:1",), [0, 5], ["GPU-uuid-1"]),
+        (("cuda:1",), [5, 5], ["GPU-uuid-1", "GPU-uuid-0"]),
+        (("cuda:0", "cuda:1"), [5, 5], ["GPU-uuid-0", "GPU-uuid-1"]),
+        (("cpu",), [0, 5], ["GPU-uuid-1"]),
+        ((), [0, 0], ["GPU-uuid-0"]),
+    ],
+)
+def test_a_rank_records_its_own_gpu_and_all_others_that_it_uses(
+    gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], uuids: list[str]
+) -> None:
+    from rankscope.profiler.rank.device import parameter_devices
+    from rankscope.profiler.rank.identity import identify
+    from rankscope.profiler.settings import RecorderSettings
+
+    gpus.reserved = reserved
+    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
+    rank = identify(settings, parameter_devices(Parameters(*parameters))).rank
+    assert (rank.device_kind, rank.gpu_uuid, rank.gpu_name) == ("cuda", uuids[0], f"GPU {uuids[0][-1]}")
+    assert rank.gpu_uuids == (uuids if len(uuids) > 1 else [])
+
+
+def test_no_context_is_made_on_other_gpus_where_the_allocator_asks_the_driver(gpus: Gpus) -> None:
+    from rankscope.profiler.rank.device import parameter_devices, used_gpus
+
+    gpus.backend, gpus.reserved = "cudaMallocAsync", [5, 5]
+    assert used_gpus(parameter_devices(Parameters("cuda:1"))) == [1]
+    assert used_gpus() == [0]
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", "cpu"), ("xpu", "xpu"), ("mps", "other")])
+def test_a_rank_on_another_kind_of_device_is_not_taken_for_one_on_the_cpu(device: str, kind: str) -> None:
+    from rankscope.profiler.rank.device import find_device, parameter_devices
+    from rankscope.profiler.rank.identity import identify
+    from rankscope.profiler.settings import RecorderSettings
+
+    optimizer = Parameters(device)
+    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
+    assert identify(settings, parameter_devices(optimizer)).rank.device_kind == kind
+    assert find_device(optimizer) is None
+
+
+def test_a_rank_that_has_nothing_on_the_gpus_it_initialised_is_on_the_cpu(gpus: Gpus) -> None:
+    from rankscope.profiler.rank.device import parameter_devices
+    from rankscope.profiler.rank.identity import identify
+    from rankscope.profiler.settings import RecorderSettings
+
+    settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
+    assert identify(settings, parameter_devices(Parameters("cpu"))).rank.device_kind == "cpu"
+
+
+def test_memory_is_that_of_the_ranks_own_gpu(gpus: Gpus) -> None:
+    from rankscope.profiler.rank.meters import MemoryMeter
+
+    gpus.reserved = [3, 7]
+    meter = MemoryMeter()
+    meter.gpu = 1
+    memory = meter.read(1)
+    meter.close()
+    assert memory.reserved_bytes == 7
