@@ -60,7 +60,7 @@ def test_work_is_counted_where_it_enters_the_model_and_graphs_stay_the_same(
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
 def test_batches_that_grow_after_the_loader_are_imbalance(torch_ranks: PreloadedTorch, tmp_path: Path, layout: str) -> None:
     skip_what_torch_cannot(layout)
-    recorded(tmp_path / "run", torch_ranks.command(2, JOB, layout, "enlarged", "100"))
+    recorded(tmp_path / "run", torch_ranks.command(2, JOB, layout, "enlarged", "120"))
     found = analyze([tmp_path / "run"])
     verdict = found.verdict
     expected = ("straggler", 1, "imbalance", "enlarged_batches")
@@ -75,7 +75,7 @@ def test_batches_that_grow_after_the_loader_are_imbalance(torch_ranks: Preloaded
 @pytest.mark.full
 @pytest.mark.alone
 def test_a_rank_that_is_slow_with_equal_work_is_not_imbalanced(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
-    run = recorded(tmp_path / "run", torch_ranks.command(2, JOB, "ddp", "slower", "100"))
+    run = recorded(tmp_path / "run", torch_ranks.command(2, JOB, "ddp", "slower", "120"))
     assert work(run, 0) == work(run, 1) == {(LOADED, GIVEN)}
     verdict = analyze([tmp_path / "run"]).verdict
     assert (verdict.kind, verdict.rank, verdict.cause) == ("straggler", 1, "compute"), verdict.summary
