@@ -5,10 +5,11 @@ fault and does not use rankscope. The verdict is computed twice: from the whole 
 profiled windows ("records"). In the first repeats, jobs without a fault and with a fault of half a step also run under TraceML
 (PyPI ``traceml-ai``). The script then has the lines that TraceML requires.
 
-Sizes are shares of the step time without the fault, as measured in earlier jobs without a fault. ``core`` and ``work`` have the
-size that a busy core or longer samples cause, and no known loss. Rotating faults, slow networks and pipelines are reported and
-not required. In jobs with noise the host of every rank pauses at every step (exponential, a twentieth of the step on average),
-and in 5 to 10 % of the steps that of any rank for 50 to 150 ms; they have budgets of their own.
+Sizes are shares of the step time without the fault, as measured in earlier jobs without a fault. ``core``, ``work`` and
+``enlarged`` have the size that a busy core, longer samples and samples made longer after the loader cause, and no known loss.
+Rotating faults, slow networks and pipelines are reported and not required. In jobs with noise the host of every rank pauses at
+every step (exponential, a twentieth of the step on average), and in 5 to 10 % of the steps that of any rank for 50 to 150 ms;
+they have budgets of their own.
 
 Each result is appended to FOLDER/results.jsonl at once. Started again with the same folder, the campaign continues where it
 stopped. The runs are kept in FOLDER, too: ``--judge-again`` judges them with the current analysis. A slow network is two network
@@ -97,7 +98,7 @@ class Case:
         """Options for the size of the job."""
         if self.noise:
             return NOISY
-        return {"core": COMPUTING, "work": LONG, "intermittent": RARE}.get(self.fault, ())
+        return {"core": COMPUTING, "work": LONG, "enlarged": LONG, "intermittent": RARE}.get(self.fault, ())
 
     @property
     def slow(self) -> list[int]:
@@ -130,6 +131,7 @@ def cases(repeats: int) -> Iterator[Case]:
             yield Case("core", layout, 2, repeat)
             for size in SIZES[1:]:
                 yield Case("work", layout, 2, repeat, size)
+                yield Case("enlarged", layout, 2, repeat, size)
         for size in SIZES[1:]:
             yield Case("two", "ddp", 4, repeat, size)
             yield Case("rotating", "ddp", 4, repeat, size)
@@ -315,7 +317,7 @@ def base_us(case: Case, rows: Sequence[dict[str, Any]]) -> float:
 
 def fault_ms(case: Case, rows: Sequence[dict[str, Any]]) -> float:
     """Return the option ``--ms`` of the job."""
-    if case.fault == "work":
+    if case.fault in ("work", "enlarged"):
         return case.size * 100
     if not case.size:
         return 0.0

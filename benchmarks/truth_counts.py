@@ -25,6 +25,7 @@ EXPECTED: dict[str, tuple[str, str | None]] = {
     "two": ("host", "forward"),
     "core": ("compute", None),
     "work": ("imbalance", None),
+    "enlarged": ("imbalance", None),
 }
 OUTCOMES = ("right", "right rank", "other rank", "nobody", "too little")
 

@@ -38,8 +38,7 @@ FAULTS = (
     "between",
     "gc",
     "checkpoint",
-    "core",
-    "work",
+    *("core", "work", "enlarged"),
     "intermittent",
     "rotating",
     "two",
@@ -300,7 +299,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--model", choices=("mlp", "convolution", "transformer"), default="mlp")
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--slow", default="", help="ranks, as in 1,3")
-    parser.add_argument("--ms", type=float, default=0.0, help="of fault per step that has it; of work, percent more")
+    parser.add_argument("--ms", type=float, default=0.0, help="of fault per step that has it; of work and enlarged, percent more")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
@@ -347,12 +346,15 @@ def loop(args: argparse.Namespace, planted: Planted, tracer: Callable[[Any], Any
     trained, train = build(args, planted)
     optimizer = Sgd(trained.parameters(), lr=1e-4)
     optimizer.planted = planted
-    length = round(args.length * (1 + args.ms / 100)) if planted.kind == "work" and mine else args.length
+    longer = round(args.length * (1 + args.ms / 100))
+    length = longer if planted.kind == "work" and mine else args.length
     walls = []
     for step, batch in enumerate(DataLoader(Samples(length, args.width, planted), batch_size=BATCH)):
         if step == args.steps:
             break
         began = time.perf_counter()
+        if planted.kind == "enlarged" and mine:
+            batch = nn.functional.pad(batch, (0, 0, 0, longer - length))  # noqa: PLW2901  # what a script does
         with tracer(trained):
             optimizer.zero_grad()
             train(batch)

@@ -64,6 +64,32 @@ def test_a_planted_cause_is_found(
     assert {evidence.name for evidence in analysis.findings[0].evidence} >= {"imposed_wait", "saved", "p_value"}
 
 
+@pytest.mark.parametrize(
+    ("loaded", "given", "cause", "explained_by"),
+    [
+        (1.0, 3.0, "imbalance", "enlarged_batches"),
+        (3.0, 3.0, "imbalance", None),
+        (3.0, 1.0, "compute", None),  # longer samples that the script cuts after the loader
+        (3.0, None, "imbalance", None),
+    ],
+)
+def test_work_counts_where_it_enters_the_model_if_that_is_known(
+    synthetic: Synthetic, loaded: float, given: float | None, cause: str, explained_by: str | None
+) -> None:
+    def fields(rank: int, step: int) -> dict[str, Any]:
+        # Unknown in the first step of FSDP
+        return {"model_elements": None if given is None or not step else round(1000 * (given if rank == 2 else 1.0))}
+
+    analysis = result(synthetic(plan=always(2, us=60_000, phase="forward", cpu=True, elements=loaded), fields=fields))
+    verdict = analysis.verdict
+    assert (verdict.rank, verdict.cause, verdict.explained_by) == (2, cause, explained_by), verdict.summary
+    found = {one.name: one.value for one in analysis.findings[0].evidence if one.name.endswith("work_excess")}
+    known = {"work_excess": loaded - 1} if given is None else {"work_excess": given - 1, "loaded_work_excess": loaded - 1}
+    assert found == pytest.approx(known, abs=0.01)
+    assert ("after the loader" in verdict.summary) == (explained_by is not None)
+    assert any("after the loader" in action for action in verdict.next) == (explained_by is not None)
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("noise", [0.02, 0.3])
 def test_with_nothing_planted_nobody_is_accused(synthetic: Synthetic, noise: float, seed: int) -> None:

@@ -51,6 +51,7 @@ records = st.builds(
     samples=count,
     tokens=count,
     input_elements=count,
+    model_elements=count,
     flops=st.none() | st.floats(0, 1e30),
     allocated_bytes=count,
     reserved_bytes=count,

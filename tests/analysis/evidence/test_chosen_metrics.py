@@ -32,6 +32,7 @@ records = st.builds(
     device_blocked_us=st.none() | phase_times,
     gc_us=maybe,
     input_elements=st.none() | st.integers(0, 9),
+    model_elements=st.none() | st.integers(0, 9),
     resident_bytes=st.none() | st.integers(0, 9),
 )
 blocks_of_records = st.lists(st.lists(records, max_size=4), max_size=3)

@@ -188,7 +188,8 @@ def test_rows_are_left_as_they_are() -> None:
 def test_negative_counts_are_unknown(name: str) -> None:
     rows = good_rows()
     rows["resident_bytes"] = 5
-    rows["samples"] = rows["tokens"] = rows["input_elements"] = 4
+    for count in COUNTS:
+        rows[count] = 4
     rows[name][1] = -7
     columns = RankColumns.of([rows])
     if name in COUNTS:

@@ -41,7 +41,7 @@ BASIC = {
         "pipeline": ("schedule", "imbalance"),
         "straggler": (
             *("input", "compute", "host", "gc", "imbalance", "checkpoint", "evaluation"),
-            *("cpu_contention", "memory_pressure", "hardware", "communication", "device_unseen"),
+            *("cpu_contention", "enlarged_batches", "memory_pressure", "hardware", "communication", "device_unseen"),
         ),
     }.items()
     for name in members
@@ -186,7 +186,7 @@ def test_every_row_is_given_in_some_case() -> None:
     seen |= names({"share.idle": 1.0, "accelerated": 1.0}) | names(full | {"collectives.sharding_share": 0.0})
     seen |= names(full | {"memory.peak_share": 0.0}) | names(full | {"kernels.recompute_share": 0.0})
     seen |= names(full, "memory_pressure") | names(full, "cpu_contention") | names(full, "xid")
-    seen |= names(full, "device_unseen")
+    seen |= names(full, "device_unseen") | names(full, "enlarged_batches")
     assert seen == {row.name for row in RECOMMENDED}
 
 

@@ -76,11 +76,16 @@ def test_a_cause_is_that_of_the_verdict_and_has_the_whole_loss(synthetic: Synthe
     assert cause in (verdict.cause, verdict.explained_by)
 
 
+@pytest.mark.parametrize("at_model", [False, True])
 @pytest.mark.parametrize(("elements", "cause"), [(1.0, "compute"), (1.5, "imbalance")])
 def test_a_busy_processor_is_compute_or_imbalance_by_the_work_that_it_was_given(
-    synthetic: Synthetic, elements: float, cause: str
+    synthetic: Synthetic, elements: float, cause: str, *, at_model: bool
 ) -> None:
-    path = synthetic(plan=always(1, us=60_000, cpu=True, elements=elements), noise=0.0).write()
+    def given(rank: int, _: int) -> dict[str, Any]:
+        return {"model_elements": round(1000 * elements) if rank == 1 else 1000}
+
+    plan = always(1, us=60_000, cpu=True, elements=2.5 - elements if at_model else elements)
+    path = synthetic(plan=plan, noise=0.0, **({"fields": given} if at_model else {})).write()
     shares = {row.cause: row.lost_share for row in whatif([path]).by_cause if row.lost_share}
     # then nine tenths of its time on the CPU explain as much of the loss
     assert shares == {cause: near(0.9), "host": near(0.1)}

@@ -67,6 +67,38 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
     assert gradients.closed
 
 
+def test_the_model_counts_with_gradients_outside_of_backward_and_a_fault_switches_off_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    from rankscope.profiler.rank import recorder as recorder_module
+    from rankscope.profiler.rank.recorder import Recorder
+    from rankscope.profiler.settings import RecorderSettings
+
+    recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
+    x = torch.ones(4, 3)
+    recorder.enter_model((x,), {})
+    assert recorder.enter_data(), "a forward pass alone is no sign of training"
+    recorder.leave_data()
+    recorder.enter_model((x,), {})
+    recorder.enter_model(([x, {"y": x}], "text"), {"mask": torch.ones(4)})
+    with torch.no_grad():
+        recorder.enter_model((x,), {})
+    assert recorder.enter_backward()
+    recorder.enter_model((x,), {})  # recomputed by a checkpoint
+    assert recorder._events is not None
+    recorder._events.understand()
+    assert recorder._events.measures.work == (None, None, 8, 12 + 28)
+    # When the recorder itself fails, training goes on and one line says so
+    recorder.leave_backward()
+    monkeypatch.setattr(recorder_module, "measure", None)
+    for _ in range(2):
+        recorder.enter_model((x,), {})
+    assert recorder.off
+    assert capsys.readouterr().err.count("switched itself off (TypeError") == 1
+
+
 def test_claiming_a_thread_never_raises(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from rankscope.profiler.rank.recorder import Recorder
     from rankscope.profiler.settings import RecorderSettings
@@ -395,5 +427,5 @@ def test_a_batch_of_one_tensor_is_noted_by_its_shape_and_a_nested_one_all_the_sa
     assert not recorder.off
     assert recorder._events is not None
     recorder._events.understand()
-    assert recorder._events.measures.work == (8 + 2 + 3 + 2, 24 + 10 + 3 + 18)
+    assert recorder._events.measures.work == (8 + 2 + 3 + 2, 24 + 10 + 3 + 18, None, None)
     recorder.disable("the test is over")

@@ -55,6 +55,7 @@ class StepEntry(msgspec.Struct, array_like=True):
     tags: list[str]
     usage: Usage | None = None
     """Read only if at least ``rank.meters.READ_EVERY_NS`` have passed since the last reading."""
+    model_elements: int | None = None
 
 
 class DeviceEntry(msgspec.Struct, array_like=True):
@@ -103,6 +104,7 @@ def to_record(entry: StepEntry, device: DeviceEntry | None = None, usage: Usage 
         samples=entry.samples,
         tokens=entry.tokens,
         input_elements=entry.input_elements,
+        model_elements=entry.model_elements,
         flops=entry.flops,
         device_us=None if device is None or device.phases_ns is None else _phases(device.phases_ns),
         device_blocked_us=None if device is None or device.phases_ns is None else _blocked(device.blocked_ns, device.phases_ns),

@@ -9,7 +9,7 @@ were loaded in between or gradients were off.
 from __future__ import annotations
 
 from rankscope.profiler.phases import Moment, PhaseClock
-from rankscope.profiler.work import StepWork
+from rankscope.profiler.work import NO_WORK, StepWork
 
 
 class Evaluation:
@@ -20,7 +20,7 @@ class Evaluation:
     def __init__(self) -> None:
         self.suspected: Moment | None = None
         """State of the phase clock before the suspected evaluation; ``None``: no evaluation is suspected."""
-        self._work: tuple[int | None, int | None] = (None, None)
+        self._work = NO_WORK
         self._began = self._ended = 0
         self._sure = self._likely = False
 

@@ -43,6 +43,8 @@ BATCH: Final = DETAILED
 """The data phase ends. Details: samples and elements of the batch, or ``None``."""
 SHAPE: Final = 21
 """``BATCH``, where the batch is one tensor. Details: its shape."""
+MODEL_INPUT: Final = 22
+"""The model is called to train. Details: samples and elements of its arguments."""
 TAIL: Final = 18
 """A backward pass that waited for other ranks at its end is over. Details: when the wait began, in nanoseconds."""
 MODEL_EVALUATES: Final = 19
@@ -90,8 +92,8 @@ class StepEvents(Generic[_W]):
         if self.line is not None:
             if kind in _ON_STREAM:
                 self.line.follow()
-            # A wait does not cut the step: it has marks of its own.
-            self._marks.append(None if kind == WAITED else self.line.mark())
+            # These two do not cut the step; a wait has marks of its own.
+            self._marks.append(None if kind in (WAITED, MODEL_INPUT) else self.line.mark())
         if len(self.noted) > MAX_NOTED:
             self.understand()
 
@@ -141,6 +143,8 @@ class StepEvents(Generic[_W]):
         clock, measures, evaluation = self.clock, self.measures, self._evaluation
         if kind == TAIL:
             clock.wait(at - more)
+        elif kind == MODEL_INPUT:
+            measures.add_model_work(*more)
         elif kind == RAISED:
             clock.abandon(OPTIMIZER)
         elif kind == BATCH_WITHOUT_GRADIENTS:

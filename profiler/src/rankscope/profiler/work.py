@@ -64,18 +64,28 @@ class Sections:
             self._times[name] = self._times.get(name, 0) + nanoseconds
 
 
+Work = tuple[int | None, int | None, int | None, int | None]
+"""Samples and elements as loaded, then as given to the model."""
+NO_WORK: Final[Work] = (None, None, None, None)
+
+
 class StepWork:
     """Work and tags of the current step."""
 
     def __init__(self) -> None:
         self.tags: list[str] = []
-        self.work: tuple[int | None, int | None] = (None, None)
-        """Samples and input elements of the step so far."""
+        self.work = NO_WORK
+        """Work of the step so far."""
 
     def add_work(self, samples: int | None, elements: int | None) -> None:
-        """Add a batch of ``samples`` samples and ``elements`` input elements to the step."""
+        """Add a batch of ``samples`` samples and ``elements`` elements that was loaded."""
         before = self.work
-        self.work = _sum(before[0], samples), _sum(before[1], elements)
+        self.work = _sum(before[0], samples), _sum(before[1], elements), before[2], before[3]
+
+    def add_model_work(self, samples: int | None, elements: int | None) -> None:
+        """Add a batch of ``samples`` samples and ``elements`` elements that was given to the model."""
+        before = self.work
+        self.work = before[0], before[1], _sum(before[2], samples), _sum(before[3], elements)
 
     def tag(self, tag: str) -> None:
         """Add ``tag`` to the step, if it is new and fewer than ``_MAX_TAGS`` are set."""

@@ -164,6 +164,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int | None = None
     input_elements: int | None = None
     """Number of elements of all tensors in the step's batches: a measure of work that needs no knowledge of the model."""
+    model_elements: int | None = None
+    """The same of the tensors that the data parallel model was given to train on: batches may change after they were loaded."""
     flops: float | None = None
     """Number of floating-point operations of the step on this rank, where the script reports it."""
     device_us: PhaseTimes | None = None

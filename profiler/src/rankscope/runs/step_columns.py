@@ -42,7 +42,7 @@ TIME_COLUMNS: Final = tuple(f"{prefix}{phase}_us" for prefix in _PREFIXES for ph
 """``TIMES`` by phase: ``data_us`` … ``blocked_data_us`` … ``device_data_us`` … ``device_blocked_between_steps_us``."""
 METERS: Final = ("cpu_us", "run_queue_us", "gc_us")
 SWITCHES: Final = ("voluntary_switches", "involuntary_switches")
-COUNTS: Final = ("samples", "tokens", "input_elements")
+COUNTS: Final = ("samples", "tokens", "input_elements", "model_elements")
 MEMORY: Final = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "allocator_retries", "resident_bytes")
 """Memory columns, known in every Nth record only."""
 
@@ -114,6 +114,7 @@ def pack_row(record: StepRecord) -> bytes:
         -1 if record.samples is None else record.samples,
         -1 if record.tokens is None else record.tokens,
         -1 if record.input_elements is None else record.input_elements,
+        -1 if record.model_elements is None else record.model_elements,
         _NAN if record.flops is None else record.flops,
         -1 if record.allocated_bytes is None else record.allocated_bytes,
         -1 if record.reserved_bytes is None else record.reserved_bytes,
@@ -219,7 +220,8 @@ def records_of(rows: NDArray[Any], events: dict[int, StepEvent]) -> Iterator[Ste
     for row in rows.tolist():
         step, start, wall, *rest = row
         of_phases = [_phase_times(rest[at : at + len(PHASES)]) for at in range(0, len(TIME_COLUMNS), len(PHASES))]
-        cpu, queue, gc, voluntary, involuntary, flags, samples, tokens, elements, flops, *memory, _ = rest[len(TIME_COLUMNS) :]
+        cpu, queue, gc, voluntary, involuntary, flags, *rest = rest[len(TIME_COLUMNS) :]
+        samples, tokens, elements, given, flops, *memory, _ = rest
         event = events.get(step)
         yield StepRecord(
             step=step,
@@ -237,6 +239,7 @@ def records_of(rows: NDArray[Any], events: dict[int, StepEvent]) -> Iterator[Ste
             samples=_count(samples),
             tokens=_count(tokens),
             input_elements=_count(elements),
+            model_elements=_count(given),
             flops=_float(flops),
             profiled=bool(flags & PROFILED),
             sections_us={} if event is None else event.sections_us,

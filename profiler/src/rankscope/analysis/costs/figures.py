@@ -15,6 +15,7 @@ from rankscope.runs.records import KernelRecord
 _OTHER_REMEDY: Final = {
     "device_unseen": "device_unseen",
     "cpu_contention": "cpu_contention",
+    "enlarged_batches": "enlarged_batches",
     "memory_pressure": "memory_pressure",
     **dict.fromkeys(("xid", "ecc", "thermal_throttle", "power_brake", "power_cap", "clock", "link"), "hardware"),
 }

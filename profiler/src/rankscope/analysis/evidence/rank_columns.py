@@ -40,7 +40,8 @@ TIME_METRICS: Final = (
 )
 """Time metrics, which every analysis uses."""
 WORK_METRICS: Final = ("samples", "tokens", "flops")
-METER_METRICS: Final = (*METERS, "input_elements")
+_ELEMENTS: Final = ("input_elements", "model_elements")
+METER_METRICS: Final = (*METERS, *_ELEMENTS)
 """Metrics that are used for few ranks only."""
 BLOCKED_METRICS: Final = tuple(f"blocked_{phase}_us" for phase in PHASES)
 """Blocked time per phase, on the same clock as ``own_PHASE_us``; read on request. NaN also where a rank was never blocked."""
@@ -289,16 +290,16 @@ def _of_phases(groups: Rows, field_name: str) -> NDArray[np.float32]:
 def _meters(groups: Rows) -> NDArray[np.float32]:
     """Return ``METER_METRICS``, [metrics, rows]."""
     found = np.empty((len(METER_METRICS), len(groups)), np.float32)
-    found[:-1] = groups["meters"].T
-    found[-1] = _count(groups, "input_elements")
+    found[: len(METERS)] = groups["meters"].T
+    for at, name in enumerate(_ELEMENTS, len(METERS)):
+        found[at] = _count(groups, name)
     return found
 
 
 def _known_meters(groups: Rows) -> frozenset[str]:
     """Return the ``METER_METRICS`` with any known value."""
     known = [name for at, name in enumerate(METERS) if not np.isnan(groups["meters"][:, at]).all()]
-    if (groups["counts"][:, COUNTS.index("input_elements")] >= 0).any():
-        known.append("input_elements")
+    known += [name for name in _ELEMENTS if (groups["counts"][:, COUNTS.index(name)] >= 0).any()]
     return frozenset(known)
 
 

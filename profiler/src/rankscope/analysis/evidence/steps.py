@@ -50,6 +50,7 @@ METRICS: Final[dict[str, Metric]] = {
     "run_queue_us": Metric("waiting for a CPU", "us"),
     "gc_us": Metric("garbage collection", "us"),
     "input_elements": Metric("input elements", "elements"),
+    "model_elements": Metric("elements given to the model", "elements"),
     "samples": Metric("samples", "samples"),
     "tokens": Metric("tokens", "tokens"),
     "flops": Metric("floating-point operations", "FLOP"),

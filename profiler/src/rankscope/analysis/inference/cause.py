@@ -20,7 +20,9 @@ class Signals:
     run_queue_us: float | None = None
     gc_us: float | None = None
     work: float | None = None
-    """Relative excess of the work it was given (input elements, else samples): 0.5 means 50 % more."""
+    """Relative excess of its work, where it enters the model if that is known, else as loaded: 0.5 means 50 % more."""
+    loaded_work: float | None = None
+    """The same of the work as loaded (input elements, else samples); ``None`` also if it is unknown where it enters the model."""
     alone: frozenset[Cause] = frozenset()
     """Activities that most of its slow steps are tagged with, and those of its peers are not."""
     longer: frozenset[Cause] = frozenset()
@@ -87,12 +89,11 @@ CAUSE_RULES: Final[tuple[CauseRule, ...]] = (
     ),
     CauseRule(
         "imbalance",
-        None,
-        lambda s: (
-            (s.work or 0) >= 0.1 and s.phase != "data" and (_uses_processor(s) or (s.cpu_us is None and s.device_busy_us is None))
-        ),
-        "it is given more work than the others",
+        "enlarged_batches",
+        lambda s: _has_more_work(s) and s.loaded_work is not None and s.loaded_work < (s.work or 0) / 2,
+        "its script makes the batches larger after the loader, so its model is given more than the others'",
     ),
+    CauseRule("imbalance", None, lambda s: _has_more_work(s), "it is given more work than the others"),  # noqa: PLW0108  # defined below
     CauseRule("input", None, lambda s: s.phase in ("data", "h2d"), "its data loader is slow"),
     CauseRule("compute", None, lambda s: s.part(s.device_busy_us) >= 0.5, "its device needs longer for the same work"),
     CauseRule(
@@ -131,6 +132,11 @@ CAUSE_RULES: Final[tuple[CauseRule, ...]] = (
 def _may_be_between(signals: Signals) -> bool:
     # Evaluations and checkpoints that the recorder detects are between steps; those that only the script tags may lie in forward.
     return signals.phase in (None, "between_steps", "forward")
+
+
+def _has_more_work(signals: Signals) -> bool:
+    measured = signals.cpu_us is not None or signals.device_busy_us is not None
+    return (signals.work or 0) >= 0.1 and signals.phase != "data" and (_uses_processor(signals) or not measured)
 
 
 def _uses_processor(signals: Signals) -> bool:

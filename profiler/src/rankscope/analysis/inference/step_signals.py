@@ -79,14 +79,16 @@ def signals_of(
         if over is not None:
             phases[phase] = over
     alone, longer = _activities(table, affected, row, others)
-    work = work_excess("input_elements")
+    given, loaded = work_excess("model_elements"), work_excess("input_elements")
+    loaded = work_excess("samples") if loaded is None else loaded
     signals = Signals(
         own_us=own_us if own_us is not None else mean_excess("own_us") or 0.0,
         phases_us=phases,
         cpu_us=mean_excess("cpu_us"),
         run_queue_us=mean_excess("run_queue_us"),
         gc_us=mean_excess("gc_us"),
-        work=work if work is not None else work_excess("samples"),
+        work=loaded if given is None else given,
+        loaded_work=None if given is None else loaded,
         alone=alone,
         longer=longer,
         device_busy_us=device_busy_us,

@@ -32,6 +32,7 @@ _SHOWN: Final = (
     "samples",
     "tokens",
     "input_elements",
+    "model_elements",
     "flops",
     "allocated_bytes",
     "reserved_bytes",

@@ -104,6 +104,13 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         _WITHOUT,
     ),
     for_rank(
+        "equal_batches",
+        "enlarged_batches",
+        0.05,
+        "Find what the script of {ranks} adds to its batches after the loader (padding, augmentation, repeated or generated "
+        "samples), and give every rank as much; compare model_elements with input_elements: rankscope steps {run} --format csv",
+    ),
+    for_rank(
         "balance_work",
         "imbalance",
         0.05,

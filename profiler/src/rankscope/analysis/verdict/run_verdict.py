@@ -316,6 +316,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         ("gc_excess", signals.gc_us, "us"),
         ("device_busy_excess", signals.device_busy_us, "us"),
         ("work_excess", signals.work, "ratio"),
+        ("loaded_work_excess", signals.loaded_work, "ratio"),
     ):
         if value is not None:
             evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers"))

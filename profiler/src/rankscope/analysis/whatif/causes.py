@@ -20,7 +20,7 @@ from rankscope.analysis.inference.step_signals import ACTIVITIES
 from rankscope.analysis.whatif.step_graph import Block, StepGraph, middle, over_middle
 from rankscope.runs.records import Phase
 
-CAUSE_METRICS: Final = ("gc_us", "run_queue_us", "cpu_us", "input_elements", "samples", "own_us")
+CAUSE_METRICS: Final = ("gc_us", "run_queue_us", "cpu_us", "model_elements", "input_elements", "samples", "own_us")
 """Metrics that a table needs for the causes, in addition to those of the graph."""
 
 _INPUT: Final[tuple[Phase, ...]] = ("data", "h2d")
@@ -70,7 +70,7 @@ class Causes:
     @property
     def work(self) -> str | None:
         """Metric of the work that a rank is given, the one that the verdict uses."""
-        return next((metric for metric in ("input_elements", "samples") if metric in self.known), None)
+        return next((metric for metric in ("model_elements", "input_elements", "samples") if metric in self.known), None)
 
     @cached_property
     def usual_us(self) -> dict[str, NDArray[np.float64]]:

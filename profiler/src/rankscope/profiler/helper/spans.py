@@ -75,6 +75,7 @@ def _of_step(record: StepRecord) -> dict[str, Value]:
         "samples": record.samples,
         "tokens": record.tokens,
         "input_elements": record.input_elements,
+        "model_elements": record.model_elements,
         "flops": record.flops,
         "profiled": record.profiled,
         "tags": list(record.tags) or None,

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from rankscope.profiler.rank import captures, checkpoints, flight_dump, layout, waits
+from rankscope.profiler.rank import captures, checkpoints, flight_dump, layout, model_inputs, waits
 from rankscope.profiler.rank.kineto import note_begun, note_ended
 from rankscope.profiler.rank.recorder import Recorder
 from rankscope.profiler.settings import from_environment
@@ -126,6 +126,7 @@ def _wrap_everything() -> None:
     _replace(torch.cuda.CUDAGraph, "capture_end", _capture_ends)
     _replace(DistributedDataParallel, "__init__", _wrapped_model)
     waits.watch(_listening)
+    model_inputs.watch(_listening)
     layout.watch_meshes()
     checkpoints.watch(_listening)
     register_optimizer_step_pre_hook(_before_optimizer)
@@ -256,6 +257,7 @@ def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     if recorder is not None and not recorder.off:
         if recorder.session is None:
             recorder.claim()
+            model_inputs.watch(_listening)  # the script has imported what it trains with
         recorder.before_optimizer(optimizer)
 
 

@@ -16,10 +16,9 @@ from rankscope.profiler.events import StepEvents
 from rankscope.profiler.rank.guard import raised_by_a_signal_handler
 from rankscope.profiler.rank.meters import EVERY_STEPS, GC_TAG, READ_EVERY_NS, GcMeter, MemoryMeter, ThreadMeter
 from rankscope.profiler.raw import RawFields, Span, Told
-from rankscope.profiler.work import Sections, StepWork
+from rankscope.profiler.work import NO_WORK, Sections, StepWork
 
 _MAX_COUNT: Final = 2**63
-_NO_WORK: Final = (None, None)
 _MAX_LEAVES: Final = 64
 """Largest number of items examined in one batch, to keep the measure cheap."""
 
@@ -109,7 +108,7 @@ class StepMeasures(StepWork):
         """Clear tags and work of the step that has been taken, before the next one."""
         if self.tags:
             self.tags = []
-        self.work = _NO_WORK
+        self.work = NO_WORK
 
     def close(self) -> None:
         """Stop measuring. Never raises."""

@@ -25,6 +25,7 @@ from rankscope.profiler.events import (
     LEAVE,
     MAX_NOTED,
     MODEL_EVALUATES,
+    MODEL_INPUT,
     MODEL_TRAINS,
     RAISED,
     SHAPE,
@@ -107,6 +108,20 @@ class Recorder(Recording):
                     noted += (at << SHIFT | BATCH, _work(batch))
             elif self._events is not None:
                 self._events.note(BATCH, at, _work(batch))
+        except Exception as error:  # noqa: BLE001  # no error may stop training
+            self.failed(error)
+        finally:
+            self.listening = self.thread
+            self.cost_ns += now() - at + UNSEEN_NS
+
+    def enter_model(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Note the arguments with which the model is called; without gradients that is no training."""
+        if get_ident() != self.listening or self._in_backward or not is_grad_enabled() or self._events is None:
+            return
+        at = now()
+        self.listening = 0
+        try:
+            self._events.note(MODEL_INPUT, at, measure(args[0] if len(args) == 1 and not kwargs else (args, kwargs)))
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
         finally:
