@@ -16,6 +16,8 @@ _OTHER_REMEDY: Final = {
     "device_unseen": "device_unseen",
     "cpu_contention": "cpu_contention",
     "memory_pressure": "memory_pressure",
+    "few_kernels": "kernels",
+    "other_kernels": "kernels",
     **dict.fromkeys(("xid", "ecc", "thermal_throttle", "power_brake", "power_cap", "clock", "link"), "hardware"),
 }
 """Reason of a cause to the figure's name, for reasons with another remedy than the cause itself."""

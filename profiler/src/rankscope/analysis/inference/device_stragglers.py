@@ -25,6 +25,7 @@ from rankscope.analysis.inference.late import (
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.significance import LIMIT, blocks_needed
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
+from rankscope.analysis.inference.slow_kernels import with_kernels
 from rankscope.analysis.inference.stragglers import by_chance_elsewhere, find_slow, too_short
 from rankscope.analysis.inference.trace_signals import with_host_evidence, with_traces
 from rankscope.analysis.result.analysis import Evidence
@@ -193,10 +194,12 @@ def window_named(
     ``explained``: see ``late_named``.
     """
     if found.device is not None:
-        stage = times[found.device.slow.ranks[0]].stage
+        slow, compared = found.device.slow, found.device.compared
+        stage = times[slow.ranks[0]].stage
         signals = device_step_signals(found.device, times)
         named = device_named(found.device, signals, blame, stage=stage, per_window=steps == 1)
-        return with_host_evidence(named, signals)
+        affected = [step for step, is_slow in zip(compared.steps, slow.affected.tolist(), strict=True) if is_slow]
+        return with_kernels(with_host_evidence(named, signals), times, compared.ranks, affected)
     if found.late is not None:
         signals = late_signals(found.late, breakdowns, blame, steps=steps)
         worst = found.late.ranks[0]
@@ -206,7 +209,7 @@ def window_named(
         peers = [rank for rank in alike if rank not in found.late.ranks]
         signals = with_traces(signals, times, worst, peers, every, per=len(every) / steps)
         named = late_named(found.late, blame, window_us, signals, steps=steps, seen=seen, explained=explained)
-        return with_host_evidence(named, signals)
+        return with_kernels(with_host_evidence(named, signals), times, alike, every)
     return None
 
 
