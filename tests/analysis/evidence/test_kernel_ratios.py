@@ -15,7 +15,7 @@ from rankscope.analysis.parallel.workers import LocalEngine
 from rankscope.analysis.rank_traces import find_traces, read_ranks
 from rankscope.analysis.trace.work import KernelTime
 
-USUAL = {"gemm_large": 400.0, "gemm_small": 100.0, "flash_fwd": 300.0, "layer_norm": 60.0, "elementwise": 90.0}
+USUAL = {"gemm_large": 400.0, "gemm_small": 100.0, "flash_fwd": 300.0, "layer_norm": 160.0, "elementwise": 190.0}
 """Microseconds of a call; each kernel runs ten times."""
 
 
@@ -35,7 +35,7 @@ def fault(us: Mapping[str, float]) -> tuple[str | None, list[str], float]:
 
 def test_a_device_is_slow_if_all_kernels_take_longer() -> None:
     # Of the names, those with most of the excess.
-    costly = ["gemm_large", "flash_fwd", "gemm_small", "elementwise"]
+    costly = ["gemm_large", "flash_fwd", "elementwise", "layer_norm"]
     assert fault({name: 1.3 * us for name, us in USUAL.items()}) == ("device", costly, pytest.approx(1.3))
 
 
