@@ -30,23 +30,23 @@ def fault(us: Mapping[str, float]) -> tuple[str | None, list[str], float]:
     times = {0: rank(us), 1: rank(USUAL), 2: rank(USUAL), 3: rank(USUAL)}
     found = compare_kernels(times, 0, [1, 2, 3], range(4))
     assert found is not None
-    return found.fault, found.names, found.factor
+    return found.fault, found.names, round(found.factor, 3)
 
 
 def test_a_device_is_slow_if_all_kernels_take_longer() -> None:
     # Of the names, those with most of the excess.
     costly = ["gemm_large", "flash_fwd", "elementwise", "layer_norm"]
-    assert fault({name: 1.3 * us for name, us in USUAL.items()}) == ("device", costly, pytest.approx(1.3))
+    assert fault({name: 1.3 * us for name, us in USUAL.items()}) == ("device", costly, 1.3)
 
 
 def test_a_low_clock_leaves_kernels_alone_that_memory_limits() -> None:
     calculate = {name: us * (1.3 if "gemm" in name or "flash" in name else 1.0) for name, us in USUAL.items()}
-    assert fault(calculate) == ("device", ["gemm_large", "flash_fwd", "gemm_small"], pytest.approx(1.3))
+    assert fault(calculate) == ("device", ["gemm_large", "flash_fwd", "gemm_small"], 1.3)
 
 
 @pytest.mark.parametrize("name", ["gemm_large", "flash_fwd", "elementwise"])
 def test_one_kernel_that_takes_longer_is_no_slow_device(name: str) -> None:
-    assert fault({**USUAL, name: 2 * USUAL[name]}) == ("few_kernels", [name], pytest.approx(2.0))
+    assert fault({**USUAL, name: 2 * USUAL[name]}) == ("few_kernels", [name], 2.0)
 
 
 def test_kernels_that_take_as_long_show_nothing() -> None:
