@@ -14,6 +14,7 @@ from tests.nccl.traces import write_traces
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.collectives.windows import reduce_trace
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.runs.reader import RunReader
@@ -39,7 +40,11 @@ def saved(analysis: Analysis) -> float:
     ("layout", "fault"),
     [
         ("ddp", "late input"),
+        ("ddp", "garbage collection"),
+        ("fsdp", "checkpoint of one rank"),
         ("fsdp", "more tokens"),
+        ("moe", "slow optimizer"),
+        ("pp", "garbage collection"),
         ("hsdp", "slow device"),
         ("tp", "one slow kernel"),
         ("tp x dp", "pause of the host"),
@@ -61,6 +66,68 @@ def test_traces_of_every_layout_show_the_rank_at_fault_and_why(tmp_path: Path, l
     verdict = analysis.verdict
     assert (verdict.ranks, verdict.cause) == ([3], FAULTS[fault].cause), verdict.summary
     assert saved(analysis) == pytest.approx(cost, rel=0.6)
+
+
+def test_a_late_host_is_late_in_the_phase_that_its_annotations_show(tmp_path: Path) -> None:
+    verdict = of_traces(tmp_path, "ddp", "slow optimizer")[0].verdict
+    assert (verdict.ranks, verdict.cause, verdict.phase) == ([3], "host", "optimizer"), verdict.summary
+
+
+def test_a_checkpoint_that_one_rank_writes_is_between_steps_and_advice_is_about_it(tmp_path: Path) -> None:
+    verdict = of_traces(tmp_path, "ddp", "checkpoint of one rank")[0].verdict
+    assert (verdict.pattern, verdict.cause, verdict.phase) == ("intermittent", "checkpoint", "between_steps"), verdict.summary
+    assert "async_save" in verdict.next[0]
+
+
+def kernel_evidence(analysis: Analysis) -> dict[str, float]:
+    return {row.name: row.value for row in analysis.findings[0].evidence if row.name.startswith("kernel_")}
+
+
+def test_all_kernels_of_a_slow_device_take_longer_and_the_terminal_says_so(tmp_path: Path) -> None:
+    analysis, _ = of_traces(tmp_path, "fsdp", "slow device")
+    assert analysis.verdict.explained_by is None
+    assert kernel_evidence(analysis)["kernel_factor"] == pytest.approx(1.3, abs=0.03)
+    text = " ".join(render_text(analysis).split())
+    assert "5 of 5 kernels of the same grid take 1.3" in text
+    assert "Compare clocks" in text
+
+
+def test_one_slow_kernel_is_named_and_nothing_is_to_be_replaced(tmp_path: Path) -> None:
+    analysis, _ = of_traces(tmp_path, "fsdp", "one slow kernel")
+    verdict = analysis.verdict
+    assert (verdict.cause, verdict.explained_by) == ("compute", "few_kernels")
+    assert "mlp_forward_kernel" in verdict.summary
+    assert "attention" not in verdict.summary
+    assert kernel_evidence(analysis)["kernel_factor"] == pytest.approx(1.6, abs=0.03)
+    assert not any(
+        "replace" in action or "without" in action for action in (*verdict.next, *(row.action for row in analysis.advice))
+    )
+
+
+def test_kernels_are_compared_in_the_steps_in_which_the_device_is_slow(tmp_path: Path) -> None:
+    analysis, _ = of_traces(tmp_path, "ddp", "slow in bursts", steps=16)
+    assert analysis.verdict.pattern == "intermittent"
+    rows = kernel_evidence(analysis)
+    assert rows["kernel_factor"] == pytest.approx(1.6, abs=0.03)
+    assert rows["kernel_factor_elsewhere"] == pytest.approx(1.0, abs=0.03)
+    assert "in its other steps" in analysis.verdict.summary
+
+
+@pytest.mark.parametrize("fault", ["late input", "more tokens"])
+def test_kernels_are_no_evidence_where_the_device_is_not_the_cause(tmp_path: Path, fault: str) -> None:
+    analysis, _ = of_traces(tmp_path, "ddp", fault)
+    assert analysis.verdict.ranks == [3]
+    assert not kernel_evidence(analysis)
+
+
+@pytest.mark.parametrize(
+    ("fault", "explained_by"),
+    [("late input", None), ("more tokens", None), ("one slow kernel", "few_kernels"), ("slow optimizer", None)],
+)
+def test_two_or_three_steps_show_the_cause_too(tmp_path: Path, fault: str, explained_by: str | None) -> None:
+    write_traces(LayoutJob(LAYOUTS["fsdp"], FAULTS[fault], steps=6), tmp_path, steps=(2, 3, 4))
+    verdict = analyze([tmp_path]).verdict
+    assert (verdict.ranks, verdict.cause, verdict.explained_by) == ([3], FAULTS[fault].cause, explained_by), verdict.summary
 
 
 @pytest.mark.parametrize("layout", ["ddp", "moe", "pp", "pp x tp"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,13 +87,21 @@ def test_of_fewer_steps_than_are_needed_nobody_is_surer_than_the_next_step_allow
     assert ("8 steps or more tell" in verdict.summary) == (steps < 8)
 
 
-def test_one_step_is_said_to_be_one_and_leaves_host_and_input_open(dlrm: Path) -> None:
-    analysis = analyze([dlrm])
-    verdict = analysis.verdict
-    assert (verdict.rank, verdict.cause) == (7, "host")
+def test_one_step_is_said_to_be_one_and_the_annotations_of_the_host_tell_the_phase(dlrm: Path) -> None:
+    verdict = analyze([dlrm]).verdict
+    assert (verdict.rank, verdict.cause, verdict.phase) == (7, "host", "forward")
     assert verdict.confidence == pytest.approx(2 / 3, abs=0.001)
     assert "in the one step at hand" in verdict.summary
-    assert "its host or its data loader is late (cause host or data loader, 67% sure)" in verdict.summary
+
+
+def test_without_annotations_of_the_host_host_and_input_are_left_open(dlrm: Path, tmp_path: Path) -> None:
+    for file in dlrm.glob("rank-*.json.gz"):
+        trace = json.loads(gzip.decompress(file.read_bytes()))
+        kept = [event for event in trace["traceEvents"] if event.get("cat") != "user_annotation" or "nccl:" in event["name"]]
+        (tmp_path / file.stem).write_text(json.dumps(trace | {"traceEvents": kept}))
+    analysis = analyze([tmp_path])
+    assert (analysis.verdict.rank, analysis.verdict.cause, analysis.verdict.phase) == (7, "host", None)
+    assert "its host or its data loader is late (cause host or data loader," in analysis.verdict.summary
     (stalls,) = [advice for advice in analysis.advice if advice.name == "stalls"]
     assert "data loader" in stalls.action
 

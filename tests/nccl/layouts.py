@@ -36,6 +36,12 @@ class Fault:
     """Function from step to the host's extra time in the data loader."""
     host_us: Callable[[int], float] = lambda _step: 0.0
     """Function from step to the host's extra time in the forward pass."""
+    host_note: str = ""
+    """Annotation of that time."""
+    optimizer_us: Callable[[int], float] = lambda _step: 0.0
+    """Function from step to the host's extra time in the optimizer."""
+    saving_us: Callable[[int], float] = lambda _step: 0.0
+    """Function from step to the host's time for a checkpoint at the end of the step."""
     work: float = 1.0
     """Factor by which a rank has more tokens than the others."""
     link: float = 1.0
@@ -53,6 +59,9 @@ FAULTS: Final = {
         Fault("pause of the host", "host", host_us=lambda _step: 12_000.0),
         Fault("late input", "input", data_us=lambda _step: 12_000.0),
         Fault("more tokens", "imbalance", work=1.4),
+        Fault("checkpoint of one rank", "checkpoint", saving_us=lambda step: 60_000.0 * (step % 4 == 2)),
+        Fault("garbage collection", "gc", host_us=lambda step: 40_000.0 * (step % 3 == 1), host_note="Python GC"),
+        Fault("slow optimizer", "host", optimizer_us=lambda _step: 60_000.0),
         Fault("slow link", None, link=3.0),
         Fault("one hiccup", None, host_us=lambda step: 60_000.0 * (step == 4)),
         Fault("pause of some steps", "host", host_us=lambda step: 60_000.0 * (step % 4 == 2)),
@@ -174,13 +183,17 @@ class LayoutJob(Job):
                 rank.host(float(self.rng.exponential(3_000.0)))
             loading = 300.0 + float(self.rng.exponential(60.0)) + (self.fault.data_us(step) if own else 0.0)
             rank.host(loading, "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
-            rank.host(100.0 + float(self.rng.exponential(40.0)) + (self.fault.host_us(step) if own else 0.0))
+            rank.host(100.0 + float(self.rng.exponential(40.0)))
+            if own and (paused := self.fault.host_us(step)):
+                rank.host(paused, self.fault.host_note)
             yield from step_of(rank)
             updated = rank.host_us
             rank.kernel("multi_tensor_apply_kernel<adam>", 600.0)
-            rank.host(20.0)
+            rank.host(20.0 + (self.fault.optimizer_us(step) if own else 0.0))
             rank.notes.append(Note("Optimizer.step#AdamW.step", step, updated, rank.host_us))
             rank.synchronize()
+            if own and (saving := self.fault.saving_us(step)):
+                rank.host(saving, "save_checkpoint")
             rank.notes.append(Note(f"ProfilerStep#{step}", step, begin, rank.host_us))
 
     def _tokens(self, rank: Rank) -> float:

@@ -4,7 +4,10 @@
 - A batch of sends and receives is launched by ``ncclGroupEnd``, after the ``record_param_comms`` of its parts have ended. Its
   kernel has no metadata, only the annotation ``nccl:coalesced`` (pytorch#194693, mlcommons/chakra#178).
 - The kernels of a CUDA graph have the correlation of the one call that launched it, numbers of nodes, and no metadata.
-- Backward is on a thread of its own. Annotations of the data loader, the optimizer and the steps are on the main thread.
+- Backward is on a thread of its own. Annotations of the data loader, the optimizer and the steps are on the main thread
+  (torch/utils/data/dataloader.py, torch/optim/optimizer.py), and what the script annotates with ``record_function``.
+- Collections of garbage are functions of Python, as torch 2.13 writes them with ``with_stack=True`` and
+  ``_ExperimentalConfig(record_python_gc_info=True)``.
 - Each host has a clock of its own, which is off and drifts. Ranks of one host share it.
 """
 
@@ -156,7 +159,8 @@ def _events(rank: Rank, clock: Clock, steps: frozenset[int] | None, *, graphed: 
     events = _Events(rank, clock)
     for note in rank.notes:
         if steps is None or note.step in steps:
-            events.add("user_annotation", note.name, (note.start_us, note.end_us), _MAIN, {})
+            category = "python_function" if note.name == "Python GC" else "user_annotation"
+            events.add(category, note.name, (note.start_us, note.end_us), _MAIN, {})
     graphs: dict[int, int] = {}
     for number, launch in enumerate(rank.launches, 1):
         if steps is not None and launch.step not in steps:

@@ -41,7 +41,8 @@ BASIC = {
         "pipeline": ("schedule", "imbalance"),
         "straggler": (
             *("input", "compute", "host", "gc", "imbalance", "checkpoint", "evaluation"),
-            *("cpu_contention", "enlarged_batches", "memory_pressure", "hardware", "communication", "device_unseen"),
+            *("cpu_contention", "enlarged_batches", "memory_pressure", "hardware"),
+            *("communication", "device_unseen", "kernels"),
         ),
     }.items()
     for name in members
@@ -186,7 +187,7 @@ def test_every_row_is_given_in_some_case() -> None:
     seen |= names({"share.idle": 1.0, "accelerated": 1.0}) | names(full | {"collectives.sharding_share": 0.0})
     seen |= names(full | {"memory.peak_share": 0.0}) | names(full | {"kernels.recompute_share": 0.0})
     seen |= names(full, "memory_pressure") | names(full, "cpu_contention") | names(full, "xid")
-    seen |= names(full, "device_unseen") | names(full, "enlarged_batches")
+    seen |= names(full, "device_unseen") | names(full, "enlarged_batches") | names(full, "few_kernels")
     assert seen == {row.name for row in RECOMMENDED}
 
 
@@ -236,6 +237,8 @@ def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str
         ("hardware", "link", "mend_hardware"),
         ("memory_pressure", "memory_pressure", "memory_of_rank"),
         ("cpu_contention", "cpu_contention", "cpus_of_rank"),
+        ("kernels", "few_kernels", "kernels_of_rank"),
+        ("kernels", "other_kernels", "kernels_of_rank"),
         ("device_unseen", "device_unseen", "see_device"),
     ],
 )

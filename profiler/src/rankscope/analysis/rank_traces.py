@@ -16,7 +16,6 @@ import numpy as np
 from rankscope.analysis.collectives.windows import (
     Reduction,
     exchanged_rows,
-    loading_by_step,
     reduce_file,
     step_breakdowns,
     step_numbers,
@@ -24,6 +23,7 @@ from rankscope.analysis.collectives.windows import (
 from rankscope.analysis.evidence.device_times import DeviceTimes, place_in_records
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.detail import RankDetail
+from rankscope.analysis.trace.annotations import host_times
 from rankscope.analysis.trace.columns import KERNEL, Trace, read_trace
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
 from rankscope.analysis.trace.streams import input_wait_us
@@ -177,7 +177,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
             device=DeviceTimes(
                 by_step if trace.has_device_work else [],
                 compute_kernels(trace, events),
-                loading_by_step(trace),
+                host_times(trace, events, by_step),
                 exchanged_rows(trace),
                 place_in_records(trace.rank or 0, reduction.collectives),
             ),

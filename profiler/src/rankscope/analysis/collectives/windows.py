@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -14,10 +13,10 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.extract import Instance, collective_instances, integers, uncalled
 from rankscope.analysis.trace.breakdown import Work, partition
 from rankscope.analysis.trace.classify import operation_name
-from rankscope.analysis.trace.columns import DEVICE_NOTE, KERNEL, NOTE, Trace
+from rankscope.analysis.trace.columns import KERNEL, Trace
 from rankscope.analysis.trace.intervals import clips
 from rankscope.analysis.trace.kernels import kernel_class
-from rankscope.analysis.trace.streams import loading_rows
+from rankscope.analysis.trace.steps import Steps, annotated_steps
 from rankscope.analysis.trace.work import KINDS, WorkEvents, work_events
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
@@ -26,8 +25,6 @@ from rankscope.runs.records import CollectiveRecord, DeviceKind, KernelRecord, S
 
 COSTLIEST: Final = 10
 """Number of kernel records kept per step."""
-
-_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
 class Reduction(msgspec.Struct, frozen=True):
@@ -38,20 +35,6 @@ class Reduction(msgspec.Struct, frozen=True):
     kernels: list[KernelRecord] = msgspec.field(default_factory=list)
     uncalled: int = 0
     """Number of collectives that ran in the trace without a call in it; counted for whole files only."""
-
-
-class _Steps(msgspec.Struct, frozen=True):
-    """Annotated steps: their numbers and host intervals in nanoseconds, ascending in time."""
-
-    numbers: list[int]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-
-    def position(self, time: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Return, per time, the position of the step it falls in, or -1."""
-        at = np.searchsorted(self.start, time, side="right") - 1
-        inside = (at >= 0) & (time < self.end[np.maximum(at, 0)])
-        return np.where(inside, at, -1)
 
 
 def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduction:
@@ -66,7 +49,7 @@ def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduc
     # Imported only for windows of runs and detailed traces: imports are a large part of the time that a trace takes.
     from rankscope.analysis.trace.detail import with_parts
 
-    annotated = _annotated_steps(trace)
+    annotated = annotated_steps(trace)
     if annotated is None:
         return Reduction()
     events = work_events(trace)
@@ -85,13 +68,13 @@ def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduc
 
 def step_breakdowns(trace: Trace, events: WorkEvents) -> list[StepBreakdown]:
     """Return the breakdowns of ``reduce_trace`` for every annotated step."""
-    annotated = _annotated_steps(trace)
+    annotated = annotated_steps(trace)
     if annotated is None:
         return []
     return _step_breakdowns(trace, events, annotated, events.work(), annotated.position(events.launch))
 
 
-def _step_breakdowns(trace: Trace, events: WorkEvents, steps: _Steps, work: Work, owner: NDArray[np.intp]) -> list[StepBreakdown]:
+def _step_breakdowns(trace: Trace, events: WorkEvents, steps: Steps, work: Work, owner: NDArray[np.intp]) -> list[StepBreakdown]:
     windows = _device_windows(steps, events, owner) if trace.has_device_work else list(zip(steps.start, steps.end, strict=True))
     breakdowns: list[StepBreakdown] = []
     for position, number in enumerate(steps.numbers):
@@ -114,7 +97,7 @@ def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
     extent = work.extent()
     if extent is None:
         raise InputError(trace.path, "nothing to analyse: no kernel, copy, operator or collective takes any time")
-    annotated = _annotated_steps(trace)
+    annotated = annotated_steps(trace)
     number = annotated.numbers[0] if annotated else 0
     breakdown = _breakdown(
         number, trace.device_kind, work, extent, len(events.rows), truncated=trace.torn is not None, basis="file"
@@ -131,7 +114,7 @@ def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
 
 def step_numbers(trace: Trace) -> list[int]:
     """Return the numbers of the annotated steps, ascending in time; empty without annotations."""
-    annotated = _annotated_steps(trace)
+    annotated = annotated_steps(trace)
     return annotated.numbers if annotated else []
 
 
@@ -145,42 +128,7 @@ def exchanged_rows(trace: Trace) -> int | None:
     return sum(rows) if any(rows) else None
 
 
-def loading_by_step(trace: Trace) -> dict[int, float] | None:
-    """Return the microseconds that the host waited for its data loader, by annotated step; ``None`` where they are unknown."""
-    annotated = _annotated_steps(trace)
-    rows = loading_rows(trace)
-    if annotated is None or not len(rows):
-        return None
-    loading = dict.fromkeys(annotated.numbers, 0.0)
-    for row, position in zip(rows.tolist(), annotated.position(trace.start[rows]).tolist(), strict=True):
-        if position >= 0:
-            loading[annotated.numbers[position]] += float(trace.end[row] - trace.start[row]) / 1000
-    return loading
-
-
-def _annotated_steps(trace: Trace) -> _Steps | None:
-    by_name = [int(found.group(1)) if (found := _STEP.fullmatch(name)) else -1 for name in trace.names]
-    numbers_of_rows = np.array(by_name, dtype=np.int64)[trace.name]
-    # A trace of device activities alone has only the device's copies of the annotations.
-    for category in (NOTE, DEVICE_NOTE):
-        rows = np.flatnonzero((trace.category == category) & (numbers_of_rows >= 0))
-        if len(rows):
-            break
-    else:
-        return None
-    threads = trace.thread[rows]
-    rows = rows[threads == np.bincount(threads).argmax()]
-    rows = rows[np.argsort(trace.start[rows], kind="stable")]
-    numbers = [int(number) for number in numbers_of_rows[rows]]
-    start, end = trace.start[rows], trace.end[rows].copy()
-    for position in range(len(rows) - 1):
-        # Consecutive steps have no gap between them; a pause of the profiler leaves one.
-        if numbers[position + 1] == numbers[position] + 1 or end[position] > start[position + 1]:
-            end[position] = start[position + 1]
-    return _Steps(numbers, start, end)
-
-
-def _device_windows(steps: _Steps, events: WorkEvents, owner: NDArray[np.intp]) -> list[tuple[int, int]]:
+def _device_windows(steps: Steps, events: WorkEvents, owner: NDArray[np.intp]) -> list[tuple[int, int]]:
     first: list[int | None] = []
     last: list[int | None] = []
     for position in range(len(steps.numbers)):
@@ -224,7 +172,7 @@ def _breakdown(
 
 
 def _records(
-    instances: Sequence[Instance], steps: _Steps | None, work: Work, *, whole_file: bool = False
+    instances: Sequence[Instance], steps: Steps | None, work: Work, *, whole_file: bool = False
 ) -> list[CollectiveRecord]:
     """Return the instances as records, numbered per (step, group).
 

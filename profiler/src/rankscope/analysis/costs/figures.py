@@ -17,6 +17,8 @@ _OTHER_REMEDY: Final = {
     "cpu_contention": "cpu_contention",
     "enlarged_batches": "enlarged_batches",
     "memory_pressure": "memory_pressure",
+    "few_kernels": "kernels",
+    "other_kernels": "kernels",
     **dict.fromkeys(("xid", "ecc", "thermal_throttle", "power_brake", "power_cap", "clock", "link"), "hardware"),
 }
 """Reason of a cause to the figure's name, for reasons with another remedy than the cause itself."""

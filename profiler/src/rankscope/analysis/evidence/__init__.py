@@ -5,7 +5,8 @@ three modules: ``rank_files`` reads the step records of all ranks, several at on
 into a column per metric; ``filling`` puts the columns into the matrices, also while the run continues.
 
 ``compared`` has the own times of ranks that do the same work (``peers``), which ``inference`` judges, and the waits in them.
-``device_times`` has own times on devices, from traces and profiled steps instead of step records.
+``device_times`` has own times on devices, from traces and profiled steps instead of step records; ``kernel_ratios`` compares the
+kernels of a rank with its peers'.
 
 Other modules use the table: ``hardware`` (GPU readings per step), ``throughput``
 (samples, tokens and FLOP per second), ``order`` (largest and middle values of each step), ``liveness`` (does the job still

@@ -18,6 +18,7 @@ import numpy as np
 
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.steps import Matrix
+from rankscope.analysis.trace.annotations import HostTimes
 from rankscope.analysis.trace.work import KernelTime
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
 
@@ -28,8 +29,8 @@ class DeviceTimes(msgspec.Struct, frozen=True):
     by_step: Sequence[StepBreakdown]
     kernels: Sequence[KernelTime] = ()
     """Kernels that compute."""
-    loading_us: Mapping[int, float] | None = None
-    """Time that the host waited for its data loader, by step; ``None`` without annotations of one."""
+    host_us: HostTimes | None = None
+    """Time that the host kept the device waiting in phases and activities, by step; ``None`` without annotations of it."""
     exchanged: int | None = None
     """Rows, such as tokens, that it sent or received in uneven all-to-all, the larger of both per operation; ``None`` without
     any."""
@@ -102,7 +103,7 @@ def _same_work(times: Mapping[int, DeviceTimes]) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-_MATTERS: Final = 0.005
+MATTERS: Final = 0.005
 """Share of the compute from which a kernel matters when the work of two ranks is compared."""
 _SAME_CALLS: Final = 0.02
 """Relative difference of calls up to which two ranks do the same work."""
@@ -123,26 +124,42 @@ def _calls(times: DeviceTimes) -> tuple[dict[str, int], set[str]]:
     for kernel in times.kernels:
         calls[kernel.name] = calls.get(kernel.name, 0) + kernel.calls
         took[kernel.name] = took.get(kernel.name, 0.0) + kernel.total_us
-    return calls, {name for name, time in took.items() if time >= _MATTERS * total}
+    return calls, {name for name, time in took.items() if time >= MATTERS * total}
+
+
+_MORE: Final = 0.1
+"""Relative excess of blocks from which the blocks of a kernel depend on the work."""
+_SCALING: Final = 0.05
+"""Share of the compute that such kernels must have to give the work of the others."""
 
 
 def more_work(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int]) -> float | None:
     """Return by how much more work ``rank`` has than the median of ``peers``: 0.4 for 40 % more. ``None`` if that is unknown.
 
     Work is the number of blocks that kernels of one name are launched with, weighted by the time of these kernels on the peers.
-    A kernel written to fill the device has the same number of blocks for any amount of work, and counts as no more work.
+    More blocks count as far as they take more time: else they are smaller ones. A kernel written to fill the device has the same
+    number of blocks for any amount of work. So where other kernels have more blocks, and all kernels together take longer in
+    proportion, those others give the work.
     """
     mine = _blocks(times[rank])
     others = [_blocks(times[peer]) for peer in peers]
-    more = weight = 0.0
-    for name, (count, _) in mine.items():
+    rows: list[tuple[float, float, float]] = []
+    for name, (count, total) in mine.items():
         theirs = [blocks[name] for blocks in others if name in blocks]
         usual = float(np.median([blocks for blocks, _ in theirs])) if 2 * len(theirs) > len(others) else 0.0
-        if usual:
-            took = float(np.median([total for _, total in theirs]))
-            more += (count / usual - 1) * took
-            weight += took
-    return more / weight if weight else None
+        took = float(np.median([us for _, us in theirs])) if usual else 0.0
+        if took:
+            rows.append((took, total / took - 1, count / usual - 1))
+    if not rows:
+        return None
+    took_us, longer_by, more = np.array(rows).T
+    mean = float(np.average(np.minimum(more, np.maximum(longer_by, 0.0)), weights=took_us))
+    scales = more >= _MORE
+    if took_us[scales].sum() < _SCALING * took_us.sum():
+        return mean
+    by_these = float(np.average(more[scales], weights=took_us[scales]))
+    whole = float(np.average(longer_by, weights=took_us))
+    return max(mean, by_these) if abs(by_these - whole) <= 0.5 * whole else mean
 
 
 def more_rows(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int]) -> float | None:

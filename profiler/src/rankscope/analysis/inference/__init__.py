@@ -9,7 +9,9 @@ enough (``slow.Slow``). ``significance`` has the tests, ``rotating`` finds slown
 ranks that come last at collectives, ``device_stragglers`` ranks that are slow on their devices, and chooses between the two.
 
 Why are they slow? ``step_signals`` measures the excess of each phase and signal, ``cause`` looks up the cause in a table,
-``physical`` looks up the reason in the readings of the GPU, which ``explained`` fetches. ``stalled_line`` finds the line of code.
+``physical`` looks up the reason in the readings of the GPU, which ``explained`` fetches. For traces, ``trace_signals`` measures
+excess by annotations of the host, and ``slow_kernels`` tells a slow device from slow kernels.
+``stalled_line`` finds the line of code.
 
 ``run_evidence`` has all that was read from a run, for this stage and the next ones. ``change_points`` answers another question:
 from which step on was the run slower? The dashboard and the watcher use it.

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.waiting import Waits
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, more_rows, more_work
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.late import (
     chance_evidence,
@@ -25,9 +25,11 @@ from rankscope.analysis.inference.late import (
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.significance import LIMIT, blocks_needed
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
+from rankscope.analysis.inference.slow_kernels import with_kernels
 from rankscope.analysis.inference.stragglers import by_chance_elsewhere, find_slow, too_short
+from rankscope.analysis.inference.trace_signals import with_host_evidence, with_traces
 from rankscope.analysis.result.analysis import Evidence
-from rankscope.runs.records import Phase, StepBreakdown
+from rankscope.runs.records import StepBreakdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +159,7 @@ def device_step_signals(found: DeviceStraggler, times: Mapping[int, DeviceTimes]
     peers = [peer for peer in compared.ranks if peer not in slow.ranks]
     steps = [step for step, affected in zip(compared.steps, slow.affected.tolist(), strict=True) if affected]
     busy = _excess({one: _busy(times[one].by_step, steps) for one in (rank, *peers)}, rank)
-    loading = _excess({one: _mean(times[one].loading_us, steps) for one in (rank, *peers)}, rank)
-    phases: dict[Phase, float] = {} if loading is None else {"data": loading}
-    work = [more for more in (more_work(times, rank, peers), more_rows(times, rank, peers)) if more is not None]
-    return Signals(own_us=slow.excess_us, phases_us=phases, work=max(work, default=None), device_busy_us=busy)
+    return with_traces(Signals(own_us=slow.excess_us, device_busy_us=busy), times, rank, peers, steps)
 
 
 def _busy(rows: Sequence[StepBreakdown], steps: Sequence[int]) -> float | None:
@@ -195,11 +194,22 @@ def window_named(
     ``explained``: see ``late_named``.
     """
     if found.device is not None:
-        stage = times[found.device.slow.ranks[0]].stage
-        return device_named(found.device, device_step_signals(found.device, times), blame, stage=stage, per_window=steps == 1)
+        slow, compared = found.device.slow, found.device.compared
+        stage = times[slow.ranks[0]].stage
+        signals = device_step_signals(found.device, times)
+        named = device_named(found.device, signals, blame, stage=stage, per_window=steps == 1)
+        affected = [step for step, is_slow in zip(compared.steps, slow.affected.tolist(), strict=True) if is_slow]
+        return with_kernels(with_host_evidence(named, signals), times, compared.ranks, affected)
     if found.late is not None:
         signals = late_signals(found.late, breakdowns, blame, steps=steps)
-        return late_named(found.late, blame, window_us, signals, steps=steps, seen=seen, explained=explained)
+        worst = found.late.ranks[0]
+        every = sorted(times[worst].own_us) if worst in times else []
+        # Stages of a pipeline do different work.
+        alike = [rank for rank in times if worst in times and times[rank].stage == times[worst].stage]
+        peers = [rank for rank in alike if rank not in found.late.ranks]
+        signals = with_traces(signals, times, worst, peers, every, per=len(every) / steps)
+        named = late_named(found.late, blame, window_us, signals, steps=steps, seen=seen, explained=explained)
+        return with_kernels(with_host_evidence(named, signals), times, alike, every)
     return None
 
 

@@ -7,5 +7,6 @@ it, and ``files`` decompresses it to blocks of text. ``events`` decodes a few th
 ``work`` sorts the events into compute, communication and copies, by the tables of ``classify``. ``breakdown`` then partitions a
 window, with the interval arithmetic of ``intervals``. The output is a ``Trace``, its ``Work`` and a ``Partition``; with
 ``detail`` also classes of kernels (``kernels``), streams and copies (``streams``), launches and idle time (``launches``), and
-compute slowed by communication (``contention``). ``possible`` has the limits above which a number in a record is damage.
+compute slowed by communication (``contention``). ``steps`` are those of the profiler's annotations; ``annotations`` tell what the
+host did while the device waited. ``possible`` has the limits above which a number in a record is damage.
 """

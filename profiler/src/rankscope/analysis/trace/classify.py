@@ -9,6 +9,8 @@ from typing import Final, Literal
 from rankscope.analysis.result.detail import Direction
 
 WorkKind = Literal["compute", "communication", "memcpy"]
+Activity = Literal["gc", "checkpoint", "evaluation"]
+"""Activity that interrupts training."""
 
 COMMUNICATION_NAMES: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
     # (library, words, pattern of kernel names), case-insensitive. Every name that matches the pattern contains one of the words.
@@ -54,6 +56,7 @@ LAUNCH: Final = frozenset(
 CPU_OP: Final = frozenset({"cpu_op", "operator"})
 ANNOTATION: Final = frozenset({"user_annotation"})
 GPU_ANNOTATION: Final = frozenset({"gpu_user_annotation"})
+PYTHON_FUNCTION: Final = frozenset({"python_function"})
 
 # On a CPU build operators are the work. These only wrap operators, start communication, or wait for it.
 NOT_CPU_WORK: Final[tuple[str, ...]] = (
@@ -188,3 +191,28 @@ _COMPILED_DIRECTIONS: Final = tuple((direction, re.compile(pattern)) for directi
 def direction_of(name: str) -> Direction:
     """Return the direction of a copy by its event's name; ``unknown`` where the name has none."""
     return next((direction for direction, pattern in _COMPILED_DIRECTIONS if pattern.search(name)), "unknown")
+
+
+FUNCTIONS: Final[tuple[tuple[Activity, str], ...]] = (
+    # Names as torch 2.13 writes them with with_stack=True: "file(line): function". The collections that Python starts by itself
+    # need record_python_gc_info of torch.profiler._ExperimentalConfig, too.
+    ("gc", r"Python GC$|<built-in function collect>$"),
+    (
+        "checkpoint",
+        r"torch/serialization\.py\(\d+\): save$|torch/distributed/checkpoint/state_dict_saver\.py\(\d+\): (async_)?save$",
+    ),
+    (
+        "checkpoint",
+        r"safetensors/torch\.py\(\d+\): save_(file|model)$|.{1,200}\(\d+\): (async_)?save_(checkpoint|ckpt|pretrained)$",
+    ),
+    ("evaluation", r".{1,200}\(\d+\): (run_)?(evaluate|evaluation|validate|validation)$"),
+)
+"""Python functions that interrupt training; only these are kept of a trace's Python functions."""
+
+_FUNCTIONS: Final = tuple((activity, re.compile(pattern)) for activity, pattern in FUNCTIONS)
+
+
+@lru_cache(maxsize=1 << 16)
+def activity_of_function(name: str) -> Activity | None:
+    """Return the activity that a Python function is, by its name in a trace."""
+    return next((activity for activity, pattern in _FUNCTIONS if pattern.match(name)), None)

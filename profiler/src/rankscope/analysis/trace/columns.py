@@ -10,7 +10,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.trace.classify import ANNOTATION, CPU_COMMUNICATION, CPU_OP, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, LAUNCH
+from rankscope.analysis.trace.classify import (
+    ANNOTATION,
+    CPU_COMMUNICATION,
+    CPU_OP,
+    GPU_ANNOTATION,
+    GPU_COPY,
+    GPU_KERNEL,
+    LAUNCH,
+    PYTHON_FUNCTION,
+    activity_of_function,
+)
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location, rank_in_name
@@ -39,6 +49,8 @@ OPERATOR: Final = 2
 NOTE: Final = 3
 LAUNCHED: Final = 4
 DEVICE_NOTE: Final = 5
+_FUNCTION: Final = 6
+"""Python function: kept as an annotation if it is an activity that interrupts training."""
 
 RECORDED: Final = 1
 BACKWARD: Final = 2
@@ -69,6 +81,7 @@ _CATEGORIES: Final[dict[str, int]] = {
     **dict.fromkeys(ANNOTATION, NOTE),
     **dict.fromkeys(LAUNCH, LAUNCHED),
     **dict.fromkeys(GPU_ANNOTATION, DEVICE_NOTE),
+    **dict.fromkeys(PYTHON_FUNCTION, _FUNCTION),
 }
 
 _ABSURD_TIME_US: Final = 4e15
@@ -193,6 +206,8 @@ class _Columns:
         codes, names, threads, grids, wanted = self._codes, self._names, self._threads, self._grids, self._event
         found = [codes[event.cat] if type(event) is wanted else -1 for event in events]
         category = _numbers(found, np.int8)
+        for row in np.flatnonzero(category == _FUNCTION).tolist():
+            category[row] = -1 if activity_of_function(str(events[row].name)) is None else NOTE
         matters = category >= 0
         kept: list[Event] = list(compress(events, matters.tolist()))
         category = category[matters]

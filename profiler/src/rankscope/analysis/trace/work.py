@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -20,6 +21,7 @@ from rankscope.analysis.trace.classify import (
 )
 from rankscope.analysis.trace.columns import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
 from rankscope.analysis.trace.intervals import distinct, union
+from rankscope.analysis.trace.steps import annotated_steps
 
 NO_WORK: Final = -1
 KINDS: Final[tuple[WorkKind, ...]] = ("compute", "communication", "memcpy")
@@ -96,13 +98,15 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
 
 
 class KernelTime(msgspec.Struct, frozen=True):
-    """Kernel of one name and grid: how often it ran, and for how long in total."""
+    """Kernel of one name and grid: how often it ran, and for how long in total and typically."""
 
     name: str
     grid: str
     """Grid as the trace spells it; empty where it has none."""
     calls: int
     total_us: float
+    median_us: Mapping[int, float] = {}
+    """Median duration by the annotated step that launched it."""
 
 
 _MOST_KERNELS: Final = 512
@@ -117,13 +121,38 @@ def compute_kernels(trace: Trace, events: WorkEvents) -> list[KernelTime]:
         return []
     grids = len(trace.grids) + 1
     keys, number = np.unique(trace.name[rows].astype(np.int64) * grids + trace.grid[rows] + 1, return_inverse=True)
+    took = (events.end[mine] - events.start[mine]).astype(np.float64) / 1000
     calls = np.bincount(number)
-    total = np.bincount(number, weights=(events.end[mine] - events.start[mine]).astype(np.float64)) / 1000
+    total = np.bincount(number, weights=took)
+    kept = np.argsort(-total, kind="stable")[:_MOST_KERNELS]
+    medians = _medians_by_step(trace, events.launch[mine], number, took)
     found: list[KernelTime] = []
-    for at in np.argsort(-total, kind="stable")[:_MOST_KERNELS].tolist():
+    for at in kept.tolist():
         name, grid = divmod(int(keys[at]), grids)
         spelling = trace.grids[grid - 1] if grid else ""
-        found.append(KernelTime(trace.names[name], spelling, int(calls[at]), float(total[at])))
+        found.append(KernelTime(trace.names[name], spelling, int(calls[at]), float(total[at]), medians.get(at, {})))
+    return found
+
+
+def _medians_by_step(
+    trace: Trace, launch: NDArray[np.int64], number: NDArray[np.intp], took: NDArray[np.float64]
+) -> dict[int, dict[int, float]]:
+    """Return the median of ``took`` by ``number`` and by the annotated step of ``launch``."""
+    steps = annotated_steps(trace)
+    found: dict[int, dict[int, float]] = {}
+    if steps is None:
+        return found
+    position = steps.position(launch)
+    order = np.lexsort((took, position, number))
+    order = order[position[order] >= 0]
+    if not len(order):
+        return found
+    changes = (np.diff(number[order]) != 0) | (np.diff(position[order]) != 0)
+    begin = np.concatenate(([0], np.flatnonzero(changes) + 1))
+    end = np.concatenate((begin[1:], [len(order)]))
+    middle = (took[order[(begin + end - 1) // 2]] + took[order[(begin + end) // 2]]) / 2
+    for at, step, median in zip(number[order[begin]].tolist(), position[order[begin]].tolist(), middle.tolist(), strict=True):
+        found.setdefault(at, {})[steps.numbers[step]] = median
     return found
 
 

@@ -15,6 +15,12 @@ _WITHOUT: Final = "Start the job again without {without}; if no rank is slow the
 
 _DRAIN: Final = 'Take the host out: scontrol update NodeName={node} State=DRAIN Reason="rankscope: rank {rank} slow, %s"'
 
+_CHOICE: Final = (
+    "Compare what chooses kernels on {ranks} and on the others, and let all choose the same: versions of driver, CUDA, cuBLAS, "
+    "cuDNN and Triton; the cache of torch.compile's autotuning (TORCHINDUCTOR_CACHE_DIR); torch.backends.cudnn.benchmark"
+)
+_GIVEN: Final = "Compare what these kernels are given there and elsewhere: shapes, strides, alignment, routing of tokens"
+
 _READINGS: Final = "Look at the readings of rank {rank}'s GPU on {host}: nvidia-smi -q -d %s"
 
 
@@ -86,6 +92,10 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         0.05,
         "Find what else runs beside {ranks} (top, systemd-cgtop), and give it CPUs of its own",
         FEWER_THREADS,
+    ),
+    *(
+        msgspec.structs.replace(for_rank("kernels_of_rank", "kernels", 0.05, _CHOICE, _GIVEN), reason=reason)
+        for reason in ("few_kernels", "other_kernels")
     ),
     for_rank(
         "compare_devices",

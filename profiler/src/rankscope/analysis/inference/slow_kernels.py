@@ -1,0 +1,97 @@
+"""Kernels of a rank whose device is slow: all of them take longer, or a few, or it runs others than its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.evidence.device_times import DeviceTimes
+from rankscope.analysis.evidence.kernel_ratios import KernelComparison, compare_kernels
+from rankscope.analysis.inference.cause import CauseRule
+from rankscope.analysis.inference.named import Named
+from rankscope.analysis.result.analysis import Evidence
+from rankscope.base.text import duration, one_line, shortened
+
+_SHOWN: Final = 3
+"""Number of kernels shown."""
+_NAME: Final = 60
+"""Characters shown of a kernel's name."""
+
+
+def with_kernels(named: Named, times: Mapping[int, DeviceTimes], ranks: Sequence[int], steps: Collection[int]) -> Named:
+    """Return ``named`` with what the worst rank's kernels show, if its device is the cause; else unchanged.
+
+    ``ranks``: those that do the same work. ``steps``: those in which the worst rank was slow.
+    """
+    worst = named.ranks[0]
+    peers = [rank for rank in ranks if rank not in named.ranks and rank in times]
+    if named.cause.cause != "compute" or worst not in times or not peers:
+        return named
+    found = compare_kernels(times, worst, peers, steps)
+    if found is None:
+        return named
+    others = compare_kernels(times, worst, peers, times[worst].own_us.keys() - set(steps))
+    elsewhere = _factor_elsewhere(found, others)
+    rows = _kernel_evidence(found)
+    if elsewhere is not None:
+        detail = "median of these kernels in its other steps"
+        rows.append(Evidence(name="kernel_factor_elsewhere", value=elsewhere, unit="ratio", detail=detail))
+    cause = _cause_of_kernels(named.cause, found, elsewhere if named.pattern == "intermittent" else None)
+    return replace(named, cause=cause, evidence=[*named.evidence, *rows])
+
+
+def _factor_elsewhere(found: KernelComparison, others: KernelComparison | None) -> float | None:
+    """Return the median ratio of the kernels that take longer, in the steps in which the rank was not slow."""
+    slow = {(kernel.name, kernel.grid) for kernel in found.longer}
+    ratios = [kernel.ratio for kernel in others.compared if (kernel.name, kernel.grid) in slow] if others is not None else []
+    return float(np.median(ratios)) if ratios else None
+
+
+def _kernel_evidence(found: KernelComparison) -> list[Evidence]:
+    rows = [
+        Evidence(
+            name="kernel_factor",
+            value=found.factor,
+            unit="ratio",
+            detail=f"median of the {len(found.longer)} of {len(found.compared)} kernels (by name and grid) that take longer than "
+            "on its peers, in its slow steps",
+        )
+    ]
+    for kernel in found.longer[:_SHOWN]:
+        took = f"{duration(kernel.median_us)} against {duration(kernel.usual_us)}"
+        detail = f"{_called(kernel.name)}, grid {shortened(kernel.grid, 40)}: {took}"
+        rows.append(Evidence(name="kernel_longer", value=kernel.ratio, unit="ratio", detail=detail))
+    rows += [
+        Evidence(
+            name="kernel_unlike", value=share, unit="ratio", detail=f"of its compute is in {_called(name)}, unlike its peers'"
+        )
+        for name, share in found.unlike[:_SHOWN]
+    ]
+    return rows
+
+
+def _cause_of_kernels(cause: CauseRule, found: KernelComparison, elsewhere: float | None) -> CauseRule:
+    longer = f"{found.factor:.2f} times as long" + ("" if elsewhere is None else f" ({elsewhere:.2f} times in its other steps)")
+    if found.fault == "device":
+        says = f"{len(found.longer)} of {len(found.compared)} kernels of the same grid take {longer}"
+        return replace(cause, says=f"{cause.says}: {says}")
+    if found.fault == "few_kernels":
+        names = _listed(found.names)
+        takes = "takes" if len(found.names) == 1 else "take"
+        says = f"{names} {takes} {longer} as on the others, and its other kernels do not"
+        return replace(cause, explained_by="few_kernels", says=says)
+    if found.fault == "other_kernels":
+        says = f"it runs {_listed([name for name, _ in found.unlike])}, which the others do not"
+        return replace(cause, explained_by="other_kernels", says=says)
+    return cause
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(_called(name) for name in names[:_SHOWN])
+
+
+def _called(name: str) -> str:
+    return shortened(one_line(name.removeprefix("void "), " "), _NAME)

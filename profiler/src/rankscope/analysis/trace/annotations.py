@@ -1,0 +1,132 @@
+"""What the host thread did, by its annotations: phases of a step, and activities that interrupt training.
+
+torch annotates its data loader, ``Optimizer.step`` and ``Optimizer.zero_grad`` (torch/utils/data/dataloader.py,
+torch/optim/optimizer.py), DDP and FSDP their forward passes, pipelines their micro-batches. All else is what scripts name with
+``record_function``. Traces ``with_stack=True`` have Python functions, too; see ``classify.FUNCTIONS``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.trace.classify import Activity, activity_of_function
+from rankscope.analysis.trace.columns import NOTE, Trace
+from rankscope.analysis.trace.intervals import Spans, covered, intersect, join, subtract, union
+from rankscope.analysis.trace.steps import Steps, annotated_steps
+from rankscope.analysis.trace.work import COMMUNICATION, WorkEvents, within
+from rankscope.runs.records import Phase, StepBreakdown
+
+HostKind = Phase | Activity
+HostTimes = Mapping[HostKind, Mapping[int, float]]
+"""Microseconds that a host kept its device waiting, by phase or activity, and by step."""
+
+_WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+_CHECKPOINT: Final = frozenset({"checkpoint", "checkpoints", "checkpointing", "ckpt", "save", "saving"})
+_NOT_SAVING: Final = frozenset(
+    # Activation checkpointing, tensors kept for backward, and reading.
+    {"activation", "recompute", "recomputation", "forward", "backward", "function", "block", "layer", "tensor", "tensors"}
+    | {"load", "loading", "restore", "resume", "read"}
+)
+_EVALUATION: Final = frozenset({"eval", "evaluate", "evaluating", "evaluation", "validate", "validating", "validation"})
+_LOADER: Final = frozenset({"dataloader", "dataloading", "dataload"})
+_BATCH: Final = frozenset({"data", "batch", "batches"})
+_FETCH: Final = frozenset({"load", "loader", "loading", "fetch", "next", "get"})
+
+
+@lru_cache(maxsize=4096)
+def kind_of_annotation(name: str) -> HostKind | None:
+    """Return what an annotation of the host thread marks, by the words of its name; ``None`` for anything else."""
+    if (called := activity_of_function(name)) is not None:
+        return called
+    words = {word.lower() for word in _WORD.findall(name[:200])}
+    found: HostKind | None = None
+    if "gc" in words or "garbage" in words:
+        found = "gc"
+    elif words & _CHECKPOINT and not words & _NOT_SAVING:
+        found = "checkpoint"
+    elif words & _EVALUATION:
+        found = "evaluation"
+    elif words & _LOADER or (words & _BATCH and words & _FETCH):
+        found = "data"
+    elif "optimizer" in words:
+        found = "optimizer"
+    elif words & {"backward", "bwd"}:
+        found = "backward"
+    elif words & {"forward", "fwd"}:
+        found = "forward"
+    return found
+
+
+def host_times(trace: Trace, events: WorkEvents, windows: Sequence[StepBreakdown]) -> HostTimes | None:
+    """Return the time that the host kept the device waiting in each phase and activity, by step, from its annotations.
+
+    Phases count while the device is idle: what the host does while work is queued costs nothing. Activities count with the work
+    that they launch, such as copies of a checkpoint, but without communication. Annotations inside an activity are no phases: an
+    evaluation has forward passes, too. Checkpoints and evaluations outside all phases are ``between_steps``.
+
+    ``windows``: those of the steps on the device. ``None`` without annotations of the thread that trains.
+    """
+    steps = annotated_steps(trace)
+    mine = (trace.category == NOTE) & (trace.thread == (-1 if steps is None else steps.thread))
+    if steps is None or not mine.any():
+        return None
+    kinds = np.array([kind_of_annotation(name) or "" for name in trace.names])[trace.name]
+    rows: dict[HostKind, NDArray[np.intp]] = {
+        kind: found for kind in get_args(Phase) + get_args(Activity) if len(found := np.flatnonzero(mine & (kinds == kind)))
+    }
+    activities = [kind for kind in get_args(Activity) if kind in rows]
+    interrupting = np.concatenate([np.empty(0, dtype=np.intp), *(rows[kind] for kind in activities)])
+    notes: dict[HostKind, Spans] = {}
+    for kind, found in rows.items():
+        kept = found if kind in activities else found[~within(trace, found, interrupting)]
+        notes[kind] = union(trace.start[kept], trace.end[kept])
+    if _runs_closure(trace, events, steps, notes):
+        del notes["optimizer"]
+    phases = [kind for kind in notes if kind not in activities]
+    work = events.work()
+    busy = join(work.compute, work.communication, work.copies)
+    waited = {kind: subtract(notes[kind], busy) for kind in phases}
+    waited |= {kind: _interruption(trace, events, rows[kind]) for kind in activities}
+    between = [waited[kind] for kind in activities if kind != "gc"]
+    if between:
+        waited["between_steps"] = subtract(join(*between), join(*(notes[kind] for kind in phases)))
+    begin, end = _bounds(steps, windows)
+    numbers = [row.step for row in windows]
+    return {kind: dict(zip(numbers, (covered(begin, end, one) / 1000).tolist(), strict=True)) for kind, one in waited.items()}
+
+
+def _interruption(trace: Trace, events: WorkEvents, frames: NDArray[np.intp]) -> Spans:
+    """Return the time of the annotations ``frames`` and the work launched in them, without other work and communication."""
+    launched = events.launch_row >= 0
+    launched[launched] = within(trace, events.launch_row[launched], frames)
+    launched &= events.kind != COMMUNICATION
+    inside = union(events.start[launched], events.end[launched])
+    others = union(events.start[~launched], events.end[~launched])
+    return subtract(join(union(trace.start[frames], trace.end[frames]), inside), others)
+
+
+def _runs_closure(trace: Trace, events: WorkEvents, steps: Steps, notes: Mapping[HostKind, Spans]) -> bool:
+    """Return whether ``Optimizer.step`` runs a closure with forward and backward, so that its annotation is no phase."""
+    if "optimizer" not in notes:
+        return False
+    updates = notes["optimizer"]
+    calls = events.launch_row[events.launch_row >= 0]
+    autograd = trace.start[calls[trace.thread[calls] != steps.thread]]
+    passes = [notes[kind] for kind in ("forward", "backward") if kind in notes]
+    return bool(covered(autograd, autograd + 1, updates).any()) or len(intersect(updates, join(*passes))) > 0
+
+
+def _bounds(steps: Steps, windows: Sequence[StepBreakdown]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return begin and end of each window. What delays the first work of the first step counts to that step."""
+    begin = np.array([row.start_unix_ns for row in windows], dtype=np.int64)
+    end = begin + np.array([row.window_us * 1000 for row in windows]).astype(np.int64)
+    first = [position for position, row in enumerate(windows) if position == 0 or row.step != windows[position - 1].step + 1]
+    begin[first] = np.minimum(begin[first], steps.start[first])
+    return begin, end

@@ -1,0 +1,151 @@
+"""Time that the host keeps the device waiting, by its annotations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.analysis.collectives.windows import step_breakdowns
+from rankscope.analysis.trace.annotations import host_times, kind_of_annotation
+from rankscope.analysis.trace.columns import NOTE, read_trace
+from rankscope.analysis.trace.work import work_events
+
+Event = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "data"),
+        ("get_batch", "data"),
+        ("Optimizer.step#AdamW.step", "optimizer"),
+        ("Optimizer.zero_grad#AdamW.zero_grad", "optimizer"),
+        ("## forward ##", "forward"),
+        ("DistributedDataParallel.forward", "forward"),
+        ("Forward 3", "forward"),
+        ("## backward ##", "backward"),
+        ("FullyShardedDataParallel._pre_backward_hook", "backward"),
+        ("save_checkpoint", "checkpoint"),
+        ("dcp.save", "checkpoint"),
+        ("[pl][profile][Callback]ModelCheckpoint{'monitor': None}.on_train_batch_end", "checkpoint"),
+        ("torch/serialization.py(944): save", "checkpoint"),
+        ("torch/distributed/checkpoint/state_dict_saver.py(87): async_save", "checkpoint"),
+        ("train.py(12): save_checkpoint", "checkpoint"),
+        ("## evaluation ##", "evaluation"),
+        ("[pl][profile][Strategy]DDPStrategy.validation_step", "evaluation"),
+        ("Python GC", "gc"),
+        ("<built-in function collect>", "gc"),
+        ("gc.collect", "gc"),
+        ("activation checkpoint", None),
+        ("checkpointed layer 3: recompute", None),
+        ("load_checkpoint", None),
+        ("nccl:all_reduce", None),
+        ("ProfilerStep#7", None),
+        ("FSDP::all_gather (layers.0)", None),
+        ("", None),
+    ],
+)
+def test_names_that_torch_frameworks_and_scripts_give(name: str, kind: str | None) -> None:
+    assert kind_of_annotation(name) == kind
+
+
+def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> Event:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": args}
+
+
+def kernel(number: int, launched: float, ts: float, dur: float, *, tid: int = 1, cat: str = "kernel") -> list[Event]:
+    return [
+        x("cuda_runtime", "cudaLaunchKernel", launched, 1, tid, correlation=number),
+        x(cat, "mm" if cat == "kernel" else "Memcpy DtoH (Device -> Pinned)", ts, dur, 7, correlation=number, stream=7, device=0),
+    ]
+
+
+def two_steps(*more: Event) -> list[Event]:
+    """Return two steps of 1,000 µs, in each of which the device is busy from 200 to 700, and ``more``."""
+    events = list(more)
+    for step in range(2):
+        at = 1000.0 * step
+        events.append(x("user_annotation", f"ProfilerStep#{step}", at, 1000))
+        events += kernel(step + 1, at + 150, at + 200, 500)
+    return events
+
+
+def times_of(folder: Path, events: list[Event]) -> dict[str, dict[int, float]]:
+    (folder / "rank-0.json").write_text(json.dumps({"distributedInfo": {"rank": 0}, "traceEvents": events}))
+    trace = read_trace(folder / "rank-0.json")
+    work = work_events(trace)
+    found = host_times(trace, work, step_breakdowns(trace, work))
+    assert found is not None
+    return {kind: dict(by_step) for kind, by_step in found.items()}
+
+
+def test_a_phase_counts_while_the_device_is_idle_in_the_step_that_it_makes_longer(tmp_path: Path) -> None:
+    # given a loader at the end of the step 0, after 100 µs of the optimizer that its work hides
+    found = times_of(
+        tmp_path,
+        two_steps(
+            x("user_annotation", "Optimizer.step#AdamW.step", 600, 200),
+            x("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1000, 120),
+        ),
+    )
+    # then the time before the first work of step 1 is of step 0, whose device window it makes longer
+    assert found == {"data": {0: 120.0, 1: 0.0}, "optimizer": {0: 100.0, 1: 0.0}}
+
+
+def test_an_activity_counts_with_the_work_that_it_launches(tmp_path: Path) -> None:
+    # given a checkpoint from 600 on, with a copy of 150 µs, that waits for 100 µs of the step's work
+    found = times_of(
+        tmp_path,
+        two_steps(x("user_annotation", "save_checkpoint", 600, 400), *kernel(9, 610, 750, 150, cat="gpu_memcpy")),
+    )
+    assert found["checkpoint"] == {0: 300.0, 1: 0.0}
+    assert found["between_steps"] == {0: 300.0, 1: 0.0}
+
+
+def test_passes_of_an_evaluation_are_no_phases(tmp_path: Path) -> None:
+    found = times_of(
+        tmp_path,
+        two_steps(
+            x("user_annotation", "evaluate", 700, 300),
+            x("user_annotation", "## forward ##", 800, 100),
+            x("user_annotation", "## forward ##", 1100, 50),
+        ),
+    )
+    assert found["evaluation"] == {0: 300.0, 1: 0.0}
+    assert found["forward"] == {0: 50.0, 1: 0.0}
+
+
+def test_an_optimizer_that_runs_a_closure_is_no_phase(tmp_path: Path) -> None:
+    """``Optimizer.step(closure)``, as in Lightning, has forward and backward inside its annotation."""
+    step = x("user_annotation", "Optimizer.step#AdamW.step", 100, 850)
+    of_autograd = kernel(9, 720, 730, 10, tid=2)
+    assert "optimizer" not in times_of(tmp_path, two_steps(step, *of_autograd))
+    assert "optimizer" in times_of(tmp_path, two_steps(step))
+
+
+def test_annotations_of_other_threads_keep_no_device_waiting(tmp_path: Path) -> None:
+    assert times_of(tmp_path, two_steps(x("user_annotation", "save_checkpoint", 700, 300, tid=5))) == {}
+
+
+def test_of_python_functions_those_that_interrupt_training_are_read(tmp_path: Path) -> None:
+    events = two_steps(
+        x("python_function", "Python GC", 750, 50),
+        x("python_function", "torch/serialization.py(944): save", 800, 100),
+        x("python_function", "torch/utils/checkpoint.py(40): checkpoint", 900, 50),
+        x("python_function", "train.py(3): <module>", 0, 2000),
+    )
+    found = times_of(tmp_path, events)
+    assert found["gc"] == {0: 50.0, 1: 0.0}
+    assert found["checkpoint"] == {0: 100.0, 1: 0.0}
+    trace = read_trace(tmp_path / "rank-0.json")
+    assert "train.py(3): <module>" not in trace.names
+    assert len(trace.rows(NOTE)) == 4
+
+
+def test_without_annotations_of_the_host_nothing_is_known(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.json").write_text(json.dumps({"traceEvents": kernel(1, 150, 200, 500)}))
+    trace = read_trace(tmp_path / "rank-0.json")
+    assert host_times(trace, work_events(trace), []) is None
