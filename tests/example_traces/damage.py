@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tests.example_traces.jobs import Document, Event, recorded
-from tests.example_traces.variants import gloo_beside_a_device, packed, without_sequence
+from tests.example_traces.variants import gloo_beside_a_device, packed, schema_of_2023, without_sequence
 
 
 def _trace() -> Document:
@@ -279,10 +279,12 @@ def jobs() -> dict[str, dict[str, bytes]]:
         change(documents)
         disagreeing[name] = {f"rank-{number}.json.gz": packed(one) for number, one in enumerate(documents)}
     ranks = {f"rank-{number}.json.gz": packed(one) for number, one in enumerate(recorded("ddp", steps=1))}
+    old = [packed(schema_of_2023(one)) for one in recorded("ddp", steps=1)]
     last = ranks["rank-3.json.gz"]
     first = ranks["rank-0.json.gz"]
     return disagreeing | {
         "duplicate-ranks": ranks | {"again/rank-0.json.gz": first},
         "missing-rank": {name: data for name, data in ranks.items() if name != "rank-3.json.gz"},
+        "missing-rank-without-groups": {f"rank-{number}.json.gz": data for number, data in enumerate(old[:3])},
         "torn-rank": ranks | {"rank-3.json.gz": last[: int(len(last) * 0.93)]},
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from tests.example_traces import damage, jobs, mixed, rooted, variants
+from tests.example_traces import damage, directed, jobs, mixed, variants
 from tests.example_traces.variants import packed
 from tests.trace_truth.values import values_of_file, values_of_job
 
@@ -18,7 +18,7 @@ RECORDED: Final = "recorded"
 
 
 def _jobs() -> Iterator[tuple[str, bytes]]:
-    named = {name: jobs.job(name) for name in jobs.JOBS} | {"rooted": rooted.documents()}
+    named = {name: jobs.job(name) for name in jobs.JOBS} | {"directed": directed.documents()}
     for name, documents in named.items():
         for number, one in enumerate(documents):
             yield f"{name}/rank-{number}.json.gz", packed(one)

@@ -16,7 +16,7 @@ import rankscope.cli.demo.train as training
 
 RANKS: Final = 2
 STEPS: Final = 3
-JOB: Final = ("--steps", "16", "--width", "32", "--length", "16", "--fault", "input:1", "--fault-ms", "40")
+JOB: Final = ("--steps", "16", "--width", "128", "--length", "16", "--fault", "input:1", "--fault-ms", "40")
 
 
 def record(folder: Path) -> dict[str, bytes]:

@@ -131,6 +131,9 @@ class Job:
             if not {sender, receiver} <= set(self.whole):
                 self.unmatched["rank_missing"] += max(map(len, sides.values()))
                 continue
+            if len(sides["send"]) != len(sides["recv"]):
+                self.unmatched["order_shifted" if all(sides.values()) else "incomplete"] += max(map(len, sides.values()))
+                continue
             for send, receive in zip(sides["send"], sides["recv"], strict=True):
                 self.directed.append(Instance(dict([send, receive])))
 

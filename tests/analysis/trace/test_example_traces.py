@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.analysis.trace_values import differences, values_of_file, values_of_job
-from tests.example_traces import files
+from tests.example_traces import files, gloo
 from tests.example_traces.files import EXPECTED, FOLDER
 from tests.trace_truth import values as truth
 
@@ -75,6 +75,17 @@ def test_simulated_traces_are_those_of_the_simulator(kind: str) -> None:
     # Compressed data depends on the version of the library that compresses.
     changed = [name for name, data in written.items() if content(data) != content((FOLDER / name).read_bytes())]
     assert changed == [], "run scripts/example_traces.py"
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_job_that_is_recorded_now_agrees_as_well(require_torch: None, tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for name, data in gloo.record(tmp_path / "run").items():
+        (folder / name).write_bytes(data)
+        assert differences(truth.values_of_file(folder / name), values_of_file(folder / name)) == []
+    assert differences(truth.values_of_job(folder), values_of_job(folder)) == []
 
 
 def content(data: bytes) -> bytes:
