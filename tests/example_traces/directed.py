@@ -15,9 +15,9 @@ ROOTED: Final = (("broadcast", 1), ("reduce", 2), ("gather", 0), ("scatter", 3),
 ELEMENTS: Final = 1 << 20
 
 
-def documents() -> list[Document]:
+def documents(seed: int = 5) -> list[Document]:
     """Return the traces of the job, one per rank."""
-    job = _Job()
+    job = _Job(seed)
     for number in range(1, 25):
         if number % 2:
             job.together(number)
@@ -43,10 +43,10 @@ def documents() -> list[Document]:
 
 
 class _Job:
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         self.events: list[list[Event]] = [[] for _ in range(RANKS)]
         self.at = 1_000.0
-        self._rng = random.Random(5)
+        self._rng = random.Random(seed)
         self._calls = 100
 
     def together(self, number: int) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.analysis.trace_values import differences, values_of_file, values_of_job
-from tests.example_traces import files, gloo
+from tests.example_traces import files, gloo, mixed
 from tests.example_traces.files import EXPECTED, FOLDER
 from tests.trace_truth import values as truth
 
@@ -75,6 +77,13 @@ def test_simulated_traces_are_those_of_the_simulator(kind: str) -> None:
     # Compressed data depends on the version of the library that compresses.
     changed = [name for name, data in written.items() if content(data) != content((FOLDER / name).read_bytes())]
     assert changed == [], "run scripts/example_traces.py"
+
+
+@given(seed=st.integers(0, 2**32))
+def test_each_value_of_any_mixed_trace_agrees(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "rank-0.json"
+    path.write_text(json.dumps(mixed.trace(seed)))
+    assert differences(truth.values_of_file(path), values_of_file(path)) == []
 
 
 @pytest.mark.full
