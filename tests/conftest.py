@@ -85,6 +85,12 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def example_traces() -> Path:
+    """Folder of the traces that the simulator and the recorder wrote; every clone has them."""
+    return ROOT / "tests" / "data" / "traces"
+
+
+@pytest.fixture(scope="session")
 def require_torch() -> None:
     """Torch; without it the test is skipped (fails in CI)."""
     if importlib.util.find_spec("torch") is None:

@@ -26,10 +26,10 @@ def traces(shared_data: Path) -> Path:
     return shared_data / "traces"
 
 
-def test_some_mutated_traces_give_an_answer_or_one_line(traces: Path, tmp_path: Path) -> None:
+def test_some_mutated_traces_give_an_answer_or_one_line(example_traces: Path, tmp_path: Path) -> None:
     # given a few mutated traces, always the same
     job: dict[str, Any] = runpy.run_path(str(JOB))
-    bases = job["load_bases"](traces, job["BASES"][:2])
+    bases = job["load_bases"](example_traces, [f"variants/{name}/rank-0.json.gz" for name in ("today", "schema-2023")])
     # when each is analysed
     outcomes = [(seed, *job["run_case"](seed, bases, tmp_path)) for seed in range(40)]
     # then both kinds of outcome occur, and no other

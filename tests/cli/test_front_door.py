@@ -67,10 +67,10 @@ def test_every_verb_explains_itself_in_a_process_of_its_own(cli_process: Cli, ve
     assert done.stdout.startswith(f"Usage: rankscope {verb} ")
 
 
-def test_a_process_of_its_own_analyses_traces(cli_process: Cli, shared_data: Path) -> None:
-    done = cli_process("analyze", shared_data / "traces" / "dlrm_8ranks_v100")
+def test_a_process_of_its_own_analyses_traces(cli_process: Cli, example_traces: Path) -> None:
+    done = cli_process("analyze", example_traces / "jobs" / "ddp")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "rank 7" in done.stdout.lower()
+    assert "rank 3" in done.stdout.lower()
     assert "\x1b" not in done.stdout
 
 
@@ -167,41 +167,41 @@ def test_a_trace_without_gpu_events_is_insufficient_data_that_says_what_is_missi
         assert str(path) in done.stderr
 
 
-def test_analyze_json_is_what_its_published_schema_says(cli: Cli, shared_data: Path) -> None:
+def test_analyze_json_is_what_its_published_schema_says(cli: Cli, example_traces: Path) -> None:
     # given the schema the command line prints
     schema = json.loads(cli("schema", "analysis").stdout)
-    # when real traces are analysed
-    done = cli("analyze", shared_data / "traces" / "dlrm_8ranks_v100", "--format", "json")
+    # when traces are analysed
+    done = cli("analyze", example_traces / "jobs" / "ddp", "--format", "json")
     # then
     assert done.returncode == 0
     document = json.loads(done.stdout)
     jsonschema.validate(document, schema)
     assert document["verdict"]["kind"] == "straggler"
-    assert document["verdict"]["rank"] == 7
+    assert document["verdict"]["rank"] == 3
 
 
-def test_traces_may_be_named_by_url(cli: Cli, shared_data: Path, tmp_path: Path) -> None:
+def test_traces_may_be_named_by_url(cli: Cli, example_traces: Path, tmp_path: Path) -> None:
     # given the URL of a folder of traces, which conversion to a path would break
-    url = (shared_data / "traces" / "dlrm_8ranks_v100").as_uri()
+    url = (example_traces / "jobs" / "ddp").as_uri()
     # then it is read through fsspec
     document = json.loads(cli("analyze", url, "--format", "json").stdout)
-    assert (document["source"]["path"], document["verdict"]["rank"]) == (url, 7)
+    assert (document["source"]["path"], document["verdict"]["rank"]) == (url, 3)
     # and an invalid URL gives a one-line error, with the URL as it was written
     done = cli("analyze", "nonsense://bucket/rank-0.json")
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert "nonsense://bucket/rank-0.json" in done.stderr
 
 
-def test_fail_on_turns_a_verdict_into_an_exit_status(cli: Cli, shared_data: Path) -> None:
-    traces = shared_data / "traces" / "dlrm_8ranks_v100"
+def test_fail_on_turns_a_verdict_into_an_exit_status(cli: Cli, example_traces: Path) -> None:
+    traces = example_traces / "jobs" / "ddp"
     assert cli("analyze", traces, "--fail-on", "straggler").returncode == 1
     assert cli("analyze", traces, "--fail-on", "hang").returncode == 0
     assert cli("analyze", traces, "--fail-on", "nonsense").returncode == 2
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_no_error(shared_data: Path) -> None:
-    traces = shared_data / "traces" / "dlrm_8ranks_v100"
+def test_a_reader_that_goes_away_is_no_error(example_traces: Path) -> None:
+    traces = example_traces / "jobs" / "ddp"
     shell = f"{sys.executable} -m rankscope analyze {traces} --format json | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (141, "")

@@ -48,10 +48,10 @@ def test_every_extra_that_is_named_exists() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("require_torch")
-def test_every_rankscope_command_works_as_written(tmp_path: Path, shared_data: Path) -> None:
+def test_every_rankscope_command_works_as_written(tmp_path: Path, example_traces: Path) -> None:
     # given an empty folder with a training script, some traces and some dumps
     shutil.copy(ROOT / "cli/src/rankscope/cli/demo/train.py", tmp_path / "train.py")
-    shutil.copytree(shared_data / "traces" / "dlrm_8ranks_v100", tmp_path / "traces")
+    shutil.copytree(example_traces / "jobs" / "ddp", tmp_path / "traces")
     Job(always(2, 15.0)).write(tmp_path / "flight-recorder-dumps")
     bin_folder = Path(sys.executable).parent
     path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"

@@ -62,10 +62,11 @@ def write_traces(job: Job, folder: Path, *, seed: int = 0, steps: Iterable[int] 
     """Write ``rank<N>.json`` for each rank, with all ``steps`` or some of them. ``graphed``: forward and backward are a graph."""
     wanted = None if steps is None else frozenset(steps)
     for rank, clock in zip(job.ranks, clocks(job.world, seed=seed), strict=True):
-        (folder / f"rank{rank.rank}.json").write_bytes(msgspec.json.encode(_document(rank, clock, wanted, graphed=graphed)))
+        (folder / f"rank{rank.rank}.json").write_bytes(msgspec.json.encode(document(rank, clock, wanted, graphed=graphed)))
 
 
-def _document(rank: Rank, clock: Clock, steps: frozenset[int] | None, *, graphed: bool) -> dict[str, Any]:
+def document(rank: Rank, clock: Clock, steps: frozenset[int] | None = None, *, graphed: bool = False) -> dict[str, Any]:
+    """Return the trace of a rank as Python objects."""
     groups = rank.job.groups
     device = {"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85_017_493_504}
     return {

@@ -359,6 +359,11 @@ def means_of_its_breakdowns(analysis: Analysis) -> dict[str, float]:
     return {part.name: part.us for part in found.parts if part.us is not None}
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "pipeline", "experts-uneven"])
+def test_the_parts_of_traces_are_the_means_of_their_breakdowns(example_traces: Path, name: str) -> None:
+    assert means_of_its_breakdowns(analyze([example_traces / "jobs" / name]))["compute"] > 0
+
+
 @pytest.mark.parametrize("name", ["ddp_2ranks_nccl_metadata", "moe_dualpipe_deepep", "timesformer_h100"])
 def test_in_traces_without_a_data_loader_the_idle_device_is_unexplained(shared_data: Path, name: str) -> None:
     parts = means_of_its_breakdowns(analyze([shared_data / "traces" / name]))

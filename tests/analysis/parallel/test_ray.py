@@ -42,9 +42,9 @@ def cluster(require_ray: None) -> Iterator[Cluster]:
     assert nodes.processes() == []
 
 
-def test_the_answer_is_that_of_local_processes_to_the_byte(cluster: Cluster, cli_process: Cli, shared_data: Path) -> None:
-    # given the traces of eight real ranks
-    analyze = ("analyze", shared_data / "traces" / "dlrm_8ranks_v100", "--detail", "--format", "json")
+def test_the_answer_is_that_of_local_processes_to_the_byte(cluster: Cluster, cli_process: Cli, example_traces: Path) -> None:
+    # given the traces of four ranks
+    analyze = ("analyze", example_traces / "jobs" / "ddp", "--detail", "--format", "json")
     local = cli_process(*analyze)
     # when the tasks of a cluster read them
     ray = cli_process(*analyze, "--engine", "ray", "--address", cluster.address, timeout=200, env=cluster.environ)

@@ -65,6 +65,22 @@ def test_one_name_per_operation() -> None:
     assert operation_of_kernel("ncclDevKernel_Generic_1") == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("kernel", "operation"),
+    [
+        ("ncclDevKernel_Reduce_Sum_bf16_RING_LL", "reduce"),
+        ("multimem_all_reduce_kernel<c10::BFloat16, 16>", "all_reduce"),
+        ("two_shot_all_reduce_kernel", "all_reduce"),
+        ("multimem_all_gather_kernel<16>", "all_gather"),
+        ("oneccl_reduce_scatter_small", "reduce_scatter"),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(...)", "all_reduce"),
+        ("void quickreduce::allreduce_prototype_twoshot<...>", "all_reduce"),
+    ],
+)
+def test_an_operation_is_found_however_a_kernel_spells_it(kernel: str, operation: str) -> None:
+    assert operation_of_kernel(kernel) == operation
+
+
 def test_wrappers_are_no_work() -> None:
     assert is_cpu_work("aten::mm")
     assert is_cpu_work("torchvision::nms")

@@ -287,6 +287,24 @@ def test_copies_between_devices_inside_a_collective_are_that_collective(tmp_path
     assert rows == {("peer to peer", True): 2, ("peer to peer", False): 1, ("device to device", False): 1}
 
 
+def test_copies_of_a_collective_have_the_metadata_of_its_call(tmp_path: Path) -> None:
+    # given the library's own annotation inside the call, too, which has arguments and no metadata
+    said: dict[str, Any] = {
+        "Collective_name": "_allgather_base",
+        "Process_Group_Name": "7",
+        "Seq": 3,
+        "dtype": "Float",
+        "Out_msg_nelems": 50,
+    }
+    call = x("cpu_op", "record_param_comms", 1, 8, **said)
+    path = tmp_path / "rank-0.json"
+    annotation = x("user_annotation", "nccl:_all_gather_base", 1.5, 7, External_id=9)
+    path.write_text(json.dumps({"traceEvents": _copy_engine("c10d::_allgather_base_", call, annotation)}))
+    (collective,) = reduce_file(read_trace(path)).collectives
+    found = (collective.op, collective.group, collective.sequence, collective.bytes)
+    assert found == ("all_gather_base", "7", 3, 200)
+
+
 def test_copies_beside_a_communication_kernel_of_the_same_collective_are_a_part_of_it(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.json"
     events = _copy_engine("c10d::allgather_", launch(4, 6), kernel(NCCL, 40, 20, 8, 4))

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tests.analysis.trace_values import differences, values_of_file
+from tests.trace_truth import values as trace_truth
 
 from rankscope.analysis.collectives.windows import reduce_file, reduce_trace
 from rankscope.analysis.engine import analyze
@@ -60,6 +62,19 @@ def test_each_field_agrees_with_the_golden_value(traces: Path, name: str) -> Non
         else:
             slack = 1e-4 if field == "overlap_ratio" else 1.0
             assert found[field] == pytest.approx(golden[field], abs=slack, rel=1e-4), field
+
+
+LARGE = ("hta_df_index_resolver/rank-1.json.gz", "hta_trace_diff_test/rank-1.json.gz")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.full] if one in LARGE else []) for one in TRACES])
+def test_the_independent_program_of_the_examples_agrees_on_every_value(traces: Path, name: str) -> None:
+    golden = json.loads((traces / "golden.json").read_text())[name]
+    found = trace_truth.values_of_file(traces / name)
+    # The golden values are sums of floats: some are off by tens of nanoseconds.
+    assert {field: found["window"][field] for field in FIELDS} == pytest.approx({one: golden[one] for one in FIELDS}, abs=0.1)
+    assert differences(found, values_of_file(traces / name)) == []
 
 
 @pytest.mark.parametrize("name", ["hta_trace_diff_test/rank-1.json.gz", "kineto_2021_schema/rank-0.json.gz"])

@@ -334,21 +334,19 @@ def test_traces_of_eight_ranks_are_played_as_they_were(shared_data: Path) -> Non
     assert result.by_rank[0].saved_seconds == near(819e-6, abs=5e-6)
 
 
-def test_a_torn_trace_is_left_out_or_an_error_where_it_is_named(shared_data: Path, tmp_path: Path) -> None:
-    # given traces of eight ranks, of which one is cut off
-    for file in (shared_data / "traces" / "dlrm_8ranks_v100").iterdir():
-        data = file.read_bytes()
-        (tmp_path / file.name).write_bytes(data[:-4000] if file.name.startswith("rank-3") else data)
-    # then the other seven are replayed as far as possible, and the warning gives the reason
-    result = whatif([tmp_path])
-    assert result.source.ranks == 7
+def test_a_torn_trace_is_left_out_or_an_error_where_it_is_named(example_traces: Path) -> None:
+    # given traces of four ranks, of which one is cut off
+    traces = example_traces / "damaged" / "torn-rank"
+    # then the other three are replayed as far as possible, and the warning gives the reason
+    result = whatif([traces])
+    assert result.source.ranks == 3
     assert any("rank-3.json.gz: truncated" in warning for warning in result.source.warnings)
     with pytest.raises(InputError, match=r"rank-3\.json\.gz: truncated"):
-        whatif(sorted(tmp_path.iterdir()))
+        whatif(sorted(traces.iterdir()))
 
 
-def test_the_trace_of_one_rank_tells_nothing_of_waiting(shared_data: Path) -> None:
-    result = whatif([shared_data / "traces" / "moe_dualpipe_deepep"])
+def test_the_trace_of_one_rank_tells_nothing_of_waiting(example_traces: Path) -> None:
+    result = whatif([example_traces / "jobs" / "ddp" / "rank-0.json.gz"])
     assert result.status == "insufficient_data"
 
 

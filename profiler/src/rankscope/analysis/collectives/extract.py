@@ -199,7 +199,7 @@ def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
     frames = outermost(trace, asks[trace.name] & np.isin(trace.category, (NOTE, OPERATOR)))
     kernels = events.launch_row[(events.kind == COMMUNICATION) & (trace.category[events.rows] == KERNEL)]
     has_kernel = set(enclosing(trace, kernels[kernels >= 0], frames))
-    described = np.array(list(trace.metadata), dtype=np.intp)
+    described = np.array([row for row, args in trace.metadata.items() if args.collective], dtype=np.intp)
     said = dict(zip(enclosing(trace, described, frames), described, strict=True))
     frame_of_copy = enclosing(trace, events.launch_row[copies], frames)
     found: list[Instance] = []

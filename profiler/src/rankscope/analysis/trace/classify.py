@@ -121,6 +121,8 @@ def is_point_to_point(op: str) -> bool:
 OPERATION_NAMES: Final[dict[str, str]] = {
     # normalised spelling (lower case, no underscores) -> the operation's name in records
     "allreduce": "all_reduce",
+    "crossdevicereduce": "all_reduce",
+    "quickreduce": "all_reduce",
     "allreducecoalesced": "all_reduce_coalesced",
     "allgather": "all_gather",
     "allgatherbase": "all_gather_base",
@@ -165,7 +167,9 @@ def operation_name(spelling: str) -> str:
 
 
 _KERNEL_OPERATION = re.compile(
-    r"(AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce|dispatch|combine|notify)", re.IGNORECASE
+    r"(cross_device_reduce|quickreduce|All_?Reduce|All_?Gather|Reduce_?Scatter|Broadcast|Send_?Recv|All_?To_?All|Reduce"
+    r"|dispatch|combine|notify)",
+    re.IGNORECASE,
 )
 
 

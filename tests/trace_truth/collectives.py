@@ -1,0 +1,259 @@
+"""Collectives of one trace: which operation of which group, from when to when, how many bytes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from tests.trace_truth.figures import Figures
+from tests.trace_truth.reading import COPIES, KERNELS, NOTES, OPERATORS, Event, whole
+from tests.trace_truth.work import Step, Work, is_inside, steps_of
+
+BYTES = {
+    "float": 4,
+    "bfloat16": 2,
+    "half": 2,
+    "double": 8,
+    "long": 8,
+    "long int": 8,
+    "int": 4,
+    "unsigned char": 1,
+    "signed char": 1,
+}
+"""Bytes of an element, by the names of the metadata and of recorded shapes."""
+SPELLINGS = {
+    "allreduce": "all_reduce",
+    "allgatherbase": "all_gather_base",
+    "reducescatterbase": "reduce_scatter_base",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_allv",
+    "sendrecv": "send_recv",
+    "broadcast": "broadcast",
+    "scatter": "scatter",
+    "reduce": "reduce",
+    "gather": "gather",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+    "coalesced": "coalesced",
+}
+
+INPUT_IS_MESSAGE = ("all_reduce", "reduce_scatter_base", "all_to_all", "broadcast", "reduce", "send", "recv")
+
+
+@dataclass
+class Collective:
+    """Collective as one rank saw it; times are nanoseconds."""
+
+    op: str
+    group: str
+    ranks: tuple[int, ...] | None
+    size: int | None
+    sequence: int | None
+    dtype: str | None
+    bytes: int | None
+    enqueued: int
+    start: int
+    end: int
+    on_cpu: bool = False
+    peer: int | None = None
+    root: int | None = None
+    step: int = 0
+    index: int = 0
+
+    @property
+    def arrived(self) -> int:
+        """Arrival: the kernel's start on a device, the call on a CPU."""
+        return self.enqueued if self.on_cpu else self.start
+
+    @property
+    def inside(self) -> int:
+        """Time from the arrival to the end."""
+        return self.end - self.arrived
+
+
+def collectives_of(figures: Figures) -> list[Collective]:
+    """Return the collectives, numbered per step and group in the order in which they were enqueued."""
+    found = sorted(_on_device(figures) + _by_copies(figures) + _on_cpu(figures), key=lambda one: (one.enqueued, one.start))
+    steps = steps_of(figures.file)
+    numbers: Counter[tuple[int, str]] = Counter()
+    for one in found:
+        one.step = _step(steps, one.enqueued)
+        one.index = numbers[one.step, one.group]
+        numbers[one.step, one.group] += 1
+    return found
+
+
+def uncalled(figures: Figures) -> int:
+    """Return the number of collectives of CPU workers whose call is not in the trace."""
+    return sum(one.event.category in NOTES for one in figures.work) - len(_on_cpu(figures))
+
+
+def _step(steps: list[Step], at: int) -> int:
+    """Return the last step that has begun; before the first one, that one."""
+    begun = [step for step in steps if step.start <= at]
+    return begun[-1].number if begun else steps[0].number if steps else 0
+
+
+def operation(spelling: str) -> str:
+    """Return the one name of an operation."""
+    word = spelling.rpartition(":")[2].split(" ")[0]
+    return SPELLINGS.get(word.replace("_", "").lower(), word.strip("_").lower())
+
+
+def _on_device(figures: Figures) -> list[Collective]:
+    kernels = [one for one in figures.work if one.kind == "communication" and one.event.category in KERNELS]
+    notes = [event for event in figures.file.some(NOTES) if event.name.startswith("nccl:")]
+    note_of = {id(one): _note(one, notes) for one in kernels}
+    users = Counter(_user(one, note_of[id(one)]) for one in kernels)
+    streams: dict[int, int] = {}
+    found = []
+    for one in kernels:
+        streams.setdefault(one.event.number("stream"), len(streams))
+        note = note_of[id(one)]
+        args = one.event.args
+        spelling = args.get("Collective name") or (note.name if note else None)
+        op = operation(spelling) if spelling else _operation_of_kernel(one.event.name)
+        if op == "all_to_allv" and all(len(set(numbers(args.get(f"{side} split size")))) <= 1 for side in ("In", "Out")):
+            op = "all_to_all"
+        base = _described(figures, args, op, f"stream-{streams[one.event.number('stream')]}")
+        base = replace(base, enqueued=min(one.launched, one.start), start=one.start, end=one.end)
+        if note and not args.get("Collective name"):
+            dtype, moved = _shapes(note, op)
+            base = replace(base, dtype=dtype, bytes=moved)
+        alone = users[_user(one, note)] == 1
+        if not alone:
+            base = replace(base, bytes=None)
+        parts = _parts(figures, note, notes) if note and alone and not args.get("Collective name") else []
+        for part in parts:
+            described = _described(figures, part.args, operation(part.args["Collective name"]), base.group)
+            found.append(replace(described, enqueued=base.enqueued, start=base.start, end=base.end))
+        found += [] if parts else [base]
+    return found
+
+
+def _described(figures: Figures, args: dict[str, Any], op: str, otherwise: str) -> Collective:
+    """Return what the metadata says of a collective; ``otherwise``: its group where they do not name one."""
+    name, size = args.get("Process Group Name"), whole(args.get("Group size"))
+    configured = {str(one["pg_name"]): tuple(one["ranks"]) for one in figures.file.distributed.get("pg_config", [])}
+    listed = tuple(numbers(args.get("Process Group Ranks")))
+    # A long list is cut.
+    ranks = configured.get(str(name)) or (listed if listed and size in (-1, len(listed)) else None)
+    counts = [count for count in (whole(args.get("In msg nelems")), whole(args.get("Out msg nelems"))) if count >= 0]
+    width = BYTES.get(str(args.get("dtype")).lower())
+    peer = whole(args.get("Dst Rank" if op == "send" else "Src Rank")) if op in ("send", "recv") else -1
+    return Collective(
+        op=op,
+        group=otherwise if name is None else str(name),
+        ranks=ranks,
+        size=size if size >= 0 else len(ranks) if ranks else None,
+        sequence=whole(args["Seq"]) if "Seq" in args else None,
+        dtype=args.get("dtype"),
+        bytes=max(counts) * width if counts and width else None,
+        enqueued=0,
+        start=0,
+        end=0,
+        peer=peer if peer >= 0 else None,
+        root=_root(figures, op, whole(args.get("External id")), ranks),
+    )
+
+
+def _root(figures: Figures, op: str, call: int, ranks: tuple[int, ...] | None) -> int | None:
+    """Return the root of an operation: the call of a kernel has its place in the group."""
+    if op not in ("broadcast", "scatter", "reduce", "gather") or not ranks or call < 0:
+        return None
+    calls = [one for one in figures.file.some(OPERATORS) if one.args.get("Collective name")]
+    places = [one.number("Rank") for one in calls if one.number("External id") == call]
+    return ranks[places[-1]] if places and 0 <= places[-1] < len(ranks) else None
+
+
+def numbers(value: Any) -> list[int]:
+    """Return the numbers in a list, or in the text of one."""
+    return list(value) if isinstance(value, list) else [int(one) for one in re.findall(r"\d+", value or "")]
+
+
+def _note(one: Work, notes: list[Event]) -> Event | None:
+    """Return the annotation inside which a kernel was launched."""
+    around = [note for note in notes if one.call and is_inside(one.call, note)]
+    return around[-1] if around else None
+
+
+def _user(one: Work, note: Event | None) -> str:
+    """Return what stands for the call of a kernel."""
+    if one.event.args.get("Collective name") and one.event.number("External id") >= 0:
+        return f"call {one.event.number('External id')}"
+    return f"note {id(note)}" if note else f"kernel {id(one)}"
+
+
+def _parts(figures: Figures, note: Event, notes: list[Event]) -> list[Event]:
+    """Return the sends and receives of a batch: the calls on its thread since the batch before it."""
+    if not note.name.startswith("nccl:coalesced"):
+        return []
+    before = [one.start for one in notes if one.name == note.name and one.thread == note.thread and one.start < note.start]
+    since = max(before, default=-1)
+    calls = [one for one in figures.file.some(OPERATORS) if one.args.get("Collective name") in ("send", "recv")]
+    mine = [one for one in calls if one.thread == note.thread and since < one.start <= note.start]
+    return sorted(mine, key=lambda one: one.start)
+
+
+def _operation_of_kernel(name: str) -> str:
+    name = name.replace("_all_reduce", "AllReduce").replace("cross_device_reduce", "AllReduce")
+    found = re.search(r"AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|dispatch|combine|notify", name)
+    return operation(found[0]) if found else "unknown"
+
+
+def _by_copies(figures: Figures) -> list[Collective]:
+    """Return the collectives of copy engines: the copies launched inside one call of a collective are one collective."""
+    copies = [one for one in figures.work if one.kind == "communication" and one.event.category in COPIES]
+    requests = [event for event in figures.file.some(OPERATORS) if event.args.get("Collective name")]
+    by_request: dict[int, list[Work]] = defaultdict(list)
+    for one in copies:
+        request = _note(one, requests)
+        assert request is not None, "the examples have a call with metadata around them"
+        by_request[requests.index(request)].append(one)
+    found = []
+    for number, mine in by_request.items():
+        args = requests[number].args
+        base = _described(figures, args, operation(args["Collective name"]), "copy-engine")
+        start, end = min(one.start for one in mine), max(one.end for one in mine)
+        found.append(replace(base, enqueued=min(start, *(one.launched for one in mine)), start=start, end=end))
+    return found
+
+
+def _on_cpu(figures: Figures) -> list[Collective]:
+    """Return the collectives of CPU workers: the k-th that a worker runs of an operation belongs to its k-th call."""
+    calls: dict[str, list[Event]] = defaultdict(list)
+    for call in sorted(figures.file.some(OPERATORS), key=lambda call: call.start):
+        if call.name.startswith("c10d::"):
+            calls[operation(call.name)].append(call)
+    found = []
+    for one in figures.work:
+        if one.event.category not in NOTES:
+            continue
+        op = operation(one.event.name)
+        waiting = calls[op]
+        if not waiting or waiting[0].start > one.start:
+            continue
+        dtype, moved = _shapes(one.event, op)
+        found.append(Collective(op, "cpu", None, None, None, dtype, moved, waiting.pop(0).start, one.start, one.end, on_cpu=True))
+    return found
+
+
+def _shapes(event: Event, op: str) -> tuple[str | None, int | None]:
+    """Return type and bytes of the inputs, where their shapes were recorded and the inputs are the whole message."""
+    shapes, types = event.args.get("Input Dims"), event.args.get("Input type")
+    if (
+        op not in INPUT_IS_MESSAGE
+        or not shapes
+        or not types
+        or len(shapes) != len(types)
+        or not all(isinstance(shape, list) for shape in shapes)
+    ):
+        return None, None
+    if any(one.removeprefix("c10::").lower() not in BYTES for one in types):
+        return None, None
+    total = sum(prod(shape) * BYTES[one.removeprefix("c10::").lower()] for shape, one in zip(shapes, types, strict=True))
+    return (types[0] if len(set(types)) == 1 else None), total

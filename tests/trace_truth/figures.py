@@ -1,0 +1,234 @@
+"""Figures of one trace: where its time goes, on which stream, which copies it has, why its device idles."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from typing import Any
+
+from tests.trace_truth.cells import Cells, Grid, middle, quantile
+from tests.trace_truth.reading import COPIES, KERNELS, File
+from tests.trace_truth.work import Window, Work, window_of_file, windows_of_steps, work_of
+
+KINDS = ("compute", "communication", "memcpy")
+MOST_COPY_BYTES = 2**40
+
+
+class Figures:
+    """All figures of a trace."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.work = work_of(file)
+        self.window = window_of_file(self.work)
+        self.steps = windows_of_steps(file, self.work)
+        instants = {instant for one in self.work for instant in (one.start, one.end)}
+        instants |= {instant for one in self.work if one.call for instant in (one.call.start, one.call.end)}
+        windows = [self.window, *(window for _, window in self.steps)]
+        self.grid = Grid(instants | {instant for window in windows for instant in (window.start, window.end)})
+        self.kinds = {kind: self._busy([one for one in self.work if one.kind == kind]) for kind in KINDS}
+
+    def _busy(self, work: list[Work]) -> Cells:
+        return self.grid.union((one.start, one.end) for one in work)
+
+    def on_device(self) -> list[Work]:
+        """Return the work on devices."""
+        return [one for one in self.work if one.on_device]
+
+    def starts_inside(self, one: Work) -> bool:
+        """Return whether work starts in the window; only work that takes no time can start at its end or outside."""
+        return self.window.start <= one.start < self.window.end
+
+    def told(self) -> dict[str, Any]:
+        """Return the figures as JSON."""
+        file = self.file
+        return {
+            "rank": file.rank,
+            "world_size": file.distributed.get("world_size"),
+            "host": host if isinstance(host := file.head.get("host_name"), str) else None,
+            "torn": file.torn,
+            "damaged": file.damaged,
+            "start_ns": self.window.start,
+            "window": self.whole(),
+            "steps": {str(step.number): self.partition(window) for step, window in self.steps},
+            "own_us": {
+                str(step.number): self.own_us(window) for step, window in self.steps if file.work_on_device and window.complete
+            },
+            "streams": self.streams(),
+            "copies": self.copies(),
+            "launch": self.launches(),
+        }
+
+    def whole(self) -> dict[str, float | None]:
+        """Return how the window of the file divides, and the hidden share of its communication.
+
+        Without its end a file lacks events: nothing is zero, and nothing is known to be idle.
+        """
+        found = self.partition(self.window)
+        talk, hidden = found["communication_us"], found["overlap_us"]
+        ratio = hidden / talk if talk and hidden is not None else None
+        if self.file.torn:
+            found = {name: value or None for name, value in found.items()} | {"idle_us": None}
+        return found | {"overlap_ratio": ratio}
+
+    def partition(self, window: Window) -> dict[str, float | None]:
+        """Return how a window divides."""
+        inside = self.grid.cells(window.start, window.end)
+        compute, talk, copies = (self.kinds[kind] & inside for kind in KINDS)
+        us = self.grid.us
+        return {
+            "window_us": us(inside),
+            "compute_us": us(compute),
+            "communication_us": us(talk),
+            "overlap_us": us(compute & talk),
+            "exposed_communication_us": us(talk - compute),
+            "memcpy_us": us(copies),
+            "exposed_memcpy_us": us(copies - compute - talk),
+            "idle_us": us(inside - compute - talk - copies),
+        }
+
+    def own_us(self, window: Window) -> float:
+        """Return the time of a step that is not communication alone."""
+        inside = self.grid.cells(window.start, window.end)
+        return self.grid.us(inside - (self.kinds["communication"] - self.kinds["compute"]))
+
+    def streams(self) -> list[dict[str, Any]]:
+        """Return the time of each stream, the busiest first."""
+        by_stream: dict[tuple[int, int], list[Work]] = defaultdict(list)
+        for one in self.on_device():
+            if self.starts_inside(one):
+                by_stream[one.event.number("device"), one.event.number("stream")].append(one)
+        busy = {stream: self._busy(work) for stream, work in by_stream.items()}
+        rows = []
+        for (device, stream), work in by_stream.items():
+            mine = busy[device, stream]
+            others = self.grid.union([])
+            for other, cells in busy.items():
+                if other[0] == device and other[1] != stream:
+                    others |= cells
+            by_kind = {f"{kind}_us": self.grid.us(self._busy([one for one in work if one.kind == kind])) for kind in KINDS}
+            rows.append(
+                {
+                    "device": None if device < 0 else device,
+                    "stream": None if stream < 0 else stream,
+                    "events": len(work),
+                    "busy_us": self.grid.us(mine),
+                    "overlapped_us": self.grid.us(mine & others),
+                    "exposed_us": self.grid.us(mine - others),
+                    **by_kind,
+                }
+            )
+        return sorted(rows, key=lambda row: [-1 if row[name] is None else row[name] for name in ("device", "stream")])
+
+    def copies(self) -> list[dict[str, Any]]:
+        """Return the copies by direction, memory and purpose."""
+        launched = Counter(id(one.call) for one in self.work if one.call)
+        by_kind: dict[tuple[str, str, bool], list[Work]] = defaultdict(list)
+        for one in self.on_device():
+            if self.starts_inside(one) and (one.event.category in COPIES or one.kind == "memcpy"):
+                named = re.search(r"\(([A-Za-z ]+-> ?[A-Za-z ]+)\)", one.event.name)
+                key = (direction(one.event.name), named[1] if named else "", one.kind == "communication")
+                by_kind[key].append(one)
+        rows = []
+        for (way, memory, collective), work in by_kind.items():
+            sizes = {id(one): _bytes(one, launched) for one in work}
+            sized = [one for one in work if 0 <= sizes[id(one)] <= MOST_COPY_BYTES]
+            moved = sum(sizes[id(one)] for one in sized)
+            busy, took = self._busy(work), self.grid.us(self._busy(sized))
+            rows.append(
+                {
+                    "direction": way,
+                    "memory": memory or None,
+                    "collective": collective,
+                    "events": len(work),
+                    "busy_us": self.grid.us(busy),
+                    "exposed_us": self.grid.us(busy - self.kinds["compute"] - self.kinds["communication"]),
+                    "bytes": moved if sized else None,
+                    "sized_events": len(sized),
+                    "bytes_per_second": moved * 1e6 / took if took else None,
+                }
+            )
+        return sorted(rows, key=lambda row: (row["direction"], row["memory"] or "", row["collective"]))
+
+    def launches(self) -> dict[str, Any] | None:
+        """Return how work was launched, and why the device was idle; ``None`` where no call is known."""
+        events = self.on_device()
+        known = [one for one in events if one.call]
+        if not known:
+            return None
+        in_window = [one for one in events if self.starts_inside(one)]
+        first: dict[int, Work] = {}
+        for one in known:
+            first.setdefault(id(one.call), one)
+        leaders = [one for one in first.values() if one in in_window]
+        numbers = Counter(one.event.number("correlation") for one in events if not one.call and one.event.category in KERNELS)
+        numbers.pop(-1, None)
+        graphed = [
+            one.event.number("correlation")
+            for one in in_window
+            if one.event.number("graph node id") > 0
+            or (one.call and "GraphLaunch" in one.call.name)
+            or (not one.call and one.event.category in KERNELS and numbers[one.event.number("correlation")] > 1)
+        ]
+        return {
+            "events": len(in_window),
+            "linked": sum(one.call is not None for one in in_window),
+            "calls": len({id(one.call) for one in in_window if one.call}),
+            **self.reasons(events),
+            "queue_delay": {kind: found for kind in KINDS if (found := _delays([one for one in leaders if one.kind == kind]))},
+            "started_early": sum(one.start < one.launched for one in leaders),
+            "graph_launches": len(set(graphed)),
+            "graph_events": len(graphed),
+        }
+
+    def reasons(self, events: list[Work]) -> dict[str, float]:
+        """Return the idle time of the window by what the device waited for; the first reason counts."""
+        grid = self.grid
+        idle = grid.cells(self.window.start, self.window.end) - set().union(*self.kinds.values())
+        queued, launching, unknown = (grid.union([]) for _ in range(3))
+        for one in events:
+            if one.call:
+                returned = min(one.call.end, one.start)
+                queued |= grid.cells(returned, one.start)
+                launching |= grid.cells(one.call.start, returned) if one.call.start < returned else set()
+        starts = {one.start for one in events if one.call}
+        strangers = {one.start for one in events if not one.call} - starts
+        for gap in grid.gaps(idle):
+            if grid.end(gap) in strangers:
+                unknown |= gap
+        return {
+            "idle_queued_us": grid.us(idle & queued),
+            "idle_launching_us": grid.us(idle & launching - queued),
+            "idle_unknown_us": grid.us(idle & unknown - launching - queued),
+            "idle_starved_us": grid.us(idle - unknown - launching - queued),
+        }
+
+
+def direction(name: str) -> str:
+    """Return the direction of a copy."""
+    words = {
+        "host to device": ("HtoD", "HostToDevice"),
+        "device to host": ("DtoH", "DeviceToHost"),
+        "peer to peer": ("PtoP", "Peer"),
+        "device to device": ("DtoD", "DeviceToDevice"),
+        "fill": ("Memset", "fill"),
+    }
+    return next((way for way, spellings in words.items() if any(one in name for one in spellings)), "unknown")
+
+
+def _bytes(one: Work, launched: Counter[int]) -> int:
+    """Return what a copy moves: by its own word, else by that of the call that launched nothing else; -1 if unknown."""
+    own = one.event.number("bytes") if one.event.category in COPIES else -1
+    return one.call.number("bytes") if own < 0 and one.call and launched[id(one.call)] == 1 else own
+
+
+def _delays(leaders: list[Work]) -> dict[str, float] | None:
+    delays = [max(0, one.start - one.launched) / 1000 for one in leaders]
+    if not delays:
+        return None
+    return {
+        "events": len(delays),
+        "median_us": middle(delays),
+        "p90_us": quantile(delays, 0.9),
+        "longest_us": max(delays),
+    }

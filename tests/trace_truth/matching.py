@@ -1,0 +1,186 @@
+"""Collectives of a job: which records of different ranks are one and the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.trace_truth.cells import middle
+from tests.trace_truth.collectives import Collective, collectives_of, uncalled
+from tests.trace_truth.figures import Figures
+from tests.trace_truth.reading import RefusedError, read
+
+FROM_ROOT = ("broadcast", "scatter")
+TO_ROOT = ("reduce", "gather")
+POINT_TO_POINT = ("send", "recv", "send_recv", "coalesced")
+NOT_JUDGED = {
+    "all_to_allv": "uneven_all_to_all",
+    "send_recv": "p2p",
+    "coalesced": "p2p",
+    "dispatch": "expert_parallel",
+    "combine": "expert_parallel",
+    "notify": "expert_parallel",
+    "unknown": "unknown_operation",
+}
+MILLISECOND = 1_000_000
+
+
+@dataclass(eq=False)
+class Instance:
+    """One collective on all its ranks, or a send with its receive."""
+
+    parts: dict[int, Collective]
+
+    @property
+    def any(self) -> Collective:
+        """One of its parts."""
+        return next(iter(self.parts.values()))
+
+    @property
+    def together(self) -> bool:
+        """True if no rank leaves before the last has come."""
+        return self.any.op not in FROM_ROOT + TO_ROOT + ("send",)
+
+    @property
+    def shortest(self) -> int:
+        """Transfer where no rank leaves before the last has come."""
+        return min(part.inside for part in self.parts.values())
+
+
+class Job:
+    """Traces of the ranks of a job, whose clocks may be apart by constant times."""
+
+    def __init__(self, folder: Path) -> None:
+        paths = [path for path in sorted(folder.rglob("*")) if path.name.endswith((".json", ".json.gz", ".json.zst"))]
+        read_ranks = [Figures(read(path)) for path in paths]
+        self.figures = {figures.file.rank: figures for figures in read_ranks if figures.file.rank is not None}
+        if len(self.figures) < len(paths):
+            raise RefusedError("a second trace of rank")
+        self.whole = {rank: one for rank, one in self.figures.items() if not one.file.torn}
+        self.collectives = {rank: collectives_of(one) for rank, one in self.whole.items()}
+        worlds = [int(one.file.distributed.get("world_size", 0)) for one in self.figures.values()]
+        self.world = max(len(self.figures), *worlds)
+        self.matched: list[Instance] = []
+        """Those that no rank leaves before the last has come."""
+        self.directed: list[Instance] = []
+        """Sends with their receives, and operations with a root."""
+        self.partial: list[Instance] = []
+        """Those of which some ranks are missing."""
+        self.unmatched: Counter[str] = Counter()
+        self.excluded: Counter[str] = Counter()
+        self.by_sequence = 0
+        self._match()
+        self._match_pairs()
+        if missing := max((uncalled(one) for one in self.whole.values()), default=0):
+            self.unmatched["call_missing"] += missing
+        self.ahead = self._clocks()
+        spreads = [self._spread(one) for one in self.matched]
+        self.residual = middle(spreads) if spreads else float(MILLISECOND)
+
+    def _match(self) -> None:
+        groups: dict[tuple[int, str, tuple[int, ...] | None], dict[int, list[Collective]]] = {}
+        for rank, collectives in self.collectives.items():
+            for one in collectives:
+                if one.op not in POINT_TO_POINT:
+                    groups.setdefault((one.step, one.group, one.ranks), {}).setdefault(rank, []).append(one)
+        for (_, _, members), by_rank in groups.items():
+            everybody = [one for mine in by_rank.values() for one in mine]
+            numbered = all(one.sequence is not None for one in everybody)
+            shifted = not numbered and len({len(mine) for mine in by_rank.values()}) > 1
+            for key in sorted({_key(one, numbered=numbered) for one in everybody}):
+                parts = {rank: one for rank in sorted(by_rank) for one in by_rank[rank] if _key(one, numbered=numbered) == key}
+                self._judge(Instance(parts), members, shifted=shifted, numbered=numbered)
+
+    def _judge(self, instance: Instance, members: tuple[int, ...] | None, *, shifted: bool, numbered: bool) -> None:
+        parts = instance.parts.values()
+        ops = {part.op for part in parts}
+        expected = set(members or (self.whole if len(self.whole) == self.world else ()))
+        if reasons := [NOT_JUDGED[op] for op in ops if op in NOT_JUDGED]:
+            self.excluded[reasons[0]] += 1
+        elif not instance.together and any(part.root is None for part in parts):
+            self.excluded["broadcast" if instance.any.op == "broadcast" else "rooted"] += 1
+        elif ops == {"all_to_all"} and _differ(part.bytes for part in parts):
+            self.excluded["uneven_all_to_all"] += 1
+        elif shifted and expected and expected <= set(self.whole):
+            self.unmatched["order_shifted"] += 1
+        elif set(instance.parts) != expected:
+            missing = not expected or not expected <= set(self.whole)
+            self.unmatched["rank_missing" if missing else "incomplete"] += 1
+            if instance.together and not shifted and _disagreement(instance) is None:
+                self.partial.append(instance)
+        elif (differing := _disagreement(instance)) is not None:
+            self.unmatched[differing] += 1
+        elif not instance.together:
+            self.directed.append(instance)
+        else:
+            self.matched.append(instance)
+            self.by_sequence += numbered
+
+    def _match_pairs(self) -> None:
+        """The k-th send of a rank to another one belongs to the k-th receive there."""
+        ends: dict[tuple[int, str, int, int], dict[str, list[tuple[int, Collective]]]] = {}
+        for rank, collectives in self.collectives.items():
+            for one in collectives:
+                if one.op in ("send", "recv") and one.peer is not None:
+                    way = (rank, one.peer) if one.op == "send" else (one.peer, rank)
+                    sides = ends.setdefault((one.step, one.group, *way), {"send": [], "recv": []})
+                    sides[one.op].append((rank, one))
+        for (_, _, sender, receiver), sides in ends.items():
+            if not {sender, receiver} <= set(self.whole):
+                self.unmatched["rank_missing"] += max(map(len, sides.values()))
+                continue
+            if len(sides["send"]) != len(sides["recv"]):
+                self.unmatched["order_shifted" if all(sides.values()) else "incomplete"] += max(map(len, sides.values()))
+                continue
+            for send, receive in zip(sides["send"], sides["recv"], strict=True):
+                self.directed.append(Instance(dict([send, receive])))
+
+    def _clocks(self) -> dict[int, int]:
+        """Return how far each rank's clock is ahead of that of the first one: what ends together shows it.
+
+        Ranks of one host have one clock.
+        """
+        hosts = {rank: one.file.head.get("host_name", rank) for rank, one in self.figures.items()}
+        first = min(self.figures)
+        ahead = dict.fromkeys(self.figures, 0)
+        for rank, host in hosts.items():
+            apart = [
+                one.parts[rank].end - one.parts[first].end for one in self.matched if rank in one.parts and first in one.parts
+            ]
+            if host != hosts[first] and apart:
+                ahead[rank] = round(middle(apart))
+        return ahead
+
+    def arrival(self, rank: int, one: Collective) -> int:
+        """Return a rank's arrival on the common clock."""
+        return one.arrived - self.ahead[rank]
+
+    def end(self, rank: int, one: Collective) -> int:
+        """Return a rank's end on the common clock."""
+        return one.end - self.ahead[rank]
+
+    def _spread(self, instance: Instance) -> int:
+        ends = [self.end(rank, part) for rank, part in instance.parts.items()]
+        return max(ends) - min(ends)
+
+
+def _key(one: Collective, *, numbered: bool) -> int:
+    return one.sequence if numbered and one.sequence is not None else one.index
+
+
+def _disagreement(instance: Instance) -> str | None:
+    """Return in what the ranks of an instance disagree."""
+    parts = instance.parts.values()
+    told: dict[str, list[object]] = {
+        "operation_differs": [one.op for one in parts],
+        "bytes_differ": [one.bytes for one in parts],
+        "dtype_differs": [one.dtype for one in parts],
+    }
+    return next((name for name, values in told.items() if _differ(values)), None)
+
+
+def _differ(values: Iterable[object]) -> bool:
+    """Return whether values differ; what is not known agrees with anything."""
+    return len(set(values) - {None}) > 1

@@ -1,0 +1,142 @@
+"""What the events of a trace are: compute, communication, copies; which call launched them; which step they belong to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tests.trace_truth.reading import CALLS, COPIES, DEVICE_NOTES, KERNELS, NOTES, OPERATORS, Event, File
+
+COMMUNICATION_WORDS = ("nccl", "rccl", "ep::internode", "ep::intranode", "cross_device_reduce", "multimem_", "nvshmem", "oneccl")
+COPY_WORDS = ("__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer")
+REQUESTS = ("nccl:", "record_param_comms", "c10d::", "_c10d_functional::", "symm_mem::")
+NO_WORK_ON_CPU = ("autograd::engine::", "torch::autograd::", "torch.distributed.", "torch::distributed::", "c10d::", "profiler::")
+CPU_LIBRARIES = ("gloo:", "mpi:", "ucc:")
+
+
+@dataclass(eq=False)
+class Work:
+    """Event that is work."""
+
+    event: Event
+    kind: str
+    """``compute``, ``communication`` or ``memcpy``."""
+    call: Event | None
+    """Call that launched it; ``None`` where the trace has none, and for work on the CPU."""
+
+    @property
+    def start(self) -> int:
+        """Start in nanoseconds."""
+        return self.event.start
+
+    @property
+    def end(self) -> int:
+        """End in nanoseconds."""
+        return self.event.end
+
+    @property
+    def on_device(self) -> bool:
+        """True if it ran on a device."""
+        return self.event.category in KERNELS + COPIES
+
+    @property
+    def launched(self) -> int:
+        """Start of the call that launched it, else its own start."""
+        return self.start if self.call is None else self.call.start
+
+
+def work_of(file: File) -> list[Work]:
+    """Return the work of a trace in the order of the starts."""
+    calls: dict[int, Event] = {}
+    for call in file.some(CALLS):
+        calls.setdefault(call.number("correlation"), call)
+    calls.pop(-1, None)
+    found = [Work(event, _kind(event), calls.get(event.number("correlation"))) for event in file.work_on_device]
+    requests = [event for event in file.some(NOTES + OPERATORS) if event.name.startswith(REQUESTS)]
+    for work in found:
+        between_devices = re.search(r"PtoP|Peer", work.event.name) and work.event.category in COPIES
+        if between_devices and work.call is not None and any(is_inside(work.call, request) for request in requests):
+            work.kind = "communication"
+    found += [Work(event, "communication", None) for event in file.some(NOTES) if event.name.startswith(CPU_LIBRARIES)]
+    if not file.work_on_device:
+        computing = (one for one in file.some(OPERATORS) if "::" in one.name and not one.name.startswith(NO_WORK_ON_CPU))
+        found += [Work(event, "compute", None) for event in computing]
+    return sorted(found, key=lambda work: work.start)
+
+
+def is_inside(event: Event, frame: Event) -> bool:
+    """Return whether an event starts inside another one of its thread."""
+    return event.thread == frame.thread and frame.start <= event.start < frame.end
+
+
+def _kind(event: Event) -> str:
+    if event.args.get("Collective name"):
+        return "communication"
+    if event.category in COPIES or event.name.startswith(COPY_WORDS):
+        return "memcpy"
+    return "communication" if any(word in event.name.lower() for word in COMMUNICATION_WORDS) else "compute"
+
+
+@dataclass
+class Step:
+    """Annotated step on the host."""
+
+    number: int
+    start: int
+    end: int
+
+
+def steps_of(file: File) -> list[Step]:
+    """Return the annotated steps: those of the thread with most of them, each up to the next."""
+    for categories in (NOTES, DEVICE_NOTES):
+        notes = [event for event in file.some(categories) if re.fullmatch(r"ProfilerStep#\d+", event.name)]
+        if notes:
+            break
+    threads = [event.thread for event in notes]
+    chosen = [event for event in notes if event.thread == max(threads, key=threads.count)]
+    steps = [Step(int(one.name.partition("#")[2]), one.start, one.end) for one in sorted(chosen, key=lambda one: one.start)]
+    for step, following in pairwise(steps):
+        if following.number == step.number + 1 or step.end > following.start:
+            step.end = following.start
+    return steps
+
+
+@dataclass
+class Window:
+    """Time that is divided."""
+
+    start: int
+    end: int
+    complete: bool = True
+    """False for a step of a device without work on it."""
+
+
+def window_of_file(work: Iterable[Work]) -> Window:
+    """Return the time from the first start to the last end of work that takes time."""
+    spans = [(one.start, one.end) for one in work if one.end > one.start]
+    return Window(min(start for start, _ in spans), max(end for _, end in spans))
+
+
+def windows_of_steps(file: File, work: list[Work]) -> list[tuple[Step, Window]]:
+    """Return the window of each step.
+
+    On a device it begins with the first work that was launched in the step, and ends where that of the next step begins. Without
+    a next step it ends with the last work.
+    """
+    steps = steps_of(file)
+    if not file.work_on_device:
+        return [(step, Window(step.start, step.end)) for step in steps]
+    mine = [[one for one in work if step.start <= one.launched < step.end] for step in steps]
+    found = []
+    for number, step in enumerate(steps):
+        if not mine[number]:
+            found.append((step, Window(step.start, step.end, complete=False)))
+            continue
+        start, end = min(one.start for one in mine[number]), max(one.end for one in mine[number])
+        if number + 1 < len(steps) and mine[number + 1] and steps[number + 1].number == step.number + 1:
+            following = min(one.start for one in mine[number + 1])
+            end = following if following >= start else end
+        found.append((step, Window(start, end)))
+    return found
