@@ -24,6 +24,7 @@ def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
         gain_us=gain,
         instance_step=np.array(steps),
         waited_us=gain[:, ::-1],
+        exposed_at_us=gain[:, ::-1],
     )
 
 

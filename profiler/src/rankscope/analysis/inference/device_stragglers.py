@@ -60,7 +60,7 @@ def judge_windows(blame: Blame, waits: Waits, times: Mapping[int, DeviceTimes], 
     more than twice as much, it counts.
     """
     waited_us = _waited_us(blame, waits)
-    groups = device_own_times(times)
+    groups = device_own_times(times, blame)
     device, calm = slowest(groups, lambda slow, group: _imposed(slow, group, times, waited_us, blame))
     late = find_late(blame, window_us)
     if device is not None and (late is None or 2 * device.slow.gain_us * len(device.compared.steps) >= late.gain_us):

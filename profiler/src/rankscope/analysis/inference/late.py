@@ -9,6 +9,7 @@ from typing import Final, TypedDict
 import numpy as np
 
 from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.collectives.savings import Savings
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.significance import (
@@ -39,6 +40,7 @@ class LateTimes:
     """Time of a unit: the window divided by their number."""
     by_steps: bool
     """True if there are enough steps to be the units."""
+    savings: Savings | None
 
 
 def late_times(blame: Blame, window_us: float) -> LateTimes | None:
@@ -60,7 +62,8 @@ def late_times(blame: Blame, window_us: float) -> LateTimes | None:
     if by_steps:
         late = _by_step(blame, late)
     exposed = [blame.exposed_us[rank] / imposed if (imposed := blame.imposed_us[rank]) > 0 else 1.0 for rank in blame.ranks]
-    return LateTimes(blame.ranks, np.ascontiguousarray((late * exposed).T), window_us / len(late), by_steps=by_steps)
+    savings = Savings(blame, blame.ranks, blame.steps) if by_steps else None
+    return LateTimes(blame.ranks, np.ascontiguousarray((late * exposed).T), window_us / len(late), by_steps, savings)
 
 
 def find_late(blame: Blame, window_us: float) -> Slow | None:
