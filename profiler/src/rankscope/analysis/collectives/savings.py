@@ -57,5 +57,4 @@ class Savings:
         found = self.blame.instance_step[at]
         place = np.minimum(np.searchsorted(wanted, found), len(wanted) - 1)
         inside = wanted[place] == found
-        sums: NDArray[np.float64] = np.bincount(place[inside], weights=values[inside], minlength=len(wanted))
-        return sums
+        return np.bincount(place[inside], weights=values[inside], minlength=len(wanted)).astype(np.float64)

@@ -13,6 +13,7 @@ from rankscope.analysis.collectives.waiting import Waits
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, more_rows, more_work
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.late import (
+    all_agree,
     chance_evidence,
     few_steps,
     find_late,
@@ -80,7 +81,10 @@ def slowest(
 
     ``at_most_us``: function from slow ranks and their group to the time per step that healing them can save.
     """
-    found = [(group, find_slow(group)) for group in groups]
+    found = [
+        (group, None if slow is None or not all_agree(group.own, group.ranks, slow) else slow)
+        for group, slow in ((group, find_slow(group)) for group in groups)
+    ]
     calm = [group for group, slow in found if slow is None]
     worst: DeviceStraggler | None = None
     for group, slow in found:
