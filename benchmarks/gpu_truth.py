@@ -12,6 +12,8 @@ per process group. Its semantics are stated in tests/nccl/device.py. Each job is
 
 Operations inside a CUDA graph are in traces only.
 
+Jobs of 64 to 1,024 ranks have one seed, some of the faults, 10 steps of traces and 16 of dumps, and budgets of their own.
+
 What the fault costs is known: the same job runs without it. An answer is right if it names the rank at fault; where the fault
 costs less than 5 % of the step, also if it names none. Faults of no rank (a slow link, one pause, 3 % slower) must not have a
 rank named, except for a slow link those of its group, with the cause "communication". "Not enough data" is counted apart.
@@ -26,6 +28,7 @@ import platform
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from importlib.metadata import version
@@ -39,13 +42,16 @@ from budget import budget
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.nccl.dumps import write_dumps
 from tests.nccl.inspector import write_logs
-from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
+from tests.nccl.layouts import FAULTS, LARGE, LAYOUTS, LayoutJob
 from tests.nccl.traces import write_traces
 
 from rankscope.analysis.engine import analyze
 
 STEPS = {"traces": 16, "dumps": 48, "inspector": 24}
 """Steps of a job by source."""
+STEPS_OF_LARGE = {"traces": 10, "dumps": 16}
+FAULTS_OF_LARGE = ("none", "slow device", "pause of the host", "slow host")
+EVERY = LAYOUTS | LARGE
 UNANSWERED = {"traces": 0.05, "dumps": 0.05, "inspector": 0.35}
 """Largest share of jobs without an answer."""
 COSTS = 0.05
@@ -71,15 +77,15 @@ class Answer(NamedTuple):
 @lru_cache
 def step_us(layout: str, late: int, steps: int, seed: int) -> float:
     """Return the time of a step of the job without a fault."""
-    return LayoutJob(LAYOUTS[layout], FAULTS["none"], late=late, steps=steps, seed=seed).step_us
+    return LayoutJob(EVERY[layout], FAULTS["none"], late=late, steps=steps, seed=seed).step_us
 
 
 def judged(layout: str, fault: str, source: str, seed: int) -> Answer:
     """Play a job, analyse what it leaves, and compare the answer with the truth."""
-    late = int(np.random.default_rng((seed, 1)).integers(LAYOUTS[layout].world))
-    steps = STEPS[source]
-    job = LayoutJob(LAYOUTS[layout], FAULTS[fault], late=late, steps=steps, seed=seed)
-    usual = step_us(layout, late, steps, seed)
+    late = int(np.random.default_rng((seed, 1)).integers(EVERY[layout].world))
+    steps = (STEPS_OF_LARGE if layout in LARGE else STEPS)[source]
+    job = LayoutJob(EVERY[layout], FAULTS[fault], late=late, steps=steps, seed=seed)
+    usual = step_us(layout, late, steps, seed) if fault != "none" else job.step_us
     with tempfile.TemporaryDirectory() as folder:
         if source == "traces":
             write_traces(job, Path(folder), seed=seed, graphed="CUDA graph" in layout)
@@ -111,18 +117,33 @@ def share(answers: list[Answer], said: str) -> float:
     return sum(answer.said == said for answer in answers) / max(1, len(answers))
 
 
+def jobs_of(layouts: Sequence[str], sources: Sequence[str], seeds: int) -> list[tuple[str, str, str, int]]:
+    """Return layout, fault, source and seed of each job, the longest first."""
+    usual = [
+        job
+        for job in product([name for name in layouts if name in LAYOUTS], FAULTS, sources, range(seeds))
+        if "CUDA graph" not in job[0] or job[2] == "traces"
+    ]
+    large = [
+        (name, fault, source, 0)
+        for name, fault, source in product(LARGE, FAULTS_OF_LARGE, STEPS_OF_LARGE)
+        if name in layouts
+        and source in sources
+        # Writing and reading the traces of a thousand ranks takes minutes.
+        and (source == "dumps" or LARGE[name].world < 100 or (fault == "slow device" and name.startswith("fsdp")))
+        and (LARGE[name].world < 1000 or fault != "slow host")
+    ]
+    return sorted(large, key=lambda job: (job[2] != "traces", -LARGE[job[0]].world)) + usual
+
+
 def main() -> int:
     """Measure, print the figures; exit status 1 if a budget does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--layout", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
+    parser.add_argument("--seeds", type=int, default=1, help="of the usual layouts; large ones have one")
+    parser.add_argument("--layout", nargs="*", default=list(EVERY), choices=list(EVERY))
     parser.add_argument("--source", nargs="*", default=list(STEPS), choices=list(STEPS))
     args = parser.parse_args()
-    jobs = [
-        job
-        for job in product(args.layout, FAULTS, args.source, range(args.seeds))
-        if "CUDA graph" not in job[0] or job[2] == "traces"
-    ]
+    jobs = jobs_of(args.layout, args.source, args.seeds)
     answers: list[Answer] = []
     with ProcessPoolExecutor() as pool:
         for number, answer in enumerate(pool.map(judged, *zip(*jobs, strict=True)), 1):
@@ -133,19 +154,22 @@ def main() -> int:
                 print(f"{number} of {len(jobs)}", file=sys.stderr, flush=True)
     figures: dict[str, Any] = {}
     budgets: list[dict[str, object]] = []
-    for source in args.source:
-        of = [answer for answer in answers if answer.source == source]
+    for source, large in product(args.source, (False, True)):
+        of = [answer for answer in answers if answer.source == source and (answer.layout in LARGE) == large]
+        if not of:
+            continue
+        kind = f"{source} of 64 ranks or more" if large else source
         faulty = [answer for answer in of if FAULTS[answer.fault].cause is not None and answer.cost >= COSTS]
         answered = [answer for answer in faulty if answer.said != "not enough data"]
         causes = [answer.cause for answer in faulty if answer.cause is not None]
         budgets += [
-            budget(f"{source}: right rank, of jobs with a fault and an answer", share(answered, "right"), 0.98, at_least=True),
-            budget(f"{source}: another rank named, of all jobs", share(of, "wrong"), 0.01),
-            budget(f"{source}: not enough data, of all jobs", share(of, "not enough data"), UNANSWERED[source]),
+            budget(f"{kind}: right rank, of jobs with a fault and an answer", share(answered, "right"), 0.98, at_least=True),
+            budget(f"{kind}: another rank named, of all jobs", share(of, "wrong"), 0.01),
+            budget(f"{kind}: not enough data, of all jobs", share(of, "not enough data"), UNANSWERED[source]),
         ]
         if source == "traces":
             right = sum(causes) / max(1, len(causes))
-            budgets.append(budget(f"{source}: right cause, of right ranks", right, 0.9, at_least=True))
+            budgets.append(budget(f"{kind}: right cause, of right ranks", right, 0.9, at_least=True))
         for layout in args.layout:
             rows = [answer for answer in of if answer.layout == layout]
             if not rows:

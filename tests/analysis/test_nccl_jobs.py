@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.nccl.dumps import write_dumps
-from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
+from tests.nccl.layouts import FAULTS, LARGE, LAYOUTS, LayoutJob
 from tests.nccl.traces import write_traces
 
 from rankscope.analysis.captured import analyze_captured
@@ -235,3 +235,25 @@ def test_dumps_do_not_say_that_nobody_is_slow_where_compute_may_hide_it(tmp_path
     verdict = analyze([tmp_path]).verdict
     assert verdict.kind == "insufficient_data"
     assert "were last at collectives beside compute, by at least" in verdict.summary
+
+
+def test_pauses_of_other_ranks_do_not_hide_a_slow_one_in_a_large_job(tmp_path: Path) -> None:
+    """In each step five of 256 ranks pause, some as long as the slow one takes longer in all. Both delay the others."""
+    job = LayoutJob(LARGE["fsdp of 256"], FAULTS["slow device"], late=117, steps=8)
+    usual = LayoutJob(LARGE["fsdp of 256"], FAULTS["none"], late=117, steps=8)
+    cost = job.step_us / usual.step_us - 1
+    for name, write, least in (("traces", write_traces, 0.7), ("dumps", write_dumps, 0.5)):
+        folder = tmp_path / name
+        folder.mkdir()
+        write(job, folder)
+        analysis = analyze([folder])
+        assert analysis.verdict.ranks == [117], analysis.verdict.summary
+        assert least * cost <= saved(analysis) <= 1.1 * cost, name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("layout", "late"), [("fsdp of 1024", 517), ("ddp of 1024", 517)])
+def test_dumps_of_a_thousand_ranks_show_the_slow_one(tmp_path: Path, layout: str, late: int) -> None:
+    write_dumps(LayoutJob(LARGE[layout], FAULTS["slow device"], late=late, steps=12), tmp_path)
+    verdict = analyze([tmp_path]).verdict
+    assert verdict.ranks == [late], verdict.summary

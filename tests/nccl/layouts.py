@@ -80,6 +80,11 @@ class Layout:
     inner: int = 1
 
     @property
+    def kind(self) -> str:
+        """Name without the number of ranks."""
+        return self.name.split(" of ")[0]
+
+    @property
     def world(self) -> int:
         """Number of ranks."""
         return self.replicas * self.stages * self.inner
@@ -126,6 +131,22 @@ LAYOUTS: Final = {
     )
 }
 
+LARGE: Final = {
+    layout.name: layout
+    for layout in (
+        Layout("ddp of 64", 64),
+        Layout("fsdp of 64", 64),
+        Layout("tp x dp of 64", 8, inner=8),
+        Layout("ddp of 256", 256),
+        Layout("fsdp of 256", 256),
+        Layout("tp x dp of 256", 32, inner=8),
+        Layout("ddp of 1024", 1024),
+        Layout("fsdp of 1024", 1024),
+        Layout("tp x dp of 1024", 128, inner=8),
+    )
+}
+"""Layouts of many ranks: in each step a fiftieth of them pauses."""
+
 
 class LayoutJob(Job):
     """Job of a layout with a fault of the rank ``late``, which is there from the first step."""
@@ -167,12 +188,11 @@ class LayoutJob(Job):
         own = rank.rank == self.late
         step_of = {
             "fsdp": self._sharded,
-            "fsdp of 32": self._sharded,
             "hsdp": self._sharded,
             "pp": self._pipeline,
             "pp x tp": self._pipeline,
             "pp interleaved": self._interleaved,
-        }.get(self.layout.name, self._replicated)
+        }.get(self.layout.kind, self._replicated)
         for step in range(self.steps):
             rank.step = step
             begin = rank.host_us
@@ -207,7 +227,7 @@ class LayoutJob(Job):
 
     def _replicated(self, rank: Rank) -> Program:
         """Play a step with replicated parameters: data, tensor, context and expert parallelism."""
-        name = self.layout.name
+        name = self.layout.kind
         _, stage, inner = self.layout.place(rank.rank)
         data = f"dp{stage}-{inner}"
         buckets: list[Event] = []
@@ -228,7 +248,7 @@ class LayoutJob(Job):
 
     def _part(self, rank: Rank, part: str, *, backward: bool, share: float) -> Program:
         """Play one part of a layer, with the collective inside its group."""
-        name = self.layout.name
+        name = self.layout.kind
         replica, stage, _ = self.layout.place(rank.rank)
         group = f"in{replica}-{stage}"
         if name == "moe" and part == "mlp":
@@ -274,7 +294,7 @@ class LayoutJob(Job):
     def _sharded(self, rank: Rank) -> Program:
         """Play a step of FSDP2: parameters are gathered a layer ahead, gradients scattered beside compute, twice for HSDP."""
         replica, stage, inner = self.layout.place(rank.rank)
-        replicate = f"dp{stage}-{inner}" if self.layout.name == "hsdp" else None
+        replicate = f"dp{stage}-{inner}" if self.layout.kind == "hsdp" else None
         shard = f"in{replica}-{stage}" if replicate else f"dp{stage}-{inner}"
         reduced: list[Event] = []
         sizes = (HIDDEN * HIDDEN // len(self.groups[shard]), HIDDEN * HIDDEN)

@@ -26,7 +26,7 @@ Synthetic = Callable[..., Any]
 
 
 def blamed(rows: dict[Group, dict[tuple[int, int], Row]]) -> Blame:
-    return Blame([], {}, {}, {}, {}, [0], np.zeros((0, 0)), np.zeros(0, dtype=np.int64), np.zeros((0, 0)), rows)
+    return Blame([], {}, {}, {}, {}, [0], np.zeros((0, 0)), np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros((0, 0)), rows)
 
 
 def one_late(steps: int, late: int, *, ranks: int = 4, hidden: float = 0.0) -> dict[int, list[CollectiveRecord]]:

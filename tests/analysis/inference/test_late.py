@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.collectives.blame import Blame
-from rankscope.analysis.inference.late import find_late, too_few
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes
+from rankscope.analysis.inference.cause import cause_of
+from rankscope.analysis.inference.device_stragglers import slowest, suspected
+from rankscope.analysis.inference.late import find_late, late_signals, sure, too_few
+from rankscope.runs.records import StepBreakdown
 
 
 def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
@@ -24,6 +28,7 @@ def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
         gain_us=gain,
         instance_step=np.array(steps),
         waited_us=gain[:, ::-1],
+        exposed_at_us=gain[:, ::-1],
     )
 
 
@@ -48,3 +53,64 @@ def test_a_rank_is_named_suspected_or_neither(
     assert (late.ranks[0] if late else None) == named
     if late is None:
         assert too_few(found, window_us) == suspect
+
+
+def test_an_intermittent_cause_is_looked_for_in_the_slow_steps() -> None:
+    """A rank with less to do in most steps is throttled in the others: on average over all its device is less busy."""
+    steps = 24
+    found = blame([400.0 * (step % 2) for step in range(steps)], [1.0 * (1 - step % 2) for step in range(steps)])
+    late = find_late(found, 1000.0 * steps)
+    assert late is not None
+    assert (late.ranks, late.pattern) == ([1], "intermittent")
+    busy = {0: [500.0] * steps, 1: [900.0 if step % 2 else 50.0 for step in range(steps)]}
+    breakdowns = {rank: [row(step, us) for step, us in enumerate(rows)] for rank, rows in busy.items()}
+    signals = late_signals(late, breakdowns, found, steps=steps)
+    assert (signals.own_us, signals.device_busy_us) == pytest.approx((400, 400), rel=0.02)
+    assert cause_of(signals).cause == "compute"
+
+
+def row(step: int, compute_us: float) -> StepBreakdown:
+    return StepBreakdown(
+        step=step,
+        start_unix_ns=0,
+        device_kind="cuda",
+        window_basis="steps",
+        window_us=1000.0,
+        compute_us=compute_us,
+        communication_us=0.0,
+        overlap_us=0.0,
+        exposed_communication_us=0.0,
+        memcpy_us=0.0,
+        exposed_memcpy_us=0.0,
+        idle_us=1000.0 - compute_us,
+        events=1,
+        truncated=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("lateness", "named", "confidence"),
+    [
+        # Each of three steps shows it, by about as much.
+        ([300.0, 310.0, 295.0], True, 0.8),
+        # Each shows it, but the difference between the steps is as large as the effect.
+        ([600.0, 90.0, 200.0], False, 0.0),
+        # One of them does not show it.
+        ([300.0, 300.0, 0.0], False, 0.0),
+        # More steps may be intermittent, but the next one is not surely like the slow ones.
+        ([300.0] * 3 + [0.0] * 3, True, 4 / 8),
+    ],
+)
+def test_few_steps_name_a_rank_of_many_only_where_they_agree(lateness: list[float], named: bool, confidence: float) -> None:
+    """Among many ranks, chance seldom takes the same one even three times. That does not show that it will be late again."""
+    ranks, steps = 512, len(lateness)
+    noise = np.random.default_rng(0).exponential(4.0, (ranks, steps))
+    noise[7] = np.maximum(noise[7], lateness)
+    device = DeviceOwnTimes(list(range(ranks)), list(range(steps)), noise, 1000.0)
+    straggler, calm = slowest([device], lambda _slow, _group: float("inf"))
+    assert (straggler is not None) == named
+    if straggler is None:
+        assert suspected(calm) == [7]
+    else:
+        assert straggler.slow.ranks == [7]
+        assert sure(straggler.slow, steps) == pytest.approx(confidence, abs=0.001)

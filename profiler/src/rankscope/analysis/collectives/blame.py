@@ -94,6 +94,8 @@ class Blame(msgspec.Struct, frozen=True):
     waited_us: NDArray[np.float64]
     """[instances, ranks]: wait of each member for the last rank. 0 where it is below the clocks' residual, NaN for ranks that
     are not members."""
+    exposed_at_us: NDArray[np.float64]
+    """[instances, ranks]: the part of ``waited_us`` that no compute hid."""
     rows: dict[Group, dict[tuple[int, int], Row]] = msgspec.field(default_factory=dict)
     """Imposed wait per process group and (origin, victim). Overlapping waits count once within a group."""
     imposed_at_us: dict[tuple[int, int], float] = msgspec.field(default_factory=dict)
@@ -132,8 +134,8 @@ class _Books:
         self._waits: dict[tuple[int, int, int], list[tuple[int, Span]]] = {}
         """(origin, victim, step) to waits: number of the group, and span of the wait."""
         self._compute: dict[tuple[int, int], list[Span]] = {}
-        self._instances: list[tuple[int, dict[int, float], dict[int, float]]] = []
-        """Step, gain of origins, waits of members, in microseconds."""
+        self._instances: list[tuple[int, dict[int, float], dict[int, float], dict[int, float]]] = []
+        """Step, gain of origins, waits of members, their exposed parts, in microseconds."""
 
     def enter(self, match: Match, meeting: Meeting, charges: Mapping[int, Charge], threshold: float) -> None:
         """Add a collective in which every rank waits for all others."""
@@ -142,7 +144,9 @@ class _Books:
         charge = charges.get(soonest, {meeting.culprit: least}) if least > threshold else {}
         gain = {origin: amount / 1000 for origin, amount in charge.items()}
         waits = {rank: wait for rank, wait in meeting.waits_ns.items() if wait > threshold}
-        self._instances.append((match.step, gain, {rank: waits.get(rank, 0) / 1000 for rank in match.ranks}))
+        exposed = dict.fromkeys(match.ranks, 0.0)
+        waited = {rank: waits.get(rank, 0) / 1000 for rank in match.ranks}
+        self._instances.append((match.step, gain, waited, exposed))
         group = self._number(match.group, meeting.members)
         # Spans are on the rank's own clock, as those of its compute are.
         for rank, record, here, inside in zip(match.ranks, match.records, match.arrivals_ns, match.inside_ns, strict=True):
@@ -151,6 +155,7 @@ class _Books:
             if record.compute_spans_us:
                 self._compute.setdefault((rank, match.step), []).extend(_compute(record))
             if wait := waits.get(rank):
+                exposed[rank] = _exposed_ns(record, (here, here + wait)) / 1000
                 for origin, span in _parts(charges.get(rank), meeting.culprit, (here, here + wait)):
                     self._waits.setdefault((origin, rank, match.step), []).append((group, span))
 
@@ -176,8 +181,10 @@ class _Books:
             # Only if every rank that can wait did wait: then all of them waited for the same rank.
             if len(found) == (len(match.ranks) - 1 if match.rule == "from_root" else 1):
                 gain = {found[0].origin: min(wait.end - wait.since for wait in found) / 1000}
-                waited = dict.fromkeys(match.ranks, 0.0) | {wait.waiter: (wait.end - wait.start) / 1000 for wait in found}
-                self._instances.append((match.step, gain, waited))
+                nothing = dict.fromkeys(match.ranks, 0.0)
+                waited = nothing | {wait.waiter: (wait.end - wait.start) / 1000 for wait in found}
+                exposed = nothing | {wait.waiter: _exposed_ns(wait.record, (wait.start, wait.end)) / 1000 for wait in found}
+                self._instances.append((match.step, gain, waited, exposed))
 
     def _number(self, group: str | None, members: tuple[int, ...]) -> int:
         return self._groups.setdefault((group, members), len(self._groups))
@@ -208,10 +215,11 @@ class _Books:
             exposed_us=exposed,
             transfer_us=self._transfer,
             wait_us=self._waiting,
-            steps=sorted({step for step, _, _ in self._instances}),
-            gain_us=self._matrix([gain for _, gain, _ in self._instances], 0.0),
-            instance_step=np.array([step for step, _, _ in self._instances], dtype=np.int64),
-            waited_us=self._matrix([waited for _, _, waited in self._instances], np.nan),
+            steps=sorted({step for step, *_ in self._instances}),
+            gain_us=self._matrix([gain for _, gain, *_ in self._instances], 0.0),
+            instance_step=np.array([step for step, *_ in self._instances], dtype=np.int64),
+            waited_us=self._matrix([waited for _, _, waited, _ in self._instances], np.nan),
+            exposed_at_us=self._matrix([exposed for *_, exposed in self._instances], np.nan),
             rows={group: rows[number] for group, number in self._groups.items() if number in rows},
             imposed_at_us=imposed_at,
         )
@@ -264,7 +272,12 @@ def _exposed(match: Match, meeting: Meeting, victim: int) -> float:
     """Return the share of a victim's wait at one collective that its compute did not hide."""
     at = match.ranks.index(victim)
     begin, wait = match.arrivals_ns[at], meeting.waits_ns[victim]
-    return 1 - covered([(begin, begin + wait)], merge(_compute(match.records[at]))) / wait
+    return _exposed_ns(match.records[at], (begin, begin + wait)) / wait
+
+
+def _exposed_ns(record: CollectiveRecord, waited: Span) -> int:
+    """Return the length of the part of a wait that the rank's compute did not hide."""
+    return waited[1] - waited[0] - covered([waited], merge(_compute(record)))
 
 
 def _arrivals(match: Match, clocks: Clocks) -> list[int]:

@@ -355,7 +355,7 @@ def _is_even(args: EventArgs) -> bool:
 def _ranks(args: EventArgs, trace: Trace) -> list[int] | None:
     configured = trace.groups.get(str(args.group_name))
     if configured:
-        return list(configured)
+        return configured  # one list for all records: copies of a thousand ranks each would fill the memory
     # Long lists are cut ("[0, 1, ..., 63]"), so the length must equal the group's size.
     said = integers(args.group_ranks)
     size = integer(args.group_size)

@@ -139,14 +139,15 @@ def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]], *, worl
     ranks are not recorded are assumed to span the world. With fewer recorded ranks than ``world_size``, nothing in such groups
     can be matched, because a missing rank may have arrived last. Sends and receives are matched by ``pair_up``.
     """
-    cells: dict[tuple[int, str, tuple[int, ...] | None], _Cell] = {}
+    cells: dict[tuple[int, str, int | None], _Cell] = {}
+    groups = _Members()
     pairs: dict[int, list[CollectiveRecord]] = {}
     for rank, records in by_rank.items():
         for record in records:
             if record.p2p:
                 pairs.setdefault(rank, []).append(record)
                 continue
-            members = tuple(record.group_ranks) if record.group_ranks else None
+            members = groups.number(record.group_ranks) if record.group_ranks else None
             cells.setdefault((record.step, record.group, members), {}).setdefault(rank, []).append(record)
     known = set(by_rank)
     found = _Found()
@@ -154,7 +155,7 @@ def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]], *, worl
     for (step, group, _), held in cells.items():
         named.setdefault((step, group), set()).update(held)
     for (step, group, members), held in cells.items():
-        expected = _expected(members, held, known, world_size)
+        expected = _expected(None if members is None else groups.found[members], held, known, world_size)
         _match_cell(held, expected, known, named[step, group], found)
     directed = list(found.directed)
     paired = pair_up(pairs, known, world_size=world_size)
@@ -174,6 +175,26 @@ def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]], *, worl
         unmatched_by=dict(sorted(unmatched.items())),
         partial=found.partial,
     )
+
+
+class _Members:
+    """Numbers for members of groups: hashing and comparing lists of thousands of ranks for each record is slow."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, ...]] = []
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._lists: dict[int, int] = {}
+        """Number by ``id`` of a list. Records keep their lists, so no id is used again."""
+
+    def number(self, ranks: list[int]) -> int:
+        """Return the number of a group with these members."""
+        known = self._lists.get(id(ranks))
+        if known is None:
+            members = tuple(ranks)
+            known = self._lists[id(ranks)] = self._numbers.setdefault(members, len(self.found))
+            if known == len(self.found):
+                self.found.append(members)
+        return known
 
 
 class _Found(msgspec.Struct):

@@ -56,12 +56,13 @@ def _of_rank(
     shared: bool,
 ) -> list[Transfer | None]:
     """Return what each operation of one rank transfers. ``groups``: cached dimensions of groups. ``shared``: as ``_transfer``."""
-    known = []
-    for row in rows:
+    known: list[frozenset[str] | None] = []
+    for row in rows if coordinates else ():
         ranks = tuple(row.group_ranks or ())
         if ranks not in groups:
             groups[ranks] = _dimensions(ranks, coordinates)
         known.append(groups[ranks])
+    known = known or [None] * len(rows)
     unknown = [row for row, names in zip(rows, known, strict=True) if names is None]
     activations = set() if shared else _activations(unknown)
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -17,6 +17,8 @@ from rankscope.analysis.durations.calls import Call
 _MORE: Final = 100
 _QUEUED_US: Final = 100.0
 """Largest mean pause between collectives that are queued behind each other. Kernels of a layer take longer."""
+_QUEUED: Final = 0.02
+"""Share of the longest wait of a step up to which the ranks came together."""
 _SLOPE: Final = -0.5
 """Change of a pause with the time in the collective before it. It is -1 beside compute, 0 where compute waits."""
 
@@ -98,29 +100,46 @@ def _slope(rows: Iterable[NDArray[np.float64]]) -> float:
 
 
 def longest_waits(matches: Sequence[Match], groups: set[str]) -> list[Match]:
-    """Return the matches; of the waits of a rank in ``groups``, only the longest of each step is left.
+    """Return the matches; of the waits in ``groups``, only those at the collective with the longest ones are left of each delay.
 
     While a rank waits on the communication stream, its compute goes on. So one delay shows at every collective that follows, and
     the sum of the waits is many times the delay. The longest is usually less than the delay: compute may have waited in between.
     """
-    longest: dict[tuple[str, int, int], tuple[int, int]] = {}
+    steps: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for number, match in enumerate(matches):
         if match.group in groups:
-            least = min(match.inside_ns)
-            for rank, inside in zip(match.ranks, match.inside_ns, strict=True):
-                key = (match.group, match.step, rank)
-                longest[key] = max(longest.get(key, (-1, -1)), (inside - least, number))
-    found: list[Match] = []
-    for number, match in enumerate(matches):
-        if match.group not in groups:
-            found.append(match)
+            steps[match.group, match.step].append(number)
+    left: set[int] = set()
+    for numbers in steps.values():
+        numbers.sort(key=lambda number: matches[number].records[0].index)
+        waits = [float(np.mean(matches[number].inside_ns)) - min(matches[number].inside_ns) for number in numbers]
+        left.update(numbers[place] for place in _longest_of_delays(waits))
+    return [
+        match if match.group not in groups or number in left else _without_waits(match) for number, match in enumerate(matches)
+    ]
+
+
+def _longest_of_delays(waits: Sequence[float]) -> Iterator[int]:
+    """Yield the place of the longest of the ``waits`` of each delay in a step.
+
+    When waits are half as long as before or less, compute has waited for that delay, and what follows is another one. Without any
+    wait, the collective was queued behind the one before, and shows nothing.
+    """
+    longest: int | None = None
+    least = _QUEUED * max(waits)
+    for place, wait in enumerate(waits):
+        if wait <= least:
             continue
-        least = min(match.inside_ns)
-        records = [
-            record
-            if longest[match.group, match.step, rank][1] == number
-            else msgspec.structs.replace(record, end_unix_ns=record.start_unix_ns + least)
-            for rank, record in zip(match.ranks, match.records, strict=True)
-        ]
-        found.append(msgspec.structs.replace(match, records=records))
-    return found
+        if longest is not None and 2 * wait <= waits[longest]:
+            yield longest
+            longest = None
+        if longest is None or wait > waits[longest]:
+            longest = place
+    if longest is not None:
+        yield longest
+
+
+def _without_waits(match: Match) -> Match:
+    least = min(match.inside_ns)
+    records = [msgspec.structs.replace(record, end_unix_ns=record.start_unix_ns + least) for record in match.records]
+    return msgspec.structs.replace(match, records=records)

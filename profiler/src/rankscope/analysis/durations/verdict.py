@@ -28,7 +28,7 @@ _HIDDEN: Final = 4
 """Factor by which the delay may be longer than the longest wait where collectives beside compute gather."""
 _MUCH: Final = 0.05
 """Share of the time in which ranks wait, from which on some rank may be late."""
-_AT_LEAST: Final = "This is usually too little: beside compute, only the longest wait of a step counts."
+_AT_LEAST: Final = "This is usually too little: beside compute, only the longest wait of each delay counts."
 
 
 @dataclass(frozen=True, slots=True)

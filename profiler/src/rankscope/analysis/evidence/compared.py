@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.savings import Savings
 from rankscope.analysis.evidence.order import last_ranks, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
 
@@ -38,6 +39,10 @@ class OwnTimes(Protocol):
     def wall_us(self) -> float:
         """Typical step time."""
 
+    @property
+    def savings(self) -> Savings | None:
+        """Savings at the collectives of each step; ``None`` where only whole steps are known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -51,6 +56,10 @@ class Judged:
     """Own time, [compared ranks, usable steps], no NaN."""
     wall_us: float
     """Typical step time: mean wall of the compared ranks over the steps."""
+
+    @property
+    def savings(self) -> None:
+        """Step records have no collectives."""
 
     @property
     def ranks(self) -> list[int]:

@@ -16,6 +16,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.collectives.savings import Savings
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.steps import Matrix
 from rankscope.analysis.trace.annotations import HostTimes
@@ -73,10 +75,15 @@ class DeviceOwnTimes:
     """Own time in microseconds, [ranks, steps]."""
     wall_us: float
     """Mean time of a step on these ranks."""
+    savings: Savings | None = None
+    """Savings at the matched collectives of these steps; ``None`` without any."""
 
 
-def device_own_times(times: Mapping[int, DeviceTimes]) -> list[DeviceOwnTimes]:
-    """Return the own times of each group of ranks that do the same work, at the steps that all of the group have."""
+def device_own_times(times: Mapping[int, DeviceTimes], blame: Blame) -> list[DeviceOwnTimes]:
+    """Return the own times of each group of ranks that do the same work, at the steps that all of the group have.
+
+    ``blame``: waits at the matched collectives of the same steps.
+    """
     found = []
     for ranks in _same_work(times):
         own = {rank: times[rank].own_us for rank in ranks}
@@ -84,7 +91,8 @@ def device_own_times(times: Mapping[int, DeviceTimes]) -> list[DeviceOwnTimes]:
         if len(ranks) > 1 and steps:
             matrix = np.array([[own[rank][step] for step in steps] for rank in ranks])
             walls = [row.window_us for rank in ranks for row in times[rank].by_step if not row.truncated]
-            found.append(DeviceOwnTimes(ranks, steps, matrix, float(np.mean(walls))))
+            savings = Savings(blame, ranks, steps) if blame.steps else None
+            found.append(DeviceOwnTimes(ranks, steps, matrix, float(np.mean(walls)), savings))
     return found
 
 

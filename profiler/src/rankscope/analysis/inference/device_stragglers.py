@@ -13,6 +13,7 @@ from rankscope.analysis.collectives.waiting import Waits
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.late import (
+    all_agree,
     chance_evidence,
     few_steps,
     find_late,
@@ -62,7 +63,7 @@ def judge_windows(blame: Blame, waits: Waits, times: Mapping[int, DeviceTimes], 
     more than twice as much, it counts.
     """
     waited_us = _waited_us(blame, waits)
-    groups = device_own_times(times)
+    groups = device_own_times(times, blame)
     device, calm = slowest(groups, lambda slow, group: _imposed(slow, group, times, waited_us, blame))
     late = find_late(blame, window_us)
     if device is not None and (late is None or 2 * device.slow.gain_us * len(device.compared.steps) >= late.gain_us):
@@ -82,7 +83,10 @@ def slowest(
 
     ``at_most_us``: function from slow ranks and their group to the time per step that healing them can save.
     """
-    found = [(group, find_slow(group)) for group in groups]
+    found = [
+        (group, None if slow is None or not all_agree(group.own, group.ranks, slow) else slow)
+        for group, slow in ((group, find_slow(group)) for group in groups)
+    ]
     calm = [group for group, slow in found if slow is None]
     worst: DeviceStraggler | None = None
     for group, slow in found:

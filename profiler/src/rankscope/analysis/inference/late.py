@@ -7,9 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.collectives.savings import Savings
+from rankscope.analysis.evidence.steps import Stored
 from rankscope.analysis.inference.cause import Signals, cause_of
+from rankscope.analysis.inference.excess import excess
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.significance import (
     LIMIT,
@@ -39,6 +43,7 @@ class LateTimes:
     """Time of a unit: the window divided by their number."""
     by_steps: bool
     """True if there are enough steps to be the units."""
+    savings: Savings | None
 
 
 def late_times(blame: Blame, window_us: float) -> LateTimes | None:
@@ -60,7 +65,8 @@ def late_times(blame: Blame, window_us: float) -> LateTimes | None:
     if by_steps:
         late = _by_step(blame, late)
     exposed = [blame.exposed_us[rank] / imposed if (imposed := blame.imposed_us[rank]) > 0 else 1.0 for rank in blame.ranks]
-    return LateTimes(blame.ranks, np.ascontiguousarray((late * exposed).T), window_us / len(late), by_steps=by_steps)
+    savings = Savings(blame, blame.ranks, blame.steps) if by_steps else None
+    return LateTimes(blame.ranks, np.ascontiguousarray((late * exposed).T), window_us / len(late), by_steps, savings)
 
 
 def find_late(blame: Blame, window_us: float) -> Slow | None:
@@ -69,12 +75,24 @@ def find_late(blame: Blame, window_us: float) -> Slow | None:
     if times is None:
         return None
     slow = find_slow(times) if times.by_steps else _at_collectives(times, blame)
-    if slow is None:
+    if slow is None or (times.by_steps and not all_agree(times.own, times.ranks, slow)):
         return None
     units = times.own.shape[1]
     anybody = times.own[:, times.own.any(axis=0)]
     last = float(np.isin(anybody.argmax(axis=0), [blame.ranks.index(rank) for rank in slow.ranks]).mean())
     return replace(slow, last_share=last, gain_us=slow.gain_us * units, excess_us=slow.excess_us * units)
+
+
+FEW_STEPS: Final = 3
+"""Number of steps up to which each must show that a rank is slow. Among many ranks, chance seldom takes the same one so often."""
+
+
+def all_agree(own: Stored, ranks: Sequence[int], slow: Slow) -> bool:
+    """Return whether at most ``FEW_STEPS`` steps of ``own`` [ranks, steps] agree; true for more, which may be intermittent."""
+    if own.shape[1] > FEW_STEPS:
+        return True
+    over = excess(own)
+    return all(agree(over[ranks.index(rank)], 2) for rank in slow.ranks)
 
 
 def _at_collectives(times: LateTimes, blame: Blame) -> Slow | None:
@@ -90,16 +108,25 @@ def _at_collectives(times: LateTimes, blame: Blame) -> Slow | None:
     if gain < MINIMUM_EFFECT * times.wall_us or chance > LIMIT:
         return None
     steps = _by_step(blame, times.own.T)
-    ahead = steps[:, row] - np.median(steps[:, others], axis=1)
-    if len(steps) > 2 and ahead.mean() <= farthest(len(total), len(steps) - 1) * ahead.std(ddof=1) / np.sqrt(len(steps)):
-        return None
-    # Of two steps both must show it: a pause in one of them is no slowness.
-    if len(steps) == 2 and ahead.min() < 0.5 * ahead.mean():
+    if not agree(steps[:, row] - np.median(steps[:, others], axis=1), len(total)):
         return None
     last = times.own.argmax(axis=0) == row
     pattern: Pattern = "fixed" if last[times.own.any(axis=0)].mean() >= FIXED else "intermittent"
     certain = stability(times.own.T, row, at_least=0.0)
     return Slow([times.ranks[row]], pattern, gain, gain, chance, certain, float(last.mean()))
+
+
+def agree(ahead: NDArray[np.float64], ranks: int) -> bool:
+    """Return whether all of a few steps show that a rank is late: their mean is far beyond the spread between them.
+
+    ``ahead``: excess of the rank over its peers, [steps]. ``ranks``: number of ranks that any could have been found among.
+    """
+    if len(ahead) < 2:
+        return True
+    # Of two steps both must show it: a pause in one of them is no slowness. Their spread is not known well enough to be tested.
+    if len(ahead) == 2:
+        return bool(ahead.min() >= 0.5 * ahead.mean())
+    return bool(ahead.mean() > farthest(ranks, len(ahead) - 1) * ahead.std(ddof=1) / np.sqrt(len(ahead)))
 
 
 def too_few(blame: Blame, window_us: float) -> int | None:
@@ -120,15 +147,27 @@ def _by_step(blame: Blame, values: Scores) -> Scores:
 def late_signals(late: Slow, breakdowns: Mapping[int, Sequence[StepBreakdown]], blame: Blame, *, steps: int = 1) -> Signals:
     """Return the signals for the cause of the worst late rank: means per step in excess of the median of its peers.
 
-    ``late`` and ``blame`` are sums over ``steps``. ``breakdowns``: of each step, or of the whole window as one step.
+    ``late`` and ``blame`` are sums over ``steps``. ``breakdowns``: of each step, or of the whole window as one step. If the rank
+    is late intermittently, they are means of its slow steps: in the others it may be faster for reasons of its own.
     """
     rank = late.ranks[0]
     peers = [time for one, time in blame.transfer_us.items() if one not in late.ranks]
+    transfer = blame.transfer_us[rank] - float(np.median(peers)) if peers else None
+    slow = slow_steps(late, blame) if steps > 1 else None
+    if slow is not None:
+        breakdowns = {one: [row for row in rows if row.step in slow] for one, rows in breakdowns.items()}
     return Signals(
-        own_us=late.gain_us / steps,
+        own_us=late.gain_us / steps if slow is None else late.excess_us / len(blame.steps),
         device_busy_us=busy_excess(rank, breakdowns),
-        transfer_us=(blame.transfer_us[rank] - float(np.median(peers))) / steps if peers else None,
+        transfer_us=None if transfer is None else transfer / (steps if slow is None else len(slow)),
     )
+
+
+def slow_steps(late: Slow, blame: Blame) -> frozenset[int] | None:
+    """Return the steps in which a rank is late intermittently; ``None`` where it always is, or they are not known."""
+    if late.pattern == "fixed" or len(late.affected) != len(blame.steps):
+        return None
+    return frozenset(step for step, is_slow in zip(blame.steps, late.affected.tolist(), strict=True) if is_slow)
 
 
 def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> float | None:
@@ -220,7 +259,7 @@ def sure(slow: Slow, steps: int, *, explained: float | None = None) -> float:
 
     ``explained``: share of the communication that the evidence rests on, where known.
     """
-    lasts = _lasts(steps) if steps < ENOUGH_STEPS else 0.99
+    lasts = _lasts(steps, int(slow.affected.sum()) if len(slow.affected) == steps else steps) if steps < ENOUGH_STEPS else 0.99
     return round(min(lasts, 1.0 if explained is None else explained, slow.stability * (1 - (slow.p_value or 0.0))), 3)
 
 
@@ -241,9 +280,9 @@ def few_steps(count: int, seen: str, steps: int) -> FewSteps:
 _FEW: Final = "Whether it lasts, {needed} steps or more tell."
 
 
-def _lasts(seen: int) -> float:
-    """Return the probability that the next step is like all ``seen`` steps before it (Laplace's rule of succession)."""
-    return (seen + 1) / (seen + 2)
+def _lasts(seen: int, slow: int) -> float:
+    """Return the probability that the next step is slow like ``slow`` of ``seen`` steps (Laplace's rule of succession)."""
+    return (slow + 1) / (seen + 2)
 
 
 def _at_hand(count: int, what: str, steps: int) -> str:

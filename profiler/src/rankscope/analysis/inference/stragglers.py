@@ -103,18 +103,17 @@ def _named(judged: OwnTimes, found: Sequence[_Ahead], plain: Measure, limit: flo
     named = sorted((row for ahead in found for row in ahead.rows), key=lambda row: -float(plain.sums[:, row].sum()))
     measure = found[0].measure
     others = np.flatnonzero(~slow)
-    leading, rest = leaders(own), leaders(own, others)
-    gain = saved(leading, rest)
+    gain = _gain(judged, slow)
     # What happened in one step alone is no slowness, however small the excess in the others that makes chance improbable.
-    if (gain.sum() - gain.max()) / len(gain) - _noise_costs(rest, len(others)) < limit:
+    if gain.without_longest_us < limit:
         return None
-    last = slow[leading.rows]
     least, *middle = ordered(own, [0, (len(others) - 1) // 2, len(others) // 2], others)
     usual: NDArray[np.float64] = np.stack(middle).mean(axis=0, dtype=np.float64)
     over_usual = own[named[0]] - usual
     far = _far(np.minimum(over_usual, measure.at_most))
+    last = gain.last
     often = max(float(last.mean()), float(far.mean()) if measure.limited else 0.0)
-    if often < HALF and not _sticks_out(gain, rest.largest - least):
+    if often < HALF and not _sticks_out(gain.saved, gain.longest_other - least):
         return None
     pattern: Pattern = "fixed" if often >= FIXED and far.mean() >= FAR else "intermittent"
     affected = last if pattern == "fixed" and not measure.limited else far
@@ -124,14 +123,53 @@ def _named(judged: OwnTimes, found: Sequence[_Ahead], plain: Measure, limit: flo
     return Slow(
         ranks=[judged.ranks[row] for row in named],
         pattern=pattern,
-        # A healed rank would still be last intermittently, as the others are.
-        gain_us=max(0.0, float(gain.mean() - np.median(_saved_by_each(leading, len(own))[~slow]))),
+        gain_us=gain.gain_us,
         excess_us=float(over_usual[affected].mean()),
         p_value=max(ahead.p_value for ahead in found),
         stability=min(stability(sums[:, [row, *others]], 0, at_least=limit * own.shape[1]) for row in weakest),
         last_share=float(last.mean()),
         affected=affected,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Gain:
+    """Time that healing slow ranks saves, and what noise costs."""
+
+    saved: NDArray[np.float64]
+    """Time saved at each step, [steps]."""
+    last: NDArray[np.bool_]
+    """True at the steps in which one of the slow ranks costs most, [steps]."""
+    by_noise_us: float
+    """Mean cost per step of being last by noise alone, for a typical rank among those that are not slow."""
+    by_other_us: float
+    """The same while the slow ranks are there."""
+    longest_other: NDArray[np.float64]
+    """Longest own time among the ranks that are not slow, [steps]."""
+
+    @property
+    def gain_us(self) -> float:
+        """Mean time saved per step: a healed rank would still be last intermittently, as the others are."""
+        return max(0.0, float(self.saved.mean()) - self.by_other_us)
+
+    @property
+    def without_longest_us(self) -> float:
+        """The same beyond noise, without the step in which most is saved."""
+        return float((self.saved.sum() - self.saved.max()) / len(self.saved)) - self.by_noise_us
+
+
+def _gain(judged: OwnTimes, slow: NDArray[np.bool_]) -> _Gain:
+    """Return the time that healing the ranks ``slow`` [ranks] saves: of whole steps, or of their collectives if that is more."""
+    own, others = judged.own, np.flatnonzero(~slow)
+    leading, rest = leaders(own), leaders(own, others)
+    by_other = float(np.median(_saved_by_each(leading, len(own))[others]))
+    whole = _Gain(saved(leading, rest), slow[leading.rows], _noise_costs(rest, len(others)), by_other, rest.largest)
+    if judged.savings is None:
+        return whole
+    together, each = judged.savings.together(np.flatnonzero(slow).tolist()), judged.savings.each()[others]
+    by_noise = float(np.median(each.mean(axis=1)))
+    met = _Gain(together, together > each.max(axis=0), by_noise, by_noise, rest.largest)
+    return met if met.gain_us > whole.gain_us else whole
 
 
 _WEAKEST: Final = 8
@@ -296,9 +334,8 @@ def too_short(judged: OwnTimes) -> Suspect | None:
     if ahead is None:
         return None
     slow[ahead.rows] = True
-    others = np.flatnonzero(~slow)
-    rest = leaders(own, others)
-    if saved(leaders(own), rest).mean() - _noise_costs(rest, len(others)) < limit:
+    gain = _gain(judged, slow)
+    if gain.saved.mean() - gain.by_noise_us < limit:
         return None
     over = excess(own)
     worst = over[ahead.rows[0]]

@@ -111,7 +111,7 @@ class Trace(msgspec.Struct, frozen=True):
     backend: str | None
     host: str | None
     device_kind: DeviceKind
-    groups: dict[str, tuple[int, ...]]
+    groups: dict[str, list[int]]
     """Ranks of each process group by name, from ``distributedInfo``."""
     names: list[str]
     """Distinct event names; ``name`` is an index into them."""

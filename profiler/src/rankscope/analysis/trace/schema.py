@@ -112,10 +112,10 @@ class Distributed(msgspec.Struct, frozen=True):
     backend: str | None = None
     pg_config: list[Group] | None = None
 
-    def groups(self) -> dict[str, tuple[int, ...]]:
+    def groups(self) -> dict[str, list[int]]:
         """Return the ranks of each process group by its name."""
         named = [group for group in self.pg_config or [] if group.pg_name is not None and group.ranks]
-        return {str(group.pg_name): tuple(group.ranks or ()) for group in named}
+        return {str(group.pg_name): group.ranks or [] for group in named}
 
 
 class Device(msgspec.Struct, frozen=True):

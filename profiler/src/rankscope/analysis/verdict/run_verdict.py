@@ -18,7 +18,7 @@ from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.device_stragglers import device_named, device_step_signals, judge_windows
 from rankscope.analysis.inference.explained import explained
-from rankscope.analysis.inference.late import busy_excess, late_named
+from rankscope.analysis.inference.late import busy_excess, late_named, slow_steps
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.run_evidence import RunEvidence
@@ -209,7 +209,9 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
     elif found.late is not None:
         # Blame sums over the profiled steps; verdicts are per step.
         steps = max(counts)
-        signals = _signals_beside_windows(run, found.late.ranks, found.late.gain_us / steps)
+        slow_ones = slow_steps(found.late, run.blame)
+        gain = found.late.gain_us / steps if slow_ones is None else found.late.excess_us / len(run.blame.steps)
+        signals = _signals_beside_windows(run, found.late.ranks, gain, slow_ones)
         named = late_named(found.late, run.blame, window, signals, steps=steps)
     elif _reporting(run) < 2:
         # A few profiled steps are not evidence for all the steps without a record.
@@ -224,15 +226,20 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
     return verdict, [finding]
 
 
-def _signals_beside_windows(run: RunEvidence, ranks: Sequence[int], gain_us: float) -> Signals:
-    """Return the signals in the step records of the first of ``ranks``, which windows named, to find out why it was late."""
+def _signals_beside_windows(
+    run: RunEvidence, ranks: Sequence[int], gain_us: float, steps: Container[int] | None = None
+) -> Signals:
+    """Return the signals in the step records of the first of ``ranks``, which windows named, to find out why it was late.
+
+    ``steps``: profiled steps in which it was, if not in all.
+    """
     table, rank = run.table, ranks[0]
     count = len(table.steps)
     usual = (np.arange(count) >= min(WARM_UP, count // 5)) & ~table.profiled.any(axis=0)
     others = [one for one in run.ranks if one != rank]
     alike = next(group for group in peer_groups(run.ranks, run.infos) if rank in group)
     peers = [one for one in alike if one not in ranks] or [one for one in others if one not in ranks] or others
-    return signals_of(table, rank, usual, peers, device_busy_us=_busy_excess(run, rank, peers), own_us=gain_us)
+    return signals_of(table, rank, usual, peers, device_busy_us=_busy_excess(run, rank, peers, steps), own_us=gain_us)
 
 
 def _busy_excess(run: RunEvidence, rank: int, peers: Sequence[int], steps: Container[int] | None = None) -> float | None:

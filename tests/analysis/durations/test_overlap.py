@@ -1,0 +1,52 @@
+"""Waits at collectives beside compute: one delay shows at many collectives of a step, and counts once."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankscope.analysis.collectives.matching import Match
+from rankscope.analysis.durations.overlap import longest_waits
+from rankscope.runs.records import CollectiveRecord
+
+TRANSFER = 100_000
+
+
+def collective(number: int, wait_ns: int, last: int) -> Match:
+    """Return a collective of four ranks at which all wait for the ``last``."""
+    records = [
+        CollectiveRecord(
+            step=0,
+            group="0",
+            group_ranks=[0, 1, 2, 3],
+            index=number,
+            op="all_gather",
+            bytes=1,
+            enqueue_unix_ns=0,
+            start_unix_ns=0,
+            end_unix_ns=TRANSFER + (0 if rank == last else wait_ns),
+            stream=0,
+        )
+        for rank in range(4)
+    ]
+    return Match(0, "0", "all_gather", [0, 1, 2, 3], records)
+
+
+@pytest.mark.parametrize(
+    ("waits", "left"),
+    [
+        # A delay that grows while nothing waits for it.
+        ([(1, 3), (2, 3), (3, 3), (4, 3)], [3]),
+        # The same, with collectives that are queued behind each other.
+        ([(1, 3), (0, 0), (2, 3), (0, 0), (4, 3)], [4]),
+        # A pause of another rank, for which compute waits before the slow one delays it.
+        ([(11, 2), (0, 0), (1, 3), (2, 3), (4, 3)], [0, 4]),
+        # A pause that lasts to the end, while a slow rank gets later still.
+        ([(11, 2), (11, 2), (12, 3)], [2]),
+        ([(0, 0), (0, 0)], []),
+    ],
+)
+def test_of_each_delay_the_longest_wait_is_left(waits: list[tuple[int, int]], left: list[int]) -> None:
+    matches = [collective(number, 1_000_000 * wait, last) for number, (wait, last) in enumerate(waits)]
+    found = longest_waits(matches, {"0"})
+    assert [number for number, match in enumerate(found) if max(match.inside_ns) > TRANSFER] == left
+    assert longest_waits(matches, set()) == matches
