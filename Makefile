@@ -8,7 +8,8 @@
 # make bench       measurements against peers, in .venv-bench
 # make campaign    every fault on every rank, many quiet runs: long
 # make format      format the code
-# make docs        write docs/cli.md, the tables of docs/exporter.md and the boards for Grafana
+# make docs        write docs/cli.md, docs/measured.md, the tables of docs/exporter.md and the boards for Grafana
+# make site        build the documentation site into site/; broken links fail
 # make constraints refresh the versions in constraints.txt
 # make clean       remove environments, caches and recorded runs of this folder
 #
@@ -29,12 +30,12 @@ FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 # They measure the tests themselves, and need .venv.
 OF_TESTS = benchmarks/suite.py benchmarks/mutants.py
-CODE = $(FOLDERS) benchmarks profiler/examples scripts/cli_docs.py
+CODE = $(FOLDERS) benchmarks profiler/examples scripts/cli_docs.py scripts/measured.py scripts/site_hook.py
 
 # Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test test-full check bench campaign format docs constraints clean
+.PHONY: help install demo test test-full check bench campaign format docs site constraints clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -81,14 +82,20 @@ campaign:
 docs:
 	@$(SETUP) .venv test
 	$(BIN)/python scripts/cli_docs.py >docs/cli.md
+	$(BIN)/python scripts/measured.py >docs/measured.md
 	$(BIN)/python -m rankscope.exporter.reference docs/exporter.md
 	$(BIN)/python -m rankscope.dashboards.grafana.boards.generate
 	$(BIN)/rankscope alerts rules show >exporter/helm/rankscope-exporter/files/rankscope.rules.yaml
+
+site:
+	@$(SETUP) .venv site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open site/index.html"
 
 constraints:
 	@$(SETUP) .venv check
 	@sh scripts/constraints
 
 clean:
-	rm -rf .venv .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist rankscope-runs
+	rm -rf .venv .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist site rankscope-runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -60,6 +60,11 @@ def test_the_commands_page_is_current() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == printed, "run `make docs`"
 
 
+def test_the_page_of_measurements_is_current() -> None:
+    printed = subprocess.run([sys.executable, ROOT / "scripts" / "measured.py"], capture_output=True, text=True, check=True)
+    assert (ROOT / "docs" / "measured.md").read_text() == printed.stdout, "run `make docs`"
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself_in_a_process_of_its_own(cli_process: Cli, verb: str) -> None:
     done = cli_process(verb, "--help")
