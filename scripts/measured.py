@@ -15,11 +15,11 @@ NAME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)-(?P<benchmark>.+)\.json")
 HEAD = """\
 # Accuracy and overhead, measured
 
-This page lists the limits that the project sets itself and the newest measurement of each, also where a limit was missed. `make docs`
-writes it from the files in `benchmarks/results`. These files also hold the figures behind the limits, the machine and the versions.
-`make bench` measures again, with public tools only. The machines were small and shared, so ratios count more than times.
+This page lists the limits that the project sets itself and the newest measurement of each, also where a limit was missed.
+`make docs` writes it from the files in `benchmarks/results`, which also hold the figures behind the limits, the machine and the
+versions. `make bench` measures again, with public tools only. The machines were small and shared: ratios count more than times.
 
-What is seen of each layout of parallelism is in [NCCL jobs: what each source shows](analysis.md#nccl-jobs-what-each-source-shows).
+What is seen of each layout of parallelism: [NCCL jobs: what each source shows](analysis.md#nccl-jobs-what-each-source-shows).
 """
 
 
