@@ -10,6 +10,7 @@
 # make format      format the code
 # make docs        write docs/cli.md, docs/measured.md, the tables of docs/exporter.md and the boards for Grafana
 # make site        build the documentation site into site/; broken links fail
+# make dist        sdist, wheel, SBOM and checksums into dist/, and the demo from the wheel in an empty environment
 # make constraints refresh the versions in constraints.txt
 # make clean       remove environments, caches and recorded runs of this folder
 #
@@ -35,7 +36,7 @@ CODE = $(FOLDERS) benchmarks profiler/examples scripts/cli_docs.py scripts/measu
 # Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test test-full check bench campaign format docs site constraints clean
+.PHONY: help install demo test test-full check bench campaign format docs site dist constraints clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -91,6 +92,10 @@ site:
 	@$(SETUP) .venv site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open site/index.html"
+
+dist:
+	@$(SETUP) .venv dist
+	@TORCH="$(TORCH)" TORCH_ARGS="$(TORCH_ARGS)" sh scripts/dist .venv
 
 constraints:
 	@$(SETUP) .venv check
