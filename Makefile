@@ -8,7 +8,7 @@
 # make bench       measurements against peers, in .venv-bench
 # make campaign    every fault on every rank, many quiet runs: long
 # make format      format the code
-# make docs        write docs/cli.md, docs/measured.md, the tables of docs/exporter.md and the boards for Grafana
+# make docs        write what is made from the code: docs/cli.md and others, the manual page, the boards for Grafana
 # make site        build the documentation site into site/; broken links fail
 # make dist        sdist, wheel, SBOM and checksums into dist/, and the demo from the wheel in an empty environment
 # make constraints refresh the versions in constraints.txt
@@ -31,7 +31,7 @@ FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 # They measure the tests themselves, and need .venv.
 OF_TESTS = benchmarks/suite.py benchmarks/mutants.py
-CODE = $(FOLDERS) benchmarks profiler/examples scripts/cli_docs.py scripts/measured.py scripts/site_hook.py
+CODE = $(FOLDERS) benchmarks profiler/examples scripts/cli_docs.py scripts/man_page.py scripts/measured.py scripts/site_hook.py
 
 # Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.
 unexport PYTHONDONTWRITEBYTECODE
@@ -85,6 +85,7 @@ docs:
 	@$(SETUP) .venv test
 	$(BIN)/python scripts/cli_docs.py >docs/cli.md
 	$(BIN)/python scripts/measured.py >docs/measured.md
+	$(BIN)/python scripts/man_page.py
 	$(BIN)/python -m rankscope.exporter.reference docs/exporter.md
 	$(BIN)/python -m rankscope.dashboards.grafana.boards.generate
 	$(BIN)/rankscope alerts rules show >exporter/helm/rankscope-exporter/files/rankscope.rules.yaml
