@@ -9,7 +9,9 @@
 # make gpu         everything that a GPU makes possible, into benchmarks/results; without one it says what it skips
 # make campaign    every fault on every rank, many quiet runs: long
 # make format      format the code
-# make docs        write docs/cli.md, the tables of docs/exporter.md and the boards for Grafana
+# make docs        write what is made from the code: docs/cli.md and others, the manual page, the boards for Grafana
+# make site        build the documentation site into site/; broken links fail
+# make dist        sdist, wheel, SBOM and checksums into dist/, and the demo from the wheel in an empty environment
 # make constraints refresh the versions in constraints.txt
 # make clean       remove environments, caches and recorded runs of this folder
 #
@@ -37,7 +39,7 @@ CODE = $(FOLDERS) benchmarks profiler/examples scripts/*.py
 # Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test test-full check bench gpu campaign format docs constraints clean
+.PHONY: help install demo test test-full check bench gpu campaign format docs site dist constraints clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -62,6 +64,7 @@ check:
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/lint-imports
+	@[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint */docker/Dockerfile
 	$(BIN)/mypy $(FOLDERS) & types=$$!; \
 	$(BIN)/python -m pytest -q -n auto -m "not slow and not gpu and not full and not campaign" -p no:cacheprovider; \
 	tests=$$?; wait $$types && exit $$tests
@@ -88,14 +91,25 @@ campaign:
 docs:
 	@$(SETUP) .venv test
 	$(BIN)/python scripts/cli_docs.py >docs/cli.md
+	$(BIN)/python scripts/measured.py >docs/measured.md
+	$(BIN)/python scripts/man_page.py
 	$(BIN)/python -m rankscope.exporter.reference docs/exporter.md
 	$(BIN)/python -m rankscope.dashboards.grafana.boards.generate
 	$(BIN)/rankscope alerts rules show >exporter/helm/rankscope-exporter/files/rankscope.rules.yaml
+
+site:
+	@$(SETUP) .venv site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open site/index.html"
+
+dist:
+	@$(SETUP) .venv dist
+	@TORCH="$(TORCH)" TORCH_ARGS="$(TORCH_ARGS)" sh scripts/dist .venv
 
 constraints:
 	@$(SETUP) .venv check
 	@sh scripts/constraints
 
 clean:
-	rm -rf .venv .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist rankscope-runs
+	rm -rf .venv .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist site rankscope-runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

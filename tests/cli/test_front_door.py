@@ -60,6 +60,19 @@ def test_the_commands_page_is_current() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == printed, "run `make docs`"
 
 
+def test_the_page_of_measurements_is_current() -> None:
+    printed = subprocess.run([sys.executable, ROOT / "scripts" / "measured.py"], capture_output=True, text=True, check=True)
+    assert (ROOT / "docs" / "measured.md").read_text() == printed.stdout, "run `make docs`"
+
+
+def test_the_manual_page_and_the_completions_are_current(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "man_page.py", tmp_path], check=True)
+    kept = ROOT / "cli" / "share"
+    written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(written) == 4
+    assert written == {path.relative_to(kept): path.read_text() for path in kept.rglob("*") if path.is_file()}, "run `make docs`"
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself_in_a_process_of_its_own(cli_process: Cli, verb: str) -> None:
     done = cli_process(verb, "--help")
