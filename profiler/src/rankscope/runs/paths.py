@@ -8,9 +8,9 @@ from typing import Final, Literal
 SPOOL_DIR: Final = Path("/run/rankscope/spool")
 """Default folder in which the ranks of a node leave their metrics (``*.prom``) for the exporter."""
 
-RankStream = Literal["events", "steps", "windows", "collectives", "kernels", "stacks"]
+RankStream = Literal["events", "steps", "windows", "collectives", "kernels", "stacks", "durations"]
 """Streams that each rank writes in its own folder: ``steps`` as rows, the others as JSON Lines."""
-RANK_STREAMS: Final[tuple[RankStream, ...]] = ("events", "steps", "windows", "collectives", "kernels", "stacks")
+RANK_STREAMS: Final[tuple[RankStream, ...]] = ("events", "steps", "windows", "collectives", "kernels", "stacks", "durations")
 """All rank streams in the order of writing: a step's event is in its file before the step's row is."""
 
 Stream = RankStream | Literal["plan", "gpu"]

@@ -6,7 +6,7 @@ They write the sentences and compute slowdown, GPU-hours and money. Which outcom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -14,6 +14,7 @@ import msgspec
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
+from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.text import first_of
@@ -42,6 +43,21 @@ class Setting:
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     run: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Evidence beside the durations of collectives, where a job was also recorded."""
+
+    shares: Figures = field(default_factory=dict)
+    """Shares of the step's parts, for the verdict where no rank is late."""
+    signals: Callable[[Sequence[int], float], Signals] | None = None
+    """Function from late ranks and their gain per step to the signals of the cause."""
+    explain: Callable[[Named], Named] = lambda named: named
+    """Function that adds the physical reason, where there is one."""
+
+
+NOTHING_BESIDE: Final = Beside()
 
 
 def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
