@@ -76,6 +76,11 @@ def flight_dir(run: Path, attempt: int) -> Path:
     return attempt_dir(run, attempt) / "flight"
 
 
+def inspector_dir(run: Path) -> Path:
+    """Return ``inspector``: logs of NCCL Inspector while the job runs; what matters in them is in ``durations-*.jsonl``."""
+    return run / "inspector"
+
+
 def findings_file(run: Path) -> Path:
     """Return the path ``findings.jsonl``: findings of the watcher."""
     return run / "findings.jsonl"
