@@ -104,14 +104,20 @@ class LogFollower:
             return done
         self.log.damaged += bool(data[: begins[0]].strip(b"\0 \t\r\n,[]"))
         for begin, end in pairwise(begins):
-            self.log.damaged += not self.log.decode(data[begin:end])
+            self._add(data[begin:end])
         last = data[begins[-1] :]
         if last.rstrip(b" \t\r\n,]\0").endswith(b"}") and self.log.decode(last):
             return len(data)
         if len(last) <= MOST_RECORD_BYTES:
             return begins[-1]
-        self.log.damaged += 1
+        self._add(last)
         return len(data)
+
+    def _add(self, piece: bytes) -> None:
+        """Add the record that ``piece`` begins with; other text after it is damage."""
+        if not self.log.decode(piece):
+            self.log.damaged += 1
+            self.log.decode(piece.partition(b"\n")[0])
 
 
 def _punch_hole(handle: int, end: int) -> bool:

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 0.5
 ANSWER_SECONDS: Final = 60.0
 """Time without an answer after which that is reported; the dump needs the interpreter's lock."""
-INTERVAL_SECONDS: Final = (2.0, 30.0)
-"""Shortest and longest time between two dumps."""
+INTERVALS: Final = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+"""Possible times between two dumps, in seconds. Each divides the next, and dumps are at multiples of them by the clock: the dumps
+of all ranks hold the same collectives, even if not every one is in a dump."""
+_USUAL_SECONDS: Final = 32.0
+"""Longest of these times, unless the cost demands a longer one."""
 _HALF: Final = 0.5
 """Share of the ring that may fill between two dumps."""
-_SHARE: Final = 0.2
-"""Share of the recorder's budget that dumps may cost: a dump holds the interpreter's lock."""
+_SHARE: Final = 0.5
+"""Share of the recorder's budget that dumps may cost: a dump holds the interpreter's lock, some 20 µs for each collective."""
 
 _REQUESTS: Final = 1
 """File descriptor of the helper's standard output, which the rank reads, see ``flight_dump``."""
@@ -45,7 +48,8 @@ class FlightTimes:
         self._entries = entries
         self._asked: float | None = None
         self._late = False
-        self._due = 0.0
+        self._interval = INTERVALS[0]
+        self._set_due()
         self._next = 0
         """Number of the next operation that no dump has had."""
         self._open: set[int] = set()
@@ -67,7 +71,7 @@ class FlightTimes:
         """Yield new durations, or ask for a dump. Raises ``NoTimesError``, ``OSError`` and ``ValueError``."""
         now = time.monotonic()
         if self._asked is None:
-            if not last and now >= self._due:
+            if not last and time.time() >= self._due:
                 os.set_blocking(_REQUESTS, False)
                 os.write(_REQUESTS, f"{DURATIONS}\n".encode())
                 self._asked = now
@@ -92,7 +96,7 @@ class FlightTimes:
         from rankscope.base.errors import InputError
 
         cost, _, reason = said.partition(" us")
-        self._due = asked + INTERVAL_SECONDS[0]
+        self._set_due()
         sources = dump_files(self._around.scratch, DURATIONS)
         if not sources:
             raise NoTimesError(reason or said or "the Flight Recorder has nothing")
@@ -140,13 +144,17 @@ class FlightTimes:
         return new
 
     def _pace(self, asked: float, last: int, cost_us: int) -> None:
-        """Set the time of the next dump: before the ring is overwritten, but not so often that it exceeds its share."""
+        """Set the interval: short enough that the ring is not overwritten, if that does not exceed the share of the budget."""
         before, self._dumped = self._dumped, asked
-        interval = INTERVAL_SECONDS[0]
         if before is not None:
             a_second = max(1, last - self._next) / max(0.1, asked - before)
-            interval = min(max(_HALF * self._entries / a_second, INTERVAL_SECONDS[0]), INTERVAL_SECONDS[1])
-        self._due = asked + max(interval, cost_us / 1e6 / (_SHARE * self._around.hello.settings.budget))
+            lasts = [one for one in INTERVALS if one <= min(_USUAL_SECONDS, _HALF * self._entries / a_second)]
+            least = cost_us / 1e6 / (_SHARE * self._around.hello.settings.budget)
+            self._interval = max(next((one for one in INTERVALS if one >= least), INTERVALS[-1]), *lasts[-1:], INTERVALS[0])
+        self._set_due()
+
+    def _set_due(self) -> None:
+        self._due = (time.time() // self._interval + 1) * self._interval
 
     def wait_seconds(self) -> float:
         """Return the time until the next look."""
@@ -157,8 +165,10 @@ class FlightTimes:
         if self._warned or not self._lost:
             return None
         self._warned = True
-        more = f"set TORCH_FR_BUFFER_SIZE above {self._entries}"
-        return f"{self._lost} durations of collectives were overwritten before a dump; {more}"
+        return (
+            f"{self._lost} durations of collectives were overwritten before a dump, as the budget allows one each "
+            f"{self._interval:.0f} s; the others are recorded"
+        )
 
     def close(self) -> None:
         """Leave nothing behind: the scratch folder is removed with the helper."""

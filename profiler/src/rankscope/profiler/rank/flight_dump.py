@@ -37,8 +37,8 @@ _ENTRY: Final = b"record_id"
 SETTLE_SECONDS: Final = 0.2
 _dumping: Final = threading.Lock()
 _DURATIONS: Final = DURATIONS.encode() + b"\n"
-TIMED_ENTRIES: Final = 8000
-"""Number of collectives kept where they are timed: the helper copies them before they are overwritten."""
+TIMED_ENTRIES: Final = 4000
+"""Number of collectives kept where they are timed: the helper copies them, if it can before they are overwritten."""
 _ID: Final = re.compile(rb"([0-9a-f-]{1,40})\n")
 
 
