@@ -135,6 +135,12 @@ def test_the_cause_is_that_of_the_step_records(write: Write) -> None:
     assert (verdict.ranks, verdict.cause) == ([3], "gc"), verdict.summary
 
 
+def test_a_host_that_waits_is_not_to_blame_where_its_device_was_not_seen(write: Write) -> None:
+    verdict = analyze([write("tp", "slow device")]).verdict
+    assert (verdict.ranks, verdict.cause) == ([3], "unknown"), verdict.summary
+    assert any("rankscope capture" in action for action in verdict.next)
+
+
 def test_what_was_lost_and_what_is_missing_is_said(write: Write) -> None:
     def change(rank: int, block: DurationBlock) -> DurationBlock:
         if rank == 5:
@@ -165,6 +171,20 @@ def test_blocks_that_make_no_sense_cost_only_themselves(write: Write, broken: di
 
     for analysis in (analyze([run := write("tp", "slow device", change=change)]), online(run)):
         assert analysis.verdict.kind == "insufficient_data" or analysis.verdict.ranks == [3], analysis.verdict.summary
+
+
+@pytest.mark.parametrize("source", ["nccl_inspector", "flight_recorder"])
+def test_ranks_whose_records_end_at_different_times_are_compared_where_all_have_some(
+    write: Write, source: DurationSource
+) -> None:
+    def change(rank: int, block: DurationBlock) -> DurationBlock:
+        ahead = len(block.group) * ((3 - rank) % 4) // 8
+        columns = ("group", "op", "number", "size", "issued_us", "ended_us", "duration_us", "flags")
+        return msgspec.structs.replace(block, **{name: getattr(block, name)[ahead:] for name in columns})
+
+    analysis = analyze([write("tp", "slow device", source, change=change)])
+    assert analysis.verdict.ranks == [3], analysis.verdict.summary
+    assert analysis.verdict.evidence_source == source
 
 
 def test_own_times_of_step_records_count_first(write: Write, synthetic: Callable[..., SyntheticRun], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.alerts.watch.findings import candidates
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.dashboards.data.disk import DiskRuns
@@ -48,6 +49,9 @@ def test_a_recorded_job_names_the_rank_by_durations_of_collectives(tmp_path: Pat
     analysis = analyze([run])
     for one in (analysis, OnlineAnalysis(run).update(), RunData(source_ := DiskRuns(run), source_.runs()[0]).analysis):
         assert (one.verdict.kind, one.verdict.ranks, one.verdict.evidence_source) == ("straggler", [1], source)
+    # and so does the watcher
+    (alert, *_) = candidates(analysis)
+    assert (alert.name, alert.alert.labels["rank"]) == ("TrainingStraggler", "1")
     # and the steps are those of the run
     assert any(f"{RANKS} of {RANKS} ranks" in said and "inferred" not in said for said in analysis.source.warnings)
     numbers = {record.step for record in reader.steps(0, 0)}

@@ -57,6 +57,7 @@ class Helper:
         self.blocks: list[DurationBlock] = []
         self.said: list[str] = []
         self.waiting = 0
+        self.begun = True
         self.now = 1_000_000.0
         for module in (collective_times, inspector_log, flight_times):
             monkeypatch.setattr(module, "time", self)
@@ -87,7 +88,7 @@ class Helper:
                 scratch=self.scratch,
                 run=lambda: info,
                 info=lambda: first.rank,
-                begun=lambda: True,
+                begun=lambda: self.begun,
                 say=self.said.append,
             )
             self.duty = CollectiveTimes(around, self.blocks.append, lambda: self.waiting)
@@ -243,6 +244,14 @@ def test_a_log_that_disappears_is_found_again(helper: Helper) -> None:
     helper.look()
     assert helper.numbers == [0, 1]
     assert helper.said == []
+
+
+def test_a_rank_that_ends_before_its_first_record_is_written_keeps_its_durations(helper: Helper) -> None:
+    helper.begun = False
+    helper.log.write_bytes(record(0))
+    helper.look()
+    helper.end()
+    assert helper.numbers == [0]
 
 
 def test_a_plugin_that_writes_nothing_is_reported_once(helper: Helper) -> None:

@@ -5,12 +5,15 @@ A helper writes the blocks of its rank while the job trains. Their rank is that 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.cycles import steps_of
 from rankscope.analysis.durations.calls import MAX_CALLS, Call, Durations, RankCalls
@@ -236,24 +239,39 @@ def _flight_call(row: _Row, members: Mapping[str, list[int]]) -> Call:
     )
 
 
-StepAt = Callable[[int, int], int | None]
-"""Function from rank and time in unix nanoseconds to the step of the rank at that time; ``None`` where it has none."""
+StepsAt = Callable[[int, NDArray[np.int64]], list[int | None]]
+"""Function from a rank and times in unix nanoseconds to the steps of the rank at these times; ``None`` where it has none."""
 
 
-def in_steps_of_run(durations: Durations, step_at: StepAt) -> Durations:
-    """Return the durations with the steps that the run has recorded, by the times at which the host issued the operations."""
+def in_steps_of_run(durations: Durations, steps_at: StepsAt) -> Durations:
+    """Return the durations with the steps that the run has recorded, by the times at which the host issued the operations.
 
-    def steps(ranks: Mapping[int, Sequence[object]]) -> dict[int, list[int | None]]:
-        # One collective is in one step, even if hosts issue it at the border of two.
-        known: dict[tuple[str, int], int | None] = {}
-        found: dict[int, list[int | None]] = {}
-        for rank in ranks:
-            mine = found[rank] = []
-            for call in durations.ranks[rank].calls:
-                step = step_at(rank, call.issued.created_ns)
-                if call.issued.key is not None:
-                    step = known.setdefault(call.issued.key, step) if step is not None else known.get(call.issued.key)
-                mine.append(step)
-        return found if any(step is not None for row in found.values() for step in row) else {}
+    Operations are left out in steps of which any rank has only a part, as at the ends of what was recorded.
+    """
+    # One collective is in one step, even if hosts issue it at the border of two.
+    known: dict[tuple[str, int], int] = {}
+    steps: dict[int, list[int | None]] = {}
+    for rank, one in durations.ranks.items():
+        times = np.array([call.issued.created_ns for call in one.calls], dtype=np.int64)
+        steps[rank] = [
+            step if step is None or call.issued.key is None else known.setdefault(call.issued.key, step)
+            for call, step in zip(one.calls, steps_at(rank, times), strict=True)
+        ]
+    whole = set.intersection(*(_whole(row) for row in steps.values()))
+    ranks: dict[int, RankCalls] = {}
+    found: dict[int, list[int | None]] = {}
+    for rank, one in durations.ranks.items():
+        kept = [at for at, step in enumerate(steps[rank]) if step is None or step in whole]
+        ranks[rank] = RankCalls([one.calls[at] for at in kept], one.members, one.damaged)
+        found[rank] = [steps[rank][at] for at in kept]
+    return replace(durations, ranks=ranks, steps_of=lambda _: found if whole else {})
 
-    return replace(durations, steps_of=steps)
+
+def _whole(steps: Sequence[int | None]) -> set[int]:
+    """Return the steps that have about as many operations as most have."""
+    counts = Counter(step for step in steps if step is not None)
+    usual = float(np.median(list(counts.values()))) if counts else 0.0
+    return {step for step, count in counts.items() if count >= _MOSTLY * usual}
+
+
+_MOSTLY: Final = 0.9

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.durations.analysis import Compared, compare_durations
-from rankscope.analysis.durations.blocks import StepAt, in_steps_of_run, stored_durations
+from rankscope.analysis.durations.blocks import StepsAt, in_steps_of_run, stored_durations
 from rankscope.analysis.durations.calls import MAX_CALLS
 from rankscope.analysis.durations.verdict import judge_durations
 from rankscope.analysis.inference.run_evidence import RunEvidence
@@ -63,7 +64,7 @@ def durations_of_run(run: RunEvidence, *, most: int = MAX_CALLS) -> tuple[RunDur
         durations,
         wording=replace(wording, more_evidence=_CAPTURE, more_order=wording.more_order.replace(wording.more_evidence, _CAPTURE)),
     )
-    timed = in_steps_of_run(durations, _step_at(run)) if are_issued else durations
+    timed = in_steps_of_run(durations, _steps_at(run)) if are_issued else durations
     compared = compare_durations(timed)
     by_time = are_issued and compared.evidence.steps is not None and bool(compared.matched.matching.matches)
     if are_issued and not by_time:
@@ -98,8 +99,8 @@ def _coverage(run: RunEvidence, found: RunDurations) -> str:
     )
 
 
-def _step_at(run: RunEvidence) -> StepAt:
-    """Return the function from a rank and a time to the step that the rank's host was in."""
+def _steps_at(run: RunEvidence) -> StepsAt:
+    """Return the function from a rank and times to the steps that the rank's host was in."""
     known = {}
     walls = run.table.stored("wall_us")
     for row, rank in enumerate(run.ranks):
@@ -109,11 +110,12 @@ def _step_at(run: RunEvidence) -> StepAt:
         there, starts = there[order], starts[order]
         known[rank] = (starts, starts + (1000 * walls[row][there].astype(np.float64)).astype(np.int64), run.table.steps[there])
 
-    def step_at(rank: int, unix_ns: int) -> int | None:
-        if rank not in known:
-            return None
+    def steps_at(rank: int, unix_ns: NDArray[np.int64]) -> list[int | None]:
+        if rank not in known or not len(known[rank][0]):
+            return [None] * len(unix_ns)
         starts, ends, steps = known[rank]
-        at = int(np.searchsorted(starts, unix_ns, side="right")) - 1
-        return int(steps[at]) if at >= 0 and unix_ns < ends[at] + _SLACK_NS else None
+        at = np.searchsorted(starts, unix_ns, side="right") - 1
+        inside = (at >= 0) & (unix_ns < ends[at] + _SLACK_NS)
+        return [step if there else None for step, there in zip(steps[at].tolist(), inside.tolist(), strict=True)]
 
-    return step_at
+    return steps_at

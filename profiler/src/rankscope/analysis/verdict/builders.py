@@ -58,6 +58,8 @@ class Beside:
 
 
 NOTHING_BESIDE: Final = Beside()
+ByDurations = Callable[[Setting, Beside], tuple[Verdict, list[Finding]] | str]
+"""Function that judges by durations of collectives: returns a verdict and its findings, or what is missing for one."""
 
 
 def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
@@ -91,7 +93,7 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
         "straggler",
         Subject(setting.run, [] if rotating else named.ranks, setting.hosts),
         cause=found.cause,
-        reason=reason_of(found, named.evidence, accelerated=setting.accelerated),
+        reason=reason_of(found, named.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
     )
     verdict = msgspec.structs.replace(found, next=[*([ROTATING] if rotating else []), *actions])
     finding = Finding(

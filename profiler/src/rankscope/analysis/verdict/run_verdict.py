@@ -32,6 +32,7 @@ from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
 from rankscope.analysis.verdict.builders import (
     Beside,
+    ByDurations,
     Lack,
     Setting,
     among,
@@ -43,9 +44,6 @@ from rankscope.analysis.verdict.builders import (
 )
 from rankscope.analysis.verdict.endings import endings
 from rankscope.base.text import duration, ranks_text
-
-ByDurations = Callable[[Setting, Beside], tuple[Verdict, list[Finding]] | str]
-"""Function that returns a verdict and its findings, or what is missing for one."""
 
 CAPTURE: Final = 20
 """Number of steps to profile for a verdict from windows: more than ``late.ENOUGH_STEPS``, as some steps may show nothing."""
@@ -119,7 +117,7 @@ def _without_own_times(
     if isinstance(found, tuple):
         return found
     missing, lack = _missing(run)
-    missing = missing if found is None else f"{missing}. By the durations of collectives, {found}"
+    missing += "" if found is None else f". By the durations of collectives, {found}"
     return _from_windows(run, setting, shares) or _of_stages(run, setting, shares) or _too_little(run, missing, lack)
 
 
@@ -257,13 +255,16 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
 
 def _signals_beside_windows(run: RunEvidence, ranks: Sequence[int], gain_us: float) -> Signals:
     """Return the signals in the step records of the first of ``ranks``, which windows named, to find out why it was late."""
-    table, rank = run.table, ranks[0]
-    count = len(table.steps)
+    table, rank, count = run.table, ranks[0], len(run.table.steps)
     usual = (np.arange(count) >= min(WARM_UP, count // 5)) & ~table.profiled.any(axis=0)
     others = [one for one in run.ranks if one != rank]
     alike = next(group for group in peer_groups(run.ranks, run.infos) if rank in group)
     peers = [one for one in alike if one not in ranks] or [one for one in others if one not in ranks] or others
-    return signals_of(table, rank, usual, peers, device_busy_us=_busy_excess(run, rank, peers), own_us=gain_us)
+    busy = _busy_excess(run, rank, peers)
+    found = signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
+    # Where no profiled step shows the device, a host that uses no CPU may wait for it.
+    unseen = busy is None and any(info.device_kind != "cpu" for info in run.infos.values())
+    return replace(found, run_queue_us=None) if unseen else found
 
 
 def _busy_excess(run: RunEvidence, rank: int, peers: Sequence[int], steps: Container[int] | None = None) -> float | None:

@@ -65,7 +65,8 @@ class CollectiveTimes(Duty):
 
     def finish(self) -> None:
         """Record the rest, without waiting long for a slow disk. To be called before the last write."""
-        if self._source is None or not self._around.begun():
+        # Also of a rank that ends before its first record is written.
+        if self._source is None:
             return
         self._look(last=True)
         self._work.put(None)
