@@ -59,7 +59,7 @@ def test_a_recorded_job_names_the_rank_by_durations_of_collectives(tmp_path: Pat
     assert set(range(*analysis.verdict.steps)) <= numbers
     assert len(range(*analysis.verdict.steps)) > steps // 4
     # and nothing but records is left of the source
-    assert not (run / "inspector").exists()
+    assert not (run / "inspector-logs").exists()
     assert "no durations" not in done.stderr
 
 

@@ -304,7 +304,7 @@ def test_the_inspector_is_set_up_and_the_user_may_change_its_settings(
         "INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
         "INSPECTOR_DUMP_VERBOSE": "1",
         "INSPECTOR_DUMP_MIN_SIZE_BYTES": "0",
-        "INSPECTOR_DUMP_DIR": str(tmp_path / "run" / "inspector"),
+        "INSPECTOR_DUMP_DIR": str(tmp_path / "run" / "inspector-logs"),
     }
     assert not (tmp_path / "run").exists(), "nothing was recorded"
     monkeypatch.setenv("NCCL_INSPECTOR_DUMP_DIR", "/mine")
@@ -324,6 +324,6 @@ def test_the_flight_recorder_times_collectives_when_asked(tmp_path: Path, capfd:
 
 
 def test_logs_that_a_job_without_steps_left_do_not_keep_the_next_from_starting(tmp_path: Path) -> None:
-    (tmp_path / "inspector").mkdir()
-    (tmp_path / "inspector" / "h-pid1.log").touch()
+    (tmp_path / "inspector-logs").mkdir()
+    (tmp_path / "inspector-logs" / "h-pid1.log").touch()
     assert launch(["true"], LaunchOptions(run_dir=tmp_path, name="x")).status == 0

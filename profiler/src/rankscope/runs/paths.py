@@ -77,8 +77,8 @@ def flight_dir(run: Path, attempt: int) -> Path:
 
 
 def inspector_dir(run: Path) -> Path:
-    """Return ``inspector``: logs of NCCL Inspector while the job runs; what matters in them is in ``durations-*.jsonl``."""
-    return run / "inspector"
+    """Return ``inspector-logs``: logs of NCCL Inspector while the job runs; what matters in them is in ``durations-*.jsonl``."""
+    return run / "inspector-logs"
 
 
 def findings_file(run: Path) -> Path:
