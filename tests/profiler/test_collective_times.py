@@ -33,7 +33,7 @@ def recorded(run: Path, kind: str, *options: str, steps: int) -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize(("kind", "source", "steps"), [("inspector", "nccl_inspector", 40), ("flight", "flight_recorder", 90)])
+@pytest.mark.parametrize(("kind", "source", "steps"), [("inspector", "nccl_inspector", 40), ("flight", "flight_recorder", 140)])
 def test_a_recorded_job_names_the_rank_by_durations_of_collectives(tmp_path: Path, kind: str, source: str, steps: int) -> None:
     run, plugin = tmp_path / "run", tmp_path / "libnccl-profiler-inspector.so"
     plugin.touch()
@@ -57,7 +57,7 @@ def test_a_recorded_job_names_the_rank_by_durations_of_collectives(tmp_path: Pat
     numbers = {record.step for record in reader.steps(0, 0)}
     assert analysis.verdict.steps is not None
     assert set(range(*analysis.verdict.steps)) <= numbers
-    assert len(range(*analysis.verdict.steps)) > steps // 4
+    assert len(range(*analysis.verdict.steps)) >= 20
     # and nothing but records is left of the source
     assert not (run / "inspector-logs").exists()
     assert "no durations" not in done.stderr

@@ -30,7 +30,7 @@ _USUAL_SECONDS: Final = 32.0
 _HALF: Final = 0.5
 """Share of the ring that may fill between two dumps."""
 _SHARE: Final = 0.5
-"""Share of the recorder's budget that dumps may cost: a dump holds the interpreter's lock, some 20 µs for each collective."""
+"""Share of the recorder's budget that dumps may cost: a dump holds the interpreter's lock, 20 to 40 µs for each collective."""
 
 _REQUESTS: Final = 1
 """File descriptor of the helper's standard output, which the rank reads, see ``flight_dump``."""
