@@ -312,3 +312,16 @@ def test_options_of_traces_are_refused(tmp_path: Path) -> None:
 def test_text_names_its_source(tmp_path: Path) -> None:
     text = render_text(analyze([write_logs(job(), tmp_path / "logs")]), width=100)
     assert "judged by nccl inspector" in text
+
+
+def test_statistics_of_each_dump_are_no_damage(tmp_path: Path) -> None:
+    folder = write_logs(job("tp"), tmp_path / "logs", verbose=True)
+    for rank in range(8):
+        lines = log_of(folder, rank).read_text().splitlines()
+        record = json.loads(lines[0])
+        stats = {"coll_records": 1, "coll_dropped_total": 3, "coll_dropped_since_last_dump": 3}
+        first = {"header": record["header"], "metadata": record["metadata"], "dump_stats": stats}
+        log_of(folder, rank).write_text("\n".join([json.dumps(first), *lines]))
+    analysis = analyze([folder])
+    assert analysis.verdict.ranks == [3]
+    assert not any("make no sense" in warning for warning in analysis.source.warnings)

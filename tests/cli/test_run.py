@@ -155,3 +155,11 @@ def test_a_folder_one_may_not_look_into_is_one_line_with_status_3(
     assert done.returncode == 3, done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert str(closed) in done.stderr
+
+
+def test_two_sources_of_durations_are_one_too_many(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "plugin.so").touch()
+    options = ["--nccl-inspector", tmp_path / "plugin.so", "--flight-recorder-times"]
+    done = cli("run", "--run-dir", tmp_path / "run", *options, "--", "true")
+    assert done.returncode == 2
+    assert not (tmp_path / "run").exists()

@@ -283,3 +283,47 @@ def test_a_variable_that_means_nothing_is_refused_by_name(tmp_path: Path, monkey
     with pytest.raises(InputError, match=f"^RANKSCOPE_PLAN_AHEAD_STEPS={text}: "):
         launch(["true"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
     assert not (tmp_path / "run").exists()
+
+
+def environment_of(options: LaunchOptions, capfd: pytest.CaptureFixture[str]) -> dict[str, str]:
+    launch([sys.executable, "-c", PRINT_ENVIRONMENT], options)
+    found: dict[str, str] = json.loads(capfd.readouterr().out)
+    return found
+
+
+def test_the_inspector_is_set_up_and_the_user_may_change_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plugin = tmp_path / "libnccl-profiler-inspector.so"
+    plugin.touch()
+    options = LaunchOptions(run_dir=tmp_path / "run", name="x", nccl_inspector=plugin)
+    usual = environment_of(options, capfd)
+    assert {name.removeprefix("NCCL_"): value for name, value in usual.items() if name.startswith("NCCL_")} == {
+        "PROFILER_PLUGIN": str(plugin),
+        "INSPECTOR_ENABLE": "1",
+        "INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
+        "INSPECTOR_DUMP_VERBOSE": "1",
+        "INSPECTOR_DUMP_MIN_SIZE_BYTES": "0",
+        "INSPECTOR_DUMP_DIR": str(tmp_path / "run" / "inspector-logs"),
+    }
+    assert not (tmp_path / "run").exists(), "nothing was recorded"
+    monkeypatch.setenv("NCCL_INSPECTOR_DUMP_DIR", "/mine")
+    assert environment_of(options, capfd)["NCCL_INSPECTOR_DUMP_DIR"] == "/mine"
+
+
+def test_a_plugin_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    options = LaunchOptions(run_dir=tmp_path / "run", name="x", nccl_inspector=tmp_path / "plugin.so")
+    with pytest.raises(InputError, match=r"plugin\.so: no such file"):
+        launch(["touch", str(tmp_path / "marker")], options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_flight_recorder_times_collectives_when_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = LaunchOptions(run_dir=tmp_path / "run", name="x", flight_recorder_times=True)
+    assert environment_of(options, capfd)["TORCH_NCCL_ENABLE_TIMING"] == "1"
+
+
+def test_logs_that_a_job_without_steps_left_do_not_keep_the_next_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "inspector-logs").mkdir()
+    (tmp_path / "inspector-logs" / "h-pid1.log").touch()
+    assert launch(["true"], LaunchOptions(run_dir=tmp_path, name="x")).status == 0

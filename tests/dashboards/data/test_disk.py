@@ -18,6 +18,7 @@ from rankscope.dashboards.data.footprint import footprint
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.run_folder import SILENT_AFTER_S
 from rankscope.dashboards.data.source import UnknownRunError
+from rankscope.runs.paths import inspector_dir
 
 WriteRun = Callable[..., Path]
 
@@ -177,6 +178,8 @@ def test_the_revision_changes_with_the_evidence_only(tmp_path: Path, write_run: 
     (run / "control").mkdir()
     (run / "control" / "request").write_text("x")
     (run / ".run.json.tmp").write_text("x")
+    inspector_dir(run).mkdir()
+    (inspector_dir(run) / "h-pid1.log").write_text("x")
     assert footprint(run).revision == before.revision
     steps = steps_file(run, 1)
     add_rows(steps, load(steps)[-1:])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from dash import html
 
+from rankscope.analysis.result.costs import LedgerSource
+from rankscope.analysis.verdict.builders import EvidenceSource
 from rankscope.dashboards.pages.pieces import first_of, run_link, unbroken
+from rankscope.dashboards.pages.wording import EVIDENCE
+from rankscope.dashboards.views.blame import _IMPOSED_IN
 
 
 def whole(parts: list[Any]) -> list[str]:
@@ -32,3 +36,8 @@ def test_a_long_name_is_cut_off_in_a_link_and_said_in_full_beside_it() -> None:
 def test_of_many_the_first_are_named_and_the_others_counted() -> None:
     assert "".join(map(str, first_of(["a", "b"], 3))) == "a, b"
     assert "".join(map(str, first_of(["a", "b", "c", "d"], 2))) == "a, b and 2 more"
+
+
+def test_all_evidence_of_a_verdict_has_a_name() -> None:
+    assert set(EVIDENCE) == set(get_args(EvidenceSource))
+    assert set(_IMPOSED_IN) == {*get_args(LedgerSource), None}

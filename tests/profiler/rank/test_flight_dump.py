@@ -289,3 +289,33 @@ def test_the_waiting_thread_is_not_in_a_forked_child_and_keeps_no_process_from_e
         timeout=120,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def test_durations_are_dumped_without_stacks_and_of_nccl_alone(tmp_path: Path, told: pytest.MonkeyPatch) -> None:
+    """Stacks take most of the time of a dump, during which the interpreter's lock is held."""
+    wanted: list[bool] = []
+
+    def dumped(*, includeStackTraces: bool = True) -> bytes:  # noqa: N803  # torch's spelling
+        wanted.append(includeStackTraces)
+        return b"record_id"
+
+    told.setattr(distributed_c10d, "_dump_nccl_trace", dumped, raising=False)
+    reads, writes = os.pipe()
+    flight_dump.listen(reads, tmp_path)
+    os.write(writes, b"durations\n")
+    deadline = time.monotonic() + 60
+    while not done_file(tmp_path, "durations").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.close(writes)
+    assert wanted == [False]
+    assert list(dump_files(tmp_path, "durations")) == ["nccl"]
+    # and the helper learns how long the dump took
+    assert done_file(tmp_path, "durations").read_text().removesuffix(" us").isdecimal()
+
+
+@pytest.mark.parametrize(("timed", "size"), [("1", 4000), ("0", 2000), ("", 2000)])
+def test_more_collectives_are_kept_where_they_are_timed(told: pytest.MonkeyPatch, timed: str, size: int) -> None:
+    told.setenv("TORCH_NCCL_ENABLE_TIMING", timed)
+    flight_dump.prepare(None)
+    assert int(next(value for name, value in now_told().items() if "BUFFER_SIZE" in name)) == size

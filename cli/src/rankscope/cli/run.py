@@ -106,6 +106,18 @@ The training script needs no change and its output is left alone; the verdict go
     help="Send every Nth step of all ranks as a trace over OTLP, to where the OTEL_EXPORTER_OTLP_* variables say.",
 )
 @click.option("--no-stacks", is_flag=True, help="Take no samples of the ranks' Python stacks.")
+@click.option(
+    "--nccl-inspector",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Record how long each collective takes on the GPUs, by NVIDIA's plugin libnccl-profiler-inspector.so (NCCL 2.28 or "
+    "later). Names the slow rank where ranks wait inside streams: FSDP, tensor and pipeline parallelism.",
+)
+@click.option(
+    "--flight-recorder-times",
+    is_flag=True,
+    help="The same, by torch's Flight Recorder: one more CUDA event per collective, and a dump every few seconds.",
+)
 @price_options("To price the loss in money.")
 @click.option("--simulated", is_flag=True, help="The GPU readings of this node are simulated: say so wherever the run is shown.")
 @click.option("--verdict/--no-verdict", default=True, show_default=True, help="Print the verdict when the job has ended.")
@@ -125,6 +137,8 @@ def run(
     no_hardware: bool,
     otlp_every: int | None,
     no_stacks: bool,
+    nccl_inspector: Path | None,
+    flight_recorder_times: bool,
     price_per_gpu_hour: float | None,
     currency: str,
     simulated: bool,
@@ -137,6 +151,8 @@ def run(
     """
     if command[0].startswith("-"):
         raise click.NoSuchOption(command[0], possibilities=_similar(command[0]))
+    if nccl_inspector is not None and flight_recorder_times:
+        raise click.UsageError("--nccl-inspector and --flight-recorder-times record the same; use one of them")
     name = name or _default_name(command)
     options = LaunchOptions(
         run_dir=run_dir or _default_run_dir(name),
@@ -151,6 +167,8 @@ def run(
         exporter_url=None if no_hardware else exporter_url,
         otlp_every=otlp_every,
         stacks_seconds=None if no_stacks else STACKS_SECONDS,
+        nccl_inspector=nccl_inspector,
+        flight_recorder_times=flight_recorder_times,
         simulated=simulated,
         price_per_gpu_hour=price_per_gpu_hour,
         currency=currency,

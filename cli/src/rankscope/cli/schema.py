@@ -17,6 +17,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.cli.capture_result import CaptureResult, DumpResult
 from rankscope.runs.control import ControlAnswer, ControlRequest
+from rankscope.runs.durations import DurationBlock
 from rankscope.runs.ras import RasAnswer
 from rankscope.runs.records import (
     AttemptInfo,
@@ -46,6 +47,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "collectives": CollectiveRecord,
     "kernels": KernelRecord,
     "stacks": StackSamples,
+    "durations": DurationBlock,
     "plan": PlannedWindow,
     "gpu": HardwareSample,
     "ras": RasAnswer,

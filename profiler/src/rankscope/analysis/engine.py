@@ -11,13 +11,13 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.collectives.links import ToldLink
-from rankscope.analysis.durations.calls import DurationSource
 from rankscope.analysis.durations.logs import holds_logs, local_files
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.trace.locations import Location, location
 from rankscope.analysis.trace_analysis import analyze_traces
 from rankscope.base.errors import InputError
+from rankscope.runs.durations import DurationSource
 from rankscope.runs.named import NamedRun, named_run
 
 _REDUCED: Final = "reduced to records while it was recorded"

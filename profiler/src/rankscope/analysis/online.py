@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.durations.blocks import RecentBlocks
 from rankscope.analysis.evidence.compared import judged_groups
 from rankscope.analysis.evidence.filling import Filling, StepRanges
 from rankscope.analysis.evidence.peers import peer_groups
@@ -32,6 +33,7 @@ from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evide
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.verdict.run_verdict import slow_ranks
 from rankscope.base.errors import InputError
+from rankscope.runs.durations import DurationBlock
 from rankscope.runs.follow import Segments, StartOverError, StepFollower, StreamFollower, segments_of
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.reader import RunReader
@@ -41,7 +43,10 @@ from rankscope.runs.step_segments import BLOCK_ROWS, Rows, joined_rows
 RECENT_STEPS: Final = 500
 """Steps that are kept: some minutes of most runs, judged within a second for a thousand ranks."""
 
-_FOLLOWED: Final[tuple[Stream, ...]] = ("steps", "events", "windows", "collectives")
+_FOLLOWED: Final[tuple[Stream, ...]] = ("steps", "events", "windows", "collectives", "durations")
+
+RECENT_CALLS: Final = 30_000
+"""Operations of all ranks whose durations are kept, where they are judged: comparing them takes a second."""
 
 RECENT_WINDOWS: Final = 24
 """Profiled steps that are kept: more than a capture needs for a clear verdict."""
@@ -160,6 +165,8 @@ class _Attempt:
         self._wall_us: dict[int, float] = {}
         self._damaged = 0
         self._matched: tuple[object, Matched] | None = None
+        self._has_own_times = False
+        """True if step records could be judged at the last update: durations of collectives are not read then."""
 
     def read(self, reader: RunReader, ranks: list[int]) -> None:
         """Read and add new data. Raises ``StartOverError``."""
@@ -185,6 +192,8 @@ class _Attempt:
                 count = 0
         self._take_rows(waiting)
         self._forget_steps()
+        for rank in () if self._has_own_times else ranks:
+            self.ranks[rank].read_durations(reader, segments[rank], RECENT_CALLS // len(ranks))
         news = [rank for rank in ranks if self._read_windows(reader, rank, segments[rank])]
         if news:
             self._forget_windows()
@@ -285,7 +294,7 @@ class _Attempt:
         if self._matched is None or self._matched[0] != by:
             self._matched = (by, match_windows(windows, infos, world_size))
         reader.take_over(sum(one.skipped_lines for one in self.ranks.values()), [])
-        return evidence_of(
+        evidence = evidence_of(
             reader,
             table,
             infos,
@@ -295,7 +304,10 @@ class _Attempt:
             damaged=self._damaged + table.damaged,
             now=now,
             earlier=Earlier(self._passed.count, self._records, self._wall_us),
+            durations=lambda: {rank: list(one.recent) for rank, one in self.ranks.items() if one.recent},
         )
+        self._has_own_times = bool(evidence.compared)
+        return evidence
 
 
 class _Rank:
@@ -309,6 +321,8 @@ class _Rank:
         self.windows = StreamFollower(self.folder, "windows", StepBreakdown)
         self.collectives = StreamFollower(self.folder, "collectives", CollectiveRecord)
         self.reduction = Reduction(breakdowns=[], collectives=[])
+        self.durations = StreamFollower(self.folder, "durations", DurationBlock)
+        self.recent = RecentBlocks()
         self._file = self.folder / "rank.json"
         self._attempt = attempt
         self._rank = rank
@@ -335,6 +349,12 @@ class _Rank:
         self._tags = {tag: later for tag, tagged in self._tags.items() if len(later := tagged[tagged > last])}
         return found
 
+    def read_durations(self, reader: RunReader, segments: Segments, most: int) -> None:
+        """Read new durations of collectives, and keep those of about the last ``most`` operations. Raises ``StartOverError``."""
+        for blocks in self.durations.new(reader, segments):
+            for block in blocks:
+                self.recent.add(block, most)
+
     def info(self, reader: RunReader) -> RankInfo | None:
         """Return the rank's description from ``rank.json``, read again whenever the file was replaced."""
         try:
@@ -349,4 +369,4 @@ class _Rank:
 
     @property
     def skipped_lines(self) -> int:
-        return self.steps.skipped_lines + self.windows.skipped_lines + self.collectives.skipped_lines
+        return self.steps.skipped_lines + sum(one.skipped_lines for one in (self.windows, self.collectives, self.durations))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,8 @@ from rankscope.analysis.costs.pipeline import pipeline_of
 from rankscope.analysis.costs.recorder_cost import recorder_share
 from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
+from rankscope.analysis.durations.blocks import read_durations
+from rankscope.analysis.durations.of_run import durations_of_run
 from rankscope.analysis.evidence.compared import imposed_wait, judged_groups
 from rankscope.analysis.evidence.liveness import liveness
 from rankscope.analysis.evidence.peers import peer_groups
@@ -30,6 +32,7 @@ from rankscope.analysis.inference.run_evidence import Earlier, RunEvidence
 from rankscope.analysis.report.ranks import rank_result, typical_values
 from rankscope.analysis.report.run_assessment import assessed_run
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, ImposedWait, Source
+from rankscope.analysis.result.costs import LedgerSource
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
@@ -39,6 +42,7 @@ from rankscope.analysis.verdict.run_verdict import run_verdict
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.analysis.verdict.stalled_verdict import with_stalled_line
 from rankscope.base.text import ranks_text
+from rankscope.runs.durations import DurationBlock
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
@@ -70,7 +74,10 @@ def analysis_of(
     table = run.table
     throughput = throughput_of(table, usual_steps(table), run.infos, run.world_size)
     costs = costs_of_run(run, throughput)
-    verdict, findings = run_verdict(run, costs, price_per_gpu_hour, currency)
+    durations, about_durations = durations_of_run(run)
+    by_durations = None if durations is None else durations.judge
+    verdict, findings = run_verdict(run, costs, price_per_gpu_hour, currency, by_durations)
+    late = durations.compared.matched.blame if durations is not None and verdict.evidence_source == durations.source else None
     collectives = matching_result(run.matched, run_fabric(run.infos, links))
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in run.windows.items()}, run=run.path
@@ -81,7 +88,11 @@ def analysis_of(
     ended = endings(run.infos)
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
     there = table.has_record
-    imposed = _imposed(run)
+    imposed = _imposed(run) if late is None else imposed_result(late)
+    source: LedgerSource = "windows" if run.matching.matches else "steps"
+    ledger = ledger_of_blame(run.blame, "windows") or ledger_of_steps(run.compared)
+    if durations is not None and late is not None:
+        source, ledger = durations.source, ledger_of_blame(late, durations.source)
     analysis = Analysis(
         source=Source(
             kind="run",
@@ -96,7 +107,7 @@ def analysis_of(
             recorder_share=recorder_share(table, run.infos, earlier_us=run.earlier.wall_us),
             recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
             unreadable=_unreadable(run),
-            warnings=_warnings(run, ended),
+            warnings=[*_warnings(run, ended), *about_durations],
         ),
         ranks=[
             rank_result(
@@ -115,8 +126,8 @@ def analysis_of(
         if any(reduction.collectives for reduction in run.windows.values())
         else CollectiveMatching(matched=0, unmatched=0, excluded={}, method=None, clock_residual_us=None),
         imposed_wait=imposed,
-        imposed_wait_source=("windows" if run.matching.matches else "steps") if imposed else None,
-        ledger=ledger_of_blame(run.blame, "windows") or ledger_of_steps(run.compared),
+        imposed_wait_source=source if imposed else None,
+        ledger=ledger,
         verdict=verdict,
         findings=findings,
         pipeline=run.pipeline,
@@ -150,7 +161,17 @@ def read_evidence(
     infos = reader.infos(table.attempt)
     world_size = world_size_of(reader, table, infos)
     matched = match_windows(windows, infos, world_size)
-    return evidence_of(reader, table, infos, windows, matched, world_size=world_size, damaged=damaged, now=time.time())
+    return evidence_of(
+        reader,
+        table,
+        infos,
+        windows,
+        matched,
+        world_size=world_size,
+        damaged=damaged,
+        now=time.time(),
+        durations=lambda: read_durations(reader, table.attempt, list(windows)),
+    )
 
 
 def evidence_of(
@@ -164,18 +185,20 @@ def evidence_of(
     damaged: int,
     now: float,
     earlier: Earlier | None = None,
+    durations: Callable[[], Mapping[int, Sequence[DurationBlock]]] = dict,
 ) -> RunEvidence:
     """Return the evidence of an attempt: the data read, and groups, pipeline and liveness derived from it.
 
-    ``now``: Unix seconds.
+    ``now``: Unix seconds. ``durations`` reads the durations of collectives; it is called if no own times can be compared.
     """
+    compared = judged_groups(table, peer_groups([int(rank) for rank in table.ranks], infos))
     about = reader.attempt(table.attempt)
     over = table.attempt != max(reader.attempts(), default=table.attempt)
     collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
     return RunEvidence(
         reader=reader,
         table=table,
-        compared=judged_groups(table, peer_groups([int(rank) for rank in table.ranks], infos)),
+        compared=compared,
         infos=infos,
         windows=windows,
         world_size=world_size,
@@ -184,6 +207,7 @@ def evidence_of(
         pipeline=pipeline_of(table, infos, None if about is None else about.pipeline, collectives),
         liveness="over" if over else liveness(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now),
         earlier=earlier or Earlier(),
+        durations={} if compared else durations(),
     )
 
 

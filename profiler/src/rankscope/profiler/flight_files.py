@@ -17,6 +17,10 @@ CRASH: Final = "crash"
 """Name of the dump written without a request, because an exception ended the script."""
 
 
+DURATIONS: Final = "durations"
+"""Name of the request for the durations of the last collectives; its completion says how long the dump took."""
+
+
 def dump_file(scratch: Path, name: str, backend: str) -> Path:
     """Return the path of a rank's dump for the request ``name``; ``backend``: ``nccl`` or ``gloo``."""
     return scratch / f"flight-{name}-{backend}.pickle"

@@ -36,9 +36,13 @@ from rankscope.profiler.settings import (
     as_recorded,
 )
 from rankscope.profiler.spool import remove_own
+from rankscope.runs.paths import inspector_dir
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import RunInfo
 
+_BUILD: Final = "the plugin is built by make -C plugins/profiler/inspector in NCCL's repository"
+_INSPECTOR: Final = {"DUMP_THREAD_INTERVAL_MICROSECONDS": "500", "DUMP_VERBOSE": "1", "DUMP_MIN_SIZE_BYTES": "0"}
+"""Settings of the plugin that the user may change. Without an interval it writes no log, and only a verbose one has starts."""
 DRAIN_SECONDS: Final = 30.0
 """Longest wait for the helpers after the job has ended; a profiler window takes seconds to reduce."""
 _NOT_EXECUTABLE: Final = 126
@@ -77,6 +81,10 @@ class LaunchOptions:
     exporter_url: str | None = EXPORTER_URL
     otlp_every: int | None = None
     stacks_seconds: float | None = STACKS_SECONDS
+    nccl_inspector: Path | None = None
+    """NCCL Inspector plugin (``libnccl-profiler-inspector.so``) to load, so that durations of collectives are recorded."""
+    flight_recorder_times: bool = False
+    """True to let torch's Flight Recorder time collectives, so that their durations are recorded."""
     simulated: bool = False
     price_per_gpu_hour: float | None = None
     currency: str | None = None
@@ -102,6 +110,8 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
     Raises ``InputError`` when the run directory cannot be used; the command is not started then.
     """
     run_dir = options.run_dir.absolute()
+    if options.nccl_inspector is not None and not options.nccl_inspector.is_file():
+        raise InputError(options.nccl_inspector, f"no such file: {_BUILD}")
     for folder in (run_dir, options.spool_dir):
         _check_name(folder)
     with ExitStack() as leaving:
@@ -120,7 +130,11 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
             leaving.callback(_clear_spool, scratch, Path(settings.spool_dir))
         if settings.attempt:
             print(f"rankscope: {run_dir} holds a run already; this becomes its attempt {settings.attempt}", file=sys.stderr)
-        status = _run(command, _environment(settings))
+        if options.nccl_inspector is not None:
+            logs = inspector_dir(run_dir)
+            logs.mkdir(exist_ok=True)
+            leaving.callback(_remove_empty, [logs])
+        status = _run(command, _environment(settings, options))
         _wait_for_helpers(scratch)
         recorded = was_recorded(scratch)
     return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt, recorded=recorded)
@@ -142,8 +156,8 @@ def _check_run_dir(run_dir: Path) -> list[Path]:
         if run_dir.exists():
             if not run_dir.is_dir():
                 raise InputError(run_dir, "cannot record here: it is a file")
-            # A folder with nothing but attempts is a run whose ranks still wrote while it was removed.
-            if not is_run(run_dir) and {entry.name for entry in run_dir.iterdir()} - {"attempts"}:
+            # A folder with nothing else is a run whose ranks still wrote while it was removed.
+            if not is_run(run_dir) and {entry.name for entry in run_dir.iterdir()} - {"attempts", inspector_dir(run_dir).name}:
                 raise InputError(run_dir, "cannot record here: the folder is not empty and is no run")
         run_dir.mkdir(parents=True, exist_ok=True)
         probe = run_dir / f".probe-{os.getpid()}"
@@ -232,13 +246,19 @@ def _clear_spool(scratch: Path, spool: Path) -> None:
         remove_own(spool, spooled(scratch))
 
 
-def _environment(settings: RecorderSettings) -> dict[str, str]:
+def _environment(settings: RecorderSettings, options: LaunchOptions) -> dict[str, str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
     environment.update(settings.environment())
     paths = [str(SITE_FOLDER), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     # Otherwise Kineto prints two lines per window; a level set by the user stays.
     environment.setdefault("KINETO_LOG_LEVEL", "6")
+    if options.nccl_inspector is not None:
+        environment |= {"NCCL_PROFILER_PLUGIN": str(options.nccl_inspector.absolute()), "NCCL_INSPECTOR_ENABLE": "1"}
+        for name, value in {**_INSPECTOR, "DUMP_DIR": str(inspector_dir(Path(settings.run_dir)))}.items():
+            environment.setdefault(f"NCCL_INSPECTOR_{name}", value)
+    if options.flight_recorder_times:
+        environment["TORCH_NCCL_ENABLE_TIMING"] = "1"
     return environment
 
 

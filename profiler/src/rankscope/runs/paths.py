@@ -8,9 +8,9 @@ from typing import Final, Literal
 SPOOL_DIR: Final = Path("/run/rankscope/spool")
 """Default folder in which the ranks of a node leave their metrics (``*.prom``) for the exporter."""
 
-RankStream = Literal["events", "steps", "windows", "collectives", "kernels", "stacks"]
+RankStream = Literal["events", "steps", "windows", "collectives", "kernels", "stacks", "durations"]
 """Streams that each rank writes in its own folder: ``steps`` as rows, the others as JSON Lines."""
-RANK_STREAMS: Final[tuple[RankStream, ...]] = ("events", "steps", "windows", "collectives", "kernels", "stacks")
+RANK_STREAMS: Final[tuple[RankStream, ...]] = ("events", "steps", "windows", "collectives", "kernels", "stacks", "durations")
 """All rank streams in the order of writing: a step's event is in its file before the step's row is."""
 
 Stream = RankStream | Literal["plan", "gpu"]
@@ -79,6 +79,11 @@ def flight_dir(run: Path, attempt: int) -> Path:
 def ras_dir(run: Path, attempt: int) -> Path:
     """Return ``attempts/NNN/ras``: answers of NCCL RAS, ``TIME.json`` with the unix nanoseconds of the question."""
     return attempt_dir(run, attempt) / "ras"
+
+
+def inspector_dir(run: Path) -> Path:
+    """Return ``inspector-logs``: logs of NCCL Inspector while the job runs; what matters in them is in ``durations-*.jsonl``."""
+    return run / "inspector-logs"
 
 
 def findings_file(run: Path) -> Path:

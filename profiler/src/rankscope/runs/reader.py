@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 import msgspec
 
 from rankscope.base.errors import InputError
+from rankscope.runs.durations import DurationBlock
 from rankscope.runs.paths import Stream, attempt_dir, attempt_file, host_dir, rank_dir, rank_file, ranks_dir, run_file
 from rankscope.runs.records import (
     RUN_SCHEMA,
@@ -170,6 +171,10 @@ class RunReader:
     def stacks(self, attempt: int, rank: int) -> Iterator[StackSamples]:
         """Yield the samples of the stack of one rank, of a very long run only the last ones."""
         return self._rank_rows(attempt, rank, "stacks", StackSamples, last=_STACK_SEGMENTS)
+
+    def durations(self, attempt: int, rank: int) -> Iterator[DurationBlock]:
+        """Yield the durations of the collectives of one rank."""
+        return self._rank_rows(attempt, rank, "durations", DurationBlock)
 
     def plan(self, attempt: int) -> Iterator[PlannedWindow]:
         """Yield the windows that were announced to the ranks of this attempt."""

@@ -170,11 +170,15 @@ class _Stacks(msgspec.Struct):
     end_unix_ns: int
 
 
+class _Durations(msgspec.Struct):
+    end_unix_ns: int
+
+
 class _Sample(msgspec.Struct):
     unix_ns: int
 
 
-_OF_RANKS: Final[tuple[RankStream, ...]] = ("events", "steps", "windows", "collectives", "stacks")
+_OF_RANKS: Final[tuple[RankStream, ...]] = ("events", "steps", "windows", "collectives", "stacks", "durations")
 _ALL: Final = 1 << 80
 """Nanoseconds later than the time of any record."""
 _LONGEST_US: Final = 1e18
@@ -192,6 +196,7 @@ _KINDS: Final[dict[Stream, tuple[type[Any], Any]]] = {
     "windows": (_Window, lambda one: _end_ns(one.start_unix_ns, one.window_us)),
     "collectives": (_Collective, lambda one: one.end_unix_ns),
     "stacks": (_Stacks, lambda one: one.end_unix_ns),
+    "durations": (_Durations, lambda one: one.end_unix_ns),
     "gpu": (_Sample, lambda one: one.unix_ns),
 }
 """Type and end time of a record, by stream. Kernels have no time and only add advice, so they are left out."""

@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rankscope.runs.paths import inspector_dir
+
 TRACES: Final = "traces"
 """Folder of raw traces: only captured windows use them, and newer ones replace older ones."""
 CONTROL: Final = "control"
 """Folder of requests, which contain no data of the run."""
 
-NOT_SHOWN: Final = frozenset({TRACES, CONTROL})
+LOGS: Final = inspector_dir(Path()).name
+"""Folder of the logs that helpers read: what matters in them is in records."""
+
+NOT_SHOWN: Final = frozenset({TRACES, CONTROL, LOGS})
 
 STREAMS: Final = (".jsonl", ".npy")
 """Suffixes of record files, which only grow."""

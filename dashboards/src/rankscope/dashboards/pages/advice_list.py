@@ -12,11 +12,10 @@ from rankscope.analysis.result.analysis import Cause
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.dashboards.figures.units import duration
 from rankscope.dashboards.pages.pieces import advice as command_line
-from rankscope.dashboards.pages.wording import percent
+from rankscope.dashboards.pages.wording import EVIDENCE, percent
 
 NOTHING: Final = "Nothing is advised: no figure that is known is beyond its limit. What is not known advises nothing either."
 
-_SOURCES: Final = {"steps": "step records", "windows": "profiled steps", "traces": "traces"}
 
 FIGURES: Final[Mapping[str, str]] = {
     **{
@@ -98,7 +97,7 @@ def _figure(figure: AdviceEvidence) -> str:
     words = FIGURES.get(figure.name, f"{figure.name} is {{}}")
     stage = "" if figure.stage is None else f" on stage {figure.stage}"
     reasons = [_limit(figure)] if "{}" in words else []
-    reasons += [f"from {_SOURCES.get(figure.source, figure.source)}"] if figure.source is not None else []
+    reasons += [f"from {EVIDENCE.get(figure.source, figure.source)}"] if figure.source is not None else []
     return words.format(_value(figure.value, figure.unit)) + stage + (f" ({', '.join(reasons)})" if reasons else "")
 
 

@@ -115,8 +115,7 @@ def _evidence(verdict: Verdict, source: Source) -> Component:
     why, steps = "Which records the verdict rests on", _steps(verdict, source)
     if verdict.evidence_source is None:
         return fact("Evidence", steps, why=why)
-    names = {"steps": "step records", "windows": "profiled steps", "traces": "traces"}
-    return fact("Evidence", names[verdict.evidence_source], why=why, detail=steps)
+    return fact("Evidence", wording.EVIDENCE[verdict.evidence_source], why=why, detail=steps)
 
 
 def _steps(verdict: Verdict, source: Source) -> str:

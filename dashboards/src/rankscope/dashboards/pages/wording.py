@@ -14,6 +14,15 @@ UNKNOWN: Final = "not known"
 count: Final = counted
 """Function that formats a count: ``1 rank``, ``1,024 ranks``."""
 
+EVIDENCE: Final[dict[str, str]] = {
+    "steps": "step records",
+    "windows": "profiled steps",
+    "traces": "traces",
+    "flight_recorder": "durations of collectives (Flight Recorder)",
+    "nccl_inspector": "durations of collectives (NCCL Inspector)",
+}
+"""Records that a verdict or figure rests on, by their source."""
+
 KIND_LABELS: Final[dict[Kind, str]] = {
     "balanced": "Balanced",
     "straggler": "Straggler",

@@ -43,10 +43,13 @@ def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
     )
 
 
+_BY_DURATIONS: Final = "In the last steps, by the durations of collectives"
 _IMPOSED_IN: Final = {
     "windows": "In the profiled steps",
     "steps": "In all steps that were judged; what compute hides takes a profiled window",
     "traces": "In the traces",
+    "flight_recorder": _BY_DURATIONS,
+    "nccl_inspector": _BY_DURATIONS,
     None: "In no step so far",
 }
 

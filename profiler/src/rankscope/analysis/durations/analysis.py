@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import Match, match_collectives
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED
 from rankscope.analysis.costs.ledger import ledger_of_blame
-from rankscope.analysis.durations.calls import Call, DurationSource, RankCalls
+from rankscope.analysis.durations.calls import Call, Durations, RankCalls
 from rankscope.analysis.durations.flight import read_flight_durations
 from rankscope.analysis.durations.inspector import read_inspector_durations
 from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
@@ -33,12 +34,33 @@ from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Sou
 from rankscope.analysis.trace.locations import common_folder
 from rankscope.analysis.trace_analysis import imposed_result
 from rankscope.analysis.verdict.builders import Setting
+from rankscope.runs.durations import DurationSource
 from rankscope.runs.records import CollectiveRecord
 
 START_UP: Final = 2
 """Number of first steps that are left out, if enough others remain: their collectives contain start-up."""
 _APART: Final = 0.2
 """Largest share of collectives that some dumps may lack without a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Durations of all ranks, compared: what a verdict, and the analysis around it, are made from."""
+
+    evidence: DurationEvidence
+    numbers: list[int]
+    """Steps that count; a single one where steps are not known."""
+    warnings: list[str]
+
+    @property
+    def matched(self) -> Matched:
+        """Matched collectives."""
+        return self.evidence.matched
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """First step that counts and the one after the last; ``None`` where steps are not known."""
+        return (self.numbers[0], self.numbers[-1] + 1) if self.evidence.steps is not None and self.numbers else None
 
 
 def analyze_durations(
@@ -52,7 +74,56 @@ def analyze_durations(
     """Analyse the durations of a job that trains, one file per rank. Raises ``InputError`` for input without durations."""
     read = read_flight_durations if kind == "flight_recorder" else read_inspector_durations
     durations = read(paths, engine)
-    ranks, world_size, warnings = durations.ranks, durations.world_size, durations.warnings
+    ranks, world_size = durations.ranks, durations.world_size
+    compared = compare_durations(durations)
+    evidence, matching, blame = compared.evidence, compared.matched.matching, compared.matched.blame
+    in_steps, numbers, warnings = evidence.steps is not None, compared.numbers, compared.warnings
+    setting = Setting(
+        source=kind,
+        world_size=world_size,
+        steps=compared.steps,
+        step_count=len(numbers),
+        unit="step" if in_steps else "window",
+        accelerated=True,
+        price_per_gpu_hour=price_per_gpu_hour,
+        currency=currency,
+    )
+    verdict, findings = duration_verdict(evidence, setting)
+    warnings += [f"rank {rank} is {name}" for rank in verdict.ranks if (name := durations.names.get(rank)) is not None]
+    there = {rank: len({row.step for row in rows}) for rank, rows in compared.matched.collectives.items()}
+    analysis = Analysis(
+        source=Source(
+            kind=kind,
+            path=os.fspath(paths[0] if len(paths) == 1 else common_folder(paths)),
+            ranks=len(ranks),
+            world_size=world_size,
+            steps=max(1, len(numbers)),
+            coverage=sum(there.values()) / (world_size * max(1, len(numbers))),
+            simulated=False,
+            warnings=warnings,
+        ),
+        ranks=[rank_result(rank, breakdowns=[], blame=blame, steps=there.get(rank, 0)) for rank in sorted(ranks)],
+        collectives=CollectiveMatching(
+            matched=len(matching.matches),
+            unmatched=matching.unmatched,
+            excluded=matching.excluded,
+            method=matching.method,
+            clock_residual_us=None,
+            unmatched_by=matching.unmatched_by,
+            explained_share=evidence.explained,
+        ),
+        imposed_wait=imposed_result(blame) if matching.matches else [],
+        imposed_wait_source=kind if matching.matches else None,
+        ledger=ledger_of_blame(blame, kind),
+        verdict=verdict,
+        findings=findings,
+    )
+    return assessed_windows(analysis, None, compared.matched)
+
+
+def compare_durations(durations: Durations) -> Compared:
+    """Infer the steps, match the collectives of all ranks, and charge the waits to the ranks that caused them."""
+    kind, ranks, world_size, warnings = durations.kind, durations.ranks, durations.world_size, durations.warnings
     steps = durations.steps_of({rank: [call.issued for call in one.calls] for rank, one in ranks.items()})
     in_steps = bool(steps)
     if not in_steps:
@@ -92,18 +163,6 @@ def analyze_durations(
         waiting=_waiting(matching.matches, len(ranks), step_us),
         hidden=durations.hidden,
     )
-    setting = Setting(
-        source=kind,
-        world_size=world_size,
-        steps=(numbers[0], numbers[-1] + 1) if in_steps and numbers else None,
-        step_count=len(numbers),
-        unit="step" if in_steps else "window",
-        accelerated=True,
-        price_per_gpu_hour=price_per_gpu_hour,
-        currency=currency,
-    )
-    verdict, findings = duration_verdict(evidence, setting)
-    explained = evidence.explained
     if len(ranks) < world_size:
         warnings.append(durations.wording.missing.format(found=len(ranks), world_size=world_size))
     lacking, instances = matching.unmatched_by.get("incomplete", 0), len(matching.matches) + matching.unmatched
@@ -112,36 +171,7 @@ def analyze_durations(
             f"{lacking:,} of {instances:,} collectives are in the {durations.wording.many} of some ranks only: "
             f"{durations.wording.together}"
         )
-    warnings += [f"rank {rank} is {name}" for rank in verdict.ranks if (name := durations.names.get(rank)) is not None]
-    there = {rank: len({row.step for row in rows}) for rank, rows in collectives.items()}
-    analysis = Analysis(
-        source=Source(
-            kind=kind,
-            path=os.fspath(paths[0] if len(paths) == 1 else common_folder(paths)),
-            ranks=len(ranks),
-            world_size=world_size,
-            steps=max(1, len(numbers)),
-            coverage=sum(there.values()) / (world_size * max(1, len(numbers))),
-            simulated=False,
-            warnings=warnings,
-        ),
-        ranks=[rank_result(rank, breakdowns=[], blame=blame, steps=there.get(rank, 0)) for rank in sorted(ranks)],
-        collectives=CollectiveMatching(
-            matched=len(matching.matches),
-            unmatched=matching.unmatched,
-            excluded=matching.excluded,
-            method=matching.method,
-            clock_residual_us=None,
-            unmatched_by=matching.unmatched_by,
-            explained_share=explained,
-        ),
-        imposed_wait=imposed_result(blame) if matching.matches else [],
-        imposed_wait_source=kind if matching.matches else None,
-        ledger=ledger_of_blame(blame, kind),
-        verdict=verdict,
-        findings=findings,
-    )
-    return assessed_windows(analysis, None, matched)
+    return Compared(evidence, numbers, warnings)
 
 
 def _counted(steps: Mapping[int, Sequence[int | None]]) -> list[int]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from rankscope.analysis.collectives.cycles import Issued
+from rankscope.runs.durations import DurationSource
 
 MAX_CALLS: Final = 500_000
 """Maximum number of operations of all ranks that are compared, the last ones."""
 
-DurationSource = Literal["flight_recorder", "nccl_inspector"]
+RECORD_IT: Final = "record the job with `rankscope run`"
+"""Way to more evidence where a job is not recorded."""
+
 Steps = dict[int, list[int | None]]
 
 
@@ -61,6 +64,8 @@ class Wording:
     """Way to the same collectives of all ranks."""
     more_order: str
     """Way to the order of operations of different groups."""
+    more_evidence: str = RECORD_IT
+    """Way to evidence that durations do not hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from typing import Final
 
 from rankscope.analysis.collectives.cycles import Issued, steps_of
 from rankscope.analysis.collectives.operations import element_bytes
-from rankscope.analysis.durations.calls import MAX_CALLS, Call, Durations, RankCalls, Wording
+from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Call, Durations, RankCalls, Wording
 from rankscope.analysis.hang.files import DumpFile, find_dumps, read_dump
-from rankscope.analysis.hang.records import Record, text
+from rankscope.analysis.hang.records import Dump, Record, text
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.classify import operation_name
@@ -30,13 +30,13 @@ _REDUCES: Final = frozenset(
 _TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=8000 when the job starts"
 
 
-_WORDING: Final = Wording(
+FLIGHT_WORDING: Final = Wording(
     one="dump",
     many="dumps",
     missing="dumps of {found} of {world_size} ranks: groups with a missing rank are left out",
     more_steps="set TORCH_FR_BUFFER_SIZE to several times the operations of a step",
     together="dump all ranks at about the same time",
-    more_order="record the job with `rankscope run`",
+    more_order=RECORD_IT,
 )
 
 
@@ -45,7 +45,7 @@ def read_flight_durations(paths: Sequence[Path], engine: Engine) -> Durations:
     files, warnings = find_dumps(paths)
     ranks = read_calls(files, warnings, engine)
     world_size = max(len(ranks), *(len(members) for one in ranks.values() for members in one.members.values()), 0)
-    return Durations("flight_recorder", ranks, world_size, _WORDING, steps_of, warnings)
+    return Durations("flight_recorder", ranks, world_size, FLIGHT_WORDING, steps_of, warnings)
 
 
 def read_calls(files: Sequence[DumpFile], warnings: list[str], engine: Engine) -> dict[int, RankCalls]:
@@ -85,9 +85,14 @@ def _read_one(file: DumpFile, *, most: int) -> RankCalls | InputError:
         dump = read_dump(file.path, backend=file.backend, whole_history=True)
     except InputError as error:
         return error
+    return calls_of_dump(dump, dump.records[-most:])
+
+
+def calls_of_dump(dump: Dump, records: Sequence[Record]) -> RankCalls:
+    """Return some operations of a dump, with the members of all groups in it."""
     backend = dump.backend or ""
     members = {_group(backend, name): list(config.ranks) for name, config in dump.configs.items() if config.ranks}
-    return RankCalls([_call(record, members) for record in dump.records[-most:]], members, dump.damaged)
+    return RankCalls([_call(record, members) for record in records], members, dump.damaged)
 
 
 def _group(backend: str, name: str) -> str:
@@ -99,29 +104,41 @@ def _call(record: Record, members: Mapping[str, list[int]]) -> Call:
     op = operation_name(record.op)
     group = _group(record.backend, record.group)
     transfers = record.is_p2p or op in ("send", "recv", "coalesced")
-    # Groups of different ranks may have one name; the one of all ranks is "0".
-    is_matchable = not transfers and (group in members or record.group == "0")
-    by_autograd = text(record.raw.get("thread_name")).startswith("pt_autograd")
-    # The sizes of an all-to-all may follow the data, and then differ from step to step.
-    elements = 0 if op.startswith("all_to_all") else record.elements("input")
-    return Call(
-        Issued(
-            (group, record.sequence) if is_matchable else None,
-            (group, op, elements, by_autograd),
-            record.created_ns or 0,
-            by_autograd,
-            record.elements("input") if op in _REDUCES else 0,
-        ),
+    return flight_call(
         group,
         op,
         record.sequence,
-        is_matchable,
-        record.elements("input"),
-        # Where ranks differ in size, as in an uneven all-to-all, the first to leave was not the last to arrive.
-        _bytes(record) if op == "all_to_all" else None,
-        _duration_us(record),
+        # Groups of different ranks may have one name; the one of all ranks is "0".
+        is_matchable=not transfers and (group in members or record.group == "0"),
+        by_autograd=text(record.raw.get("thread_name")).startswith("pt_autograd"),
+        elements=record.elements("input"),
+        bytes=_bytes(record) if op == "all_to_all" else None,
+        created_ns=record.created_ns or 0,
+        duration_us=_duration_us(record),
         is_part=record.is_p2p and record.raw.get("duration_ms") is None,
     )
+
+
+def flight_call(
+    group: str,
+    op: str,
+    sequence: int,
+    *,
+    is_matchable: bool,
+    by_autograd: bool,
+    elements: int,
+    bytes: int | None,  # noqa: A002  # as the field
+    created_ns: int,
+    duration_us: float | None,
+    is_part: bool,
+) -> Call:
+    """Return an operation that the Flight Recorder has recorded; the fields are those of ``Call``."""
+    # The sizes of an all-to-all may follow the data, and then differ from step to step.
+    kind = (group, op, 0 if op.startswith("all_to_all") else elements, by_autograd)
+    key = (group, sequence) if is_matchable else None
+    issued = Issued(key, kind, created_ns, by_autograd, elements if op in _REDUCES else 0)
+    # Where ranks differ in bytes, as in an uneven all-to-all, the first to leave was not the last to arrive.
+    return Call(issued, group, op, sequence, is_matchable, elements, bytes, duration_us, is_part=is_part)
 
 
 def _duration_us(record: Record) -> float | None:

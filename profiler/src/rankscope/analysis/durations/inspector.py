@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.analysis.collectives.cycles import Issued, steps_by_group
-from rankscope.analysis.durations.calls import MAX_CALLS, Call, Durations, RankCalls, Wording
+from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Call, Durations, RankCalls, Wording
 from rankscope.analysis.durations.logs import LogRecord, ProcessLog, find_logs, read_log
-from rankscope.analysis.durations.processes import identify
+from rankscope.analysis.durations.processes import Processes, identify
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted
 from rankscope.base.errors import InputError
@@ -39,12 +39,12 @@ _KINDS: Final = 16
 _TIMING: Final = (
     "leave NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING at 1, with NCCL 2.30 or later, so that only durations of kernels are logged"
 )
-_WORDING: Final = Wording(
+INSPECTOR_WORDING: Final = Wording(
     one="log",
     many="logs",
     missing="logs of {found} of {world_size} ranks: communicators with a missing rank are left out",
     more_steps="let the job train for more steps",
-    more_order="set NCCL_INSPECTOR_DUMP_VERBOSE=1, or record the job with `rankscope run`",
+    more_order=f"set NCCL_INSPECTOR_DUMP_VERBOSE=1, or {RECORD_IT}",
     together="use NCCL 2.30 or later, or a shorter NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS",
 )
 
@@ -63,7 +63,14 @@ def read_inspector_durations(paths: Sequence[Path], engine: Engine) -> Durations
     warnings += [f"left out: {error}" for error in errors]
     if damaged := sum(log.damaged for log in logs):
         warnings.append(f"{counted(damaged, 'record')} left out, which make no sense")
-    processes = identify(logs, warnings)
+    return durations_of(identify(logs, warnings), warnings, most=most)
+
+
+def durations_of(processes: Processes, warnings: list[str], *, most: int) -> Durations:
+    """Return the durations in the logs of all processes. Raises ``InputError`` if there are none.
+
+    ``most``: number of records after which logs were cut, for the warning.
+    """
     members, labels = processes.members(), _labels(processes.ranks)
     ranks = {
         rank: RankCalls([*_calls(log, labels)], {labels[one]: members[one] for one in log.communicators}, log.damaged)
@@ -72,7 +79,14 @@ def read_inspector_durations(paths: Sequence[Path], engine: Engine) -> Durations
     warnings += _limits(processes.ranks, ranks, most)
     hidden = {rank: _hidden(log.records) for rank, log in processes.ranks.items()}
     return Durations(
-        "nccl_inspector", ranks, processes.world_size, _WORDING, steps_by_group, warnings, hidden=hidden, names=processes.names
+        "nccl_inspector",
+        ranks,
+        processes.world_size,
+        INSPECTOR_WORDING,
+        steps_by_group,
+        warnings,
+        hidden=hidden,
+        names=processes.names,
     )
 
 

@@ -30,11 +30,11 @@ ENABLE: Final = "set NCCL_INSPECTOR_ENABLE=1 and NCCL_INSPECTOR_DUMP_THREAD_INTE
 _SUFFIXES: Final = (".log", ".jsonl", ".log.gz", ".jsonl.gz")
 _NAMED: Final = re.compile(r".+-pid\d+\.log(?:\.gz)?")
 """File names of the plugin."""
-_BEGIN: Final = re.compile(rb'\{\s*"header"\s*:')
+BEGIN: Final = re.compile(rb'\{\s*"header"\s*:')
 """Begin of a record: damage before it costs no more than the record that is damaged."""
 _HEAD_BYTES: Final = 1 << 20
 """Size of the beginning of a long log, which names the communicators that are used at the start only."""
-_MOST_RECORD_BYTES: Final = 1 << 20
+MOST_RECORD_BYTES: Final = 1 << 20
 _USUAL_RECORD_BYTES: Final = 2048
 _SHOWN: Final = 3
 """Maximum number of other files that are named in warnings."""
@@ -87,11 +87,17 @@ class _Transfer(msgspec.Struct):
     event_trace_ts: _Trace | None = None
 
 
+class _Stats(msgspec.Struct):
+    coll_dropped_since_last_dump: _Count = 0
+    p2p_dropped_since_last_dump: _Count = 0
+
+
 class _Object(msgspec.Struct):
     header: _Header
     metadata: _Metadata
     coll_perf: _Collective | None = None
     p2p_perf: _Transfer | None = None
+    dump_stats: _Stats | None = None
 
 
 class LogRecord(msgspec.Struct, frozen=True, gc=False):
@@ -127,6 +133,8 @@ class ProcessLog:
     first_us: int = 0
     last_us: int = 0
     damaged: int = 0
+    dropped: int = 0
+    """Number of operations that the plugin dropped, because they completed faster than it dumps."""
     crossed: int = 0
     """Number of records that have another rank than those before on their communicator."""
     is_clipped: bool = False
@@ -153,9 +161,18 @@ class ProcessLog:
             self.records.append(_collective(header.id, record.coll_perf, about.dump_timestamp_us))
         elif record.p2p_perf is not None:
             self.records.append(_transfer(header.id, record.p2p_perf, about.dump_timestamp_us))
+        elif record.dump_stats is not None:
+            self.dropped += record.dump_stats.coll_dropped_since_last_dump + record.dump_stats.p2p_dropped_since_last_dump
         else:
             return False
         return True
+
+    def decode(self, piece: bytes) -> bool:
+        """Add the record in ``piece``; return whether it is one and makes sense."""
+        try:
+            return self.add(_DECODER.decode(piece.rstrip(b" \t\r\n,]\0")))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
 
 
 def find_logs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
@@ -195,7 +212,7 @@ def is_log(file: Path) -> bool:
         return True
     try:
         with _open(file) as (opened, _):
-            return _BEGIN.match(opened.read(256).lstrip(b" \t\r\n[")) is not None
+            return BEGIN.match(opened.read(256).lstrip(b" \t\r\n[")) is not None
     except (OSError, EOFError, zlib.error):
         return False
 
@@ -238,11 +255,8 @@ def read_log(path: Path, *, most: int) -> ProcessLog | InputError:
 
 def _decode(log: ProcessLog, pieces: Iterator[tuple[bytes, bool]]) -> None:
     for piece, is_last in pieces:
-        try:
-            log.damaged += not log.add(_DECODER.decode(piece.rstrip(b" \t\r\n,]\0")))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            # A job that trains is in the middle of its last record.
-            log.damaged += not is_last
+        # A job that trains is in the middle of its last record.
+        log.damaged += not (log.decode(piece) or is_last)
 
 
 _DECODER: Final = msgspec.json.Decoder(_Object)
@@ -255,13 +269,13 @@ def _pieces(file: BinaryIO, length: int | None) -> Iterator[tuple[bytes, bool]]:
     while data := file.read(_HEAD_BYTES if left is None else min(left, _HEAD_BYTES)):
         left = None if left is None else left - len(data)
         buffer += data
-        begins = [found.start() for found in _BEGIN.finditer(buffer)]
+        begins = [found.start() for found in BEGIN.finditer(buffer)]
         if begins and buffer[: begins[0]].strip(b" \t\r\n,[\0"):
             yield buffer[: begins[0]], False
         for begin, end in pairwise(begins):
             yield buffer[begin:end], False
         buffer = buffer[begins[-1] :] if begins else buffer
-        if len(buffer) > _MOST_RECORD_BYTES:
+        if len(buffer) > MOST_RECORD_BYTES:
             yield b"", False
             buffer = buffer[-64:]
     if buffer.strip():

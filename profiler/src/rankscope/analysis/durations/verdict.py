@@ -16,10 +16,20 @@ from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.device_stragglers import are_tested, device_named, slowest, suspected
 from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, late_signals, too_few
+from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.slow import Slow
-from rankscope.analysis.result.analysis import Finding, Verdict
+from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.verdict.builders import Setting, among, insufficient, no_straggler, ranks_were, straggler
+from rankscope.analysis.verdict.builders import (
+    NOTHING_BESIDE,
+    Beside,
+    Setting,
+    among,
+    insufficient,
+    no_straggler,
+    ranks_were,
+    straggler,
+)
 from rankscope.base.text import duration, ranks_text
 
 _MOST: Final = 0.8
@@ -74,44 +84,63 @@ class DurationEvidence:
 
 def duration_verdict(evidence: DurationEvidence, setting: Setting) -> tuple[Verdict, list[Finding]]:
     """Return the verdict and its findings."""
+    found = judge_durations(evidence, setting)
+    return (insufficient(found), []) if isinstance(found, str) else found
+
+
+def judge_durations(
+    evidence: DurationEvidence, setting: Setting, beside: Beside = NOTHING_BESIDE
+) -> tuple[Verdict, list[Finding]] | str:
+    """Return the verdict and its findings, or what is missing for one. ``beside``: other evidence, where the job was recorded."""
     blame = evidence.matched.blame
     window = evidence.step_us * max(1, len(blame.steps))
     late = None
     missing = _useless(evidence)
     if missing is None and (evidence.explained or 0.0) < _MOST and are_tested(evidence.own):
-        return _by_own_times(evidence, setting)
+        return _by_own_times(evidence, setting, beside)
     if missing is None:
         late = find_late(blame, window)
         missing = _nobody_unclear(evidence, window) if late is None else _doubt(late, evidence)
     if missing is not None:
-        return insufficient(missing), []
+        return missing
     if late is None:
         restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
-        return no_straggler({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
+        return no_straggler(
+            beside.shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}"
+        )
     steps = max(1, len(blame.steps))
     signals = late_signals(late, {}, blame, steps=steps)
+    if beside.signals is not None:
+        signals = replace(beside.signals(late.ranks, late.gain_us / steps), transfer_us=signals.transfer_us)
     named = late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=evidence.explained)
     if evidence.overlapping:
         named = replace(named, note=f"{named.note} {_AT_LEAST}".strip())
-    verdict, finding = straggler(named, setting)
+    return _named(named, evidence, setting, beside)
+
+
+def _named(named: Named, evidence: DurationEvidence, setting: Setting, beside: Beside) -> tuple[Verdict, list[Finding]]:
+    rows = [] if evidence.steps is None else [Evidence(name="steps_judged", value=float(evidence.steps), unit="steps")]
+    if evidence.explained is not None:
+        share = Evidence(name="communication_matched", value=evidence.explained, unit="ratio", detail="of the communication")
+        rows.append(share)
+    verdict, finding = straggler(beside.explain(replace(named, evidence=[*named.evidence, *rows])), setting)
     return verdict, [finding]
 
 
-def _by_own_times(evidence: DurationEvidence, setting: Setting) -> tuple[Verdict, list[Finding]]:
+def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) -> tuple[Verdict, list[Finding]] | str:
     """Return the verdict where most communication is of ranks that cannot be matched: by the time outside of communication."""
     blame = evidence.matched.blame
     device, calm = slowest(evidence.own, lambda _slow, group: _delay_us(evidence) / len(group.steps))
     if device is not None:
         worst = device.slow.ranks[0]
-        signals = Signals(own_us=device.slow.excess_us)
+        excess = device.slow.excess_us
+        signals = Signals(own_us=excess) if beside.signals is None else beside.signals(device.slow.ranks, excess)
         named = device_named(device, signals, blame, stage=evidence.stages.get(worst))
-        verdict, finding = straggler(named, setting)
-        return verdict, [finding]
+        return _named(named, evidence, setting, beside)
     if suspects := suspected(calm):
-        missing = f"{ranks_were(suspects)} slow, but so rarely that it may be chance; repeat with more steps"
-        return insufficient(missing), []
+        return f"{ranks_were(suspects)} slow, but so rarely that it may be chance; repeat with more steps"
     restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
-    return no_straggler({}, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
+    return no_straggler(beside.shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
 
 
 def _delay_us(evidence: DurationEvidence) -> float:
@@ -154,7 +183,7 @@ def _nobody_unclear(evidence: DurationEvidence, window_us: float) -> str | None:
         least = duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))
         return (
             f"{ranks_were(late.ranks)} last at collectives beside compute, by at least {least} per step, but durations do not "
-            "show how much more of the waiting there delays the others; record the job with `rankscope run`, or trace some steps"
+            f"show how much more of the waiting there delays the others; {evidence.wording.more_evidence}, or trace some steps"
         )
     if (explained := evidence.explained or 0.0) < _MOST:
         return f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"
@@ -201,13 +230,13 @@ def _doubt(late: Slow, evidence: DurationEvidence) -> str | None:
     if len(late.ranks) > 1 and any(groups[rank] > 1 for rank in late.ranks):
         return (
             f"{ranks_text(late.ranks)} come last, but they meet in several groups beside compute, where durations do not show "
-            "which of them waited for another; record the job with `rankscope run`"
+            f"which of them waited for another; {evidence.wording.more_evidence}"
         )
     shared = None if evidence.is_exact or len(late.ranks) < 2 else _shared(late, evidence.matched)
     if shared is not None:
         return (
             f"{ranks_text(late.ranks)} come last, but they meet in group {shared}, and the {evidence.wording.many} do not show "
-            "whether one of them makes the others late; record the job with `rankscope run`"
+            f"whether one of them makes the others late; {evidence.wording.more_evidence}"
         )
     return None
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.hardware import Readings, in_steps, readings_of
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.named import Named
-from rankscope.analysis.inference.physical import GpuComparison, explain
+from rankscope.analysis.inference.physical import MAY_BE_DEVICE, GpuComparison, explain
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
@@ -68,7 +68,7 @@ def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: ND
     row = explanation.row
     told = f"{row.says} (SIMULATED GPU readings)" if _simulated(found) else row.says
     cause = named.cause
-    if row.on_device and cause.cause == "host":
+    if row.on_device and cause.cause in MAY_BE_DEVICE:
         cause = replace(cause, cause="compute", says="its device needs longer for the same work")
     cause = replace(cause, explained_by=row.reason, says=f"{cause.says}, for {told}")
     return replace(named, cause=cause, evidence=[*evidence, _labelled(explanation.evidence, found)])

@@ -88,6 +88,10 @@ class GpuComparison:
         return mine[0], float(np.median(theirs)), mine[1]
 
 
+MAY_BE_DEVICE: Final[tuple[Cause, ...]] = ("host", "unknown")
+"""Causes behind which may be the device, where its activity was not observed."""
+
+
 @dataclass(frozen=True, slots=True)
 class PhysicalRow:
     """Row of the table; the first row that applies is the explanation."""
@@ -99,7 +103,7 @@ class PhysicalRow:
     """Causes that this reason can explain."""
     evidence: Callable[[GpuComparison], Evidence | None]
     on_device: bool = False
-    """True if the reason slows the device; it then also explains the cause ``host`` where device activity was not observed."""
+    """True if the reason slows the device; it then also explains ``MAY_BE_DEVICE`` where device activity was not observed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class Explained:
 def explain(gpus: GpuComparison, cause: Cause, *, device_unseen: bool) -> Explained | None:
     """Return the first row that explains a slow rank with this cause. ``device_unseen``: device activity was not observed."""
     for row in PHYSICAL:
-        if cause in row.causes or (row.on_device and cause == "host" and device_unseen):
+        if cause in row.causes or (row.on_device and cause in MAY_BE_DEVICE and device_unseen):
             found = row.evidence(gpus)
             if found is not None:
                 return Explained(row, found)

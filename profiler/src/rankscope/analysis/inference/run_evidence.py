@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankscope.analysis.collectives.blame import Blame
@@ -14,6 +15,7 @@ from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.explained import Witness
 from rankscope.analysis.result.costs import PipelineResult
+from rankscope.runs.durations import DurationBlock
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 
@@ -49,6 +51,8 @@ class RunEvidence:
     liveness: Liveness
     """State of the attempt: live, silent or over."""
     earlier: Earlier = field(default_factory=Earlier)
+    durations: Mapping[int, Sequence[DurationBlock]] = field(default_factory=dict)
+    """Durations of collectives by rank; only read where no own times can be compared."""
 
     @property
     def matching(self) -> Matching:

@@ -29,7 +29,7 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
     verdict = analysis.verdict
     machines = _machines(analysis)
     evidence = next((one.evidence for one in analysis.findings if one.kind == "straggler"), [])
-    reason = reason_of(verdict, evidence, accelerated="accelerated" in machines)
+    reason = reason_of(verdict, evidence, accelerated="accelerated" in machines, recorded=analysis.source.kind == "run")
     figures = {
         **figures,
         **figures_of_costs(costs),

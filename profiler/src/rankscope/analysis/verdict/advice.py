@@ -65,19 +65,20 @@ class Subject:
 
 
 _OF_HOST_OR_DEVICE: Final[frozenset[Cause | None]] = frozenset({"host", "compute", "unknown"})
+_OF_ALL_STEPS: Final = ("steps", "flight_recorder", "nccl_inspector")
 _OF_HOST: Final[frozenset[Phase | None]] = frozenset({"data", "between_steps"})
 
 
-def reason_of(verdict: Verdict, evidence: Sequence[Evidence], *, accelerated: bool) -> str | None:
-    """Return ``explained_by`` of the verdict, or ``device_unseen`` where step records alone name a rank with an accelerator.
+def reason_of(verdict: Verdict, evidence: Sequence[Evidence], *, accelerated: bool, recorded: bool) -> str | None:
+    """Return ``explained_by`` of the verdict, or ``device_unseen`` where no profiled step shows the named rank's accelerator.
 
     The rank's host waits for its device inside the step, so only profiled steps tell which of them is late. ``evidence``: that of
-    the finding on the rank.
+    the finding on the rank. ``recorded``: the job was recorded, so steps of it may be profiled.
     """
     seen = not accelerated or verdict.stalls_at is not None or any(one.name == "device_busy_excess" for one in evidence)
     of_one = verdict.kind == "straggler" and verdict.pattern != "rotating"
     of_either = verdict.cause in _OF_HOST_OR_DEVICE and verdict.phase not in _OF_HOST
-    unseen = of_one and verdict.evidence_source == "steps" and of_either and not seen
+    unseen = of_one and recorded and verdict.evidence_source in _OF_ALL_STEPS and of_either and not seen
     return verdict.explained_by or ("device_unseen" if unseen else None)
 
 

@@ -6,7 +6,7 @@ They write the sentences and compute slowdown, GPU-hours and money. Which outcom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -14,6 +14,7 @@ import msgspec
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
+from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.text import first_of
@@ -42,6 +43,23 @@ class Setting:
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     run: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Evidence beside the durations of collectives, where a job was also recorded."""
+
+    shares: Figures = field(default_factory=dict)
+    """Shares of the step's parts, for the verdict where no rank is late."""
+    signals: Callable[[Sequence[int], float], Signals] | None = None
+    """Function from late ranks and their gain per step to the signals of the cause."""
+    explain: Callable[[Named], Named] = lambda named: named
+    """Function that adds the physical reason, where there is one."""
+
+
+NOTHING_BESIDE: Final = Beside()
+ByDurations = Callable[[Setting, Beside], tuple[Verdict, list[Finding]] | str]
+"""Function that judges by durations of collectives: returns a verdict and its findings, or what is missing for one."""
 
 
 def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
@@ -75,7 +93,7 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
         "straggler",
         Subject(setting.run, [] if rotating else named.ranks, setting.hosts),
         cause=found.cause,
-        reason=reason_of(found, named.evidence, accelerated=setting.accelerated),
+        reason=reason_of(found, named.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
     )
     verdict = msgspec.structs.replace(found, next=[*([ROTATING] if rotating else []), *actions])
     finding = Finding(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -29,7 +30,18 @@ from rankscope.analysis.inference.stragglers import Suspect, by_chance_elsewhere
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
-from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, no_straggler, ranks_were, straggler
+from rankscope.analysis.verdict.builders import (
+    Beside,
+    ByDurations,
+    Lack,
+    Setting,
+    among,
+    insufficient,
+    limits,
+    no_straggler,
+    ranks_were,
+    straggler,
+)
 from rankscope.analysis.verdict.endings import endings
 from rankscope.base.text import duration, ranks_text
 
@@ -58,12 +70,14 @@ def run_verdict(
     costs: Callable[[tuple[int, ...]], Costs | None],
     price: float | None,
     currency: str,
+    by_durations: ByDurations | None = None,
 ) -> tuple[Verdict, list[Finding]]:
     """Return the verdict and all findings, most costly first.
 
     ``costs`` maps ranks to the costs of the step without them; the resulting waterfall shows what limits the step.
+    ``by_durations`` judges by durations of collectives, where own times are unknown.
     """
-    return bubble_explained(*_run_verdict(run, costs, price, currency), run.pipeline, run.path)
+    return bubble_explained(*_run_verdict(run, costs, price, currency, by_durations), run.pipeline, run.path)
 
 
 def _run_verdict(
@@ -71,6 +85,7 @@ def _run_verdict(
     costs: Callable[[tuple[int, ...]], Costs | None],
     price: float | None,
     currency: str,
+    by_durations: ByDurations | None,
 ) -> tuple[Verdict, list[Finding]]:
     setting = _setting(run, price, currency)
 
@@ -83,13 +98,27 @@ def _run_verdict(
             return _too_little(run, f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
         return no_straggler(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
     if not run.compared:
-        return _from_windows(run, setting, shares) or _of_stages(run, setting, shares) or _too_little(run, *_missing(run))
-    found = slow_ranks(run.compared)
-    if not found:
+        return _without_own_times(run, setting, shares, by_durations)
+    slow_groups = slow_ranks(run.compared)
+    if not slow_groups:
         return _nobody_slow(run, setting, shares)
-    judged, slow = max(found, key=lambda one: one[1].gain_us)
+    judged, slow = max(slow_groups, key=lambda one: one[1].gain_us)
     verdict, finding = straggler(_explained(run, judged, slow), setting)
     return verdict, [finding, *limits(shares_of(costs(tuple(slow.ranks))), setting, lead="Besides that, ")]
+
+
+def _without_own_times(
+    run: RunEvidence, setting: Setting, shares: Figures, by_durations: ByDurations | None
+) -> tuple[Verdict, list[Finding]]:
+    """Return the verdict where step records cannot decide: durations of collectives are of all steps, windows of some."""
+    every = np.ones(len(run.table.steps), dtype=bool)
+    beside = Beside(shares, partial(_signals_beside_windows, run), lambda named: explained(named, run.witness, every, every))
+    found = None if by_durations is None else by_durations(setting, beside)
+    if isinstance(found, tuple):
+        return found
+    missing, lack = _missing(run)
+    missing += "" if found is None else f". By the durations of collectives, {found}"
+    return _from_windows(run, setting, shares) or _of_stages(run, setting, shares) or _too_little(run, missing, lack)
 
 
 def slow_ranks(compared: Sequence[Judged]) -> list[tuple[Judged, Slow]]:
@@ -233,13 +262,16 @@ def _signals_beside_windows(
 
     ``steps``: profiled steps in which it was, if not in all.
     """
-    table, rank = run.table, ranks[0]
-    count = len(table.steps)
+    table, rank, count = run.table, ranks[0], len(run.table.steps)
     usual = (np.arange(count) >= min(WARM_UP, count // 5)) & ~table.profiled.any(axis=0)
     others = [one for one in run.ranks if one != rank]
     alike = next(group for group in peer_groups(run.ranks, run.infos) if rank in group)
     peers = [one for one in alike if one not in ranks] or [one for one in others if one not in ranks] or others
-    return signals_of(table, rank, usual, peers, device_busy_us=_busy_excess(run, rank, peers, steps), own_us=gain_us)
+    busy = _busy_excess(run, rank, peers, steps)
+    found = signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
+    # Where no profiled step shows the device, a host that uses no CPU may wait for it.
+    unseen = busy is None and any(info.device_kind != "cpu" for info in run.infos.values())
+    return replace(found, run_queue_us=None) if unseen else found
 
 
 def _busy_excess(run: RunEvidence, rank: int, peers: Sequence[int], steps: Container[int] | None = None) -> float | None:

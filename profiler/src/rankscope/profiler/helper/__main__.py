@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_hello
+from rankscope.profiler.helper.collective_times import CollectiveTimes
 from rankscope.profiler.helper.coordination import Coordination
 from rankscope.profiler.helper.duties import Duties, Surroundings
 from rankscope.profiler.helper.flight import FlightDumps
@@ -70,9 +71,21 @@ class Helper:
             say=self._say,
         )
         self._stacks = Stacks(around, lambda samples: self._store.add("stacks", samples))
+        self._times = CollectiveTimes(
+            around, lambda block: self._store.add("durations", block), lambda: self._store.waiting("durations")
+        )
         coordination = Coordination(around, self._ring, self._missed, self._stacks.ask)
         self._duties = Duties(
-            [Publishing(around), Hardware(around), OtlpTraces(around), FlightDumps(around), self._stacks, coordination], self._say
+            [
+                Publishing(around),
+                Hardware(around),
+                OtlpTraces(around),
+                FlightDumps(around),
+                self._stacks,
+                self._times,
+                coordination,
+            ],
+            self._say,
         )
 
     def _keeping(self) -> Keeping:
@@ -201,6 +214,7 @@ class Helper:
     def _finish(self) -> None:
         ended = time.time_ns()
         self._stacks.finish()
+        self._times.finish()
         reasons: dict[End, EndReason] = {End.SILENT: "killed", End.EXIT: "exit", End.CRASH: "crash"}
         reason: EndReason = "disabled" if self._ring.disabled_reason else reasons[self._ring.end]
         if not self._storing.finish(self._own_info(end_unix_ns=ended, end_reason=reason)):

@@ -44,9 +44,10 @@ RETAINED: Final[dict[RankStream, float]] = {
     "steps": 5 / 8,
     "events": 1 / 8,
     "windows": 1 / 32,
-    "collectives": 1 / 8,
+    "collectives": 1 / 16,
     "kernels": 1 / 64,
     "stacks": 1 / 64,
+    "durations": 1 / 16,
 }
 """Shares of ``retain_bytes``. Steps have the largest, because they are the history of a run; of windows the last matter."""
 RETAINED_TRACES: Final = 1 / 16
@@ -112,6 +113,11 @@ class RunStore:
             if not self.refused:
                 self._pending[stream].extend(encoded)
                 self._keep_bounds(stream)
+
+    def waiting(self, stream: RankStream) -> int:
+        """Return the number of records of ``stream`` that are not written yet. On any thread."""
+        with self._lock:
+            return len(self._pending[stream])
 
     def add_step(self, record: StepRecord) -> None:
         """Queue a step record: its row, and before it its event, if there is one."""

@@ -10,6 +10,7 @@ import re
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Final
 import torch
 from torch import distributed as dist
 
-from rankscope.profiler.flight_files import CRASH, done_file, dump_file, write_file
+from rankscope.profiler.flight_files import CRASH, DURATIONS, done_file, dump_file, write_file
 from rankscope.profiler.scratch import flight_prefix
 
 ENTRIES: Final = 2000
@@ -35,6 +36,9 @@ _ENTRY: Final = b"record_id"
 """Bytes that a dump contains only if the recorder has recorded something."""
 SETTLE_SECONDS: Final = 0.2
 _dumping: Final = threading.Lock()
+_DURATIONS: Final = DURATIONS.encode() + b"\n"
+TIMED_ENTRIES: Final = 4000
+"""Number of collectives kept where they are timed: the helper copies them, if it can before they are overwritten."""
 _ID: Final = re.compile(rb"([0-9a-f-]{1,40})\n")
 
 
@@ -53,7 +57,8 @@ def prepare(scratch_dir: str | None) -> None:
         size, file = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
         names = (size, file) if version < _NEW_NAMES else ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE")
         if size not in os.environ:
-            os.environ.setdefault(names[0], str(ENTRIES))
+            timed = os.environ.get("TORCH_NCCL_ENABLE_TIMING", "") not in ("", "0")
+            os.environ.setdefault(names[0], str(TIMED_ENTRIES if timed else ENTRIES))
         # Versions with a recorder per backend dump on timeout anyway, and warn about this name.
         if not _by_backend():
             os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
@@ -88,9 +93,17 @@ def _serve(requests: int, scratch: Path) -> None:
     # Not buffered: a buffer has a lock, which a fork or the end of the interpreter could find held.
     with suppress(OSError), os.fdopen(requests, "rb", buffering=0) as lines:
         for line in lines:
-            if name := _ID.fullmatch(line):
-                with _dumping:
+            with _dumping:
+                if line == _DURATIONS:
+                    dump_durations(scratch)
+                elif name := _ID.fullmatch(line):
                     dump(scratch, name[1].decode())
+
+
+def dump_durations(scratch: Path) -> None:
+    """Dump the collectives of NCCL without their stacks, which would take most of the time. Never raises."""
+    dumpers = {name: partial(make, includeStackTraces=False) for name, make in _dumpers().items() if name.startswith(_NCCL)}
+    dump(scratch, DURATIONS, dumpers)
 
 
 def dump_crash(scratch: Path) -> None:
@@ -109,10 +122,12 @@ def dump(scratch: Path, name: str, dumpers: Mapping[str, Callable[[], bytes]] | 
     try:
         dumpers = _dumpers() if dumpers is None else dumpers
         # Read all recorders before writing any file, so that they are close to one moment.
+        began = time.perf_counter_ns()
         taken = {backend: data for backend, make in dumpers.items() if _ENTRY in (data := make())}
+        took_us = (time.perf_counter_ns() - began) // 1000
         for backend, data in taken.items():
             write_file(dump_file(scratch, name, backend), data)
-        reason = "" if taken else _nothing(dumpers)
+        reason = f"{took_us} us" if taken and name == DURATIONS else "" if taken else _nothing(dumpers)
     except Exception as error:  # noqa: BLE001  # no error may stop training
         reason = f"{type(error).__name__}: {error}"
     with suppress(Exception):
@@ -127,7 +142,7 @@ def _nothing(dumpers: Mapping[str, Callable[[], bytes]]) -> str:
     )
 
 
-def _dumpers() -> dict[str, Callable[[], bytes]]:
+def _dumpers() -> dict[str, Callable[..., bytes]]:
     module = sys.modules.get("torch._C._distributed_c10d")
     found = {backend: make for backend, name in _DUMPERS.items() if (make := getattr(module, name, None)) is not None}
     make = _by_backend()

@@ -1,0 +1,121 @@
+"""Verdict on a run whose step records do not know own times, from the durations of collectives that its helpers recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.durations.analysis import Compared, compare_durations
+from rankscope.analysis.durations.blocks import StepsAt, in_steps_of_run, stored_durations
+from rankscope.analysis.durations.calls import MAX_CALLS
+from rankscope.analysis.durations.verdict import judge_durations
+from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.result.analysis import Finding, Verdict
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.verdict.builders import Beside, Setting
+from rankscope.base.errors import InputError
+from rankscope.base.text import ranks_text
+from rankscope.runs.durations import DurationSource
+
+_CAPTURE = "capture some steps with `rankscope capture`"
+_SLACK_NS = 1_000_000
+_NAMES: dict[DurationSource, str] = {"flight_recorder": "the Flight Recorder", "nccl_inspector": "NCCL Inspector"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunDurations:
+    """Durations of the collectives of a run, compared."""
+
+    source: DurationSource
+    compared: Compared
+    by_time: bool
+    """True if steps are those of the run; otherwise they are inferred from repeating operations, and numbered from 0."""
+
+    def judge(self, setting: Setting, beside: Beside) -> tuple[Verdict, list[Finding]] | str:
+        """Return the verdict and its findings, or what is missing for one. ``setting``: that of the run."""
+        known = self.compared.evidence.steps is not None
+        setting = replace(
+            setting,
+            source=self.source,
+            steps=self.compared.steps if self.by_time else setting.steps if known else None,
+            step_count=setting.step_count if known else 1,
+            unit="step" if known else "window",
+        )
+        return judge_durations(self.compared.evidence, setting, beside)
+
+
+def durations_of_run(run: RunEvidence, *, most: int = MAX_CALLS) -> tuple[RunDurations | None, list[str]]:
+    """Return the durations of a run and warnings about them; ``None`` where there are none, or where steps decide."""
+    if run.compared or not run.durations or not run.ranks:
+        return None, []
+    warnings = [*_missing(run)]
+    try:
+        found = stored_durations(run.durations, run.world_size or len(run.ranks), most=most)
+    except InputError as error:
+        return None, [*warnings, f"durations of collectives are of no use: {error.reason}"]
+    if found is None:
+        return None, warnings
+    durations, are_issued = found
+    wording = durations.wording
+    durations = replace(
+        durations,
+        wording=replace(wording, more_evidence=_CAPTURE, more_order=wording.more_order.replace(wording.more_evidence, _CAPTURE)),
+    )
+    timed = in_steps_of_run(durations, _steps_at(run)) if are_issued else durations
+    compared = compare_durations(timed)
+    by_time = are_issued and compared.evidence.steps is not None and bool(compared.matched.matching.matches)
+    if are_issued and not by_time:
+        durations.warnings.clear()
+        compared = compare_durations(durations)
+    result = RunDurations(durations.kind, compared, by_time)
+    return result, [*warnings, *compared.warnings, _coverage(run, result)]
+
+
+def _missing(run: RunEvidence) -> Sequence[str]:
+    """Return the warnings about what the helpers could not record."""
+    blocks = {rank: rows for rank, rows in run.durations.items() if rows}
+    reasons = {rank: rows[-1].missing for rank, rows in blocks.items() if rows[-1].missing is not None}
+    warnings = []
+    if reasons:
+        warnings.append(f"no durations of collectives from {ranks_text(sorted(reasons))}: {next(iter(reasons.values()))}")
+    if lost := sum(block.lost for rows in blocks.values() for block in rows):
+        warnings.append(f"{counted(lost, 'duration')} of collectives were overwritten before they could be read")
+    if damaged := sum(block.damaged for rows in blocks.values() for block in rows):
+        warnings.append(f"{counted(damaged, 'record')} of collectives left out, which make no sense")
+    return warnings
+
+
+def _coverage(run: RunEvidence, found: RunDurations) -> str:
+    ranks, evidence = len(found.compared.matched.blame.ranks), found.compared.evidence
+    steps = "steps that are not known" if evidence.steps is None else f"{evidence.steps:,} of {len(run.table.steps):,} steps"
+    inferred = "" if found.by_time or evidence.steps is None else ", inferred from repeating operations"
+    share = "" if evidence.explained is None else f", {evidence.explained:.0%} of the communication"
+    return (
+        f"the step records do not know own times; durations of collectives ({_NAMES[found.source]}) cover "
+        f"{ranks} of {counted(run.world_size or len(run.ranks), 'rank')}, {steps}{inferred}{share}"
+    )
+
+
+def _steps_at(run: RunEvidence) -> StepsAt:
+    """Return the function from a rank and times to the steps that the rank's host was in."""
+    known = {}
+    walls = run.table.stored("wall_us")
+    for row, rank in enumerate(run.ranks):
+        there = np.flatnonzero(np.isfinite(walls[row]))
+        starts = run.table.starts(row)[there]
+        order = np.argsort(starts, kind="stable")
+        there, starts = there[order], starts[order]
+        known[rank] = (starts, starts + (1000 * walls[row][there].astype(np.float64)).astype(np.int64), run.table.steps[there])
+
+    def steps_at(rank: int, unix_ns: NDArray[np.int64]) -> list[int | None]:
+        if rank not in known or not len(known[rank][0]):
+            return [None] * len(unix_ns)
+        starts, ends, steps = known[rank]
+        at = np.searchsorted(starts, unix_ns, side="right") - 1
+        inside = (at >= 0) & (unix_ns < ends[at] + _SLACK_NS)
+        return [step if there else None for step, there in zip(steps[at].tolist(), inside.tolist(), strict=True)]
+
+    return steps_at

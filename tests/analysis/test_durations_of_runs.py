@@ -1,0 +1,204 @@
+"""Runs whose step records do not know own times: durations of collectives name the rank. Jobs are simulated NCCL jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.analysis.conftest import SyntheticRun
+from tests.nccl.dumps import write_dumps
+from tests.nccl.inspector import host_and_pid, write_logs
+from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
+from tests.nccl.traces import BASE_NS
+from tests.step_files import append
+
+from rankscope.analysis.durations.blocks import blocks_of_calls, blocks_of_log
+from rankscope.analysis.durations.flight import calls_of_dump
+from rankscope.analysis.durations.follow import LogFollower
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.hang.files import find_dumps, read_dump
+from rankscope.analysis.online import OnlineAnalysis
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.runs.durations import DurationBlock, DurationSource
+from rankscope.runs.paths import rank_dir
+
+pytestmark = pytest.mark.slow
+
+STEPS = 32
+Write = Callable[..., Path]
+
+
+def logged(job: LayoutJob, folder: Path, *, verbose: bool = True) -> Iterator[list[DurationBlock]]:
+    """Yield the blocks of each rank, from its log of NCCL Inspector."""
+    write_logs(job, folder, verbose=verbose)
+    for rank in range(job.world):
+        host, pid = host_and_pid(rank)
+        follower = LogFollower(folder / f"{host}-pid{pid}.log", pid=pid, is_own=True)
+        while follower.read():
+            pass
+        yield list(blocks_of_log(follower.log, follower.take()))
+
+
+def dumped(job: LayoutJob, folder: Path) -> Iterator[list[DurationBlock]]:
+    """Yield the blocks of each rank, from its dump."""
+    folder.mkdir()
+    write_dumps(job, folder)
+    for file in find_dumps([folder])[0]:
+        dump = read_dump(file.path, backend=None, whole_history=True)
+        yield list(blocks_of_calls(calls_of_dump(dump, dump.records)))
+
+
+@pytest.fixture
+def write(tmp_path: Path, synthetic: Callable[..., SyntheticRun]) -> Write:
+    """Return a function from layout, fault and source to a run whose steps are at the times of the job's hosts."""
+
+    def make(
+        layout: str,
+        fault: str,
+        source: DurationSource = "nccl_inspector",
+        *,
+        verbose: bool = True,
+        change: Callable[[int, DurationBlock], DurationBlock] = lambda _rank, block: block,
+        gc_us: Callable[[int], float] = lambda _rank: 0.0,
+    ) -> Path:
+        job = LayoutJob(LAYOUTS[layout], FAULTS[fault], steps=STEPS)
+
+        def times(rank: int, step: int) -> dict[str, Any]:
+            note = next(note for note in job.ranks[rank].notes if note.name == f"ProfilerStep#{step}")
+            return {
+                "step": 100 + step,
+                "start_unix_ns": BASE_NS + round(1000 * note.start_us),
+                "wall_us": note.end_us - note.start_us,
+                "gc_us": gc_us(rank),
+            }
+
+        run = synthetic(ranks=job.world, steps=STEPS, signals=False, fields=times).write()
+        folder = tmp_path / "source"
+        blocks = logged(job, folder, verbose=verbose) if source == "nccl_inspector" else dumped(job, folder)
+        for rank, rows in enumerate(blocks):
+            append(rank_dir(run, 0, rank), "durations", *(change(rank, row) for row in rows))
+        return run
+
+    return make
+
+
+def online(run: Path) -> Analysis:
+    return OnlineAnalysis(run).update()
+
+
+@pytest.mark.parametrize("source", ["nccl_inspector", "flight_recorder"])
+@pytest.mark.parametrize("layout", ["fsdp", "tp", "tp x dp"])
+def test_durations_name_the_rank_of_a_run_that_does_not_know_own_times(write: Write, layout: str, source: DurationSource) -> None:
+    # given a run of a job in which rank 3 is slow, of whose waits no step record tells
+    run = write(layout, "slow device", source)
+    for analysis in (analyze([run]), online(run)):
+        verdict = analysis.verdict
+        # then the durations name it, with the steps of the run
+        assert (verdict.kind, verdict.ranks, verdict.evidence_source) == ("straggler", [3], source), verdict.summary
+        assert verdict.steps is not None
+        assert 100 <= verdict.steps[0] < verdict.steps[1] <= 100 + STEPS
+        assert verdict.confidence is not None
+        assert (analysis.source.kind, analysis.imposed_wait[0].rank, analysis.imposed_wait_source) == ("run", 3, source)
+        assert analysis.ledger is not None
+        assert analysis.ledger.source == source
+        # and the answer says what it rests on
+        said = next(warning for warning in analysis.source.warnings if "own times" in warning)
+        assert "8 of 8 ranks" in said
+        assert "of 32 steps" in said
+        evidence = {row.name: row.value for row in analysis.findings[0].evidence}
+        assert evidence["steps_judged"] >= 24
+        assert evidence["communication_matched"] > 0.9
+    assert "rank 3" in render_text(analyze([run]), width=200, color=False).lower()
+
+
+@pytest.mark.parametrize(("layout", "fault", "named"), [("pp", "slow device", [3]), ("pp", "none", []), ("tp", "none", [])])
+def test_pipelines_are_judged_by_recorded_operations_and_nobody_is_named_without_a_fault(
+    write: Write, layout: str, fault: str, named: list[int]
+) -> None:
+    verdict = analyze([write(layout, fault, "flight_recorder")]).verdict
+    assert verdict.ranks == named, verdict.summary
+    assert verdict.evidence_source == "flight_recorder", verdict.summary
+
+
+def test_steps_are_inferred_where_no_time_of_the_host_is_known(write: Write) -> None:
+    analysis = analyze([write("tp", "slow device", verbose=False)])
+    assert analysis.verdict.ranks == [3]
+    assert any("inferred" in warning for warning in analysis.source.warnings)
+
+
+def test_the_cause_is_that_of_the_step_records(write: Write) -> None:
+    verdict = analyze([write("tp", "pause of the host", gc_us=lambda rank: 12_000.0 if rank == 3 else 0.0)]).verdict
+    assert (verdict.ranks, verdict.cause) == ([3], "gc"), verdict.summary
+
+
+def test_a_host_that_waits_is_not_to_blame_where_its_device_was_not_seen(write: Write) -> None:
+    verdict = analyze([write("tp", "slow device")]).verdict
+    assert (verdict.ranks, verdict.cause) == ([3], "unknown"), verdict.summary
+    assert any("rankscope capture" in action for action in verdict.next)
+
+
+def test_what_was_lost_and_what_is_missing_is_said(write: Write) -> None:
+    def change(rank: int, block: DurationBlock) -> DurationBlock:
+        if rank == 5:
+            return DurationBlock(source="nccl_inspector", start_unix_ns=1, end_unix_ns=1, missing="no log of it appeared")
+        return msgspec.structs.replace(block, lost=7)
+
+    analysis = analyze([write("tp", "slow device", change=change)])
+    said = " ".join(analysis.source.warnings)
+    assert "rank 5: no log of it appeared" in said
+    assert "overwritten" in said
+    assert analysis.verdict.kind == "insufficient_data"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"group": [7] * 10},
+        {"op": []},
+        {"issued_us": [10**18] * 10},
+        {"ended_us": [None] * 10, "issued_us": [None] * 10},
+        {"number": [-1] * 10},
+        {"size": [2**60] * 10, "duration_us": [1e300] * 10},
+    ],
+)
+def test_blocks_that_make_no_sense_cost_only_themselves(write: Write, broken: dict[str, Any]) -> None:
+    def change(rank: int, block: DurationBlock) -> DurationBlock:
+        return msgspec.structs.replace(block, **broken) if rank == 2 else block
+
+    for analysis in (analyze([run := write("tp", "slow device", change=change)]), online(run)):
+        assert analysis.verdict.kind == "insufficient_data" or analysis.verdict.ranks == [3], analysis.verdict.summary
+
+
+@pytest.mark.parametrize("source", ["nccl_inspector", "flight_recorder"])
+def test_ranks_whose_records_end_at_different_times_are_compared_where_all_have_some(
+    write: Write, source: DurationSource
+) -> None:
+    def change(rank: int, block: DurationBlock) -> DurationBlock:
+        ahead = len(block.group) * ((3 - rank) % 4) // 8
+        columns = ("group", "op", "number", "size", "issued_us", "ended_us", "duration_us", "flags")
+        return msgspec.structs.replace(block, **{name: getattr(block, name)[ahead:] for name in columns})
+
+    analysis = analyze([write("tp", "slow device", source, change=change)])
+    assert analysis.verdict.ranks == [3], analysis.verdict.summary
+    assert analysis.verdict.evidence_source == source
+
+
+def test_own_times_of_step_records_count_first(write: Write, synthetic: Callable[..., SyntheticRun], tmp_path: Path) -> None:
+    run = write("tp", "slow device")
+    other = synthetic("other", ranks=8, steps=STEPS).write()
+    for rank in range(8):
+        source = rank_dir(run, 0, rank) / "durations-000000.jsonl"
+        (rank_dir(other, 0, rank) / source.name).write_bytes(source.read_bytes())
+    verdict = analyze([other]).verdict
+    assert (verdict.evidence_source, verdict.ranks) == ("steps", [])
+
+
+def test_a_block_has_few_bytes_for_each_operation(write: Write) -> None:
+    run = write("tp", "slow device")
+    file = rank_dir(run, 0, 0) / "durations-000000.jsonl"
+    blocks = [msgspec.json.decode(line, type=DurationBlock) for line in file.read_bytes().splitlines()]
+    assert file.stat().st_size < 45 * sum(len(block.group) for block in blocks)
