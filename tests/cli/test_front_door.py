@@ -120,7 +120,7 @@ def test_the_namespace_has_no_init() -> None:
 
 
 def test_version(cli: Cli) -> None:
-    assert re.fullmatch(r"rankscope, version \d+\.\d+\.\d+\n", cli("--version").stdout)
+    assert re.fullmatch(r"rankscope, version \d+\.\d+\.\d+(\.dev\d+\S*)?\n", cli("--version").stdout)
 
 
 def test_an_unknown_verb_is_a_usage_error(cli: Cli) -> None:

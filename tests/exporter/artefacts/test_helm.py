@@ -134,9 +134,9 @@ def test_the_rules_in_the_chart_are_the_projects_rules() -> None:
     assert (CHART / "files" / RULES_FILE).read_text() == rules_text(), "make docs"
 
 
-def test_the_chart_speaks_of_this_version() -> None:
+def test_the_chart_has_the_version_of_the_newest_release() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    version = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
 
     assert version is not None
     assert chart["appVersion"] == version[1]
