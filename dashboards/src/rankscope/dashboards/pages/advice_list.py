@@ -20,7 +20,15 @@ NOTHING: Final = "Nothing is advised: no figure that is known is beyond its limi
 FIGURES: Final[Mapping[str, str]] = {
     **{
         f"straggler.{name}": "{} of the step is lost to the named ranks"
-        for name in (*get_args(Cause), "cpu_contention", "enlarged_batches", "memory_pressure", "hardware", "device_unseen", "kernels")
+        for name in (
+            *get_args(Cause),
+            "cpu_contention",
+            "enlarged_batches",
+            "memory_pressure",
+            "hardware",
+            "device_unseen",
+            "kernels",
+        )
     },
     "share.input": "{} of the step is waiting for the data loader",
     "share.copies": "{} of the step is copies that nothing hides",
