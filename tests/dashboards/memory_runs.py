@@ -14,18 +14,18 @@ from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.evidence.steps import METRICS, StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.alert_record import AlertsFound
-from rankscope.dashboards.data.blame import BlameBook
+from rankscope.dashboards.alerts.record import AlertsFound
+from rankscope.dashboards.compare.data import Compared
 from rankscope.dashboards.data.brief import Brief, brief_of
-from rankscope.dashboards.data.comparing import Compared
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, nothing
-from rankscope.dashboards.data.scenarios import Scenarios
 from rankscope.dashboards.data.source import Part, RunSummary, Stale, StepMatrices, UnknownRunError
 from rankscope.dashboards.data.topology import Place, Topology
 from rankscope.dashboards.data.trend import Trend, trend_of
-from rankscope.dashboards.data.window_data import WindowData
-from rankscope.dashboards.data.windows import Window, Windows
+from rankscope.dashboards.stragglers.data import BlameBook
+from rankscope.dashboards.timeline.data import WindowData
+from rankscope.dashboards.timeline.windows import Window, Windows
+from rankscope.dashboards.whatif.data import Scenarios
 from rankscope.runs.records import StepRecord
 
 T = TypeVar("T")

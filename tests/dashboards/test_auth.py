@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.attempts import MAX_WRONG, WITHIN_S, WrongTokens
-from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.login import local
-from rankscope.dashboards.token import SESSION_S, Token, read_token
-from rankscope.dashboards.trusted_proxy import TrustedProxy
+from rankscope.dashboards.web.attempts import MAX_WRONG, WITHIN_S, WrongTokens
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.web.login import local
+from rankscope.dashboards.web.token import SESSION_S, Token, read_token
+from rankscope.dashboards.web.trusted_proxy import TrustedProxy
 
 SECRET = "0123456789abcdef0123456789abcdef"
 TOKEN = Token(SECRET)

@@ -15,14 +15,14 @@ from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.callbacks import drawing, many
 from rankscope.dashboards.callbacks.routing import page_for
-from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.figures.drawn import Drawn
-from rankscope.dashboards.figures.palette import PALETTES
+from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.report.document import report
-from rankscope.dashboards.url_state import PageState, run_path
+from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.views.registry import FIGURES, GRIDS, PARTS, VIEWS
+from rankscope.dashboards.web.config import DashboardConfig
 
 WriteRun = Callable[..., Path]
 

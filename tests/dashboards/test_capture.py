@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.capture import NotLiveError, request_capture
-from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.token import Token
-from rankscope.dashboards.trusted_proxy import TrustedProxy
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.timeline.capture import NotLiveError, request_capture
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.web.token import Token
+from rankscope.dashboards.web.trusted_proxy import TrustedProxy
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS, ControlAnswer, ControlRequest, Inbox, answer
 
 SECRET = "0123456789abcdef0123456789abcdef"

@@ -22,17 +22,17 @@ from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.drawing import OUR_FAULT
 from rankscope.dashboards.callbacks.following import AS_IT_WAS
 from rankscope.dashboards.callbacks.routing import page_for
-from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data import follow, jobs
-from rankscope.dashboards.data.derive import Derived
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.follow import Following, Live
-from rankscope.dashboards.data.jobs import FAILURE_LASTS_S, MOST_BEGUN, Jobs, ended_silently
-from rankscope.dashboards.data.making import MadeBeside, MadeHere
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.data.store import LEFT_AFTER_S, Store
-from rankscope.dashboards.pages.wording import moment
-from rankscope.dashboards.unforeseen import ANSWER
+from rankscope.dashboards.store import follow, jobs
+from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store
+from rankscope.dashboards.store.derive import Derived
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.follow import Following, Live
+from rankscope.dashboards.store.jobs import FAILURE_LASTS_S, MOST_BEGUN, Jobs, ended_silently
+from rankscope.dashboards.store.making import MadeBeside, MadeHere
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.web.unforeseen import ANSWER
+from rankscope.dashboards.words.wording import moment
 
 WriteRun = Callable[..., Path]
 

@@ -20,11 +20,11 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.saving import csv_of
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.figures.drawn import Table
-from rankscope.dashboards.figures.frame import note
-from rankscope.dashboards.figures.palette import palette
-from rankscope.dashboards.inert import MAX_NAME, MAX_TEXT, inert_record, plotly_text, safe_cell, shown
+from rankscope.dashboards.charts.frame import note
+from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.model.drawn import Table
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.words.inert import MAX_NAME, MAX_TEXT, inert_record, plotly_text, safe_cell, shown
 from rankscope.runs.paths import rank_dir, run_file
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202egnp.\u200bexe\n\x1b[31m" + "A" * 10_000

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankscope.analysis.evidence.steps import METRICS
-from rankscope.dashboards.url_state import DEFAULT_METRIC, PageState, run_of, run_path
+from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_of, run_path
 from rankscope.runs.links import overview_url
 
 ranges = st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)).map(lambda pair: (min(pair), max(pair)))

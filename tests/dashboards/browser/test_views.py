@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, ViewportSize, expect
 from tests.dashboards.browser.pages import Opened, all_drawn, fits, serious, view_drawn
 
-from rankscope.dashboards.url_state import run_path
+from rankscope.dashboards.model.state import run_path
 from rankscope.dashboards.views.registry import VIEWS
 from rankscope.dashboards.views.view import View
 

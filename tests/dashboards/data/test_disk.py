@@ -13,11 +13,11 @@ import pytest
 from tests.step_files import add_rows, load, steps_file
 
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.footprint import footprint
 from rankscope.dashboards.data.memo import Memo
-from rankscope.dashboards.data.run_folder import SILENT_AFTER_S
 from rankscope.dashboards.data.source import UnknownRunError
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.footprint import footprint
+from rankscope.dashboards.store.run_folder import SILENT_AFTER_S
 
 WriteRun = Callable[..., Path]
 
@@ -65,7 +65,7 @@ def test_somebodys_private_folder_does_not_hide_the_other_runs(
     write_run(tmp_path / "open", steps=12)
     (tmp_path / "private").mkdir(mode=0)
     script = (
-        "import sys; from pathlib import Path; from rankscope.dashboards.data.disk import DiskRuns; "
+        "import sys; from pathlib import Path; from rankscope.dashboards.store.disk import DiskRuns; "
         "source = DiskRuns(Path(sys.argv[1])); print([run.run_id for run in source.runs()])"
     )
     command = [*without_privilege, sys.executable, "-c", script, str(tmp_path)]

@@ -14,12 +14,12 @@ import pytest
 from tests.step_files import steps_file
 
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.dashboards.data.derive import Derived
-from rankscope.dashboards.data.footprint import footprint
-from rankscope.dashboards.data.jobs import TASKS, Jobs
-from rankscope.dashboards.data.making import MadeBeside, MadeHere
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.data.store import Store, cache_folder, key_of
+from rankscope.dashboards.store.cache import Store, cache_folder, key_of
+from rankscope.dashboards.store.derive import Derived
+from rankscope.dashboards.store.footprint import footprint
+from rankscope.dashboards.store.jobs import TASKS, Jobs
+from rankscope.dashboards.store.making import MadeBeside, MadeHere
 
 WriteRun = Callable[..., Path]
 UntilReady = Callable[[Callable[[], Any]], Any]

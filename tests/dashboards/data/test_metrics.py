@@ -11,17 +11,16 @@ import pytest
 
 from rankscope.analysis.evidence.steps import METRICS as RECORDED
 from rankscope.analysis.run_analysis import read_evidence
+from rankscope.dashboards.charts.cells import bin_worst
+from rankscope.dashboards.charts.heatmap import step_heatmap
+from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data import metrics
-from rankscope.dashboards.data.derive import Derived, derive
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.matrices import RunMatrices
 from rankscope.dashboards.data.progress import Progress
-from rankscope.dashboards.data.step_values import imposed_values, window_values
-from rankscope.dashboards.data.tiles import COARSE, Tiles, TileWriter
-from rankscope.dashboards.figures.binning import bin_worst
-from rankscope.dashboards.figures.heatmap import step_heatmap
-from rankscope.dashboards.figures.palette import PALETTES
-from rankscope.dashboards.figures.units import shown_unit
+from rankscope.dashboards.store.derive import Derived, derive
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, window_values
+from rankscope.dashboards.store.tiles import COARSE, Tiles, TileWriter
+from rankscope.dashboards.words.units import shown_unit
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import StepBreakdown
 from rankscope.runs.writer import JsonLinesWriter

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from rankscope.base.errors import InputError, MissingError
-from rankscope.dashboards.capture import NotLiveError, request_capture
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.mirror import Mirror, copied, not_renewed
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.mirror import Mirror, copied, not_renewed
+from rankscope.dashboards.timeline.capture import NotLiveError, request_capture
 from rankscope.runs.reader import RunReader
 from rankscope.runs.step_columns import ROW_BYTES
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.result.analysis import ImposedWait
-from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.charts.heatmap import step_heatmap
+from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.topology import Place, Topology, row_order
-from rankscope.dashboards.figures.heatmap import step_heatmap
-from rankscope.dashboards.figures.palette import PALETTES
-from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.views.registry import FIGURES
 
 LIGHT = PALETTES["light"]

@@ -17,10 +17,10 @@ from tests.remembering_prometheus import remembering
 
 from rankscope.alerts.prometheus import Prometheus, PrometheusDownError, PrometheusError, Server, step_for
 from rankscope.base.errors import InputError
-from rankscope.dashboards.data.alerts import alerts_of
+from rankscope.dashboards.alerts.data import alerts_of
+from rankscope.dashboards.alerts.prometheus import prometheus_alerts
 from rankscope.dashboards.data.hardware import GAUGES
-from rankscope.dashboards.data.prometheus_alerts import prometheus_alerts
-from rankscope.dashboards.data.prometheus_hardware import SELECTORS, hardware_of
+from rankscope.dashboards.store.prometheus_hardware import SELECTORS, hardware_of
 from rankscope.exporter.catalogue import BY_NAME
 
 BEGAN_S = 1_790_000_000

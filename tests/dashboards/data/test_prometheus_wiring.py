@@ -15,13 +15,13 @@ from tests.remembering_prometheus import remembering
 from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.hardware import nothing
-from rankscope.dashboards.data.idle import by_holder
-from rankscope.dashboards.data.prometheus_hardware import scraped_hardware
-from rankscope.dashboards.data.prometheus_idle import IdleNow, idle_gpus
-from rankscope.dashboards.pages.ledger import ledger_page
+from rankscope.dashboards.lost_hours.data import by_holder
+from rankscope.dashboards.lost_hours.prometheus import IdleNow, idle_gpus
+from rankscope.dashboards.lost_hours.view import ledger_page
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.prometheus_hardware import scraped_hardware
+from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.exporter.catalogue import BY_NAME
 
 BEGAN_S = 1_790_000_000

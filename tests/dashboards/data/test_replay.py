@@ -13,18 +13,18 @@ import pytest
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.alerts.figures import replay_times
+from rankscope.dashboards.alerts.listed import replay_list
+from rankscope.dashboards.alerts.replay import REPLAY, make_replay, read_replay
+from rankscope.dashboards.alerts.view import VIEW
+from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.events import StepClock
-from rankscope.dashboards.data.jobs import TASKS
 from rankscope.dashboards.data.progress import Progress
-from rankscope.dashboards.data.replaying import REPLAY, make_replay, read_replay
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.figures.palette import PALETTES
-from rankscope.dashboards.figures.replay_times import replay_times
-from rankscope.dashboards.pages.replay_list import replay_list
-from rankscope.dashboards.url_state import PageState
-from rankscope.dashboards.views.alerts import VIEW
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.jobs import TASKS
 
 AT = 1_790_000_000_000_000_000
 SECOND = 10**9

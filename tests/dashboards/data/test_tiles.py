@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError
-from rankscope.dashboards.data.tiles import BLOCK_STEPS, COARSE, Tiles, TileWriter
+from rankscope.dashboards.store.tiles import BLOCK_STEPS, COARSE, Tiles, TileWriter
 
 Cells = dict[tuple[str, int, int], float]
 

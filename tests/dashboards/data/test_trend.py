@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from rankscope.base.errors import InputError
-from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.source import Part
-from rankscope.dashboards.data.tiles import Tiles, TileWriter
 from rankscope.dashboards.data.trend import HIGHEST, MEDIAN, PERCENTILES, Trend, read_trend, stretches, trend_of, write_trend
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.tiles import Tiles, TileWriter
 
 NONE = np.array([], np.int64)
 

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, ImposedWait
-from rankscope.dashboards.figures.binning import bin_worst
-from rankscope.dashboards.figures.breakdown import ALL_UP_TO, NOTABLE, PARTS, breakdown_bars
-from rankscope.dashboards.figures.frame import GRAPH_CONFIG
-from rankscope.dashboards.figures.heatmap import step_heatmap
-from rankscope.dashboards.figures.imposed import SHOWN, imposed_bars
-from rankscope.dashboards.figures.palette import PALETTES, palette
-from rankscope.dashboards.figures.units import duration, time_unit
+from rankscope.dashboards.charts.cells import bin_worst
+from rankscope.dashboards.charts.frame import GRAPH_CONFIG
+from rankscope.dashboards.charts.heatmap import step_heatmap
+from rankscope.dashboards.charts.palette import PALETTES, palette
+from rankscope.dashboards.overlap.figures import ALL_UP_TO, NOTABLE, PARTS, breakdown_bars
+from rankscope.dashboards.stragglers.figures import MOST_BARS as SHOWN
+from rankscope.dashboards.stragglers.figures import imposed_bars
+from rankscope.dashboards.words.units import duration, time_unit
 
 LIGHT = PALETTES["light"]
 

@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.result.collectives import CollectiveBandwidth
-from rankscope.dashboards.figures.breakdown import NO_WINDOW
-from rankscope.dashboards.figures.collectives import (
+from rankscope.dashboards.charts.palette import PALETTES
+from rankscope.dashboards.overlap.figures import (
     NO_COLLECTIVE,
+    NO_COMMUNICATION,
     NO_SIZE,
     NO_TRANSFER,
+    NO_WINDOW,
     SHOWN,
     against,
     bandwidth_bars,
     by_cost,
     name_of,
+    overlap_spread,
     wait_bars,
 )
-from rankscope.dashboards.figures.overlap_spread import NO_COMMUNICATION, overlap_spread
-from rankscope.dashboards.figures.palette import PALETTES
 
 LIGHT = PALETTES["light"]
 

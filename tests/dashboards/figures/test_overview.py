@@ -10,10 +10,19 @@ import pytest
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, waterfall
 from rankscope.analysis.inference.change_points import ChangePoint
+from rankscope.dashboards.charts.palette import PALETTES, Scheme
 from rankscope.dashboards.data.trend import PERCENTILES, Trend
-from rankscope.dashboards.figures.palette import PALETTES, Scheme
-from rankscope.dashboards.figures.trend import MOST_POINTS, NO_RATE, NO_STEPS, course_of, rate_line, trend_lines
-from rankscope.dashboards.figures.waterfall import LOOKS, NO_WATERFALL, waterfall_bars
+from rankscope.dashboards.overview.figures import (
+    LOOKS,
+    MOST_POINTS,
+    NO_RATE,
+    NO_STEPS,
+    NO_WATERFALL,
+    course_of,
+    rate_line,
+    trend_lines,
+    waterfall_bars,
+)
 
 LIGHT = PALETTES["light"]
 

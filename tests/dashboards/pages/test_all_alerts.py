@@ -16,19 +16,17 @@ from rankscope.alerts.alert import fingerprint
 from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.base.errors import InputError, RankscopeError
+from rankscope.dashboards.alerts import all_alerts as page
+from rankscope.dashboards.alerts import data as watched_alerts
+from rankscope.dashboards.alerts.all_alerts import alert_row, alerts_page, picked, row_id
+from rankscope.dashboards.alerts.figures import MOST_BARS, alert_counts, alert_times, bar_width_s
+from rankscope.dashboards.alerts.listed import alert_article
+from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.many import FIGURES
-from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data import watched_alerts
-from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, alert_record
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.figures.alert_counts import MOST_BARS, alert_counts, bar_width_s
-from rankscope.dashboards.figures.alert_times import alert_times
-from rankscope.dashboards.figures.palette import PALETTES
-from rankscope.dashboards.pages import alerts as page
-from rankscope.dashboards.pages.alert_list import alert_article
-from rankscope.dashboards.pages.alert_rows import alert_row, row_id
-from rankscope.dashboards.pages.alerts import alerts_page, picked
+from rankscope.dashboards.charts.palette import PALETTES
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.web.config import DashboardConfig
 
 AT = 1_790_000_000_000_000_000
 SECOND = 10**9
@@ -284,7 +282,7 @@ def test_findings_are_read_again_only_when_they_have_changed(
         read.append(run.name)
         return follow(run, over=over)
 
-    monkeypatch.setattr("rankscope.dashboards.data.folder_alerts.findings_of", counted)
+    monkeypatch.setattr("rankscope.dashboards.alerts.data.findings_of", counted)
     now_s = [2e9]
     source = DiskRuns(root, clock_s=lambda: now_s[0])
 

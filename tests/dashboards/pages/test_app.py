@@ -17,9 +17,9 @@ from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.pages.rank_table import COLUMNS
+from rankscope.dashboards.ranks.table import COLUMNS
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.runs.records import StepRecord
 
 PAGE = "page.children"

@@ -16,14 +16,14 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.many import draw
 from rankscope.dashboards.callbacks.routing import page_for
-from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.making import MadeBeside
+from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.compare.figures import host_rows
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
-from rankscope.dashboards.data.store import Store
-from rankscope.dashboards.figures.compare import host_rows
-from rankscope.dashboards.figures.palette import palette
+from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.making import MadeBeside
+from rankscope.dashboards.web.config import DashboardConfig
 
 WriteRun = Callable[..., Path]
 UntilReady = Callable[[Callable[[], Any]], Any]

@@ -15,14 +15,13 @@ from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.many import ASKED_AT_ONCE, analyse_some, draw
-from rankscope.dashboards.config import DashboardConfig
+from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.brief import Brief, Lost, brief_of
-from rankscope.dashboards.data.idle import IdleGpu, by_holder
-from rankscope.dashboards.data.ledger import Told, cluster_ledger
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
-from rankscope.dashboards.figures.palette import palette
-from rankscope.dashboards.pages.ledger import ledger_page
+from rankscope.dashboards.lost_hours.data import IdleGpu, Told, by_holder, cluster_ledger
+from rankscope.dashboards.lost_hours.view import ledger_page
+from rankscope.dashboards.web.config import DashboardConfig
 
 
 def run(run_id: str, *, start: int | None = 100, problem: str | None = None) -> RunSummary:

@@ -12,9 +12,9 @@ import pytest
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.jobs import in_words
-from rankscope.dashboards.data.windows import Window
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.jobs import in_words
+from rankscope.dashboards.timeline.windows import Window
 from rankscope.runs.paths import host_dir, rank_dir
 
 WriteRun = Callable[..., Path]

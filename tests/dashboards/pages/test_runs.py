@@ -20,14 +20,14 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.callbacks.listing import MOST_ASKED, MOST_FOLLOWED, asked_rows, sorted_as
 from rankscope.dashboards.callbacks.routing import page_for
-from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data.disk import DiskRuns
 from rankscope.dashboards.data.lately import FACTOR, Lately
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.many_state import MOST_COMPARED, CompareState, LedgerState, ListState
-from rankscope.dashboards.pages.run_rows import COLUMNS, asked_row, first_row
-from rankscope.dashboards.pages.runs import list_revision
+from rankscope.dashboards.runs.rows import COLUMNS, asked_row, first_row
+from rankscope.dashboards.runs.view import list_revision
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.web.config import DashboardConfig
 
 START_NS = 1_790_000_000_000_000_000
 WriteRun = Callable[..., Path]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.full_disk import disk_with_room_for
 
-from rankscope.dashboards.figures.drawn import Drawn
+from rankscope.dashboards.model.drawn import Drawn
 from rankscope.dashboards.pages.live import figure
 from rankscope.dashboards.report import contents, document
 from rankscope.dashboards.views.view import Help, View

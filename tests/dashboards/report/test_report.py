@@ -26,10 +26,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.making import MadeHere
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.store import Store
-from rankscope.dashboards.figures.drawn import Drawn, Table
+from rankscope.dashboards.model.drawn import Drawn, Table
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.pages.aria import aria
 from rankscope.dashboards.pages.live import figure, identity
 from rankscope.dashboards.report import contents, document
@@ -38,7 +37,8 @@ from rankscope.dashboards.report.document import Report, report
 from rankscope.dashboards.report.schemes import differences
 from rankscope.dashboards.report.static_html import LIVE_ONLY, TAGS, StaticHtml, parts_of
 from rankscope.dashboards.report.static_table import MOST_ROWS, cell_text, columns_of, table_html
-from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.making import MadeHere
 from rankscope.dashboards.views.registry import VIEWS
 from rankscope.dashboards.views.view import Help, View
 

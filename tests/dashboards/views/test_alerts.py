@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rankscope.dashboards.data.alert_record import AlertRecord, AlertsFound, alert_record
+from rankscope.dashboards.alerts.figures import NONE, alert_times, row_label
+from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
+from rankscope.dashboards.alerts.view import VIEW
+from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.figures.alert_times import NONE, alert_times, row_label
-from rankscope.dashboards.figures.palette import PALETTES
-from rankscope.dashboards.url_state import PageState
-from rankscope.dashboards.views.alerts import VIEW
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.views.registry import VIEWS
 
 AT = 1_790_000_000_000_000_000

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope.dashboards.data.blame import BlameBook, CauseTimeline, WaitGroup
-from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.figures.causes import NO_STEPS, cause_bars, cause_timeline
-from rankscope.dashboards.figures.palette import palette
-from rankscope.dashboards.figures.wait_matrix import NOBODY, wait_cells, wait_matrix
-from rankscope.dashboards.url_state import PageState
-from rankscope.dashboards.views.blame import VIEW
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.stragglers.data import BlameBook, CauseTimeline, WaitGroup
+from rankscope.dashboards.stragglers.figures import NO_STEPS, cause_bars, cause_timeline, wait_cells, wait_matrix
+from rankscope.dashboards.stragglers.figures import NO_WAIT_IN_GROUP as NOBODY
+from rankscope.dashboards.stragglers.view import VIEW
 
 COLORS = palette("light")
 SLOW = 2

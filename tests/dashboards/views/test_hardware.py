@@ -15,21 +15,19 @@ from tests.dashboards.recorded_run import START_NS
 
 from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.events import Events, StepClock
-from rankscope.dashboards.data.gpu_columns import MOST_COLUMNS, figures_of, means_in, time_columns, worst_in
-from rankscope.dashboards.data.group_power import GroupPower
 from rankscope.dashboards.data.hardware import OF_PROMETHEUS, OF_RUN, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState
 from rankscope.dashboards.data.metrics import METRICS
-from rankscope.dashboards.data.prometheus_hardware import HardwareFound
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.figures.gpu_map import MapRows
-from rankscope.dashboards.figures.group_power import group_power_bars
-from rankscope.dashboards.figures.palette import PALETTES
-from rankscope.dashboards.pages.gpu_hints import gpu_hints
-from rankscope.dashboards.pages.gpu_table import gpu_rows
-from rankscope.dashboards.url_state import PageState
-from rankscope.dashboards.views.hardware import VIEW
+from rankscope.dashboards.hardware.data import MOST_COLUMNS, GroupPower, figures_of, means_in, time_columns, worst_in
+from rankscope.dashboards.hardware.figures import MapRows, group_power_bars
+from rankscope.dashboards.hardware.hints import gpu_hints
+from rankscope.dashboards.hardware.table import gpu_rows
+from rankscope.dashboards.hardware.view import VIEW
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.prometheus_hardware import HardwareFound
 from rankscope.profiler.helper.exporter_page import read_page
 
 LIGHT = PALETTES["light"]
@@ -305,7 +303,7 @@ def test_a_prometheus_is_asked_for_the_gpus_of_the_ranks_over_the_time_of_the_ru
         gpu = Gpu(gpu_uuid=uuid(3), host="node-1", ranks=[3], samples=STEPS, gauges=gauges)
         return HardwareFound([gpu], {uuid(3): rows}, [uuid(rank) for rank in range(3)], 5.0, ["half an answer"])
 
-    monkeypatch.setattr("rankscope.dashboards.data.prometheus_hardware.hardware_of", answer)
+    monkeypatch.setattr("rankscope.dashboards.store.prometheus_hardware.hardware_of", answer)
     path = write_run(tmp_path / "run")
     assert not DiskRuns(path).hardware("run-1").gpus, "there is none"
     source = DiskRuns(path, prometheus=Prometheus(Server(url="http://127.0.0.1:9")))

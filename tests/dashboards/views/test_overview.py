@@ -14,7 +14,7 @@ from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.costs import Advice, AdviceEvidence, Memory, RankMemory, Throughput
 from rankscope.analysis.verdict.advice_table import TABLE
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.pages.advice_list import FIGURES
+from rankscope.dashboards.overview.advice import FIGURES
 from rankscope.runs.records import PhaseTimes, StepRecord
 
 PATIENCE_MS = 60_000

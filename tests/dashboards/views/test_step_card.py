@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from dash.development.base_component import Component
 
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.one_step import one_step
+from rankscope.dashboards.charts.heatmap import step_cells
+from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.figures.heatmap import step_cells
-from rankscope.dashboards.figures.palette import PALETTES
-from rankscope.dashboards.url_state import PageState
-from rankscope.dashboards.views.ranks import VIEW
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.ranks.data import one_step
+from rankscope.dashboards.ranks.view import VIEW
+from rankscope.dashboards.store.disk import DiskRuns
 
 LIGHT = PALETTES["light"]
 WriteRun = Callable[..., Path]
@@ -75,8 +75,8 @@ def test_a_click_on_a_cell_picks_its_rank_and_step(run: RunData) -> None:
 
 
 def test_of_many_in_a_cell_the_one_that_it_shows_is_picked(monkeypatch: pytest.MonkeyPatch, run: RunData) -> None:
-    monkeypatch.setattr("rankscope.dashboards.figures.binning.MAX_ROWS", 2)
-    monkeypatch.setattr("rankscope.dashboards.figures.binning.bin_worst.__kwdefaults__", {
+    monkeypatch.setattr("rankscope.dashboards.charts.cells.MAX_ROWS", 2)
+    monkeypatch.setattr("rankscope.dashboards.charts.cells.bin_worst.__kwdefaults__", {
         "worst": "highest", "max_rows": 2, "max_columns": 6,
     })  # fmt: skip
     cells = step_cells(run.steps.part("own_us").values, run.steps.ranks, run.steps.steps)

@@ -12,13 +12,13 @@ import pytest
 from tests.step_files import steps_file
 
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.figures.palette import palette
-from rankscope.dashboards.url_state import PageState
-from rankscope.dashboards.views.timeline import VIEW
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.timeline.view import VIEW
 from rankscope.runs.paths import rank_dir
 
 WriteRun = Callable[..., Path]

@@ -8,21 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.trace.intervals import EMPTY, Spans, join, measure, union
-from rankscope.dashboards.data.lanes import NOBODY, Kind, Parts, Recorded, parts_of
-from rankscope.dashboards.figures.arrival import SHOWN, Arrival, arrival_bars
-from rankscope.dashboards.figures.palette import palette
-from rankscope.dashboards.figures.timeline import (
+from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.timeline.figures import (
     FIRST_PHASE,
     LOOKS,
     MOST_BARS,
     MOST_LANES,
     NOTHING,
+    SHOWN,
+    Arrival,
     Lanes,
+    arrival_bars,
     cut,
     kind_label,
     timeline,
 )
-from rankscope.dashboards.views.timeline_lanes import representatives
+from rankscope.dashboards.timeline.lanes import representatives
+from rankscope.dashboards.timeline.parts import NOBODY, Kind, Parts, Recorded, parts_of
 
 END = 10_000
 

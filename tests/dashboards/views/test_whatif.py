@@ -8,17 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.dashboards.data.disk import WHATIF_EVERY_S, DiskRuns
-from rankscope.dashboards.data.making import MadeHere
-from rankscope.dashboards.data.pace import pace_of
+from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.data.store import Store
-from rankscope.dashboards.data.thought_away import joined, thought_away
-from rankscope.dashboards.figures.palette import palette
-from rankscope.dashboards.url_state import PageState
-from rankscope.dashboards.views.whatif import VIEW
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.disk import WHATIF_EVERY_S, DiskRuns
+from rankscope.dashboards.store.making import MadeHere
+from rankscope.dashboards.whatif.data import joined, pace_of, thought_away
+from rankscope.dashboards.whatif.view import VIEW
 
 COLORS = palette("dark")
 SLOW = 2

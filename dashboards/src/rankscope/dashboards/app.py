@@ -8,14 +8,15 @@ import dash
 import flask
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards import capture_api, login, unforeseen
-from rankscope.dashboards.access import Access
 from rankscope.dashboards.callbacks import alerts, drawing, exporting, following, listing, many, routing, saving, selection
-from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.live import capture_api
+from rankscope.dashboards.model.state import run_path
 from rankscope.dashboards.pages.shell import INDEX, shell
-from rankscope.dashboards.security import OURSELVES, protect
-from rankscope.dashboards.url_state import run_path
+from rankscope.dashboards.web import login, unforeseen
+from rankscope.dashboards.web.access import Access
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.web.security import OURSELVES, protect
 
 
 def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash.Dash:

@@ -7,10 +7,9 @@ from typing import Any
 from dash import Dash, Input, Output, State, no_update
 
 from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.alerts.all_alerts import alert_notes, alert_rows, counted, picked, revision_of_rows
 from rankscope.dashboards.callbacks.listing import picked_ids, register_choices
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.pages.alert_rows import revision_of_rows
-from rankscope.dashboards.pages.alerts import alert_notes, alert_rows, counted, picked
 
 
 def register(app: Dash, source: RunSource) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 from dash import ALL, MATCH, Dash, Input, Output, State, ctx, html, no_update
 
 from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.charts.frame import note
+from rankscope.dashboards.charts.palette import Palette, palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError, RunSource
-from rankscope.dashboards.figures.drawn import NO_TABLE, Drawn
-from rankscope.dashboards.figures.frame import note
-from rankscope.dashboards.figures.palette import Palette, palette
+from rankscope.dashboards.model.drawn import NO_TABLE, Drawn
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.pages.live import identity, not_yet
-from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.registry import FIGURES, GRIDS, PARTS
 
 _LOG = logging.getLogger(__name__)

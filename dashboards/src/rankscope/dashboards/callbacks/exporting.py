@@ -10,7 +10,7 @@ from dash import Dash
 from rankscope.analysis.result.text import size
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
-from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.model.state import PageState
 
 
 def register(app: Dash, source: RunSource) -> None:

@@ -13,8 +13,8 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.lately import Lately
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.many_state import ListState
-from rankscope.dashboards.pages.run_rows import asked_row
-from rankscope.dashboards.pages.runs import compare_link, counted, list_revision, list_rows
+from rankscope.dashboards.runs.rows import asked_row
+from rankscope.dashboards.runs.view import compare_link, counted, list_revision, list_rows
 
 MOST_ASKED: Final = 24
 """Maximum number of rows in one answer."""

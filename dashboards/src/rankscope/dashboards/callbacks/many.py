@@ -11,18 +11,25 @@ from dash import MATCH, Dash, Input, Output, State, ctx, no_update
 
 from rankscope.analysis.compare.result import Comparison, Scaling
 from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.alerts.figures import alert_counts
 from rankscope.dashboards.callbacks.drawing import drawn_or_why
 from rankscope.dashboards.callbacks.saving import csv_answer
+from rankscope.dashboards.charts.palette import Palette, palette
+from rankscope.dashboards.compare.figures import (
+    compared_with,
+    own_times,
+    part_differences,
+    rank_changes,
+    scaling_efficiency,
+    scaling_losses,
+    step_distributions,
+)
+from rankscope.dashboards.compare.view import compared_of
 from rankscope.dashboards.data.source import NotReadyError, RunSource
-from rankscope.dashboards.figures.alert_counts import alert_counts
-from rankscope.dashboards.figures.compare import compared_with, own_times, part_differences, rank_changes, step_distributions
-from rankscope.dashboards.figures.drawn import Drawn
-from rankscope.dashboards.figures.ledger import ledger_bars
-from rankscope.dashboards.figures.palette import Palette, palette
-from rankscope.dashboards.figures.scaling import scaling_efficiency, scaling_losses
+from rankscope.dashboards.lost_hours.figures import ledger_bars
+from rankscope.dashboards.lost_hours.view import ledger_body, ledger_of
 from rankscope.dashboards.many_state import CompareState, LedgerState
-from rankscope.dashboards.pages.compare import compared_of
-from rankscope.dashboards.pages.ledger import ledger_body, ledger_of
+from rankscope.dashboards.model.drawn import Drawn
 from rankscope.dashboards.pages.live import identity
 
 ASKED_AT_ONCE: Final = 4

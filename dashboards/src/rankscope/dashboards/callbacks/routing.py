@@ -10,16 +10,16 @@ from dash.development.base_component import Component
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.callbacks.drawing import OUR_FAULT
-from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
-from rankscope.dashboards.inert import shown
+from rankscope.dashboards.model.state import run_of
 from rankscope.dashboards.pages import problem
 from rankscope.dashboards.pages.run_page import run_page
 from rankscope.dashboards.pages.site import SitePage, site_links, site_page
-from rankscope.dashboards.url_state import run_of
 from rankscope.dashboards.views.registry import view_of
 from rankscope.dashboards.views.view import View
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.words.inert import shown
 
 _LOG = logging.getLogger(__name__)
 

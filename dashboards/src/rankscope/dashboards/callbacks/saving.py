@@ -11,13 +11,13 @@ import flask
 from dash import MATCH, ClientsideFunction, Dash, Input, Output
 
 from rankscope.dashboards.callbacks.drawing import draw
+from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.figures.drawn import Drawn, Table
-from rankscope.dashboards.figures.palette import palette
-from rankscope.dashboards.inert import safe_cell
+from rankscope.dashboards.model.drawn import Drawn, Table
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.pages.live import identity
-from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.registry import FIGURES
+from rankscope.dashboards.words.inert import safe_cell
 
 
 def register(app: Dash, source: RunSource) -> None:

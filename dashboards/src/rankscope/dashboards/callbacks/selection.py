@@ -9,9 +9,9 @@ from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, ctx
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.pages.live import identity
 from rankscope.dashboards.pages.run_page import view_links
-from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.registry import PICKS, ROW_PICKS, ZOOMS
 
 

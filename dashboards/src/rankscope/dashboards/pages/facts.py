@@ -10,8 +10,8 @@ from dash.development.base_component import Component
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import Memory, RankMemory, Throughput
 from rankscope.analysis.result.text import size
-from rankscope.dashboards.pages import wording
 from rankscope.dashboards.pages.aria import aria
+from rankscope.dashboards.words import wording
 
 
 def fact(name: str, value: str, *, why: str | None = None, meter: float | None = None, detail: str | None = None) -> Component:

@@ -10,12 +10,12 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.charts.frame import GRAPH_CONFIG
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.figures.frame import GRAPH_CONFIG
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.pages.aria import aria
 from rankscope.dashboards.pages.problem import AGAIN_MS
-from rankscope.dashboards.url_state import PageState
 
 _BLANK: Final[dict[str, Any]] = {"layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}}
 

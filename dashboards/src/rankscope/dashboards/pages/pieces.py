@@ -11,10 +11,10 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.dashboards.data.source import RunSummary, Status
-from rankscope.dashboards.inert import MAX_TEXT, shown
+from rankscope.dashboards.model.state import run_path
 from rankscope.dashboards.pages.aria import aria
-from rankscope.dashboards.pages.wording import STATUS_LABELS
-from rankscope.dashboards.url_state import run_path
+from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.wording import STATUS_LABELS
 
 COMMAND = re.compile(r"(?:(?P<before>[^`]*): )?(?P<command>(?:rankscope|torchrun|nvidia-smi|dcgmi) .+)")
 """Pattern of advice that is a command, or ends with one after a colon."""

@@ -9,8 +9,8 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.dashboards.data.progress import Progress
-from rankscope.dashboards.inert import shown
 from rankscope.dashboards.pages.aria import aria
+from rankscope.dashboards.words.inert import shown
 
 
 def problem_page(title: str, reason: str, *, hint: str | None = None) -> Component:

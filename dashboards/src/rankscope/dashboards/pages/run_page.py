@@ -6,16 +6,15 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards import inert
-from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.pages import wording
+from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.pages.aria import aria
 from rankscope.dashboards.pages.pieces import simulated_band, status_badges
-from rankscope.dashboards.url_state import PageState, run_path
 from rankscope.dashboards.views.registry import VIEWS
 from rankscope.dashboards.views.view import View
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.words import inert, wording
 
 LIVE = wording.GOING_ON | {"failed"}
 """Statuses of runs that may still change. A failed elastic job may start its next attempt."""

@@ -9,13 +9,13 @@ from typing import Final
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from rankscope.dashboards.config import DashboardConfig
+from rankscope.dashboards.alerts.all_alerts import alerts_page
+from rankscope.dashboards.compare.view import compare_page
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.pages.alerts import alerts_page
+from rankscope.dashboards.lost_hours.view import ledger_page
 from rankscope.dashboards.pages.aria import aria
-from rankscope.dashboards.pages.compare import compare_page
-from rankscope.dashboards.pages.ledger import ledger_page
-from rankscope.dashboards.pages.runs import runs_page
+from rankscope.dashboards.runs.view import runs_page
+from rankscope.dashboards.web.config import DashboardConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,15 @@ from dash.development.base_component import Component
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.callbacks.drawing import instead
 from rankscope.dashboards.callbacks.saving import csv_of
+from rankscope.dashboards.charts.frame import GRAPH_CONFIG
+from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.figures.drawn import Drawn, Table
-from rankscope.dashboards.figures.frame import GRAPH_CONFIG
-from rankscope.dashboards.figures.palette import PALETTES, Palette
+from rankscope.dashboards.model.drawn import Drawn, Table
+from rankscope.dashboards.model.state import PageState, run_of
 from rankscope.dashboards.pages.run_page import about
 from rankscope.dashboards.report.schemes import differences
 from rankscope.dashboards.report.static_html import Props, StaticHtml, attribute
 from rankscope.dashboards.report.static_table import MOST_ROWS, columns_of, data_of, table_html
-from rankscope.dashboards.url_state import PageState, run_of
 from rankscope.dashboards.views.registry import VIEWS, view_of
 from rankscope.dashboards.views.view import View
 

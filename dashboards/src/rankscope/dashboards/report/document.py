@@ -11,13 +11,13 @@ from typing import Any, Final
 from dash.development.base_component import Component
 
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.pages import wording
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.pages.run_page import LIVE, run_head
 from rankscope.dashboards.report.contents import Contents, anchor_of
 from rankscope.dashboards.report.offline_page import offline_page
 from rankscope.dashboards.report.static_html import Props, StaticHtml, parts_of
-from rankscope.dashboards.url_state import PageState
 from rankscope.dashboards.views.registry import VIEWS
+from rankscope.dashboards.words import wording
 
 _SCHEMES: Final = (("light", "Light"), ("auto", "System"), ("dark", "Dark"))
 _WORDS: Final = {"rank": "rank", "metric": "metric", "steps": "steps"}

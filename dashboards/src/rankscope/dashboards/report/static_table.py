@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-from rankscope.dashboards.figures.drawn import Table
+from rankscope.dashboards.model.drawn import Table
 from rankscope.dashboards.report.static_html import attribute
 
 MOST_ROWS: Final = 2_000

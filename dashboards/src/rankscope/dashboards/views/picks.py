@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.model.state import PageState
 
 
 def rank_of_bar(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from rankscope.dashboards.views import alerts, blame, hardware, overlap, overview, ranks, timeline, whatif
+from rankscope.dashboards.alerts import view as alerts
+from rankscope.dashboards.hardware import view as hardware
+from rankscope.dashboards.overlap import view as overlap
+from rankscope.dashboards.overview import view as overview
+from rankscope.dashboards.ranks import view as ranks
+from rankscope.dashboards.stragglers import view as blame
+from rankscope.dashboards.timeline import view as timeline
 from rankscope.dashboards.views.view import View
+from rankscope.dashboards.whatif import view as whatif
 
 VIEWS: Final[tuple[View, ...]] = (
     overview.VIEW,

@@ -8,10 +8,10 @@ from typing import Any
 
 from dash.development.base_component import Component
 
+from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.figures.drawn import Drawn
-from rankscope.dashboards.figures.palette import Palette
-from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.state import PageState
 
 Layout = Callable[[RunData, PageState], list[Component]]
 FigureMaker = Callable[[RunData, PageState, Palette], Drawn]

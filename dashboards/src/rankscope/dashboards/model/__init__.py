@@ -1,0 +1,1 @@
+"""Declarative model of a page."""

@@ -1,0 +1,159 @@
+"""Verdict card: summary, evidence, cost, next steps."""
+
+from __future__ import annotations
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from rankscope.alerts.watch.findings import reading
+from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdict
+from rankscope.dashboards.data.source import RunSummary
+from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.pages.facts import fact
+from rankscope.dashboards.pages.pieces import advice, badge
+from rankscope.dashboards.words import wording
+
+MAX_FINDINGS = 6
+
+
+def verdict_card(run: RunSummary, analysis: Analysis) -> list[Component]:
+    """Return the content of the verdict's section, most important first."""
+    verdict = analysis.verdict
+    tone = wording.verdict_tone(verdict.kind, may_be_well=run.may_be_well)
+    parts: list[Component] = []
+    parts += [
+        html.Div(_badges(analysis, tone), className="badges"),
+        html.H2(verdict.summary, className="sentence", id="verdict-sentence"),
+        html.Dl(_facts(analysis), className="facts"),
+    ]
+    # The reader has the dashboard open already.
+    steps = [text for text in verdict.next if not text.startswith("rankscope dashboard")]
+    if steps:
+        parts.append(html.Div([html.H3("Do next"), html.Div([advice(text) for text in steps])], className="next"))
+    if verdict.rank is not None:
+        parts.append(_where_to_see(run.run_id, verdict.rank))
+    others = [finding for finding in analysis.findings if finding.summary != verdict.summary]
+    if others or any(finding.evidence for finding in analysis.findings):
+        parts.append(_findings(analysis.findings))
+    if analysis.source.warnings:
+        parts.append(_warnings(analysis.source.warnings))
+    return [html.Div(parts, className=f"verdict tone-{tone}")]
+
+
+def _badges(analysis: Analysis, tone: str) -> list[Component]:
+    verdict = analysis.verdict
+    badges = [badge(wording.KIND_LABELS[verdict.kind], tone=tone)]
+    if verdict.cause is not None:
+        badges.append(badge(wording.CAUSE_LABELS[verdict.cause], title="Cause"))
+    if verdict.explained_by is not None:
+        badges.append(badge(f"explained by {verdict.explained_by.replace('_', ' ')}"))
+    if verdict.phase is not None:
+        badges.append(badge(f"phase {verdict.phase.replace('_', ' ')}", title="The part of the step in which the time is lost"))
+    if verdict.pattern is not None:
+        badges.append(badge(f"{verdict.pattern} pattern", title="Whether it is always the same rank"))
+    badges += _place(analysis)
+    return badges
+
+
+def _place(analysis: Analysis) -> list[Component]:
+    """Return badges with rank, host and GPU of the blamed rank, or with the ranks if there are several."""
+    verdict = analysis.verdict
+    if verdict.rank is None:
+        if not verdict.ranks:
+            return []
+        shown = ", ".join(map(str, verdict.ranks[:8])) + (" …" if len(verdict.ranks) > 8 else "")
+        return [badge(f"ranks {shown}")]
+    places = [badge(f"rank {verdict.rank}", tone="emphasis")]
+    result = next((rank for rank in analysis.ranks if rank.rank == verdict.rank), None)
+    if result is not None and result.host is not None:
+        places.append(badge(f"host {result.host}"))
+    if result is not None and result.gpu_uuid is not None:
+        uuid = result.gpu_uuid
+        places.append(badge(uuid if len(uuid) <= 16 else f"{uuid[:12]}…", title=f"GPU {uuid}"))
+    return places
+
+
+def _facts(analysis: Analysis) -> list[Component]:
+    verdict, source = analysis.verdict, analysis.source
+    facts: list[Component] = []
+    # Without a blamed rank these numbers often do not exist and are left out. With one, a missing number is shown as unknown.
+    if verdict.confidence is not None or verdict.rank is not None:
+        facts.append(fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence))
+    if verdict.slowdown is not None or verdict.rank is not None:
+        facts.append(
+            fact("Steps take", wording.slowdown(verdict.slowdown), why="Step time as it is over step time without the cause")
+        )
+    on_gpus = any(rank.device_kind != "cpu" for rank in analysis.ranks)
+    if verdict.gpu_hours_lost is not None or (verdict.rank is not None and on_gpus):
+        facts.append(
+            fact("GPU time lost", wording.gpu_hours(verdict.gpu_hours_lost), why="Excess time x number of ranks, so far")
+        )
+    if verdict.cost is not None:
+        facts.append(fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))
+    facts += [
+        _evidence(verdict, source),
+        fact(
+            "Coverage",
+            wording.percent(source.coverage),
+            why="Ranks x steps with evidence over those expected",
+            meter=source.coverage,
+            detail=_ranks_there(source),
+        ),
+    ]
+    return facts
+
+
+def _ranks_there(source: Source) -> str:
+    return (
+        f"{source.ranks} of {wording.count(source.world_size, 'rank')}"
+        if source.world_size
+        else wording.count(source.ranks, "rank")
+    )
+
+
+def _evidence(verdict: Verdict, source: Source) -> Component:
+    why, steps = "Which records the verdict rests on", _steps(verdict, source)
+    if verdict.evidence_source is None:
+        return fact("Evidence", steps, why=why)
+    names = {"steps": "step records", "windows": "profiled steps", "traces": "traces"}
+    return fact("Evidence", names[verdict.evidence_source], why=why, detail=steps)
+
+
+def _steps(verdict: Verdict, source: Source) -> str:
+    if verdict.steps is None or verdict.steps[1] <= verdict.steps[0]:
+        return wording.count(source.steps, "step")
+    return f"steps {verdict.steps[0]} to {verdict.steps[1] - 1}"
+
+
+def _where_to_see(run_id: str, rank: int) -> Component:
+    """Return links to the views of the verdict's evidence, with the blamed rank picked."""
+    picked = PageState(rank=rank).search
+    ways = (
+        ("ranks", f"every step of rank {rank}", picked),
+        ("blame", "who waited for it", picked),
+        ("whatif", "the run without its slowness", PageState(rank=rank, without=(f"rank:{rank}",)).search),
+    )
+    links = [dcc.Link(text, href=run_path(run_id, view) + search) for view, text, search in ways]
+    return html.P(["See ", links[0], ", ", links[1], ", ", links[2], "."], className="see")
+
+
+def _findings(findings: list[Finding]) -> Component:
+    rows: list[Component] = []
+    for finding in findings[:MAX_FINDINGS]:
+        numbers = [
+            html.Li([html.Span(name), html.B(value), html.Small(detail or "")])
+            for name, value, detail in ((*reading(item), item.detail) for item in finding.evidence)
+        ]
+        rows.append(html.Div([html.P(finding.summary), html.Ul(numbers)], className="finding"))
+    more = len(findings) - MAX_FINDINGS
+    if more > 0:
+        rows.append(html.P(f"… and {wording.count(more, 'more finding')}", className="help"))
+    return html.Details([html.Summary(f"Evidence: {wording.count(len(findings), 'finding')}, the most costly first"), *rows])
+
+
+def _warnings(warnings: list[str]) -> Component:
+    return html.Div(
+        [html.H3("What limits the evidence"), html.Ul([html.Li(warning) for warning in warnings])],
+        className="warnings",
+        role="note",
+    )

@@ -1,0 +1,202 @@
+"""First view of a run: verdict, waterfall of a step's time, trend over the steps, advice."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from dash import html
+from dash.development.base_component import Component
+
+from rankscope.analysis.result.costs import MEANING, Waterfall, WaterfallPart
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend
+from rankscope.dashboards.model.drawn import NO_TABLE, Drawn, Table, cell
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.overview.advice import advice_list
+from rankscope.dashboards.overview.changes import changes
+from rankscope.dashboards.overview.figures import LOOKS, course_of, rate_line, rate_name, trend_lines, waterfall_bars
+from rankscope.dashboards.overview.verdict import verdict_card
+from rankscope.dashboards.pages.aria import aria
+from rankscope.dashboards.pages.facts import work_and_memory
+from rankscope.dashboards.pages.live import figure, part, when_there
+from rankscope.dashboards.pages.pieces import section
+from rankscope.dashboards.views.picks import steps_of_drag
+from rankscope.dashboards.views.view import Help, View
+from rankscope.dashboards.words.units import duration
+from rankscope.dashboards.words.wording import count, percent
+from rankscope.dashboards.words.wording import rate as per_second
+
+
+def _verdict(run: RunData, _state: PageState) -> list[Component]:
+    return verdict_card(run.summary, run.analysis)
+
+
+def _waterfall(run: RunData, _state: PageState, colors: Palette) -> Drawn:
+    fall = run.analysis.waterfall
+    rows = [] if fall is None else [(one.name, one.us, one.share, one.source, one.note, MEANING[one.name]) for one in fall.parts]
+    return Drawn(
+        waterfall_bars(fall, colors),
+        Table(("part", "time [us]", "share of the step", "source", "note", "meaning"), rows),
+        "Where a step's time goes is not known" if fall is None else _largest_part(fall),
+    )
+
+
+def _largest_part(fall: Waterfall) -> str:
+    largest = max(fall.parts, key=lambda one: one.us or 0.0)
+    return (
+        f"The {fall.unit} takes {duration(fall.step_us)}; its largest part is {LOOKS[largest.name].label}"
+        f" with {percent(largest.share)}"
+    )
+
+
+def _parts(run: RunData, _state: PageState) -> list[Component]:
+    """Return the meaning of each part of the waterfall, or the reason why it is unknown."""
+    fall = run.analysis.waterfall
+    if fall is None:
+        return []
+    rows = [
+        html.Div(
+            [
+                html.Dt(LOOKS[one.name].label.capitalize()),
+                html.Dd(
+                    _about_part(one),
+                    className="unknown" if one.us is None else "",
+                ),
+            ]
+        )
+        for one in fall.parts
+    ]
+    return [html.Details([html.Summary("What the parts are"), html.Dl(rows, className="meanings")])]
+
+
+_SOURCES: Final = {"steps": "From step records", "windows": "From profiled steps", "traces": "From traces", None: None}
+
+
+def _about_part(one: WaterfallPart) -> str:
+    means = MEANING[one.name]
+    source = "Not known" if one.us is None else _SOURCES[one.source]
+    return ". ".join(filter(None, [means[:1].upper() + means[1:], source, one.note])) + "."
+
+
+def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    trend = run.trend
+    first, last = _shown(trend, state)
+    attempts = run.summary.attempts
+    picture = trend_lines(trend, first, last, colors, attempt=f"attempt {attempts}" if attempts > 1 else None)
+    # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
+    picture.update_layout(uirevision=str(state.steps))
+    if first == last:
+        return Drawn(picture, NO_TABLE, "No step is recorded here")
+    course = course_of(trend, first, last)
+    wall = [f"step time, {percentile}th percentile of the ranks [us]" for percentile in PERCENTILES]
+    columns = ("step", "steps", *wall, "own time of the slowest rank [us]", "slowest rank")
+    rows = [
+        (
+            int(step), course.steps_per_point, *map(cell, course.wall_us[:, at]), cell(course.highest_own_us[at]),
+            None if course.slowest[at] < 0 else int(course.slowest[at]),
+        )
+        for at, step in enumerate(course.steps)
+    ]  # fmt: skip
+    return Drawn(picture, Table(columns, rows), _trend_in_words(trend, first, last))
+
+
+def _trend_in_words(trend: Trend, first: int, last: int) -> str:
+    typical = trend.wall_us[MEDIAN, first:last]
+    if not np.isfinite(typical).any():
+        return "Step times are not known"
+    found = sum(first <= change.at < last for change in trend.changes)
+    changed = "does not change lastingly" if not found else f"changes lastingly {count(found, 'time')}"
+    return f"Over {last - first:,} steps the median step takes {duration(float(np.nanmedian(typical)))} and {changed}"
+
+
+def _rate(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    trend = run.trend
+    first, last = _shown(trend, state)
+    work = run.analysis.throughput
+    picture, rate, course = rate_line(trend, first, last, colors, replicas=None if work is None else work.replicas)
+    picture.update_layout(uirevision=str(state.steps))
+    name = rate_name(trend)
+    says = "How much is done in a step is not known"
+    if np.isfinite(rate).any():
+        says = f"{name.capitalize()}: typically {per_second(float(np.nanmedian(rate)))}"
+    rows = [(int(step), cell(value)) for step, value in zip(course.steps, rate, strict=True)]
+    return Drawn(picture, Table(("step", f"{name} per second"), rows), says)
+
+
+def _shown(trend: Trend, state: PageState) -> tuple[int, int]:
+    """Return the indices of the chosen steps in ``trend``: the first, and the one after the last."""
+    if state.steps is None:
+        return 0, len(trend.steps)
+    first, last = np.searchsorted(trend.steps, (state.steps[0], state.steps[1] + 1)).tolist()
+    return first, last
+
+
+def _advice(run: RunData, _state: PageState) -> list[Component]:
+    return advice_list(run.analysis.advice)
+
+
+def _facts(run: RunData, _state: PageState) -> list[Component]:
+    return work_and_memory(run.analysis)
+
+
+def _layout(run: RunData, state: PageState) -> list[Component]:
+    return [
+        html.Section(
+            part("verdict", _verdict(run, state)),
+            id="verdict",
+            className="card",
+            **aria(live="polite", labelledby="verdict-sentence"),
+        ),
+        section(
+            "waterfall",
+            "Where a step's time goes",
+            "From the ideal step to the actual one: each part begins where the one before it ends. What is not known is said; "
+            "its time is then in what is unexplained.",
+            [
+                figure("waterfall", "Bars of the parts of a step, one below the other", height=430),
+                part("waterfall-parts", _parts(run, state)),
+            ],
+        ),
+        section(
+            "trend",
+            "Step after step",
+            "Wide bands: ranks differ. A high dotted line below a flat one: one rank computes while the others wait for it. "
+            "Drag over steps to zoom, double-click to see all again.",
+            [
+                figure("trend", "Lines of the step time over the steps", height=340),
+                html.H3("What changed when"),
+                part("changes", when_there("changes", lambda: changes(run, state))),
+                html.H3("Throughput"),
+                figure("rate", "Line of what is done per second over the steps", height=190),
+                part("facts", _facts(run, state)),
+            ],
+        ),
+        section(
+            "advice",
+            "What to try",
+            "Most to gain first. What it saves is an upper bound, no forecast: the next limit comes sooner.",
+            [part("advice", _advice(run, state))],
+        ),
+    ]
+
+
+VIEW: Final = View(
+    slug="",
+    label="Overview",
+    help=Help(
+        shows="Who makes everybody else wait, why, what it costs, what to do next; where a step's time goes; how the run went.",
+        formula="The sentence says how long the others wait for the blamed rank in a typical step; the waterfall has the mean "
+        "over all steps and ranks; what to try and what-if say what a fix gains, less where somebody else is then the last. "
+        "GPU time lost is the time that steps took longer than without the cause, times the number of ranks. The parts of the "
+        "waterfall sum to the mean step after warm-up. Bands: percentiles over the ranks at each step; of several steps at a "
+        "point their median, of the slowest rank the highest. Changes: lasting ones of the median step time, of 5% or more, "
+        "that its own noise does in at most one of a thousand other orders of its steps; profiled steps are left out.",
+        do="Do what stands under “Do next”; open “Evidence” for the numbers it rests on. Then work on the step's longest part.",
+    ),
+    layout=_layout,
+    figures={"waterfall": _waterfall, "trend": _trend, "rate": _rate},
+    parts={"verdict": _verdict, "waterfall-parts": _parts, "changes": changes, "advice": _advice, "facts": _facts},
+    zooms={"trend": steps_of_drag, "rate": steps_of_drag},
+)

@@ -1,0 +1,213 @@
+"""View of one value per rank and step, for finding stragglers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from dash.development.base_component import Component
+from numpy.typing import NDArray
+
+from rankscope.dashboards.charts.cells import CellRows, Later
+from rankscope.dashboards.charts.heatmap import StepCells, step_cells, step_heatmap
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.metrics import METRICS, Metric, choices, why_unknown
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import Part
+from rankscope.dashboards.data.topology import row_order
+from rankscope.dashboards.model.drawn import NO_TABLE, Drawn, Table
+from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
+from rankscope.dashboards.pages.live import figure, part, rank_choice, select
+from rankscope.dashboards.pages.pieces import section
+from rankscope.dashboards.pages.sheet import save_sheet
+from rankscope.dashboards.ranks.data import one_step
+from rankscope.dashboards.ranks.figures import mark_events, within
+from rankscope.dashboards.ranks.step import step_card
+from rankscope.dashboards.ranks.table import rank_grid, rank_rows
+from rankscope.dashboards.views.picks import rank_of_row, steps_of_drag
+from rankscope.dashboards.views.view import Help, View
+from rankscope.dashboards.words.wording import count as counted
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Shown part of the chosen metric."""
+
+    name: str
+    metric: Metric
+    part: Part
+    ranks: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    """[columns of the part], the first step of each."""
+    order: list[int] | None
+
+    def cells(self) -> StepCells:
+        return step_cells(
+            self.part.values,
+            self.ranks,
+            self.steps,
+            worst=self.metric.worst,
+            order=self.order,
+            steps_per_column=self.part.steps_per_column,
+        )
+
+
+def _shown(run: RunData, state: PageState) -> _Shown:
+    name = state.metric if state.metric in METRICS else DEFAULT_METRIC
+    table = run.steps
+    steps = np.asarray(table.steps)
+    first, last = (0, len(steps)) if state.steps is None else np.searchsorted(steps, (state.steps[0], state.steps[1] + 1))
+    part = table.part(name, int(first), int(last))
+    columns = steps[part.first :: part.steps_per_column][: part.values.shape[1]]
+    return _Shown(name, METRICS[name], part, np.asarray(table.ranks), columns, _order(run, state.sort))
+
+
+def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    shown = _shown(run, state)
+    metric, per_column = shown.metric, shown.part.steps_per_column
+    picture = step_heatmap(
+        shown.part.values,
+        shown.ranks,
+        shown.steps,
+        colors,
+        label=metric.label,
+        unit=metric.unit,
+        worst=metric.worst,
+        why_unknown=why_unknown(shown.name),
+        order=shown.order,
+        steps_per_column=per_column,
+        blamed=run.analysis.verdict.rank,
+        picked=state.rank,
+    )
+    count = min(shown.part.values.shape[1] * per_column, len(run.steps.steps))
+    says = f"{metric.label} of {counted(len(shown.ranks), 'rank')} in {counted(count, 'step')}"
+    if picture.data:
+        across = (int(shown.steps[0]), min(int(shown.steps[-1]) + per_column - 1, int(run.steps.steps[-1])))
+        mark_events(picture, run.events.events, colors, steps=across)
+        says += _happened(run.events, across)
+    # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
+    picture.update_layout(uirevision=str(state.steps))
+    table = _table(shown) if picture.data else NO_TABLE
+    return Drawn(picture, table, says)
+
+
+def _table(shown: _Shown) -> Table:
+    """Return the shown cells as a table, in the metric's own unit."""
+
+    def rows() -> CellRows:
+        cells = shown.cells()
+        ranks = [(", ".join(map(str, cells.ranks(row))),) for row in range(len(cells.values))]
+        steps = [(int(step), cells.steps_per_cell) for step in cells.at]
+        return CellRows(ranks, steps, cells.values)
+
+    which = f"{shown.metric.label}, {shown.metric.worst} [{shown.metric.unit}]"
+    return Table(("ranks", "first step", "steps", which), Later(rows))
+
+
+def _happened(events: Events, steps: tuple[int, int]) -> str:
+    """Return the number of GPU events in these steps by kind, and the number of events that the run leaves out."""
+    counts = Counter(event.kind for event in within(events.events, steps))
+    told = ", ".join(f"{count:,} x {kind}" for kind, count in counts.most_common())
+    more = f" ({events.left_out:,} more in this run are left out)" if events.left_out else ""
+    return f"; marked above: {told}{more}" if told else ""
+
+
+def _order(run: RunData, sort: str) -> list[int] | None:
+    """Return the rows of the step matrices in display order; ``None`` for the order of ranks."""
+    topology = run.topology
+    # A live run may have got new ranks between the reads of topology and steps.
+    same = [place.rank for place in topology.places] == list(run.steps.ranks)
+    known = sort != "rank" and sort in topology.sorts
+    return row_order(topology, run.analysis.imposed_wait, sort) if known and same else None
+
+
+def _rows(run: RunData, _state: PageState) -> list[dict[str, Any]]:
+    return rank_rows(run.analysis)
+
+
+def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    """Select rank and step of a cell; if it covers several, those whose value it shows. An event's mark has its own."""
+    if "customdata" in point:
+        rank = point["customdata"]  # a GPU may have no known rank
+        return replace(state, rank=None if rank is None else int(rank), step=int(point["x"]))
+    shown = _shown(run, state)
+    cells = shown.cells()
+    ranks = cells.ranks(cells.row(point["y"]))
+    begin = int(point["x"])
+    table = run.steps
+    rows, steps = np.flatnonzero(np.isin(shown.ranks, ranks)), np.asarray(table.steps)
+    first, last = np.searchsorted(steps, (begin, begin + cells.steps_per_cell))
+    if not len(rows) or first == last:  # a hole: ranks or steps without a record
+        return replace(state, rank=ranks[0], step=begin)
+    values = table.part(shown.name, int(first), int(last)).values[rows]
+    if not np.isfinite(values).any():
+        return replace(state, rank=int(shown.ranks[rows[0]]), step=int(steps[first]))
+    at = np.nanargmin(values) if shown.metric.worst == "lowest" else np.nanargmax(values)
+    row, column = np.unravel_index(at, values.shape)
+    return replace(state, rank=int(shown.ranks[rows[row]]), step=int(steps[first + column]))
+
+
+def _step(run: RunData, state: PageState) -> list[Component]:
+    if state.rank is None or state.step is None:
+        return []
+    known = one_step(run.steps, state.rank, state.step)
+    window = replace(state, window=None if known is None else known.window)
+    return step_card(state.rank, state.step, known, run_path(run.summary.run_id, "timeline") + window.search)
+
+
+_SORTS: Final = {"rank": "Rank", "host": "Host", "imposed": "Wait imposed on others"}
+
+
+def _sorts(run: RunData) -> list[dict[str, Any]]:
+    """Return the choices of row order. Dimensions of the parallel layout keep their own names."""
+    return [{"value": sort, "label": _SORTS.get(sort, sort)} for sort in run.topology.sorts]
+
+
+def _layout(run: RunData, state: PageState) -> list[Component]:
+    return [
+        section(
+            "steps",
+            "Every rank, every step",
+            "A slow rank is a line, a slow moment a column. Own time is wall time minus time blocked on other ranks: "
+            "walls look alike, own times do not. Grey: no record. Marks above the map: what happened to GPUs. "
+            "Click a cell to see its rank and step in numbers; drag over steps to zoom, double-click to see all again.",
+            [figure("step-heatmap", "Heat map of the chosen metric by rank and step; the table below has the medians")],
+            tools=[
+                select("metric", "Metric", choices(run.steps.metrics), state),
+                select("sort", "Rows by", _sorts(run), state),
+                rank_choice(state),
+            ],
+        ),
+        part("step-card", _step(run, state)),
+        section(
+            "table",
+            "All ranks",
+            "Own, blocked and wall: median per step. The others: sums over the profiled steps. A dash means not known.",
+            [rank_grid(_rows(run, state), file_name=f"rankscope-{run.summary.run_id}")],
+            tools=[save_sheet("rank-table")],
+        ),
+    ]
+
+
+VIEW: Final = View(
+    slug="ranks",
+    label="Ranks × steps",
+    help=Help(
+        shows="One value per rank and step, and every number of every rank.",
+        formula="Own time = wall time of a step − time blocked on other ranks. Collectives make wall times equal; "
+        "own times tell ranks apart. Where several ranks or steps share a cell, the worst of them is shown: "
+        "the highest, of ratios and clocks the lowest.",
+        do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host). Pick a rank to see it in every view.",
+    ),
+    layout=_layout,
+    figures={"step-heatmap": _heatmap},
+    grids={"rank-table": _rows},
+    parts={"step-card": _step},
+    picks={"step-heatmap": _pick},
+    zooms={"step-heatmap": steps_of_drag},
+    row_picks={"rank-table": rank_of_row},
+)

@@ -1,0 +1,282 @@
+"""What-if view: counterfactual step times without slow ranks, stages, causes or phases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash.development.base_component import Component
+
+from rankscope.dashboards.charts.frame import note
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.model.drawn import NO_TABLE, Drawn, Table
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.pages import problem
+from rankscope.dashboards.pages.grid import number_column, text_column
+from rankscope.dashboards.pages.live import figure, identity, part
+from rankscope.dashboards.pages.pieces import section
+from rankscope.dashboards.pages.sheet import save_sheet, sheet
+from rankscope.dashboards.views.view import Help, View
+from rankscope.dashboards.whatif.answer import fleet, seconds_text, why_not, without
+from rankscope.dashboards.whatif.data import ALL, Pace, Piece, Scenarios, pace_of, pieces, thought_away
+from rankscope.dashboards.whatif.figures import Without, without_bars
+from rankscope.dashboards.words.wording import count, gpu_hours, milliseconds, money
+
+RANKS_SHOWN: Final = 20
+"""Maximum number of bars. The table has all parts of the answer."""
+
+
+def _pace(run: RunData, state: PageState) -> Pace:
+    """Return the pace of the run's answer, which must be ``ok``."""
+    return pace_of(run.scenarios.answer, price=state.price, currency=state.currency)
+
+
+def _answer(run: RunData, state: PageState) -> list[Component]:
+    scenarios = run.scenarios
+    if scenarios.answer.result.status != "ok":
+        return why_not(scenarios.answer.result)
+    thought = thought_away(scenarios, state.without)
+    return without(scenarios.answer.result, thought, _pace(run, state), price_given=state.price is not None)
+
+
+def _fleet(run: RunData, _state: PageState) -> list[Component]:
+    return fleet(run.scenarios.answer, goes_on=run.summary.status in ("starting", "live"))
+
+
+def _bars(run: RunData, state: PageState, colors: Palette, kinds: tuple[str, ...], most: int) -> Drawn:
+    scenarios = run.scenarios
+    result = scenarios.answer.result
+    if result.status != "ok":
+        return Drawn(note("Not enough data for a what-if: above is what is missing.", colors), NO_TABLE, result.summary)
+    pace = _pace(run, state)
+    found = sorted(
+        (piece for piece in pieces(result) if piece.kind in kinds), key=lambda piece: piece.effect.without_step_seconds
+    )
+    rows = [_without(piece, pace) for piece in found[:most]]
+    actual, ideal = result.step_seconds or 0.0, result.ideal_step_seconds or 0.0
+    says = "There is nothing to think away"
+    if rows:
+        saved = actual - rows[0].step_seconds
+        says = (
+            f"Of {count(len(rows), 'part')}, {found[0].label} gains most: a step would be {seconds_text(max(saved, 0.0))} shorter"
+        )
+    return Drawn(
+        without_bars(
+            Without("", "as it is", actual, seconds_text(actual)),
+            Without(ALL, "without any straggler", ideal, _worth(actual - ideal, pace)),
+            rows,
+            colors,
+            chosen=state.without,
+        ),
+        Table(
+            (
+                "without", "step [s]", "saved per step [s]", "share of the loss", "GPU-hours saved per week",
+                f"money saved per week [{pace.currency}]",
+            ),
+            [
+                (
+                    piece.item, piece.effect.without_step_seconds, piece.effect.saved_seconds, piece.effect.share,
+                    pace.gpu_hours_of(piece.effect.saved_seconds), pace.money_of(piece.effect.saved_seconds),
+                )
+                for piece in found
+            ],
+        ),
+        says,
+    )  # fmt: skip
+
+
+def _worth(saved: float, pace: Pace) -> str:
+    if saved <= 0:
+        return "saves nothing"
+    hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
+    worth = (
+        "" if hours is None else f" · {gpu_hours(hours)}{'' if amount is None else f', {money(amount, pace.currency)}'} a week"
+    )
+    return f"−{seconds_text(saved)}{worth}"
+
+
+def _without(piece: Piece, pace: Pace) -> Without:
+    return Without(
+        piece.item, f"without {piece.label}", piece.effect.without_step_seconds, _worth(piece.effect.saved_seconds, pace)
+    )
+
+
+def _rank_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    return _bars(run, state, colors, ("rank",), RANKS_SHOWN)
+
+
+def _part_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    return _bars(run, state, colors, ("stage", "cause", "phase", "operation"), RANKS_SHOWN)
+
+
+def _toggled(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    """Toggle the clicked item in the list of removed items; the bar of the actual step clears the list."""
+    item = str(point["hovertext"])
+    if not item:
+        return replace(state, without=())
+    kept = tuple(one for one in state.without if one != item)
+    return replace(state, without=kept if item in state.without else (*kept, item))
+
+
+COLUMNS: Final[list[dict[str, Any]]] = [
+    {**text_column("part", "Without", width=170), "pinned": "left"},
+    text_column("kind", "Kind", width=110),
+    number_column("slowdown", "Slowdown", "Step with only this as it was and all else ideal ÷ ideal step", digits=3),
+    number_column("step_ms", "Step ms", "Step with this ideal and all else as it was"),
+    number_column("saved_ms", "Saved ms", "Per step; parts overlap, so savings do not add up"),
+    number_column("share_percent", "Share %", "Of all that is lost", digits=1),
+    number_column("gpu_hours", "GPU-h a week", "Saved per week at the pace of the run", digits=1, width=130),
+    number_column("money", "Money a week", "The same at the price above, in its currency", width=130),
+]
+
+
+def _table(run: RunData, state: PageState) -> list[dict[str, Any]]:
+    answer = run.scenarios.answer
+    if answer.result.status != "ok":
+        return []
+    pace = _pace(run, state)
+    return [
+        {
+            "id": piece.item,
+            "part": piece.label,
+            "kind": piece.kind,
+            "slowdown": piece.effect.slowdown,
+            "step_ms": milliseconds(1e6 * piece.effect.without_step_seconds),
+            "saved_ms": milliseconds(1e6 * piece.effect.saved_seconds),
+            "share_percent": None if piece.effect.share is None else 100 * piece.effect.share,
+            "gpu_hours": pace.gpu_hours_of(piece.effect.saved_seconds),
+            "money": pace.money_of(piece.effect.saved_seconds),
+        }
+        for piece in pieces(answer.result)
+    ]
+
+
+def _choice(scenarios: Scenarios, state: PageState) -> Component:
+    result = scenarios.answer.result
+    found = pieces(result) if result.status == "ok" else []
+    groups: dict[str, list[dict[str, str]]] = {}
+    for piece in found:
+        groups.setdefault(f"{piece.kind.capitalize()}s", []).append({"value": piece.item, "label": piece.label})
+    options = [
+        {"group": "Everything", "items": [{"value": ALL, "label": "all stragglers"}]},
+        *({"group": group, "items": items} for group, items in groups.items()),
+    ]
+    listed = {ALL, *(piece.item for piece in found)}
+    if others := [item for item in state.without if item not in listed]:
+        options.append({"group": "Others", "items": [{"value": item, "label": item.replace(":", " ")} for item in others]})
+    choice: Component = dmc.MultiSelect(
+        id=identity("control", "without"),
+        label="Think away",
+        data=options if found else [],
+        value=list(state.without),
+        placeholder="ranks, causes, phases …",
+        disabled=not found,
+        searchable=True,
+        clearable=True,
+        hidePickedOptions=True,
+        size="xs",
+        w=320,
+        comboboxProps={"withinPortal": True},
+    )
+    return choice
+
+
+def _price(scenarios: Scenarios, state: PageState) -> list[Component]:
+    answer = scenarios.answer
+    recorded = "none" if answer.price_per_gpu_hour is None else f"{answer.price_per_gpu_hour:g}"
+    return [
+        dmc.NumberInput(
+            id=identity("control", "price"),
+            label="Price of a GPU-hour",
+            value="" if state.price is None else state.price,
+            placeholder=recorded,
+            min=0,
+            max=999_999,
+            decimalScale=4,
+            allowNegative=False,
+            debounce=400,
+            size="xs",
+            w=130,
+        ),
+        dmc.TextInput(
+            id=identity("control", "currency"),
+            label="Currency",
+            value=state.currency or "",
+            placeholder=answer.currency or "USD",
+            debounce=400,
+            size="xs",
+            w=80,
+        ),
+    ]
+
+
+def _layout(run: RunData, state: PageState) -> list[Component]:
+    try:
+        scenarios = run.scenarios
+    except NotReadyError as error:
+        return [problem.not_ready(run.summary.name, error.progress)]
+    return [
+        section(
+            "whatif",
+            "What if it were not slow",
+            "The run is played once more, with what you think away as fast as the rank in the middle, all else as it was.",
+            [part("whatif-answer", _answer(run, state))],
+            tools=[_choice(scenarios, state), *_price(scenarios, state)],
+        ),
+        section(
+            "whatif-ranks-of",
+            "Without each rank",
+            f"At most {RANKS_SHOWN} ranks, those whose healing gains most. Of two equally slow ranks healing one gains nothing: "
+            "click bars to think both away.",
+            [figure("whatif-ranks", "Bars of the step time without each rank", height=400, long=True)],
+        ),
+        section(
+            "whatif-parts-of",
+            "Without each cause, phase or stage",
+            "On all ranks at once. Parts overlap, so savings do not add up.",
+            [
+                figure(
+                    "whatif-parts",
+                    "Bars of the step time without each cause, phase, operation or stage",
+                    height=300,
+                    long=True,
+                )
+            ],
+        ),
+        section(
+            "whatif-fleet-of",
+            "How the loss is spread",
+            "To compare jobs by: the measures of Understanding Stragglers in Large Model Training Using What-if Analysis "
+            "(OSDI 2025).",
+            [part("whatif-fleet", _fleet(run, state))],
+        ),
+        section(
+            "whatif-table-of",
+            "All parts",
+            "At most 64 ranks, those with the largest slowdown. A dash means not known.",
+            [sheet("whatif-table", COLUMNS, _table(run, state), file_name=f"rankscope-{run.summary.run_id}-whatif")],
+            tools=[save_sheet("whatif-table")],
+        ),
+    ]
+
+
+VIEW: Final = View(
+    slug="whatif",
+    label="What-if",
+    help=Help(
+        shows="How long a step would take without a rank, stage, cause, phase or all stragglers; in GPU-hours and money, too.",
+        formula="Between two meetings the longest own time decides: T = Σ (longest own time + least blocked time). What is "
+        "thought away counts as long as the rank in the middle took. Saved a week = 168 h × ranks × saved ÷ measured step.",
+        do="Think away what you could fix, together if it is several, and compare what that is worth. Jitter alone makes S a "
+        "little more than 1: whether a rank is slow beyond chance is what the verdict says.",
+    ),
+    layout=_layout,
+    figures={"whatif-ranks": _rank_bars, "whatif-parts": _part_bars},
+    parts={"whatif-answer": _answer, "whatif-fleet": _fleet},
+    grids={"whatif-table": _table},
+    picks={"whatif-ranks": _toggled, "whatif-parts": _toggled},
+)
