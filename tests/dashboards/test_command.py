@@ -99,7 +99,7 @@ def test_a_worker_that_has_only_begun_hears_that_it_is_to_end() -> None:
     # given workers that install their signal handlers late, as on a busy machine, and a server with a long time-out
     script = """
 import socket, sys, time, dash, gunicorn.util
-from rankscope.dashboards import server
+from rankscope.dashboards.web import server
 
 def begin(title):
     print(title.split()[0], file=sys.stderr, flush=True)

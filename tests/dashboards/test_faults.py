@@ -15,14 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.dashboards.blocks import page_for
 from tests.step_files import steps_file
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.callbacks.drawing import OUR_FAULT
-from rankscope.dashboards.callbacks.following import AS_IT_WAS
-from rankscope.dashboards.callbacks.routing import page_for
 from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.live.following import AS_IT_WAS
+from rankscope.dashboards.live.pages import OUR_FAULT
 from rankscope.dashboards.store import follow, jobs
 from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store
 from rankscope.dashboards.store.derive import Derived
@@ -136,14 +136,14 @@ def test_a_page_of_a_run_that_goes_away_says_so_until_it_is_back(
 ) -> None:
     run = write_run(tmp_path / "runs" / "run", steps=12, finished=False)
     call = caller(create_app(DiskRuns(tmp_path / "runs")))
-    page = {"run.data": {"run_id": "run-1", "version": "a", "view": "", "status": "live"}}
-    page = {"run.data": call("run.data", page, triggered="poll.n_intervals")["run"]["data"]}
+    page = {"shown.data": {"path": "/run/run-1", "version": "a", "status": "live"}}
+    page = {"shown.data": call("shown.data", page, triggered="poll.n_intervals")["shown"]["data"]}
     shutil.move(run, tmp_path / "away")
-    said = call("run.data", page, triggered="poll.n_intervals")["run-away"]["children"]
+    said = call("shown.data", page, triggered="poll.n_intervals")["run-away"]["children"]
     assert said.startswith(AS_IT_WAS)
     assert "there is no run 'run-1'" in said
     shutil.move(tmp_path / "away", run)
-    back = call("run.data", page | {"run-away.children": said}, triggered="poll.n_intervals")
+    back = call("shown.data", page | {"run-away.children": said}, triggered="poll.n_intervals")
     assert back["run-away"]["children"] == ""
 
 
@@ -166,8 +166,8 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
     assert "nothing newer could be read" not in page_says() + list_says()
     (written,) = (tmp_path / "cache").glob(".live-*/analysis.json")
     folder, as_of = written.parent, moment(written.stat().st_mtime_ns)
-    page = {"run.data": {"run_id": "run-1", "version": "?", "view": "", "status": "live"}}
-    page = {"run.data": call("run.data", page, triggered="poll.n_intervals")["run"]["data"]}
+    page = {"shown.data": {"path": "/run/run-1", "version": "?", "status": "live"}}
+    page = {"shown.data": call("shown.data", page, triggered="poll.n_intervals")["shown"]["data"]}
 
     # When newer states of the run cannot be read
     def full(_following: object) -> None:
@@ -180,9 +180,9 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
 
         # Then the pages report it and show the last state
         told = f"As of {as_of}; nothing newer could be read, and it is tried again: /cache/steps: No space"
-        polled = call("run.data", page, triggered="poll.n_intervals")
+        polled = call("shown.data", page, triggered="poll.n_intervals")
         assert told in polled["run-away"]["children"]
-        assert "run" not in polled, "nothing is drawn anew"
+        assert "shown" not in polled, "nothing is drawn anew"
         assert told in page_says()
         assert "Rank 2" in page_says()
         assert told in list_says()
@@ -191,7 +191,7 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
     steps_file(run, 1).touch()
     updated(folder, run)
     said = {"run-away.children": polled["run-away"]["children"]}
-    assert call("run.data", page | said, triggered="poll.n_intervals")["run-away"]["children"] == ""
+    assert call("shown.data", page | said, triggered="poll.n_intervals")["run-away"]["children"] == ""
     assert "nothing newer could be read" not in page_says() + list_says()
 
 

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.callbacks.saving import csv_of
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import palette
-from rankscope.dashboards.model.drawn import Table
+from rankscope.dashboards.model.drawn import FigureData, csv_of
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.words.inert import MAX_NAME, MAX_TEXT, inert_record, plotly_text, safe_cell, shown
 from rankscope.runs.paths import rank_dir, run_file
@@ -96,7 +95,7 @@ def test_no_cell_is_a_formula_once_it_has_been_written_and_read(text: str) -> No
 
 
 def test_the_numbers_of_a_figure_are_saved_without_formulas() -> None:
-    saved = csv_of(Table(("rank", "=host"), [(0, "=1+1"), (-1, None), (2, "node-1")]))
+    saved = csv_of(FigureData(("rank", "=host"), [(0, "=1+1"), (-1, None), (2, "node-1")]))
     assert list(csv.reader(io.StringIO(saved))) == [["rank", "'=host"], ["0", "'=1+1"], ["-1", ""], ["2", "node-1"]]
 
 

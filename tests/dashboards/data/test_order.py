@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dashboards.blocks import draw
 
 from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.heatmap import step_heatmap
@@ -17,8 +18,8 @@ from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.topology import Place, Topology, row_order
 from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.ranks.view import VIEW
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.views.registry import FIGURES
 
 LIGHT = PALETTES["light"]
 
@@ -111,5 +112,5 @@ def test_a_run_tells_where_its_ranks_are(tmp_path: Path, write_run: Callable[...
         (0, "node-0", 0), (1, "node-0", 1), (2, "node-1", 0), (3, "node-1", 1),
     ]  # fmt: skip
     run = RunData(source, source.summary("run-1"))
-    drawn = FIGURES["step-heatmap"](run, PageState(sort="imposed"), LIGHT)
+    drawn = draw(VIEW, "step-heatmap", run, PageState(sort="imposed"), LIGHT)
     assert next(iter(drawn.figure.data[0].y)) == "2", "the slow one first"

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.dashboards.blocks import text_of
 from tests.remembering_prometheus import remembering
 
 from rankscope.alerts.prometheus import Prometheus, Server
@@ -18,7 +19,7 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.hardware import nothing
 from rankscope.dashboards.lost_hours.data import by_holder
 from rankscope.dashboards.lost_hours.prometheus import IdleNow, idle_gpus
-from rankscope.dashboards.lost_hours.view import ledger_page
+from rankscope.dashboards.lost_hours.view import PAGE
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.prometheus_hardware import scraped_hardware
 from rankscope.dashboards.web.config import DashboardConfig
@@ -164,7 +165,7 @@ def test_a_prometheus_that_is_down_is_said_beside_why_the_run_has_no_samples(
 
 
 def test_the_ledger_says_that_the_prometheus_is_down_and_shows_the_rest(memory_runs: Any, down: Prometheus) -> None:
-    shown = str(ledger_page(memory_runs, "", DashboardConfig(idle_gpus=IdleNow(down))))
+    shown = text_of(PAGE.blocks(memory_runs, "", DashboardConfig(idle_gpus=IdleNow(down))))
 
     assert "cannot be reached" in shown
     assert "Runs counted" in shown

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
+from tests.dashboards.blocks import draw, write
 
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
@@ -22,6 +23,8 @@ from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.live.components import component
+from rankscope.dashboards.model.page import Block, Group
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.jobs import TASKS
@@ -170,8 +173,14 @@ def test_a_finished_run_is_replayed_once_and_a_live_one_at_most_every_hour(
 # The view ---------------------------------------------------------------------------------------------------------------------
 
 
+def shown_of(blocks: Sequence[Block]) -> str:
+    """Return blocks as the page shows them, with progress and errors of parts."""
+    group: Any = component(Group(blocks))
+    return str(group.to_plotly_json())
+
+
 def part(run: RunData, state: PageState) -> str:
-    return str(VIEW.parts["alert-replay"](run, state))
+    return str(write(VIEW, "alert-replay", run, state))
 
 
 @pytest.fixture
@@ -185,7 +194,7 @@ def test_nothing_is_replayed_before_somebody_asks(run: RunData, memory_runs: Any
 
     assert "rankscope alerts replay runs/bert" in part(run, PageState())
     with pytest.raises(RankscopeError, match="Nothing is replayed: choose an alert"):
-        VIEW.figures["replay-times"](run, PageState(), COLORS)
+        draw(VIEW, "replay-times", run, PageState(), COLORS)
 
 
 def test_the_address_says_which_alert_is_replayed(run: RunData) -> None:
@@ -193,14 +202,14 @@ def test_the_address_says_which_alert_is_replayed(run: RunData) -> None:
         state = PageState.parse(f"?replay={text}")
         assert state.search == f"?replay={text}"
         assert "Rank 2 is slow." in part(run, state)
-        assert VIEW.figures["replay-times"](run, state, COLORS).says.startswith("Alerts that would have fired: 1")
+        assert draw(VIEW, "replay-times", run, state, COLORS).says.startswith("Alerts that would have fired: 1")
 
 
 def test_an_alert_that_there_is_not_is_said_with_those_there_are(run: RunData) -> None:
     with pytest.raises(RankscopeError, match="no alert '<b>x'; there are TrainingStraggler"):
         part(run, PageState(replay="<b>x"))
     # With an unknown rule in the address, the rest of the page is shown
-    assert "there are TrainingStraggler" in str(VIEW.layout(run, PageState(replay="<b>x")))
+    assert "there are TrainingStraggler" in shown_of(VIEW.blocks(run, PageState(replay="<b>x")))
 
 
 def test_while_it_is_replayed_the_page_is_there_and_says_how_far_it_is(run: RunData, memory_runs: Any) -> None:
@@ -211,7 +220,7 @@ def test_while_it_is_replayed_the_page_is_there_and_says_how_far_it_is(run: RunD
         raise memory_runs.problems["replay"]
 
     memory_runs.replay = replay
-    shown = str(VIEW.layout(run, PageState(replay="all")))
+    shown = shown_of(VIEW.blocks(run, PageState(replay="all")))
 
     assert "Replaying the run: 34 of 100" in shown
     assert "What they say" in shown

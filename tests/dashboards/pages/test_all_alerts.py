@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dashboards.blocks import draw_at, page_for
 
 from rankscope.alerts.alert import fingerprint
 from rankscope.alerts.prometheus import Prometheus, Server
@@ -18,12 +19,11 @@ from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts import all_alerts as page
 from rankscope.dashboards.alerts import data as watched_alerts
-from rankscope.dashboards.alerts.all_alerts import alert_row, alerts_page, picked, row_id
+from rankscope.dashboards.alerts.all_alerts import PAGE, alert_row, picked, row_id
 from rankscope.dashboards.alerts.figures import MOST_BARS, alert_counts, alert_times, bar_width_s
 from rankscope.dashboards.alerts.listed import alert_article
 from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.callbacks.many import FIGURES
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.web.config import DashboardConfig
@@ -160,7 +160,7 @@ def test_the_figure_says_how_many_fire_and_which_most_often() -> None:
 
 
 def test_an_empty_page_says_how_to_get_alerts(memory_runs: Any) -> None:
-    shown = said(alerts_page(memory_runs, "", DashboardConfig()))
+    shown = said(page_for(PAGE.path, "", memory_runs)[0])
 
     assert "rankscope alerts watch" in shown
     assert "--prometheus" in shown
@@ -169,7 +169,7 @@ def test_an_empty_page_says_how_to_get_alerts(memory_runs: Any) -> None:
 def test_who_could_not_be_asked_is_said_above_what_the_others_told(memory_runs: Any) -> None:
     memory_runs.alerts_found["run-1"] = AlertsFound([alert()], ["http://prom:9090: cannot be reached"])
 
-    shown = said(alerts_page(memory_runs, "?q=slow&sort=-minutes", DashboardConfig()))
+    shown = said(page_for(PAGE.path, "?q=slow&sort=-minutes", memory_runs)[0])
 
     assert shown.index("cannot be reached") < shown.index("TrainingStraggler")
     assert "1 alert, 0 firing" in shown
@@ -181,21 +181,21 @@ def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, m
     monkeypatch.setattr(page, "MOST_ROWS", 2)
     memory_runs.alerts_found["run-1"] = AlertsFound([alert(start_ns=AT + n * SECOND) for n in range(5)], [])
 
-    shown = said(alerts_page(memory_runs, "", DashboardConfig()))
+    shown = said(page_for(PAGE.path, "", memory_runs)[0])
 
     assert "3 older alerts are not in the table" in shown
     assert shown.count("'state': 'Past'") == 2
-    assert len(FIGURES["alert-counts"](memory_runs, "", COLORS).table.rows) == 5
+    assert len(draw_at(memory_runs, PAGE.path, "alert-counts")[0].table.rows) == 5
 
 
 def test_the_selected_alert_says_what_it_rests_on_with_its_runbook(memory_runs: Any) -> None:
     found = AlertsFound([alert(), alert(rank="3")], [])
 
-    shown = said(picked(found, (row_id(found.alerts[0]),))[0])
+    shown = said(picked(found, (row_id(found.alerts[0]),)))
 
     assert "imposed wait" in shown
     assert "Markdown" in shown
-    assert "Select a row" in said(picked(found, ("another",))[0])
+    assert "Select a row" in said(picked(found, ("another",)))
 
 
 def test_the_open_page_learns_of_new_alerts_and_else_stays_as_it_is(memory_runs: Any, caller: Any) -> None:
@@ -213,7 +213,6 @@ def test_the_open_page_learns_of_new_alerts_and_else_stays_as_it_is(memory_runs:
 
     assert [row["alert"] for row in answer["alerts-grid"]["rowData"]] == ["TrainingStraggler"]
     assert answer["alerts-count"]["children"] == "1 alert, 1 firing"
-    assert answer["alerts-list"]["hidden"] is False
     memory_runs.problems["alerts"] = InputError("runs", "gone")
     assert poll(revision) == {}
     rows = [{"id": row_id(alert("firing", end_ns=None))}]
@@ -226,7 +225,7 @@ def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -
     memory_runs.problems["alerts"] = InputError("runs", "Permission denied")
 
     with pytest.raises(RankscopeError, match="Permission denied"):
-        alerts_page(memory_runs, "", DashboardConfig())
+        PAGE.blocks(memory_runs, "", DashboardConfig())
 
 
 # Over folders of runs -----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
+from rankscope.dashboards.live.grid import column_def
 from rankscope.dashboards.ranks.table import COLUMNS
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.web.config import DashboardConfig
@@ -129,7 +130,7 @@ def test_evidence_is_shown_in_units_that_people_use(memory_runs: Any, caller: An
 
 
 def test_every_column_has_a_dash_for_what_is_not_known() -> None:
-    assert all("null ? '-'" in column["valueFormatter"]["function"] for column in COLUMNS)
+    assert all("null ? '-'" in column_def(column)["valueFormatter"]["function"] for column in COLUMNS)
 
 
 def test_the_only_run_is_the_front_page(memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any) -> None:
@@ -199,11 +200,11 @@ def test_a_click_in_a_binned_map_picks_whose_value_the_cell_shows(
 
 def test_the_numbers_of_a_figure_can_be_saved(memory_runs: Any, caller: Any) -> None:
     http = caller(create_app(memory_runs)).http
-    answer = http.get("/run/run-1/data/imposed-bars.csv?rank=1")
+    answer = http.get("/run/run-1/blame/data/imposed-bars.csv?rank=1")
     assert answer.headers["Content-Disposition"].endswith("run-1-imposed-bars.csv")
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     assert [(row["rank"], float(row["imposed wait [us]"])) for row in rows] == [("2", 360_000.0), ("0", 7_000.0), ("1", 0.0)]
-    for path in ("/run/run-1/data/nothing.csv", "/run/nothing/data/imposed-bars.csv"):
+    for path in ("/run/run-1/data/nothing.csv", "/run/nothing/blame/data/imposed-bars.csv"):
         assert http.get(path).status_code == 404
 
 
@@ -213,26 +214,26 @@ def test_a_live_run_is_followed_until_it_ends(memory_runs: Any, analysis: Analys
     page = open_page(client, "/run/run-1")
     assert "Live" in texts(page)
     assert find(page, "poll")["disabled"] is False
-    seen = find(page, "run")["data"]
+    seen = find(page, "shown")["data"]
 
     def poll() -> dict[str, Any]:
-        answer: dict[str, Any] = client("run.data", {"poll.n_intervals": 1, "run.data": seen}, triggered="poll.n_intervals")
+        answer: dict[str, Any] = client("shown.data", {"poll.n_intervals": 1, "shown.data": seen}, triggered="poll.n_intervals")
         return answer
 
     before = memory_runs.analysed
     unchanged = poll()
-    assert "run" not in unchanged
+    assert "shown" not in unchanged
     assert "verdict" not in unchanged
     assert memory_runs.analysed == before, "what has not changed is not analysed"
 
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], status="silent")
     assert "Silent" in texts(poll()["run-head"]["children"])
-    assert "run" in poll(), "its verdict is seen in another light"
+    assert "shown" in poll(), "its verdict is seen in another light"
 
     later = msgspec.structs.replace(analysis, verdict=msgspec.structs.replace(analysis.verdict, summary="All is well now."))
     memory_runs.put(later, table, status="finished", revision="b")
     changed = poll()
-    assert changed["run"]["data"]["version"] == "b"
+    assert changed["shown"]["data"]["version"] == "b"
     assert "All is well now." in texts(client.written("verdict"))
     assert changed["poll"]["disabled"] is True
     assert "Finished" in texts(changed["run-head"]["children"])
@@ -243,25 +244,25 @@ def test_the_page_waits_for_the_analysis_of_what_has_changed(
 ) -> None:
     memory_runs.put(analysis, table, status="live")
     client = caller(create_app(memory_runs))
-    seen = find(open_page(client, "/run/run-1"), "run")["data"]
+    seen = find(open_page(client, "/run/run-1"), "shown")["data"]
 
     def poll() -> dict[str, Any]:
-        answer: dict[str, Any] = client("run.data", {"poll.n_intervals": 1, "run.data": seen}, triggered="poll.n_intervals")
+        answer: dict[str, Any] = client("shown.data", {"poll.n_intervals": 1, "shown.data": seen}, triggered="poll.n_intervals")
         return answer
 
     memory_runs.put(analysis, table, status="live", revision="b")
     memory_runs.versions["run-1"] = "a"
-    assert "run" not in poll(), "the files have changed, the analysis has not"
+    assert "shown" not in poll(), "the files have changed, the analysis has not"
 
     memory_runs.versions["run-1"] = "b"
-    assert poll()["run"]["data"]["version"] == "b", "now it has, and nothing else"
+    assert poll()["shown"]["data"]["version"] == "b", "now it has, and nothing else"
 
 
 def test_a_run_that_vanishes_while_watched_keeps_its_page(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
     memory_runs.summaries.clear()
-    values = {"poll.n_intervals": 1, "run.data": {"run_id": "run-1", "version": "a", "view": ""}}
-    assert set(client("run.data", values, triggered="poll.n_intervals")) == {"run-away"}, "which says so"
+    values = {"poll.n_intervals": 1, "shown.data": {"path": "/run/run-1", "version": "a"}}
+    assert set(client("shown.data", values, triggered="poll.n_intervals")) == {"run-away"}, "which says so"
 
 
 def test_a_finished_run_is_not_polled(memory_runs: Any, caller: Any) -> None:

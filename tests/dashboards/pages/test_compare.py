@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.dashboards.blocks import draw_at, page_for
 
 from rankscope.analysis.compare.result import RankShift
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.callbacks.many import draw
-from rankscope.dashboards.callbacks.routing import page_for
-from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.compare.figures import host_rows
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
@@ -54,7 +52,7 @@ def test_the_page_says_what_became_worse_and_shows_where(source: DiskRuns) -> No
     page = said(source, "?runs=sound,slow")
     for expected in ("Worse", "B is slower than A", "monday", "tuesday", "/run/slow", "4 of 4", "samples/s", "compare-parts"):
         assert expected in page, expected
-    parts, ready = draw(source, "compare-parts", "?runs=sound,slow", palette(None))
+    parts, ready = draw_at(source, "/compare", "compare-parts", "?runs=sound,slow")
     assert ready
     assert parts.says.startswith("B is slower than A")
     worse = next(trace for trace in parts.figure.data if trace.name == "worse")
@@ -70,7 +68,7 @@ def test_the_other_way_round_it_became_better(source: DiskRuns) -> None:
 
 
 def test_the_distributions_are_of_the_compared_steps(source: DiskRuns) -> None:
-    drawn, _ = draw(source, "compare-steps", "?runs=sound,slow", palette("dark"))
+    drawn, _ = draw_at(source, "/compare", "compare-steps", "?runs=sound,slow")
     sound, slow = drawn.figure.data
     assert (sound.name, slow.name) == ("A: monday", "B: tuesday")
     assert sound.line.dash != slow.line.dash, "not by colour alone"
@@ -81,8 +79,8 @@ def test_the_distributions_are_of_the_compared_steps(source: DiskRuns) -> None:
 
 
 def test_changes_are_shown_per_host_and_per_rank(source: DiskRuns) -> None:
-    hosts, _ = draw(source, "compare-ranks", "?runs=sound,slow", palette(None))
-    ranks, _ = draw(source, "compare-ranks", "?runs=sound,slow&by=rank", palette(None))
+    hosts, _ = draw_at(source, "/compare", "compare-ranks", "?runs=sound,slow")
+    ranks, _ = draw_at(source, "/compare", "compare-ranks", "?runs=sound,slow&by=rank")
     assert set(hosts.figure.layout.yaxis.ticktext) == {"node-0", "node-1"}
     assert ranks.figure.layout.yaxis.ticktext[0] == "rank 2 on node-1"
     assert "rank 2 on node-1" in ranks.says
@@ -103,16 +101,14 @@ def test_runs_of_two_sizes_are_judged_by_their_scaling(source: DiskRuns) -> None
     page = said(source, "?runs=sound,large")
     assert "scaling-efficiency" in page
     assert "compare-parts" not in page
-    drawn, _ = draw(source, "scaling-efficiency", "?runs=sound,large", palette(None))
+    drawn, _ = draw_at(source, "/compare", "scaling-efficiency", "?runs=sound,large")
     measured, ideal = drawn.figure.data
     assert list(ideal.y) == [100, 100]
     assert measured.y[0] == pytest.approx(100)
-    losses, _ = draw(source, "scaling-losses", "?runs=sound,large", palette(None))
+    losses, _ = draw_at(source, "/compare", "scaling-losses", "?runs=sound,large")
     by_part: list[Any] = [row[3] for row in losses.table.rows if row[1] == 8]
     efficiency: Any = drawn.table.rows[1][5]
     assert sum(by_part) == pytest.approx(1 - efficiency, abs=1e-9), "the parts add up to what is lost"
-    note, _ = draw(source, "compare-parts", "?runs=sound,large", palette(None))
-    assert "scaling efficiency" in note.says
 
 
 def test_one_run_is_compared_before_and_after_a_step(source: DiskRuns) -> None:
@@ -124,7 +120,7 @@ def test_one_run_is_compared_before_and_after_a_step(source: DiskRuns) -> None:
 def test_too_short_a_run_says_what_is_missing(source: DiskRuns) -> None:
     page = said(source, "?runs=sound,short")
     assert "Not enough data" in page
-    drawn, _ = draw(source, "compare-steps", "?runs=sound,short", palette(None))
+    drawn, _ = draw_at(source, "/compare", "compare-steps", "?runs=sound,short")
     assert drawn.figure.data[0].name == "A: monday"
 
 
@@ -143,9 +139,6 @@ def test_what_cannot_be_compared_says_why(source: DiskRuns, search: str, expecte
     page = said(source, search)
     assert expected in page
     assert "See all runs" in page
-    drawn, ready = draw(source, "compare-parts", search, palette(None))
-    assert ready
-    assert not drawn.table.columns
 
 
 def test_a_comparison_that_is_being_made_says_how_far_and_asks_again(
@@ -156,20 +149,17 @@ def test_a_comparison_that_is_being_made_says_how_far_and_asks_again(
     page = said(memory_runs, "?runs=run-1,b")
     assert "Reading the runs: 1 of 2" in page
     assert '"type": "again"' in page
-    assert draw(memory_runs, "compare-steps", "?runs=run-1,b", palette(None))[1] is False
+    assert draw_at(memory_runs, "/compare", "compare-steps", "?runs=run-1,b")[1] is False
 
 
 def test_the_choice_of_hosts_or_ranks_is_in_the_address(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
 
-    def choose(triggered: str, search: str) -> Any:
-        values = {"compare-by.value": "rank", "compare-address.search": search}
-        return client("compare-by.value", values, triggered=triggered)
-
-    chosen = choose("compare-by.value", "?runs=a,b")
-    assert chosen["compare-address"]["search"] == chosen["many-shown"]["data"]["search"] == "?runs=a,b&by=rank"
-    assert choose("compare-address.search", "?runs=a,b")["compare-by"]["value"] == "host"
-    assert "compare-address" not in choose("compare-address.search", "?runs=a,b&by=rank")
+    chosen = client.selected(("control", "by", "rank"), "?runs=a,b", controls={"by": "host"}, path="/compare")
+    assert chosen["address"]["search"] == "?runs=a,b&by=rank"
+    back = client.selected(("address", "", None), "?runs=a,b", controls={"by": "rank"}, path="/compare")
+    assert back[json.dumps({"name": "by", "type": "control"}, separators=(",", ":"))]["value"] == "host"
+    assert "address" not in back
 
 
 def test_a_comparison_is_made_once_per_state_of_its_runs(source: DiskRuns) -> None:

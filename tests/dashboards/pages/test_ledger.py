@@ -9,18 +9,18 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dashboards.blocks import draw_at, page_for
 
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.callbacks.many import ASKED_AT_ONCE, analyse_some, draw
-from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.brief import Brief, Lost, brief_of
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
+from rankscope.dashboards.live.site_lists import ASKED_AT_ONCE, analyse_some
 from rankscope.dashboards.lost_hours.data import IdleGpu, Told, by_holder, cluster_ledger
-from rankscope.dashboards.lost_hours.view import ledger_page
+from rankscope.dashboards.lost_hours.view import PAGE
 from rankscope.dashboards.web.config import DashboardConfig
 
 
@@ -44,7 +44,7 @@ def said(component: Any) -> str:
 
 
 def page(source: Any, search: str = "", **more: Any) -> str:
-    return said(ledger_page(source, search, DashboardConfig(**more)))
+    return said(page_for(PAGE.path, search, source, DashboardConfig(**more))[0])
 
 
 def test_a_host_that_several_runs_blame_comes_first() -> None:
@@ -151,13 +151,13 @@ def test_an_empty_ledger_knows_of_no_loss(memory_runs: Any) -> None:
     shown = page(memory_runs)
     assert "not known" in shown
     assert "0 GPU-h" not in shown, "nothing is counted, so nothing is known to be lost"
-    assert draw(memory_runs, "ledger-bars", "", palette(None))[0].says == "No run is counted yet."
+    assert draw_at(memory_runs, PAGE.path, "lost-hours-bars", "")[0].says == "No run is counted yet."
 
 
 def test_the_figure_and_its_table_have_what_the_page_says(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(with_loss(analysis), table)
     memory_runs.known.add("run-1")
-    drawn, ready = draw(memory_runs, "ledger-bars", "?since=9999d", palette(None))
+    drawn, ready = draw_at(memory_runs, PAGE.path, "lost-hours-bars", "?since=9999d")
     assert ready
     assert drawn.says == "node-1 cost most: 12.4 of 12.4 GPU-hours lost."
     assert [tuple(bar.x) for bar in drawn.figure.data] == [(12.4,)]
@@ -169,8 +169,8 @@ def test_the_numbers_can_be_taken_away(memory_runs: Any, analysis: Analysis, tab
     memory_runs.put(with_loss(analysis), table)
     memory_runs.known.add("run-1")
     http = caller(create_app(memory_runs)).http
-    assert http.get("/ledger/data/ledger-bars.csv").text.splitlines()[1].startswith("node-1,input,12.4,1,")
-    assert http.get("/ledger/data/nothing.csv").status_code == 404
+    assert http.get("/lost-hours/data/lost-hours-bars.csv").text.splitlines()[1].startswith("node-1,input,12.4,1,")
+    assert http.get("/lost-hours/data/nothing.csv").status_code == 404
 
 
 def test_a_window_of_time_is_chosen_in_the_address(memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any) -> None:
@@ -178,11 +178,8 @@ def test_a_window_of_time_is_chosen_in_the_address(memory_runs: Any, analysis: A
     memory_runs.known.add("run-1")
     assert "There is no run in this window of time" in page(memory_runs, "?since=30d")
     client = caller(create_app(memory_runs))
-    values = {"ledger-since.value": "", "ledger-address.search": "?since=30d"}
-    changed = client("ledger-body.children", values, triggered="ledger-address.search")
-    assert "There is no run in this window of time" in json.dumps(changed["ledger-body"])
-    assert changed["many-shown"]["data"]["search"] == "?since=30d", "which draws the figure anew"
-    assert changed["ledger-since"]["value"] == "30"
+    select = client.selected(("control", "since", "30d"), controls={"since": None}, path=PAGE.path)
+    assert select["address"]["search"] == "?since=30d"
 
 
 def test_runs_are_analysed_a_few_at_a_time_and_a_damaged_one_stops_nobody() -> None:

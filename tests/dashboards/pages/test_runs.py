@@ -6,24 +6,26 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dashboards.blocks import page_for
 
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.callbacks.listing import MOST_ASKED, MOST_FOLLOWED, asked_rows, sorted_as
-from rankscope.dashboards.callbacks.routing import page_for
 from rankscope.dashboards.data.lately import FACTOR, Lately
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.many_state import MOST_COMPARED, CompareState, LedgerState, ListState
+from rankscope.dashboards.live.grid import column_def
+from rankscope.dashboards.live.listing import MOST_ASKED, MOST_FOLLOWED, asked_rows, sorted_as
+from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.runs.rows import COLUMNS, asked_row, first_row
 from rankscope.dashboards.runs.view import list_revision
 from rankscope.dashboards.store.disk import DiskRuns
@@ -173,20 +175,20 @@ def test_only_what_changed_is_sent(memory_runs: Any, analysis: Analysis, table: 
 def test_an_empty_folder_says_how_to_record_a_run_and_looks_again(tmp_path: Path, write_run: WriteRun, caller: Any) -> None:
     client = caller(create_app(DiskRuns(tmp_path)))
     page = client("page.children", {"url.pathname": "/"}, triggered="url.pathname")["page"]["children"]
-    empty, full, seen = find(page, "runs-empty"), find(page, "runs-list"), find(page, "run-list-revision")
-    assert empty is not None
-    assert full is not None
-    assert seen is not None
-    assert "rankscope run -- torchrun" in json.dumps(empty)
-    assert (empty["hidden"], full["hidden"]) == (False, True)
+    shown = json.dumps(page)
+    assert "rankscope run -- torchrun" in shown
+    assert '"type": "again"' in shown, "so it is made again until there is a run"
 
     write_run(tmp_path / "first", steps=12)
 
+    page = client("page.children", {"url.pathname": "/"}, triggered="url.pathname")["page"]["children"]
+    seen = find(page, "run-list-revision")
+    assert seen is not None
+    write_run(tmp_path / "second", run_id="b", steps=12)
     values = {"run-list-poll.n_intervals": 1, "run-list-revision.data": seen["data"]}
     after = client("runs-grid.rowData", values, triggered="run-list-poll.n_intervals")
-    assert [row["name"] for row in after["runs-grid"]["rowData"]] == ["bert-base"]
-    assert (after["runs-empty"]["hidden"], after["runs-list"]["hidden"]) == (True, False)
-    assert after["runs-count"]["children"] == "1 run"
+    assert [row["name"] for row in after["runs-grid"]["rowData"]] == ["bert-base", "bert-base"]
+    assert after["runs-count"]["children"] == "2 runs"
 
 
 def test_search_and_order_are_in_the_address_and_come_from_it(memory_runs: Any, caller: Any) -> None:
@@ -197,7 +199,7 @@ def test_search_and_order_are_in_the_address_and_come_from_it(memory_runs: Any, 
     columns = [{"colId": "name", "sort": None}, {"colId": "lost", "sort": "desc"}]
 
     def select(triggered: str, q: str, search: str, *, agreed: str | None = None) -> Any:
-        values = {"runs-q.value": q, "runs-grid.columnState": columns, "list-address.search": search}
+        values = {"runs-q.value": q, "runs-grid.columnState": columns, "runs-address.search": search}
         agreed = search if agreed is None else agreed
         return client("runs-search.data", {**values, "runs-agreed.data": agreed}, triggered=triggered)
 
@@ -205,7 +207,7 @@ def test_search_and_order_are_in_the_address_and_come_from_it(memory_runs: Any, 
     assert typed["runs-search"]["data"] == ["/", "?q=gpt&sort=-lost"]
     clicked = select("runs-grid.columnState", "bert", "?q=bert")
     assert clicked["runs-search"]["data"] == ["/", "?q=bert&sort=-lost"]
-    back = select("list-address.search", "bert", "?sort=name", agreed="?q=bert")
+    back = select("runs-address.search", "bert", "?sort=name", agreed="?q=bert")
     assert back["runs-q"]["value"] == ""
     assert [(column["colId"], column["sort"]) for column in back["runs-grid"]["columnState"]] == [("name", "asc"), ("lost", None)]
     assert "runs-search" not in back, "the address has the say"
@@ -215,14 +217,14 @@ def test_the_selection_is_in_the_address(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
 
     def answer(triggered: str, rows: Any, search: str, *, agreed: str | None = None) -> Any:
-        values = {"runs-q.value": "", "runs-grid.selectedRows": rows, "list-address.search": search}
+        values = {"runs-q.value": "", "runs-grid.selectedRows": rows, "runs-address.search": search}
         values["runs-grid.dashGridOptions"] = {"quickFilterText": ""}
         agreed = search if agreed is None else agreed
         return client("runs-search.data", {**values, "runs-agreed.data": agreed}, triggered=triggered)
 
     ticked = answer("runs-grid.selectedRows", [{"id": "a"}, {"id": "b,c"}], "")
     assert ticked["runs-search"]["data"] == ["/", "?picked=a,b%2Cc"]
-    back = answer("list-address.search", [{"id": "a"}, {"id": "b,c"}], "?picked=a", agreed="?picked=a,b%2Cc")
+    back = answer("runs-address.search", [{"id": "a"}, {"id": "b,c"}], "?picked=a", agreed="?picked=a,b%2Cc")
     assert back["runs-grid"]["selectedRows"] == {"ids": ["a"]}
     assert "runs-search" not in back
     still = answer("runs-q.value", {"ids": ["a"]}, "?picked=a")
@@ -236,7 +238,7 @@ def test_going_back_is_not_overtaken_by_what_the_table_tells(memory_runs: Any, c
     values = {
         "runs-q.value": "",
         "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
-        "list-address.search": "?picked=a",
+        "runs-address.search": "?picked=a",
         "runs-agreed.data": "?picked=a,b",
     }
     told = client("runs-search.data", values, triggered="runs-grid.selectedRows")
@@ -250,10 +252,10 @@ def test_the_second_choice_may_come_together_with_the_address_of_the_first(memor
     values = {
         "runs-q.value": "",
         "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
-        "list-address.search": "?picked=a",
+        "runs-address.search": "?picked=a",
         "runs-agreed.data": "?picked=a",
     }
-    told = client("runs-search.data", values, triggered="list-address.search")
+    told = client("runs-search.data", values, triggered="runs-address.search")
     assert told["runs-search"]["data"] == ["/", "?picked=a,b"]
     assert "selectedRows" not in told["runs-grid"]
 
@@ -264,7 +266,7 @@ def test_a_search_may_come_together_with_what_the_table_tells(memory_runs: Any, 
         "runs-q.value": "gpt",
         "runs-grid.columnState": [{"colId": "name", "sort": None}],
         "runs-grid.dashGridOptions": {"quickFilterText": ""},
-        "list-address.search": "",
+        "runs-address.search": "",
         "runs-agreed.data": "",
     }
     told = client("runs-search.data", values, triggered="runs-grid.columnState")
@@ -276,10 +278,10 @@ def test_the_address_of_the_next_page_is_left_alone(memory_runs: Any, caller: An
     client = caller(create_app(memory_runs))
     values = {
         "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
-        "list-address.search": "?runs=a,b",
-        "list-address.pathname": "/compare",
+        "runs-address.search": "?runs=a,b",
+        "runs-address.pathname": "/compare",
     }
-    for triggered in ("list-address.search", "runs-grid.selectedRows", "runs-grid.columnState"):
+    for triggered in ("runs-address.search", "runs-grid.selectedRows", "runs-grid.columnState"):
         assert client("runs-search.data", values, triggered=triggered) == {}
 
 
@@ -291,7 +293,7 @@ def test_two_selected_runs_can_be_compared(memory_runs: Any, caller: Any) -> Non
         return json.dumps(client("runs-compare.children", values, triggered="runs-grid.selectedRows"))
 
     assert "/compare" not in select("a")
-    assert "/compare?runs=a,b%2Cc" in select("a", "b,c")
+    assert "/compare?runs=a,b%252Cc" in select("a", "b,c")
     assert f"At most {MOST_COMPARED}" in select(*map(str, range(MOST_COMPARED + 1)))
 
 
@@ -300,20 +302,20 @@ def test_a_folder_that_cannot_be_read_is_said(memory_runs: Any, monkeypatch: pyt
         raise RankscopeError("/shared/runs: stale file handle")
 
     monkeypatch.setattr(memory_runs, "runs", away)
-    for path in ("/", "/ledger"):
+    for path in ("/", "/lost-hours"):
         page: Any = page_for(path, "", memory_runs, DashboardConfig())[0]
         assert "stale file handle" in json.dumps(page.to_plotly_json(), default=lambda one: one.to_plotly_json())
 
 
 def test_the_navigation_names_the_page_that_is_open(memory_runs: Any, caller: Any) -> None:
     client = caller(create_app(memory_runs))
-    links = client("site-links.children", {"url.pathname": "/ledger"}, triggered="url.pathname")["site-links"]["children"]
+    links = client("site-links.children", {"url.pathname": "/lost-hours"}, triggered="url.pathname")["site-links"]["children"]
     current = [link["props"]["children"]["props"]["href"] for link in links if link["props"]["aria-current"] == "page"]
-    assert current == ["/ledger"]
+    assert current == ["/lost-hours"]
 
 
 def test_every_column_has_a_dash_for_what_is_not_known() -> None:
-    assert all("null ? '-'" in column["valueFormatter"]["function"] for column in COLUMNS)
+    assert all("null ? '-'" in column_def(column)["valueFormatter"]["function"] for column in COLUMNS)
 
 
 def test_many_viewers_share_a_look() -> None:
@@ -346,13 +348,13 @@ def test_the_state_of_the_list_survives_its_address(q: str, sort: str | None, de
 
 @given(st.lists(texts, unique=True, max_size=5), st.none() | st.integers(0, 10**12), st.sampled_from(["host", "rank"]))
 def test_the_state_of_a_comparison_survives_its_address(runs: list[str], at: int | None, by: Any) -> None:
-    state = CompareState(tuple(runs), at, by)
-    assert CompareState.parse(state.search) == state
+    state = PageState(runs=tuple(runs), at=at, by=by)
+    assert PageState.parse(state.search) == state
 
 
 @given(st.none() | st.integers(1, 9999))
 def test_the_state_of_the_ledger_survives_its_address(days: int | None) -> None:
-    assert LedgerState.parse(LedgerState(days).search) == LedgerState(days)
+    assert PageState.parse(PageState(since=days).search) == PageState(since=days)
 
 
 @given(st.text(max_size=60) | st.integers() | st.none())
@@ -362,5 +364,4 @@ def test_any_address_shows_something(nonsense: object) -> None:
         f"?runs={quote(str(nonsense), safe='', errors='replace')}&at={nonsense}&sort={nonsense}&since={nonsense}",
     ):
         assert isinstance(ListState.parse(search), ListState)
-        assert isinstance(CompareState.parse(search), CompareState)
-        assert isinstance(LedgerState.parse(search), LedgerState)
+        assert isinstance(PageState.parse(cast("Any", search)), PageState)

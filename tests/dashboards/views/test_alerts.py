@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.dashboards.blocks import draw, write
 
 from rankscope.dashboards.alerts.figures import NONE, alert_times, row_label
 from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
@@ -12,7 +13,6 @@ from rankscope.dashboards.alerts.view import VIEW
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.views.registry import VIEWS
 
 AT = 1_790_000_000_000_000_000
 SECOND = 10**9
@@ -64,7 +64,7 @@ def run(memory_runs: Any) -> RunData:
 
 
 def test_the_figure_of_a_run_has_its_numbers_and_a_sentence(run: RunData) -> None:
-    drawn = VIEW.figures["alert-times"](run, PageState(), COLORS)
+    drawn = draw(VIEW, "alert-times", run, PageState(), COLORS)
 
     assert drawn.says == "Alerts: 1 firing, 0 pending or past"
     assert [row[:5] for row in drawn.table.rows] == [("TrainingStraggler", "warning", "firing", "run-1", 2)]
@@ -72,7 +72,7 @@ def test_the_figure_of_a_run_has_its_numbers_and_a_sentence(run: RunData) -> Non
 
 
 def test_what_alerts_say_comes_after_what_is_missing_and_with_the_runbook(run: RunData) -> None:
-    text = str(VIEW.parts["alert-list"](run, PageState()))
+    text = str(write(VIEW, "alert-list", run, PageState()))
 
     assert "Prometheus: gone" in text
     assert text.index("Prometheus: gone") < text.index("It is slow.")
@@ -83,10 +83,6 @@ def test_what_alerts_say_comes_after_what_is_missing_and_with_the_runbook(run: R
 def test_replaying_is_one_command_away_whatever_the_folder_is_called(memory_runs: Any, analysis: Any, table: Any) -> None:
     memory_runs.put(analysis, table, path="/runs/a b;c")
 
-    text = str(VIEW.parts["alert-replay"](RunData(memory_runs, memory_runs.summary("run-1")), PageState()))
+    text = str(write(VIEW, "alert-replay", RunData(memory_runs, memory_runs.summary("run-1")), PageState()))
 
     assert "rankscope alerts replay '/runs/a b;c'" in text
-
-
-def test_the_view_is_one_of_the_pages() -> None:
-    assert VIEW in VIEWS

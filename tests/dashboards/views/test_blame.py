@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from tests.dashboards.blocks import draw, figure_names, pick, table_rows, text_of, write
 
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.run_data import RunData
@@ -26,10 +26,6 @@ SLOW = 2
 def opened(path: Path) -> RunData:
     source = DiskRuns(path)
     return RunData(source, source.runs()[0])
-
-
-def text_of(components: Sequence[object]) -> str:
-    return " ".join(str(component) for component in components)
 
 
 def group_of(names: list[str], *, by_host: bool = False, cells: list[tuple[int, int, float]] | None = None) -> WaitGroup:
@@ -83,20 +79,20 @@ def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable
     assert len(group.names) == 35
     assert sum(group.waited_us) == pytest.approx(group.imposed_us, rel=1e-4)
     assert group.worst[group.names.index("node-1")] == SLOW
-    assert "host by host" in text_of(VIEW.parts["about-matrix"](run, PageState()))
+    assert "host by host" in text_of(write(VIEW, "about-matrix", run, PageState()))
 
 
 def test_the_view_says_that_groups_take_a_window(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given step records only, when the matrix is shown, then it explains that groups need a profiled window."""
     run = opened(write_run(tmp_path / "run", windows=False))
 
-    assert "Groups take a profiled window" in text_of(VIEW.parts["about-matrix"](run, PageState()))
+    assert "Groups take a profiled window" in text_of(write(VIEW, "about-matrix", run, PageState()))
 
 
-@pytest.mark.parametrize("name", list(VIEW.figures))
+@pytest.mark.parametrize("name", ["imposed-bars", "wait-matrix", "cause-bars", "cause-timeline"])
 def test_figures_without_evidence_say_what_is_missing(tmp_path: Path, write_run: Callable[..., Path], name: str) -> None:
     """Given a run of one rank, when a figure is drawn, then it is only a note."""
-    drawn = VIEW.figures[name](opened(write_run(tmp_path / "run", ranks=1, windows=False, slow_rank=None)), PageState(), COLORS)
+    drawn = draw(VIEW, name, opened(write_run(tmp_path / "run", ranks=1, windows=False, slow_rank=None)), PageState(), COLORS)
 
     assert not drawn.figure.data
     assert drawn.figure.layout.annotations
@@ -106,7 +102,7 @@ def test_figures_without_evidence_say_what_is_missing(tmp_path: Path, write_run:
 def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given a straggler, when the figures are drawn, then their tables and sentences agree."""
     run = opened(write_run(tmp_path / "run"))
-    drawn = {name: make(run, PageState(), COLORS) for name, make in VIEW.figures.items()}
+    drawn = {name: draw(VIEW, name, run, PageState(), COLORS) for name in figure_names(VIEW, run, PageState())}
 
     assert drawn["wait-matrix"].table.columns == ("rank that waited", "rank waited for", "wait [us]")
     assert {row[1] for row in drawn["wait-matrix"].table.rows[:3]} == {str(SLOW)}
@@ -118,7 +114,7 @@ def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Ca
 
 def test_the_ledger_has_dashes_for_what_is_not_known(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given step records only, when the wait attribution is filled, then direct and knock-on waits are unknown, not 0."""
-    (worst, *_) = VIEW.grids["blame-ledger"](opened(write_run(tmp_path / "run", windows=False)), PageState())
+    (worst, *_) = table_rows(VIEW, "blame-ledger", opened(write_run(tmp_path / "run", windows=False)), PageState())
 
     assert worst["rank"] == SLOW
     assert worst["host"] == "node-1"
@@ -128,12 +124,12 @@ def test_the_ledger_has_dashes_for_what_is_not_known(tmp_path: Path, write_run: 
 
 def test_a_click_on_a_cell_picks_who_was_waited_for(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given matrices of ranks and of hosts, when a cell is clicked, then the delaying rank is selected."""
-    run, pick = opened(write_run(tmp_path / "run")), VIEW.picks["wait-matrix"]
+    run = opened(write_run(tmp_path / "run"))
     ranks = wait_matrix(group_of(["0", "1", "2"]), COLORS)
     hosts = wait_matrix(msgspec.structs.replace(group_of(["a 7", "<b>b", "c"], by_host=True), worst=[11, 12, 13]), COLORS)
 
-    assert pick(run, PageState(), {"x": ranks.data[0].x[1]}) == PageState(rank=1)
-    assert pick(run, PageState(), {"x": hosts.data[0].x[0]}) == PageState(rank=11)
+    assert pick(VIEW, "wait-matrix", run, PageState(), {"x": ranks.data[0].x[1]}) == PageState(rank=1)
+    assert pick(VIEW, "wait-matrix", run, PageState(), {"x": hosts.data[0].x[0]}) == PageState(rank=11)
     assert "<" not in str(hosts.data[0].x[1])
 
 
@@ -145,9 +141,9 @@ def test_a_group_without_waits_is_a_note() -> None:
 def test_an_unknown_group_in_the_address_is_the_first(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given an old link, when its group no longer exists, then the first group is drawn."""
     run = opened(write_run(tmp_path / "run"))
-    make = VIEW.figures["wait-matrix"]
+    first = draw(VIEW, "wait-matrix", run, PageState(), COLORS)
 
-    assert make(run, replace(PageState(), group="gone"), COLORS).says == make(run, PageState(), COLORS).says
+    assert draw(VIEW, "wait-matrix", run, PageState(group="gone"), COLORS).says == first.says
 
 
 def test_the_timeline_is_per_step_and_names_who_is_charged() -> None:

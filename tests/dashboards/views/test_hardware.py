@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from dash.development.base_component import Component
+from tests.dashboards.blocks import draw, figure_names, pick, pick_row, table_rows, text_of, write, zoom
 from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, samples_of, uuid, write_samples
 from tests.dashboards.recorded_run import START_NS
 
@@ -43,14 +43,8 @@ def run(tmp_path: Path, write_run: WriteRun) -> RunData:
     return RunData(source, source.summary("run-1"))
 
 
-def text_of(parts: Any) -> str:
-    if isinstance(parts, list | tuple):
-        return "".join(text_of(one) for one in parts)
-    return text_of(getattr(parts, "children", None)) if isinstance(parts, Component) else "" if parts is None else str(parts)
-
-
 def test_the_map_has_a_row_per_gpu_and_the_gauge_of_every_step(run: RunData) -> None:
-    drawn = VIEW.figures["gpu-map"](run, PageState(rank=3), LIGHT)
+    drawn = draw(VIEW, "gpu-map", run, PageState(rank=3), LIGHT)
     (heat,) = drawn.figure.data
     assert list(heat.y) == ["node-1 · GPU 0", "node-1 · GPU 1"]
     np.testing.assert_array_equal(heat.x, range(STEPS))
@@ -71,27 +65,27 @@ def test_the_picked_gpu_is_marked_however_its_uuid_is_written_and_a_rank_that_is
         (PageState(gpu=uuid(3), rank=3), 1),
         (PageState(gpu=uuid(3), rank=2), 0),
     ):
-        figure = VIEW.figures["gpu-map"](run, state, LIGHT).figure
+        figure = draw(VIEW, "gpu-map", run, state, LIGHT).figure
         assert ["▸" in text for text in figure.layout.yaxis.ticktext] == [row == 0, row == 1], state
-        assert f"node-1 · GPU {row}," in VIEW.figures["gpu-lines"](run, state, LIGHT).says
+        assert f"node-1 · GPU {row}," in draw(VIEW, "gpu-lines", run, state, LIGHT).says
 
 
 def test_of_clocks_the_lowest_is_the_worst(run: RunData) -> None:
-    drawn = VIEW.figures["gpu-map"](run, PageState(gauge="sm_clock_hertz"), LIGHT)
+    drawn = draw(VIEW, "gpu-map", run, PageState(gauge="sm_clock_hertz"), LIGHT)
     assert drawn.figure.data[0].reversescale
     assert drawn.figure.data[0].z.min() == 1200
     assert "lowest is on node-1 · GPU 1" in drawn.says
 
 
 def test_a_gauge_that_nobody_told_says_why_and_one_that_is_none_is_the_usual_one(run: RunData) -> None:
-    drawn = VIEW.figures["gpu-map"](run, PageState(gauge="memory_used_bytes"), LIGHT)
+    drawn = draw(VIEW, "gpu-map", run, PageState(gauge="memory_used_bytes"), LIGHT)
     assert "No GPU memory used is known" in drawn.figure.layout.annotations[0].text
-    other = VIEW.figures["gpu-map"](run, PageState(gauge="own_us"), LIGHT)
+    other = draw(VIEW, "gpu-map", run, PageState(gauge="own_us"), LIGHT)
     assert "GPU temperature" in other.says
 
 
 def test_a_clock_that_drops_stands_above_the_own_time_of_the_rank(run: RunData) -> None:
-    figure = VIEW.figures["gpu-lines"](run, PageState(rank=3), LIGHT).figure
+    figure = draw(VIEW, "gpu-lines", run, PageState(rank=3), LIGHT).figure
     lines = {trace.name: trace for trace in figure.data}
     assert {"heat (hardware)", "clock dropped", "Xid error", "SM clock", "Own time of rank 3"} <= set(lines)
     heat = lines["heat (hardware)"]
@@ -105,19 +99,19 @@ def test_a_clock_that_drops_stands_above_the_own_time_of_the_rank(run: RunData) 
 
 def test_the_steps_of_the_address_are_those_that_are_shown(run: RunData) -> None:
     state = PageState(rank=3, steps=(30, 34))
-    heat = VIEW.figures["gpu-map"](run, state, LIGHT).figure.data[0]
+    heat = draw(VIEW, "gpu-map", run, state, LIGHT).figure.data[0]
     np.testing.assert_array_equal(heat.x, range(30, 35))
-    lines = VIEW.figures["gpu-lines"](run, state, LIGHT)
+    lines = draw(VIEW, "gpu-lines", run, state, LIGHT)
     assert len(lines.table.rows) == 5
-    (row,) = [row for row in VIEW.grids["gpu-table"](run, state) if row["ranks"] == "3"]
+    (row,) = [row for row in table_rows(VIEW, "gpu-table", run, state) if row["ranks"] == "3"]
     assert row["temperature_median"] == 88
-    assert VIEW.zooms["gpu-lines"](state, (30.4, 33.2)).steps == (31, 33)
+    assert zoom(VIEW, "gpu-lines", run, state, (30.4, 33.2)).steps == (31, 33)
     with pytest.raises(RankscopeError, match="None of these steps has a time"):
-        VIEW.figures["gpu-map"](run, PageState(steps=(900, 901)), LIGHT)
+        draw(VIEW, "gpu-map", run, PageState(steps=(900, 901)), LIGHT)
 
 
 def test_the_table_has_what_was_told_and_nothing_for_what_was_not(run: RunData) -> None:
-    calm, throttled = VIEW.grids["gpu-table"](run, PageState())
+    calm, throttled = table_rows(VIEW, "gpu-table", run, PageState())
     assert throttled["throttled"] == pytest.approx(100 / 3)
     assert throttled["throttled_by"] == "heat (hardware) 33.3 %"
     assert throttled["clock_low"] == pytest.approx(100 * 1.2 / 1.98)
@@ -129,7 +123,7 @@ def test_the_table_has_what_was_told_and_nothing_for_what_was_not(run: RunData) 
 
 
 def test_power_of_a_host_of_which_nothing_is_known_is_not_zero(run: RunData) -> None:
-    drawn = VIEW.figures["host-power"](run, PageState(), LIGHT)
+    drawn = draw(VIEW, "host-power", run, PageState(), LIGHT)
     assert drawn.table.rows == [("node-1", 2, 2, 1005.0, 1005.0, 2.0), ("node-0", 0, 2, None, None, None)]
     assert list(drawn.figure.data[0].y) == ["node-1"]
     assert "of 1 only a part" in drawn.says
@@ -146,32 +140,32 @@ def test_a_sum_over_some_gpus_says_over_how_many_without_colour() -> None:
 
 
 def test_racks_have_bars_where_ranks_tell_theirs(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "RANKSCOPE_COORDINATES" in text_of(VIEW.layout(run, PageState()))
+    assert "RANKSCOPE_COORDINATES" in text_of(VIEW.blocks(run, PageState()))
     topology = run.topology
     places = [msgspec.structs.replace(place, coordinates={"rack": place.rank // 2}) for place in topology.places]
     monkeypatch.setattr(DiskRuns, "topology", lambda *_: msgspec.structs.replace(topology, places=places))
     run = RunData(run.source, run.summary)
-    rows = VIEW.figures["rack-power"](run, PageState(), LIGHT).table.rows
+    rows = draw(VIEW, "rack-power", run, PageState(), LIGHT).table.rows
     assert [row[:4] for row in rows] == [("rack 1", 2, 2, 1005.0), ("rack 0", 0, 2, None)]
-    assert "RANKSCOPE_COORDINATES" not in text_of(VIEW.layout(run, PageState()))
+    assert "RANKSCOPE_COORDINATES" not in text_of(VIEW.blocks(run, PageState()))
 
 
 def test_clicks_pick_the_gpu_and_the_rank_on_it(run: RunData) -> None:
-    cell = VIEW.picks["gpu-map"](run, PageState(), {"x": 30, "y": "node-1 · GPU 1"})
-    row = VIEW.row_picks["gpu-table"](run, PageState(), uuid(3))
+    cell = pick(VIEW, "gpu-map", run, PageState(), {"x": 30, "y": "node-1 · GPU 1"})
+    row = pick_row(VIEW, "gpu-table", run, PageState(), uuid(3))
     assert cell == row == PageState(gpu=uuid(3), rank=3)
-    assert VIEW.picks["host-power"](run, PageState(), {"y": "<b>▸ node-1</b>"}).host == "node-1"
+    assert pick(VIEW, "host-power", run, PageState(), {"y": "<b>▸ node-1</b>"}).host == "node-1"
 
 
 def test_a_gpu_of_which_there_is_nothing_is_said_in_a_line(run: RunData) -> None:
     with pytest.raises(RankscopeError, match="no samples of GPU GPU-x"):
-        VIEW.figures["gpu-lines"](run, PageState(gpu="GPU-x"), LIGHT)
+        draw(VIEW, "gpu-lines", run, PageState(gpu="GPU-x"), LIGHT)
     with pytest.raises(RankscopeError, match="GPU of rank 0"):
-        VIEW.figures["gpu-lines"](run, PageState(rank=0), LIGHT)
+        draw(VIEW, "gpu-lines", run, PageState(rank=0), LIGHT)
 
 
 def test_what_is_missing_is_said_with_how_to_get_it(run: RunData) -> None:
-    said = text_of(VIEW.parts["gpu-hints"](run, PageState()))
+    said = text_of(write(VIEW, "gpu-hints", run, PageState()))
     assert f"Source: {OF_RUN}. 2 GPUs on 1 host" in said
     assert "No samples of the GPUs of ranks 0, 1" in said
     assert "Simulated GPUs" in said
@@ -180,14 +174,13 @@ def test_what_is_missing_is_said_with_how_to_get_it(run: RunData) -> None:
 def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: WriteRun) -> None:
     source = DiskRuns(write_run(tmp_path / "run"))
     run = RunData(source, source.summary("run-1"))
-    said = text_of(VIEW.layout(run, PageState()))
+    said = text_of(VIEW.blocks(run, PageState()))
     for part in ("rankscope exporter", "--exporter-url URL", "--no-hardware"):
         assert part in said
-    assert VIEW.grids["gpu-table"](run, PageState()) == []
-    for name, maker in VIEW.figures.items():
+    assert table_rows(VIEW, "gpu-table", run, PageState()) == []
+    for name in figure_names(VIEW, run, PageState()):
         with pytest.raises(RankscopeError, match="Nothing is known of this run's GPUs"):
-            maker(run, PageState(), LIGHT)
-        assert name
+            draw(VIEW, name, run, PageState(), LIGHT)
 
 
 # Without a disk ---------------------------------------------------------------------------------------------------------------
@@ -308,13 +301,13 @@ def test_a_prometheus_is_asked_for_the_gpus_of_the_ranks_over_the_time_of_the_ru
     assert not DiskRuns(path).hardware("run-1").gpus, "there is none"
     source = DiskRuns(path, prometheus=Prometheus(Server(url="http://127.0.0.1:9")))
     run = RunData(source, source.summary("run-1"))
-    drawn = VIEW.figures["host-power"](run, PageState(), LIGHT)
+    drawn = draw(VIEW, "host-power", run, PageState(), LIGHT)
     assert ("node-1", 1, 2, 400.0) in [row[:4] for row in drawn.table.rows]
     assert source.hardware("run-1") is source.hardware("run-1"), "not asked again at once"
     ((gpus, span),) = asked
     assert gpus == {uuid(rank): (rank,) for rank in range(4)}
     assert span[0] == START_NS
-    said = text_of(VIEW.parts["gpu-hints"](run, PageState()))
+    said = text_of(write(VIEW, "gpu-hints", run, PageState()))
     assert OF_PROMETHEUS in said
     assert "half an answer" in said
     assert "No samples of the GPUs of ranks 0, 1, 2" in said

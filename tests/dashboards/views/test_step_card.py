@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from dash.development.base_component import Component
+from tests.dashboards.blocks import draw, pick, pick_row, text_of, write
 
 from rankscope.dashboards.charts.heatmap import step_cells
 from rankscope.dashboards.charts.palette import PALETTES
@@ -28,12 +27,6 @@ def run(tmp_path: Path, write_run: WriteRun) -> RunData:
     return RunData(source, source.summary("run-1"))
 
 
-def text_of(parts: Any) -> str:
-    if isinstance(parts, list | tuple):
-        return "|".join(text_of(one) for one in parts)
-    return text_of(getattr(parts, "children", None)) if isinstance(parts, Component) else "" if parts is None else str(parts)
-
-
 def test_a_step_of_a_rank_stands_beside_the_median_of_all(run: RunData) -> None:
     known = one_step(run.steps, 2, 30)
     assert known is not None
@@ -51,27 +44,27 @@ def test_a_profiled_step_leads_to_the_timeline_of_its_window(run: RunData) -> No
     known = one_step(run.steps, 1, 22)
     assert known is not None
     assert known.window == 20
-    card = VIEW.parts["step-card"](run, PageState(rank=1, step=22))
-    assert "Timeline of the window from step 20" in text_of(card)
-    assert "/run/run-1/timeline?rank=1&window=20&step=22" in str(card)
+    card = write(VIEW, "step-card", run, PageState(rank=1, step=22))
+    assert "Timeline of the window from step 20" in text_of(card, "|")
+    assert "/run/run-1/timeline?rank=1&window=20&step=22" in text_of(card, "|")
 
 
 def test_what_was_not_recorded_is_said(run: RunData) -> None:
     assert one_step(run.steps, 9, 1) is None
     assert one_step(run.steps, 0, 900) is None
-    assert "no record of rank 9 in step 1" in text_of(VIEW.parts["step-card"](run, PageState(rank=9, step=1)))
-    assert VIEW.parts["step-card"](run, PageState(rank=1)) == []
-    assert "not profiled" in text_of(VIEW.parts["step-card"](run, PageState(rank=1, step=1)))
+    assert "no record of rank 9 in step 1" in text_of(write(VIEW, "step-card", run, PageState(rank=9, step=1)))
+    assert write(VIEW, "step-card", run, PageState(rank=1)) == []
+    assert "not profiled" in text_of(write(VIEW, "step-card", run, PageState(rank=1, step=1)))
 
 
 def test_a_click_on_a_cell_picks_its_rank_and_step(run: RunData) -> None:
-    assert VIEW.picks["step-heatmap"](run, PageState(), {"x": 7, "y": 2, "z": 1.0}) == PageState(rank=2, step=7)
+    assert pick(VIEW, "step-heatmap", run, PageState(), {"x": 7, "y": 2, "z": 1.0}) == PageState(rank=2, step=7)
     by_host = PageState(sort="host")
-    assert VIEW.picks["step-heatmap"](run, by_host, {"x": 7, "y": "3", "z": 1.0}).rank == 3
+    assert pick(VIEW, "step-heatmap", run, by_host, {"x": 7, "y": "3", "z": 1.0}).rank == 3
     mark = {"x": 12, "y": 0, "customdata": 1}
-    assert VIEW.picks["step-heatmap"](run, PageState(), mark) == PageState(rank=1, step=12)
-    assert VIEW.picks["step-heatmap"](run, PageState(rank=1), {**mark, "customdata": None}) == PageState(step=12)
-    assert VIEW.row_picks["rank-table"](run, PageState(), "2").rank == 2
+    assert pick(VIEW, "step-heatmap", run, PageState(), mark) == PageState(rank=1, step=12)
+    assert pick(VIEW, "step-heatmap", run, PageState(rank=1), {**mark, "customdata": None}) == PageState(step=12)
+    assert pick_row(VIEW, "rank-table", run, PageState(), "2").rank == 2
 
 
 def test_of_many_in_a_cell_the_one_that_it_shows_is_picked(monkeypatch: pytest.MonkeyPatch, run: RunData) -> None:
@@ -81,7 +74,7 @@ def test_of_many_in_a_cell_the_one_that_it_shows_is_picked(monkeypatch: pytest.M
     })  # fmt: skip
     cells = step_cells(run.steps.part("own_us").values, run.steps.ranks, run.steps.steps)
     assert (cells.values.shape, cells.ranks_per_cell, cells.steps_per_cell) == ((2, 6), 2, 10)
-    picked = VIEW.picks["step-heatmap"](run, PageState(), {"x": 20, "y": 2})
+    picked = pick(VIEW, "step-heatmap", run, PageState(), {"x": 20, "y": 2})
     assert picked.rank == 2
     assert picked.step is not None
     own = run.steps.part("own_us").values
@@ -89,7 +82,7 @@ def test_of_many_in_a_cell_the_one_that_it_shows_is_picked(monkeypatch: pytest.M
 
 
 def test_the_numbers_of_the_map_are_its_cells(run: RunData) -> None:
-    table = VIEW.figures["step-heatmap"](run, PageState(), LIGHT).table
+    table = draw(VIEW, "step-heatmap", run, PageState(), LIGHT).table
     assert table.columns == ("ranks", "first step", "steps", "own time, highest [us]")
     assert len(table.rows) == 4 * 60
     assert table.rows[2 * 60 + 7] == ("2", 7, 1, float(run.steps.part("own_us").values[2, 7]))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.dashboards.blocks import draw, pick, table_rows, text_of, write
 
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
@@ -31,10 +32,6 @@ def opened(path: Path) -> RunData:
 @pytest.fixture
 def run(tmp_path: Path, write_run: Callable[..., Path]) -> RunData:
     return opened(write_run(tmp_path / "run"))
-
-
-def text_of(components: Sequence[object]) -> str:
-    return " ".join(str(component) for component in components)
 
 
 def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
@@ -66,7 +63,7 @@ def test_what_cannot_be_thought_away_says_why(run: RunData, items: tuple[str, ..
     assert thought is not None
     assert thought.step_seconds is None
     assert why in thought.why
-    assert why in text_of(VIEW.parts["whatif-answer"](run, PageState(without=items)))
+    assert why in text_of(write(VIEW, "whatif-answer", run, PageState(without=items)))
 
 
 def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Callable[..., Path]) -> None:
@@ -103,9 +100,9 @@ def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None
     assert (recorded.price_per_gpu_hour, recorded.currency) == (2.5, "USD")
     assert recorded.gpu_hours == 168 * 4
     assert told.money_of(0.01) == pytest.approx(2 * (recorded.money_of(0.01) or 0))
-    bars = VIEW.figures["whatif-ranks"](run, PageState(price=5.0, currency="EUR"), COLORS).figure
+    bars = draw(VIEW, "whatif-ranks", run, PageState(price=5.0, currency="EUR"), COLORS).figure
     assert any(text.text.endswith("EUR a week") for text in bars.layout.annotations)
-    assert "as given above" in text_of(VIEW.parts["whatif-answer"](run, PageState(without=("rank:2",), price=5.0)))
+    assert "as given above" in text_of(write(VIEW, "whatif-answer", run, PageState(without=("rank:2",), price=5.0)))
 
 
 def test_ranks_on_cpus_without_a_price_have_no_gpu_hours(tmp_path: Path, write_run: Callable[..., Path]) -> None:
@@ -115,16 +112,16 @@ def test_ranks_on_cpus_without_a_price_have_no_gpu_hours(tmp_path: Path, write_r
     (path / "run.json").write_bytes(msgspec.json.encode({**info, "price_per_gpu_hour": None}))
     run = opened(path)
 
-    text = text_of(VIEW.parts["whatif-answer"](run, PageState(without=("rank:2",))))
+    text = text_of(write(VIEW, "whatif-answer", run, PageState(without=("rank:2",))))
 
     assert "give a price" in text
     assert "not known" in text
-    assert all(row["gpu_hours"] is None and row["money"] is None for row in VIEW.grids["whatif-table"](run, PageState()))
+    assert all(row["gpu_hours"] is None and row["money"] is None for row in table_rows(VIEW, "whatif-table", run, PageState()))
 
 
 def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:
     """Given an answer, when ranks are drawn, then the largest gain comes first, and the table has each rank's gain."""
-    drawn = VIEW.figures["whatif-ranks"](run, PageState(without=("rank:2",)), COLORS)
+    drawn = draw(VIEW, "whatif-ranks", run, PageState(without=("rank:2",)), COLORS)
 
     actual, parts, ideal = drawn.figure.data
     assert parts.hovertext[0] == "rank:2"
@@ -133,23 +130,22 @@ def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:
     assert "✓" in drawn.figure.layout.yaxis.ticktext[1]
     assert drawn.table.rows[0][0] == "rank:2"
     assert "rank 2 gains most" in drawn.says
-    causes = VIEW.figures["whatif-parts"](run, PageState(), COLORS)
+    causes = draw(VIEW, "whatif-parts", run, PageState(), COLORS)
     assert {row[0] for row in causes.table.rows} >= {"cause:input", "op:data"}
 
 
 def test_clicks_think_away_and_take_back(run: RunData) -> None:
     """Given bars, when one is clicked, then its delay is removed, and restored by a second click; the first bar restores all."""
-    pick = VIEW.picks["whatif-ranks"]
-    one = pick(run, PageState(without=("cause:gc",)), {"hovertext": "rank:2"})
+    one = pick(VIEW, "whatif-ranks", run, PageState(without=("cause:gc",)), {"hovertext": "rank:2"})
 
     assert one.without == ("cause:gc", "rank:2")
-    assert pick(run, one, {"hovertext": "rank:2"}).without == ("cause:gc",)
-    assert pick(run, one, {"hovertext": ""}).without == ()
+    assert pick(VIEW, "whatif-ranks", run, one, {"hovertext": "rank:2"}).without == ("cause:gc",)
+    assert pick(VIEW, "whatif-ranks", run, one, {"hovertext": ""}).without == ()
 
 
 def test_fleet_measures_are_said_with_what_they_mean(run: RunData) -> None:
     """Given one straggler of four ranks, when the measures are shown, then M_W is near 1 and M_S is unknown."""
-    text = text_of(VIEW.parts["whatif-fleet"](run, PageState()))
+    text = text_of(write(VIEW, "whatif-fleet", run, PageState()))
 
     assert "a few ranks are to blame" in text
     assert "no pipeline stages" in text
@@ -160,9 +156,9 @@ def test_too_little_says_what_is_missing(tmp_path: Path, write_run: Callable[...
     """Given one rank, when a what-if is requested, then every part gives the reason why there is none."""
     run = opened(write_run(tmp_path / "run", ranks=1, slow_rank=None, windows=False))
 
-    assert "Not enough data" in text_of(VIEW.parts["whatif-answer"](run, PageState(without=("all",))))
-    assert VIEW.grids["whatif-table"](run, PageState()) == []
-    assert not VIEW.figures["whatif-ranks"](run, PageState(), COLORS).figure.data
+    assert "Not enough data" in text_of(write(VIEW, "whatif-answer", run, PageState(without=("all",))))
+    assert table_rows(VIEW, "whatif-table", run, PageState()) == []
+    assert not draw(VIEW, "whatif-ranks", run, PageState(), COLORS).figure.data
 
 
 def test_while_it_is_made_the_view_shows_progress(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +169,8 @@ def test_while_it_is_made_the_view_shows_progress(run: RunData, monkeypatch: pyt
 
     monkeypatch.setattr(DiskRuns, "scenarios", busy)
 
-    assert "Playing the run: 3 of 8" in text_of(VIEW.layout(run, PageState()))
+    with pytest.raises(NotReadyError, match="Playing the run: 3 of 8"):
+        VIEW.blocks(run, PageState())
 
 
 def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_run: Callable[..., Path]) -> None:

@@ -7,35 +7,45 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from dash import dcc, html
-from dash.development.base_component import Component
-
+from rankscope.dashboards.alerts.figures import alert_counts
 from rankscope.dashboards.alerts.listed import STATES, alert_article
 from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.many_state import ListState
-from rankscope.dashboards.pages.aria import aria
-from rankscope.dashboards.pages.grid import number_column, text_column
-from rankscope.dashboards.pages.listing import listing_grid, listing_tools
-from rankscope.dashboards.pages.live import figure
-from rankscope.dashboards.pages.pieces import advice, section
+from rankscope.dashboards.model.list_state import ListState
+from rankscope.dashboards.model.page import (
+    Advice,
+    Again,
+    Block,
+    Callbacks,
+    Column,
+    Figure,
+    Group,
+    Heading,
+    Listing,
+    Part,
+    Section,
+    Text,
+    number_column,
+    text_column,
+)
+from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
 from rankscope.dashboards.words.units import moment
 
-COLUMNS: Final[list[dict[str, Any]]] = [
-    {**text_column("state", "State", width=130), "cellRenderer": "RunState"},
+COLUMNS: Final[list[Column]] = [
+    text_column("state", "State", width=130, renderer="RunState"),
     text_column("severity", "Severity", width=96),
-    {**text_column("alert", "Alert", width=180), "tooltipField": "alert"},
-    {**text_column("name", "Run", width=140), "cellRenderer": "RunName", "headerTooltip": "Its page with the rank picked out"},
+    text_column("alert", "Alert", width=180, hover=True),
+    text_column("name", "Run", width=140, renderer="RunName", tooltip="Its page with the rank picked out"),
     number_column("rank", "Rank", "The rank it is about", digits=0, width=76),
-    {**text_column("summary", "What it says", width=320), "tooltipField": "summary", "flex": 1, "minWidth": 280},
+    text_column("summary", "What it says", width=320, hover=True, fills=280),
     text_column("started", "Since (UTC)", width=166),
     number_column("minutes", "Minutes", "From its beginning to its end, or to when the table was filled", digits=1, width=96),
-    {**text_column("runbook", "Runbook", width=104), "cellRenderer": "AlertRunbook"},
-    {**text_column("host", "Host", width=110), "tooltipField": "host"},
-    {**text_column("gpu", "GPU", width=120), "tooltipField": "gpu"},
+    text_column("runbook", "Runbook", width=104, renderer="AlertRunbook"),
+    text_column("host", "Host", width=110, hover=True),
+    text_column("gpu", "GPU", width=120, hover=True),
     text_column("ended", "Ended (UTC)", width=166),
 ]
 
@@ -87,32 +97,51 @@ MOST_ROWS: Final = 2_000
 POLL_MS: Final = 10_000
 
 
-def alerts_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
-    """Return the page, which polls for new alerts. Raises ``RankscopeError``."""
-    del config
+def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> list[Block]:
     found = source.all_alerts()
-    return html.Div(
-        [
-            html.Div([html.H1("Alerts", className="page-title"), html.Div(alert_notes(found), id="alerts-notes")]),
-            html.Div(_empty(), id="alerts-empty", hidden=bool(found.alerts)),
-            html.Div(
-                _shown(source, found, ListState.parse(search)), id="alerts-list", className="stack inner", hidden=not found.alerts
-            ),
-            dcc.Location(id="alerts-address", refresh="callback-nav", search=search or ""),
-            dcc.Store(id="many-shown", data={"search": search or ""}),
-            dcc.Store(id="alerts-revision", data=revision_of_rows(found.alerts, found.problems)),
-            dcc.Interval(id="alerts-poll", interval=POLL_MS),
-        ],
-        className="stack wide",
-    )
+    heading, notes = Heading("Alerts", 1, "page-title"), Part("alert-notes", lambda: alert_notes(source.all_alerts()))
+    if not found.alerts:
+        return [heading, notes, _EMPTY, Again("alerts", POLL_MS)]
+    return [
+        heading,
+        notes,
+        Listing(
+            name="alerts",
+            columns=COLUMNS,
+            rows=alert_rows(source, found),
+            count=counted(found),
+            search=search,
+            height=f"max(240px, min({100 + 41 * len(found.alerts)}px, calc(70dvh - 120px)))",
+            selection={"rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True}},
+        ),
+        Section(
+            name="alert-picked",
+            title="The selected alert",
+            help="What it says, what that rests on, and what to do.",
+            blocks=[Group(picked(found, ListState.parse(search).picked), name="alerts-picked", live=True)],
+        ),
+        Section(
+            name="alert-counts",
+            title="When alerts began",
+            help="How many began at what time, by severity. Many at once have one cause: look for what they have in common.",
+            blocks=[
+                Figure(
+                    name="alert-counts",
+                    label="Bars of how many alerts began over time",
+                    draw=lambda colors: alert_counts(source.all_alerts().alerts, colors),
+                )
+            ],
+        ),
+        Callbacks(values={"alerts-revision": revision_of_rows(found.alerts, found.problems)}, timers={"alerts-poll": POLL_MS}),
+    ]
 
 
-def alert_notes(found: AlertsFound) -> list[Component]:
+def alert_notes(found: AlertsFound) -> list[Block]:
     """Return notes on unreadable sources, and on the number of alerts that the table leaves out."""
-    notes: list[Component] = [html.P(problem, className="reason", role="note") for problem in found.problems]
+    notes: list[Block] = [Text(problem, "reason", role="note") for problem in found.problems]
     if len(found.alerts) > MOST_ROWS:
         left = f"{len(found.alerts) - MOST_ROWS:,} older alerts are not in the table; the CSV of the figure has all of them."
-        notes.append(html.P(left, className="help"))
+        notes.append(Text(left, "help"))
     return notes
 
 
@@ -129,59 +158,27 @@ def counted(found: AlertsFound) -> str:
     return f"{wording.count(len(found.alerts), 'alert')}, {firing:,} firing"
 
 
-def picked(found: AlertsFound, identifiers: tuple[str, ...]) -> list[Component]:
+def picked(found: AlertsFound, identifiers: tuple[str, ...]) -> list[Block]:
     """Return the details of the alert in the selected row, with its runbook; a hint if no row is selected."""
     alert = next((alert for alert in found.alerts[:MOST_ROWS] if row_id(alert) in identifiers), None)
     if alert is None:
-        return [html.P("Select a row to read what it rests on and its runbook.", className="help")]
+        return [Text("Select a row to read what it rests on and its runbook.", "help")]
     return [alert_article(alert)]
 
 
-def _shown(source: RunSource, found: AlertsFound, state: ListState) -> list[Component]:
-    return [
-        html.Div(
-            [
-                listing_tools("alerts", counted(found), state, []),
-                listing_grid(
-                    "alerts",
-                    COLUMNS,
-                    alert_rows(source, found),
-                    state,
-                    height=f"max(240px, min({100 + 41 * len(found.alerts)}px, calc(70dvh - 120px)))",
-                    rowSelection={"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
-                ),
-            ],
-            className="card",
+_EMPTY: Final = Group(
+    [
+        Heading("No alert is known", 2),
+        Text(
+            "Nothing was found, or nobody watched: a watcher writes findings into each run. Start one beside the jobs:",
+            "help",
         ),
-        section(
-            "alert-picked",
-            "The selected alert",
-            "What it says, what that rests on, and what to do.",
-            [html.Div(picked(found, state.picked), id="alerts-picked", **aria(live="polite"))],
-        ),
-        section(
-            "alert-counts",
-            "When alerts began",
-            "How many began at what time, by severity. Many at once have one cause: look for what they have in common.",
-            [figure("alert-counts", "Bars of how many alerts began over time", many=True)],
-        ),
-    ]
+        Advice("rankscope alerts watch RUNS"),
+        Text("Alerts about hardware come from a Prometheus with rankscope's rules (rankscope alerts rules export):", "help"),
+        Advice("rankscope dashboard RUNS --prometheus URL"),
+    ],
+    "card empty",
+    "section",
+)
 
-
-def _empty() -> Component:
-    return html.Section(
-        [
-            html.H2("No alert is known"),
-            html.P(
-                "Nothing was found, or nobody watched: a watcher writes what it finds into each run. Start one beside the jobs:",
-                className="help",
-            ),
-            advice("rankscope alerts watch RUNS"),
-            html.P(
-                "Alerts about hardware come from a Prometheus with rankscope's rules (rankscope alerts rules export):",
-                className="help",
-            ),
-            advice("rankscope dashboard RUNS --prometheus URL"),
-        ],
-        className="card empty",
-    )
+PAGE: Final = SitePage(path="/alerts", title="Alerts", blocks=_blocks, wide=True)

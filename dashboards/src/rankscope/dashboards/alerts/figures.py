@@ -15,7 +15,7 @@ from rankscope.dashboards.alerts.record import AlertRecord, State
 from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import StepClock
-from rankscope.dashboards.model.drawn import NO_TABLE, Drawn, Table
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration, moment
 
@@ -71,9 +71,9 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
     return figure
 
 
-def alert_table(alerts: Sequence[AlertRecord]) -> Table:
+def alert_table(alerts: Sequence[AlertRecord]) -> FigureData:
     """Return a table with all fields of each alert."""
-    return Table(
+    return FigureData(
         COLUMNS,
         [
             (
@@ -125,7 +125,7 @@ _SEVERITIES: Final = (
 def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
     """Draw stacked bars of the number of alerts that began, by severity."""
     if not alerts:
-        return Drawn(note(NONE, colors), NO_TABLE, NONE.replace("<br>", " "))
+        return Drawn(note(NONE, colors), NO_DATA, NONE.replace("<br>", " "))
     width_s, words = bar_width_s([alert.started_unix_ns for alert in alerts])
     named = {severity for severity, *_ in _SEVERITIES}
     figure = go.Figure()
@@ -204,7 +204,7 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
     ``rule``: one alert, or all if ``None``. ``clock``: begin times of steps, shown below the times of the axis.
     """
     spells = spells_of(replay, rule)
-    table = Table(REPLAY_COLUMNS, [_row(one, spell, replay) for one, spell in spells])
+    table = FigureData(REPLAY_COLUMNS, [_row(one, spell, replay) for one, spell in spells])
     if not spells:
         says = nothing_fired(replay, rule)
         return Drawn(note(says, colors), table, says)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from dash import dcc, html
-from dash.development.base_component import Component
-
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.dashboards.alerts.figures import about, chosen, nothing_fired, spells_of
 from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, Source, State
-from rankscope.dashboards.pages.pieces import badge, table
+from rankscope.dashboards.model.page import Block, Details, Group, Items, Link, Markdown, Pieces, Rows, Span, Text, badge
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import moment
 
@@ -26,18 +23,18 @@ STATES: Final[dict[State, tuple[str, str]]] = {
 _SOURCES: Final[dict[Source, str]] = {"watcher": "the watcher", "prometheus": "Prometheus"}
 
 
-def alert_list(found: AlertsFound) -> list[Component]:
+def alert_list(found: AlertsFound) -> list[Block]:
     """Return notes on unreadable sources, then the alerts in the given order, ``MOST_ALERTS`` at most."""
-    parts: list[Component] = [html.P(problem, className="reason", role="note") for problem in found.problems]
+    parts: list[Block] = [Text(problem, "reason", role="note") for problem in found.problems]
     if not found.alerts:
-        parts.append(html.P("No alert is known: nothing was found, or nobody watched.", className="help"))
+        parts.append(Text("No alert is known: nothing was found, or nobody watched.", "help"))
     parts += [alert_article(alert) for alert in found.alerts[:MOST_ALERTS]]
     if len(found.alerts) > MOST_ALERTS:
-        parts.append(html.P(f"{len(found.alerts) - MOST_ALERTS} older ones are in the figure's CSV.", className="help"))
+        parts.append(Text(f"{len(found.alerts) - MOST_ALERTS} older ones are in the figure's CSV.", "help"))
     return parts
 
 
-def alert_article(alert: AlertRecord) -> Component:
+def alert_article(alert: AlertRecord) -> Block:
     """Return an article with all details of one alert."""
     label, tone = STATES[alert.state]
     badges = [badge(label, tone=tone), badge(alert.name, title="Name of the alert")]
@@ -45,20 +42,20 @@ def alert_article(alert: AlertRecord) -> Component:
         badges.append(badge(alert.severity, title="Severity"))
     if alert.rank is not None:
         badges.append(badge(f"rank {alert.rank}"))
-    parts: list[Component] = [
-        html.Div(badges, className="badges"),
-        html.P(html.Strong(alert.summary or _labels(alert))),
-        html.P(f"{_when(alert)}; reported by {_SOURCES[alert.source]}.", className="help"),
+    parts: list[Block] = [
+        Pieces(badges),
+        Text(Span(alert.summary or _labels(alert), "strong")),
+        Text(f"{_when(alert)}; reported by {_SOURCES[alert.source]}.", "help"),
     ]
     if alert.description:
-        parts.append(html.Details([html.Summary("What it rests on"), html.P(alert.description)]))
+        parts.append(Details("What it rests on", [Text(alert.description)]))
     if alert.evidence is not None:
-        parts.append(html.P(dcc.Link("Show the evidence", href=alert.evidence)))
+        parts.append(Text(Link("Show the evidence", alert.evidence)))
     if alert.runbook_url is not None:
-        parts.append(html.P(html.A("Runbook", href=alert.runbook_url, target="_blank", rel="noopener noreferrer")))
+        parts.append(Text(Link("Runbook", alert.runbook_url, elsewhere=True)))
     elif (page := runbooks().get(alert.name)) is not None:
-        parts.append(html.Details([html.Summary("Runbook"), dcc.Markdown(page)]))
-    return html.Article(parts, className="alert")
+        parts.append(Details("Runbook", [Markdown(page)]))
+    return Group(parts, "alert", "article")
 
 
 def _labels(alert: AlertRecord) -> str:
@@ -80,22 +77,22 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-def replay_list(replay: Replay, rule: str | None) -> list[Component]:
+def replay_list(replay: Replay, rule: str | None) -> list[Block]:
     """Return the replay's limits, a row per spell, and the policies of the rules."""
     asked = chosen(replay, rule)
     whole = duration((replay.end_unix_ns - replay.start_unix_ns) / 1e3)
     policies = dict.fromkeys(f"{one.rule}: {one.policy}." for one in asked if one.policy)
-    how: list[Component] = [
-        html.P(f"Replayed over {whole}, of the run as it was when it was read.", className="help"),
-        html.Details([html.Summary("When they fire and end"), html.Ul([html.Li(policy) for policy in policies])]),
+    how: list[Block] = [
+        Text(f"Replayed over {whole}, of the run as it was when it was read.", "help"),
+        Details("When they fire and end", [Items(list(policies))]),
     ]
     spells = spells_of(replay, rule)
     if not spells:
-        return [html.P(nothing_fired(replay, rule)), *how]
-    parts: list[Component] = [html.P(line, className="reason", role="note") for line in replay.notes]
-    parts.append(table(_COLUMNS, (_row(one, spell, replay) for one, spell in spells[:MOST_SPELLS])))
+        return [Text(nothing_fired(replay, rule)), *how]
+    parts: list[Block] = [Text(line, "reason", role="note") for line in replay.notes]
+    parts.append(Rows(_COLUMNS, [_row(one, spell, replay) for one, spell in spells[:MOST_SPELLS]]))
     if len(spells) > MOST_SPELLS:
-        parts.append(html.P(f"{len(spells) - MOST_SPELLS:,} later ones are in the figure's CSV.", className="help"))
+        parts.append(Text(f"{len(spells) - MOST_SPELLS:,} later ones are in the figure's CSV.", "help"))
     return [*parts, *how]
 
 

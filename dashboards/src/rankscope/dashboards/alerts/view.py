@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from shlex import quote
 from typing import Final
-
-from dash.development.base_component import Component
 
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.base.errors import RankscopeError
@@ -16,10 +15,9 @@ from rankscope.dashboards.alerts.listed import alert_list, replay_list
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.page import Advice, Block, Figure, Part, Section, choice
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.pages.live import figure, part, select, when_there
-from rankscope.dashboards.pages.pieces import advice, section
-from rankscope.dashboards.views.view import Help, View
+from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.words.inert import shown
 
 ALL: Final = "all"
@@ -30,7 +28,7 @@ _CHOICES: Final = [
 ]
 
 
-def _times(run: RunData, _state: PageState, colors: Palette) -> Drawn:
+def _times(run: RunData, colors: Palette) -> Drawn:
     alerts = alerts_about(run).alerts
     firing = sum(alert.state == "firing" for alert in alerts)
     return Drawn(
@@ -38,10 +36,6 @@ def _times(run: RunData, _state: PageState, colors: Palette) -> Drawn:
         alert_table(alerts),
         f"Alerts: {firing} firing, {len(alerts) - firing} pending or past" if alerts else "No alert is known",
     )
-
-
-def _list(run: RunData, _state: PageState) -> list[Component]:
-    return alert_list(alerts_about(run))
 
 
 def _rule(state: PageState) -> str | None:
@@ -64,11 +58,11 @@ def _replay_times(run: RunData, state: PageState, colors: Palette) -> Drawn:
     return replay_times(run.replay, rule, colors, clock)
 
 
-def _replay(run: RunData, state: PageState) -> list[Component]:
+def _replay(run: RunData, state: PageState) -> list[Block]:
     path = quote(run.summary.path)
-    commands = [
-        advice(f"The same on the command line: rankscope alerts replay {path}"),
-        advice(f"A watcher that is slower to fire: rankscope alerts replay {path} --fire-after 6 --interval 10s"),
+    commands: list[Block] = [
+        Advice(f"The same on the command line: rankscope alerts replay {path}"),
+        Advice(f"A watcher that is slower to fire: rankscope alerts replay {path} --fire-after 6 --interval 10s"),
     ]
     if state.replay is None:
         return commands
@@ -76,32 +70,38 @@ def _replay(run: RunData, state: PageState) -> list[Component]:
     return [*replay_list(run.replay, rule), *commands]
 
 
-def _layout(run: RunData, state: PageState) -> list[Component]:
+def _blocks(run: RunData, state: PageState) -> list[Block]:
     return [
-        section(
-            "alert-times",
-            "When alerts fired",
-            "One row per alert and what it is about. What began or ended together has one cause.",
-            [figure("alert-times", "Bars of the times at which alerts fired", long=True)],
-        ),
-        section(
-            "alert-list",
-            "What they say",
-            "Those that fire come first, then the newest. Do what the runbook says.",
-            [part("alert-list", _list(run, state))],
-        ),
-        section(
-            "alert-replay",
-            "Would it have fired?",
-            "Replays the watcher over this run as it grew. Nothing is delivered, and the run is not changed. A large run takes "
-            "minutes in the background; the result is kept until the run changes.",
-            [
-                figure(
-                    "replay-times", "Bars of the times at which alerts would have been pending and fired", height=160, long=True
-                ),
-                part("alert-replay", when_there("alert-replay", lambda: _replay(run, state))),
+        Section(
+            name="alert-times",
+            title="When alerts fired",
+            help="One row per alert and what it is about. What began or ended together has one cause.",
+            blocks=[
+                Figure(name="alert-times", label="Bars of the times at which alerts fired", draw=partial(_times, run), long=True)
             ],
-            tools=[select("replay", "Replay", _CHOICES, state, width=230, nothing="choose an alert")],
+        ),
+        Section(
+            name="alert-list",
+            title="What they say",
+            help="Those that fire come first, then the newest. Do what the runbook says.",
+            blocks=[Part("alert-list", lambda: alert_list(alerts_about(run)))],
+        ),
+        Section(
+            name="alert-replay",
+            title="Would it have fired?",
+            help="Replays the watcher over this run as it grew. Nothing is delivered, and the run is not changed. A large run "
+            "takes minutes in the background; the result is kept until the run changes.",
+            blocks=[
+                Figure(
+                    name="replay-times",
+                    label="Bars of the times at which alerts would have been pending and fired",
+                    draw=partial(_replay_times, run, state),
+                    height=160,
+                    long=True,
+                ),
+                Part("alert-replay", lambda: _replay(run, state)),
+            ],
+            tools=[choice("replay", "Replay", _CHOICES, state, width=230, nothing="choose an alert")],
         ),
     ]
 
@@ -114,7 +114,5 @@ VIEW: Final = View(
         formula="The watcher fires after three evaluations with a finding, a rule after its time. Each alert has one owner.",
         do="Open the runbook of what fires. With no alert where there should have been one, replay them over the run.",
     ),
-    layout=_layout,
-    figures={"alert-times": _times, "replay-times": _replay_times},
-    parts={"alert-list": _list, "alert-replay": _replay},
+    blocks=_blocks,
 )

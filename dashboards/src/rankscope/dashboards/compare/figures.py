@@ -12,7 +12,7 @@ from rankscope.analysis.compare.result import CompareResult, Comparison, Quantit
 from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.compare.data import PERCENTS, Compared
-from rankscope.dashboards.model.drawn import NO_TABLE, Drawn, Table
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration, time_unit
 
@@ -35,7 +35,7 @@ def step_distributions(compared: Compared, colors: Palette) -> Drawn:
     told = [(side, one) for side, one in zip(compared.result.sides, compared.distributions, strict=True) if one.percentiles_us]
     if not told:
         says = "No side has a usable step: there is nothing to compare."
-        return Drawn(note(says, colors), NO_TABLE, says)
+        return Drawn(note(says, colors), NO_DATA, says)
     size, unit = time_unit(max(one.percentiles_us[99] for _, one in told))
     figure = go.Figure()
     for index, (side, one) in enumerate(told):
@@ -65,7 +65,7 @@ def step_distributions(compared: Compared, colors: Palette) -> Drawn:
         for percent, value in zip(PERCENTS, one.percentiles_us, strict=True)
     ]
     medians = ", ".join(f"{side.label} {duration(one.percentiles_us[50])}" for side, one in told)
-    return Drawn(figure, Table(("side", "run", "percentile [%]", "step time [us]"), rows), f"Median step time: {medians}.")
+    return Drawn(figure, FigureData(("side", "run", "percentile [%]", "step time [us]"), rows), f"Median step time: {medians}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def part_differences(comparison: Comparison, colors: Palette) -> Drawn:
     chosen = [one for one in comparison.quantities if one.role in ("step", "part") and one.difference is not None]
     if not chosen:
         says = f"{comparison.b} cannot be compared with {comparison.a}: {_why(comparison.quantities)}."
-        return Drawn(note(says, colors), NO_TABLE, says)
+        return Drawn(note(says, colors), NO_DATA, says)
     rows = [_quantity_row(one) for one in chosen]
     figure = _intervals(rows, colors, f"{comparison.b} minus {comparison.a}, per {comparison.per}")
     return Drawn(figure, quantities_table(comparison), comparison.summary)
@@ -102,7 +102,7 @@ def own_times(comparison: Comparison, colors: Palette) -> Drawn:
     ]
     if not chosen:
         says = "Neither own times nor profiled steps are known of both sides."
-        return Drawn(note(says, colors), NO_TABLE, says)
+        return Drawn(note(says, colors), NO_DATA, says)
     rows = [_quantity_row(one) for one in chosen]
     figure = _intervals(rows, colors, f"{comparison.b} minus {comparison.a}, per {comparison.per}")
     largest = max(rows, key=lambda row: abs(row.difference))
@@ -122,7 +122,7 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
             else "own times are not known, or ranks have no peers that do the same work"
         )
         says = f"Ranks cannot be compared: {why}."
-        return Drawn(note(says, colors), NO_TABLE, says)
+        return Drawn(note(says, colors), NO_DATA, says)
     rows = host_rows(comparison.ranks) if by == "host" else []
     if len(rows) < 2:  # a single host has no peers to compare with; its ranks do
         rows = [_rank_row(rank) for rank in comparison.ranks]
@@ -151,13 +151,13 @@ def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
     return rows
 
 
-def quantities_table(comparison: Comparison) -> Table:
+def quantities_table(comparison: Comparison) -> FigureData:
     """Return a table of all quantities with their test results."""
     columns = (
         "quantity", "role", "unit", "A", "B", "difference", "average: low", "average: high", "typical: difference",
         "typical: low", "typical: high", "p value", "outcome", "why",
     )  # fmt: skip
-    return Table(
+    return FigureData(
         columns,
         [
             (
@@ -181,8 +181,8 @@ def quantities_table(comparison: Comparison) -> Table:
     )
 
 
-def _ranks_table(comparison: Comparison) -> Table:
-    return Table(
+def _ranks_table(comparison: Comparison) -> FigureData:
+    return FigureData(
         (
             "rank",
             "host in A",
@@ -289,7 +289,7 @@ def scaling_efficiency(scaling: Scaling, colors: Palette) -> Drawn:
     """Draw efficiency per world size with its interval; the ideal is the line at 100 %."""
     rows = [row for row in scaling.rows if row.efficiency is not None]
     if not rows:
-        return Drawn(note(scaling.summary, colors), NO_TABLE, scaling.summary)
+        return Drawn(note(scaling.summary, colors), NO_DATA, scaling.summary)
     percents = [100 * (row.efficiency or 0.0) for row in rows]
     figure = go.Figure(
         go.Scatter(
@@ -331,7 +331,7 @@ def scaling_efficiency(scaling: Scaling, colors: Palette) -> Drawn:
     figure.update_xaxes(title_text="world size, ranks", type="log", tickvals=[row.world_size for row in rows])
     figure.update_yaxes(title_text="efficiency, %", rangemode="tozero")
     columns = ("side", "world size", f"{scaling.work or 'work'} [1/s]", "speedup", "linear", "efficiency", "low", "high")
-    table = Table(
+    table = FigureData(
         columns,
         [
             (
@@ -355,7 +355,7 @@ def scaling_losses(scaling: Scaling, colors: Palette) -> Drawn:
     rows = [row for row in scaling.rows if row.losses]
     if not rows:
         says = "Where the efficiency went is not known of any of these runs."
-        return Drawn(note(says, colors), NO_TABLE, says)
+        return Drawn(note(says, colors), NO_DATA, says)
     names = list(dict.fromkeys(loss.name for row in rows for loss in row.losses))
     labels = {loss.name: loss.label for row in rows for loss in row.losses}
     figure = go.Figure()
@@ -371,7 +371,7 @@ def scaling_losses(scaling: Scaling, colors: Palette) -> Drawn:
     framed(figure, colors, height=340)
     figure.update_layout(barmode="relative", bargap=0.6, showlegend=True)
     figure.update_yaxes(title_text="% of all rank-time lost", zeroline=True, zerolinecolor=colors.muted)
-    table = Table(
+    table = FigureData(
         ("side", "world size", "part", "share of rank-time lost"),
         [(row.label, row.world_size, loss.label, loss.share) for row in rows for loss in row.losses],
     )

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Final
 
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import dcc, html
-from dash.development.base_component import Component
-
-from rankscope.analysis.compare.result import CompareResult, Comparison, Side
+from rankscope.analysis.compare.result import CompareResult, Comparison, Scaling, Side
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.compare.data import Compared
-from rankscope.dashboards.compare.figures import compared_with, side_name
+from rankscope.dashboards.compare.figures import (
+    compared_with,
+    own_times,
+    part_differences,
+    rank_changes,
+    scaling_efficiency,
+    scaling_losses,
+    side_name,
+    step_distributions,
+)
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.many_state import MOST_COMPARED, CompareState
-from rankscope.dashboards.pages.live import figure
-from rankscope.dashboards.pages.pieces import badge, run_link, section, simulated_band, table
-from rankscope.dashboards.pages.problem import problem_page
+from rankscope.dashboards.model.list_state import MOST_COMPARED
+from rankscope.dashboards.model.page import (
+    Block,
+    Figure,
+    Group,
+    Heading,
+    Line,
+    Pieces,
+    Rows,
+    Section,
+    Span,
+    Text,
+    badge,
+    choice,
+    named_link,
+)
+from rankscope.dashboards.model.run_head import problem, simulated_band
+from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.units import duration
@@ -36,40 +57,41 @@ LABELS = {
 }  # fmt: skip
 
 
-def compare_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
+def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> list[Block]:
     """Return the page of a comparison. Raises ``NotReadyError`` while it is being computed, else ``RankscopeError``."""
-    del config
-    state = CompareState.parse(search)
+    state = PageState.parse(search)
     if (wrong := not_comparable(state)) is not None:
-        return problem_page("There is nothing to compare", wrong, hint="Select two runs or more in the list, then Compare.")
+        return [problem("There is nothing to compare", wrong, hint="Select two runs or more in the list, then Compare.")]
     compared = compared_of(source, state)
     result = compared.result
-    return html.Div(
-        [
-            html.H1("Compare", className="page-title"),
-            html.Section(_verdicts(result), className="card verdicts", id="compare-verdict"),
-            section("sides", "What is compared", "The first is what the others are compared with.", [_sides(result.sides)]),
-            section(
-                "distribution",
-                "Step times",
-                "A point says which share of steps took at most so long: a curve further right is slower; a long flat top "
-                "means rare slow steps.",
-                [figure("compare-steps", "Curves of the distribution of step times, one per run", height=340, many=True)],
-            ),
-            *(_scaling() if result.scaling is not None else _differences(result, state)),
-            # The scaling page has no choices to keep in the address.
-            *(
-                []
-                if result.scaling is not None
-                else [dcc.Location(id="compare-address", refresh="callback-nav", search=search or "")]
-            ),
-            dcc.Store(id="many-shown", data={"search": search or ""}),
-        ],
-        className="stack",
-    )
+    return [
+        Heading("Compare", 1, "page-title"),
+        Group(_verdicts(result), "card verdicts", "section", name="compare-verdict"),
+        Section(
+            name="sides",
+            title="What is compared",
+            help="The first is what the others are compared with.",
+            blocks=[_sides(result.sides)],
+        ),
+        Section(
+            name="distribution",
+            title="Step times",
+            help="A point says which share of steps took at most so long: a curve further right is slower; a long flat top "
+            "means rare slow steps.",
+            blocks=[
+                Figure(
+                    name="compare-steps",
+                    label="Curves of the distribution of step times, one per run",
+                    draw=partial(step_distributions, compared),
+                    height=340,
+                )
+            ],
+        ),
+        *(_differences(result, state) if result.scaling is None else _scaling(result.scaling)),
+    ]
 
 
-def not_comparable(state: CompareState) -> str | None:
+def not_comparable(state: PageState) -> str | None:
     """Return why the runs in the address cannot be compared; ``None`` if a comparison can be attempted."""
     if not state.runs:
         return "The address names no run."
@@ -84,53 +106,53 @@ def not_comparable(state: CompareState) -> str | None:
     return None
 
 
-def compared_of(source: RunSource, state: CompareState) -> Compared:
-    """Return the comparison requested by the address. Raises as ``compare_page`` does."""
+def compared_of(source: RunSource, state: PageState) -> Compared:
+    """Return the comparison requested by the address. Raises as the page does."""
     if (wrong := not_comparable(state)) is not None:
         raise RankscopeError(wrong)
     return source.compared(state.runs, state.at)
 
 
-def _verdicts(result: CompareResult) -> list[Component]:
+def _verdicts(result: CompareResult) -> list[Block]:
     """Return a block per comparison, or the summary of the scaling."""
-    parts: list[Component] = [simulated_band()] if any(side.simulated for side in result.sides) else []
+    parts: list[Block] = [simulated_band()] if any(side.simulated for side in result.sides) else []
     if result.scaling is not None:
-        parts += [html.Div(badge("Scaling"), className="badges"), html.H2(result.scaling.summary, className="sentence small")]
+        parts += [Pieces(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
     for one in result.comparisons:
         parts.append(
-            html.Div(
+            Group(
                 [
-                    html.Div(
-                        [badge(LABELS[one.outcome], tone=TONES[one.outcome]), f"{one.b} against {one.a}"], className="badges"
+                    Pieces(
+                        [badge(LABELS[one.outcome], tone=TONES[one.outcome]), Span(f"{one.b} against {one.a}", style="sides")]
                     ),
-                    html.H2(one.summary, className="sentence small"),
-                    *([html.P(f"Also different: {'; '.join(one.differs)}", className="help")] if one.differs else []),
+                    Heading(one.summary, 2, "sentence small"),
+                    *([Text(f"Also different: {'; '.join(one.differs)}", "help")] if one.differs else []),
                 ]
             )
         )
     parts.append(
-        html.P(
+        Text(
             f"Real: what the noise within the runs does not explain; all intervals of a comparison hold at once with "
             f"{result.confidence:.0%}. What matters: at least {result.min_change:.2%} of the step. Runs of the same code "
             "differ, too, and no test on two runs can tell by how much: compare two of the same code first.",
-            className="help",
+            "help",
         )
     )
     return parts
 
 
-def _sides(sides: Sequence[Side]) -> Component:
+def _sides(sides: Sequence[Side]) -> Block:
     columns = (
         ("Side", "names"), ("Ranks", "number"), ("Steps compared", "number"), ("Mean step", "number"), ("Throughput", "number"),
         ("Left out, missing", "names"),
     )  # fmt: skip
-    return table(columns, map(_side, sides))
+    return Rows(columns, [_side(side) for side in sides])
 
 
-def _side(side: Side) -> tuple[Any, ...]:
+def _side(side: Side) -> tuple[Line, ...]:
     left = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in side.left_out.items() if count]
     return (
-        [html.Strong(f"{side.label} "), run_link(side.run_id, side.name)],
+        [Span(f"{side.label} ", "strong"), named_link(side.name, run_path(side.run_id))],
         f"{side.ranks:,} of {side.world_size:,}",
         f"{side.used_steps:,} ({side.steps[0]:,} to {side.steps[1] - 1:,})",
         "-" if side.step_us is None else duration(side.step_us),
@@ -145,60 +167,85 @@ def _throughput(side: Side) -> str:
     return "-" if side.samples_per_s is None else f"{side.samples_per_s:,.1f} samples/s"
 
 
-def _scaling() -> list[Component]:
+def _scaling(scaling: Scaling) -> list[Block]:
     return [
-        section(
-            "scaling",
-            "Scaling efficiency",
-            "Work per second against the smallest run, over what as many times the ranks would ideally do. Bars at the points "
-            "are intervals.",
-            [
-                figure(
-                    "scaling-efficiency", "Line of the efficiency over the world size, against the ideal", height=320, many=True
+        Section(
+            name="scaling",
+            title="Scaling efficiency",
+            help="Work per second against the smallest run, over what as many times the ranks would ideally do. Bars at the "
+            "points are intervals.",
+            blocks=[
+                Figure(
+                    name="scaling-efficiency",
+                    label="Line of the efficiency over the world size, against the ideal",
+                    draw=partial(scaling_efficiency, scaling),
+                    height=320,
                 )
             ],
         ),
-        section(
-            "losses",
-            "Where the efficiency went",
-            "What a unit of work takes more rank-time for than in the smallest run; the parts add up to 100% minus the "
+        Section(
+            name="losses",
+            title="Where the efficiency went",
+            help="What a unit of work takes more rank-time for than in the smallest run; the parts add up to 100% minus the "
             "efficiency.",
-            [figure("scaling-losses", "Bars of the parts of the lost efficiency per world size", height=340, many=True)],
+            blocks=[
+                Figure(
+                    name="scaling-losses",
+                    label="Bars of the parts of the lost efficiency per world size",
+                    draw=partial(scaling_losses, scaling),
+                    height=340,
+                )
+            ],
         ),
     ]
 
 
-def _differences(result: CompareResult, state: CompareState) -> list[Component]:
+def _differences(result: CompareResult, state: PageState) -> list[Block]:
     comparison = compared_with(result)
     assert comparison is not None, "every comparison that is not of scaling has one"
     which = f" Drawn: {_names(result, comparison)}." if len(result.comparisons) > 1 else ""
+    units = [{"value": "host", "label": "Hosts"}, {"value": "rank", "label": "Ranks"}]
     return [
-        section(
-            "parts",
-            "Where in the step",
-            "Parts of the average step; they add up to it. The line is the interval that noise leaves: across 0 it may be "
+        Section(
+            name="parts",
+            title="Where in the step",
+            help="Parts of the average step; they add up to it. The line is the interval that noise leaves: across 0 it may be "
             f"nothing.{which}",
-            [figure("compare-parts", "Differences of the parts of the step, with intervals", height=300, many=True)],
-        ),
-        section(
-            "inside",
-            "Inside the parts, and in profiled steps",
-            "Own time is what a rank needs for itself. Compute, communication and idle time are of the profiled steps only.",
-            [figure("compare-own", "Differences of own, blocked and device times, with intervals", height=300, many=True)],
-        ),
-        section(
-            "changed",
-            "On which host",
-            "How much longer than its peers' a rank's own time became: after a node swap, look at the host that came.",
-            [figure("compare-ranks", "Changes of own time above the peers', per host or rank", height=300, many=True)],
-            tools=[
-                dmc.SegmentedControl(
-                    id="compare-by",
-                    data=[{"value": "host", "label": "Hosts"}, {"value": "rank", "label": "Ranks"}],
-                    value=state.by,
-                    size="xs",
+            blocks=[
+                Figure(
+                    name="compare-parts",
+                    label="Differences of the parts of the step, with intervals",
+                    draw=partial(part_differences, comparison),
+                    height=300,
                 )
             ],
+        ),
+        Section(
+            name="inside",
+            title="Inside the parts, and in profiled steps",
+            help="Own time is what a rank needs for itself. Compute, communication and idle time are of the profiled steps only.",
+            blocks=[
+                Figure(
+                    name="compare-own",
+                    label="Differences of own, blocked and device times, with intervals",
+                    draw=partial(own_times, comparison),
+                    height=300,
+                )
+            ],
+        ),
+        Section(
+            name="changed",
+            title="On which host",
+            help="How much longer than its peers' a rank's own time became: after a node swap, look at the host that came.",
+            blocks=[
+                Figure(
+                    name="compare-ranks",
+                    label="Changes of own time above the peers', per host or rank",
+                    draw=partial(rank_changes, comparison, result.sides, by=state.by),
+                    height=300,
+                )
+            ],
+            tools=[choice("by", "Shown by", units, state, width=110)],
         ),
     ]
 
@@ -207,3 +254,6 @@ def _names(result: CompareResult, comparison: Comparison) -> str:
     names = {side.label: side_name(side) for side in result.sides}
     others = wording.count(len(result.comparisons) - 1, "other comparison")
     return f"{names[comparison.b]} against {names[comparison.a]}; {others} in words above"
+
+
+PAGE: Final = SitePage(path="/compare", title="Compare", blocks=_blocks, subject="The comparison", in_navigation=False)

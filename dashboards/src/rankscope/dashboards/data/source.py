@@ -92,7 +92,7 @@ class RunSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepPart:
     """A part of a metric's matrix."""
 
     values: NDArray[np.float32]
@@ -118,7 +118,7 @@ class StepMatrices(Protocol):
     def metrics(self) -> Collection[str]:
         """Metrics that have any value."""
 
-    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
+    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> StepPart:
         """Return columns ``first`` to ``last`` (exclusive): one per step if they are at most ``most_columns``, else coarser ones
         that overlap them. Raises ``RankscopeError``.
         """

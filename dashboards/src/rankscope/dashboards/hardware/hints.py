@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from dash import html
-from dash.development.base_component import Component
-
 from rankscope.analysis.result.text import first_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Gpu, Hardware
-from rankscope.dashboards.pages.pieces import badge
+from rankscope.dashboards.model.page import Block, Items, Piece, Span, Text, badge
 from rankscope.dashboards.words.wording import count, moment
 
 STALE_NS: Final = 60 * 10**9
@@ -20,25 +17,25 @@ STALE_NS: Final = 60 * 10**9
 _NAMED: Final = 8
 
 
-def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None) -> list[Component]:
+def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None) -> list[Block]:
     """Return notes on source and gaps of the readings, the source first. Without samples, explain how to get them."""
     gpus, index = hardware.gpus, hardware.index
     if not gpus:
         return [
-            html.P(["Nothing is known of this run's GPUs: ", index.why_none or "there are no samples", "."]),
-            html.P(
+            Text(f"Nothing is known of this run's GPUs: {index.why_none or 'there are no samples'}."),
+            Text(
                 [
                     "Start ",
-                    html.Code("rankscope exporter"),
+                    Span("rankscope exporter", "code"),
                     " on every host, then the job with ",
-                    html.Code("rankscope run"),
+                    Span("rankscope run", "code"),
                     ": it takes samples by itself. ",
-                    html.Code("--exporter-url URL"),
+                    Span("--exporter-url URL", "code"),
                     " names an exporter elsewhere; ",
-                    html.Code("--no-hardware"),
+                    Span("--no-hardware", "code"),
                     " switches it off.",
                 ],
-                className="help",
+                "help",
             ),
         ]
     first = min((gpu.first_unix_ns for gpu in gpus if gpu.first_unix_ns), default=None)
@@ -47,12 +44,11 @@ def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None)
     shown = "" if steps is None else f" Shown: steps {steps[0]:,} to {steps[1]:,}."
     where = f"{count(len(gpus), 'GPU')} on {count(hosts, 'host')}"
     source = f"Source: {hardware.origin}. {where}, {moment(first)} to {moment(last)}.{shown}"
-    simulated = [badge("Simulated GPUs", tone="simulated", title="These readings are made up")]
+    simulated = any(gpu.simulated for gpu in gpus)
+    mark = badge("Simulated GPUs", tone="simulated", title="These readings are made up")
+    line: list[Piece] = [mark, f" {source}"] if simulated else [source]
     said = list(_said(hardware, events, last))
-    return [
-        html.P([*(simulated if any(gpu.simulated for gpu in gpus) else []), " ", source], className="help"),
-        *([html.Ul([html.Li(line) for line in said], className="help")] if said else []),
-    ]
+    return [Text(line, "help"), *([Items(said, "help")] if said else [])]
 
 
 def _said(hardware: Hardware, events: Events, last: int | None) -> Iterator[str]:

@@ -6,19 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from dash.development.base_component import Component
-
 from rankscope.dashboards.data.hardware import Gpu
 from rankscope.dashboards.hardware.data import GpuFigures
 from rankscope.dashboards.hardware.lines import KIND_NAMES
-from rankscope.dashboards.pages.grid import number_column, text_column
-from rankscope.dashboards.pages.sheet import sheet
+from rankscope.dashboards.model.page import Column, number_column, text_column
 
 _LINKS: Final = {"pcie_link_width": "PCIe x{}", "pcie_link_generation": "PCIe gen {}", "nvlinks_down": "{} NVLinks down"}
 
-COLUMNS: Final[list[dict[str, Any]]] = [
-    {**text_column("host", "Host", width=120), "pinned": "left"},
-    {**text_column("gpu", "GPU", width=84), "pinned": "left"},
+COLUMNS: Final[list[Column]] = [
+    text_column("host", "Host", width=120, pinned=True),
+    text_column("gpu", "GPU", width=84, pinned=True),
     text_column("ranks", "Ranks", width=92),
     number_column("temperature_highest", "Max °C", "Highest temperature of the steps shown", digits=0, width=96),
     number_column("temperature_median", "Median °C", "Median temperature of the steps shown", digits=0, width=112),
@@ -40,13 +37,13 @@ COLUMNS: Final[list[dict[str, Any]]] = [
     number_column("memory", "Memory GiB", "Highest use of the steps shown", digits=1, width=120),
     number_column("memory_total", "Of GiB", "Memory that it has", digits=1, width=96),
     number_column("throttled", "Throttled %", "Share of samples of the run in which clocks were held down", digits=1, width=120),
-    {**text_column("throttled_by", "Throttled by", width=220), "tooltipField": "throttled_by"},
+    text_column("throttled_by", "Throttled by", width=220, hover=True),
     number_column("xid", "Xid", "Xid errors during the run, not those of programs", digits=0, width=84),
     number_column("ecc", "ECC", "Uncorrected ECC errors during the run", digits=0, width=84),
     number_column("link_errors", "Link errors", "NVLink errors and PCIe transfers repeated during the run", digits=0, width=116),
-    {**text_column("links", "Links", width=210), "tooltipField": "links"},
+    text_column("links", "Links", width=210, hover=True),
     text_column("name", "Model", width=150),
-    {**text_column("uuid", "UUID", width=330), "tooltipField": "uuid"},
+    text_column("uuid", "UUID", width=330, hover=True),
     text_column("simulated", "Simulated", width=110),
 ]  # fmt: skip
 
@@ -119,8 +116,3 @@ def _links(gpu: Gpu) -> str | None:
             was = f" (was {worst})" if worst != state.last else f" (had {best})" if best != state.last else ""
             told.append(says.format(state.last) + was)
     return ", ".join(told) or None
-
-
-def gpu_grid(rows: list[dict[str, Any]], *, file_name: str) -> Component:
-    """Return the table of GPUs."""
-    return sheet("gpu-table", COLUMNS, rows, file_name=file_name)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from html import unescape
 from typing import Any, Final
 
 import numpy as np
-from dash import html
-from dash.development.base_component import Component
 
 from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import RankscopeError
@@ -34,14 +33,12 @@ from rankscope.dashboards.hardware.data import (
 from rankscope.dashboards.hardware.figures import MapRows, finish, gpu_label, gpu_map, group_power_bars
 from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.lines import GAUGES, NAMES, OwnTime, gpu_lines
-from rankscope.dashboards.hardware.table import gpu_grid, gpu_rows
-from rankscope.dashboards.model.drawn import Drawn, Table, cell
+from rankscope.dashboards.hardware.table import COLUMNS, gpu_rows
+from rankscope.dashboards.model.drawn import Drawn, FigureData, cell
+from rankscope.dashboards.model.page import Block, Figure, Part, Section, Table, Text, choice, rank_choice
+from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.pages.live import figure, part, rank_choice, select
-from rankscope.dashboards.pages.pieces import section
-from rankscope.dashboards.pages.sheet import save_sheet
-from rankscope.dashboards.views.picks import steps_of_drag
-from rankscope.dashboards.views.view import Help, View
+from rankscope.dashboards.model.view import Help, View
 
 _FOUND_NONE: Final = "no samples of its GPUs"
 
@@ -111,7 +108,7 @@ def _map(run: RunData, state: PageState, colors: Palette) -> Drawn:
     picture = gpu_map(rows, columns, colors, metric=metric, why_unknown=why_unknown(name), picked=picked)
     finish(picture, colors, steps=state.steps, simulated=shown.is_simulated)
     x = "first step" if columns.steps_each else "time since first sample [s]"
-    table = Table(
+    table = FigureData(
         ("GPU", x, "begin [unix ns]", f"{metric.label}, {metric.worst} [{metric.unit}]"),
         CellRows(
             [(label,) for label in rows.labels],
@@ -149,7 +146,7 @@ def _lines(run: RunData, state: PageState, colors: Palette) -> Drawn:
     events = [event for event in run.events.events if event.gpu_uuid in uuids and _overlaps(event, first, last)]
     picture = gpu_lines(series, events, _own_time(run, gpu, columns), columns, colors)
     finish(picture, colors, title=_whose(gpu), steps=state.steps, simulated=shown.is_simulated)
-    table = Table(
+    table = FigureData(
         ("time [unix ns]", "step", *(f"{NAMES[gauge]} [{METRICS[gauge].unit}]" for gauge in GAUGES)),
         [
             (int(at), math.floor(step) if columns.steps_each else None, *(cell(series.values[gauge][row]) for gauge in GAUGES))
@@ -200,7 +197,7 @@ def _rack_power(run: RunData, state: PageState, colors: Palette) -> Drawn:
 
 def _power(shown: _Shown, colors: Palette, groups: list[GroupPower], what: str, *, picked: str | None = None) -> Drawn:
     """Draw the power of groups. ``what``: kind of the groups, ``host`` or ``rack``."""
-    table = Table(
+    table = FigureData(
         (what, "GPUs known", "GPUs", "power, median [W]", "power, highest [W]", "least thermal headroom [celsius]"),
         [(one.name, one.known, one.gpus, one.median_watts, one.highest_watts, one.headroom_celsius) for one in groups],
     )
@@ -231,22 +228,6 @@ def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
     return gpu_rows(gpus, figures, {gpu.gpu_uuid: whole for gpu, whole in parents if whole is not None})
 
 
-def _hints(run: RunData, state: PageState) -> list[Component]:
-    return gpu_hints(run.hardware, run.events, state.steps)
-
-
-def _racks_hint(racks: bool) -> list[Component]:
-    if racks:
-        return [figure("rack-power", "Bars of the power of each rack")]
-    return [
-        html.P(
-            "Racks are not known. Give every rank its own as a coordinate, such as RANKSCOPE_COORDINATES=dp=3,rack=7, and there "
-            "are bars of racks here.",
-            className="help",
-        )
-    ]
-
-
 def _with_gpu(state: PageState, gpu: Gpu) -> PageState:
     return replace(state, gpu=gpu.gpu_uuid, rank=gpu.ranks[0] if gpu.ranks else None)
 
@@ -268,47 +249,83 @@ def _pick_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> Page
     return _with_gpu(state, shown.hardware.gpus[first])
 
 
-def _pick_host(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+def _pick_host(state: PageState, point: Mapping[str, Any]) -> PageState:
     host = str(point["y"]).removeprefix("<b>▸ ").removesuffix("</b>")
     return replace(state, host=unescape(host))
 
 
-def _layout(run: RunData, state: PageState) -> list[Component]:
+def _blocks(run: RunData, state: PageState) -> list[Block]:
     known = {gauge for gpu in run.hardware.gpus for gauge in gpu.gauges}
+    steps = partial(steps_of_drag, state)
     return [
-        part("gpu-hints", _hints(run, state)),
-        section(
-            "gpus",
-            "Every GPU over time",
-            "A hot or slow GPU is a line, a moment that hit all a column, a host with bad cooling a block. Grey: no sample. "
+        Part("gpu-hints", lambda: gpu_hints(run.hardware, run.events, state.steps)),
+        Section(
+            name="gpus",
+            title="Every GPU over time",
+            help="A hot or slow GPU is a line, a moment that hit all a column, a host with bad cooling a block. Grey: no sample. "
             "Click a row to see its GPU below; drag over steps to zoom, double-click to see all again.",
-            [figure("gpu-map", "Heat map of the chosen gauge by GPU and step; the table below has the medians", height=320)],
-            tools=[select("gauge", "Gauge", _gauges(known), state), rank_choice(state)],
+            blocks=[
+                Figure(
+                    name="gpu-map",
+                    label="Heat map of the chosen gauge by GPU and step; the table below has the medians",
+                    draw=partial(_map, run, state),
+                    height=320,
+                    pick=partial(_pick_cell, run, state),
+                    zoom=steps,
+                )
+            ],
+            tools=[choice("gauge", "Gauge", _gauges(known), state), rank_choice(state)],
         ),
-        section(
-            "gpu",
-            "One GPU, and the own time of its rank",
-            "Shaded: its clock was held down or dropped; the lines at the top say by what. A clock that drops where own time "
-            "rises is a cause; own time that rises alone is not the GPU's.",
-            [
-                figure(
-                    "gpu-lines", "Temperature, power, SM clock and use of the picked GPU, own time of its rank below", height=480
+        Section(
+            name="gpu",
+            title="One GPU, and the own time of its rank",
+            help="Shaded: its clock was held down or dropped; the lines at the top say by what. A clock that drops where own "
+            "time rises is a cause; own time that rises alone is not the GPU's.",
+            blocks=[
+                Figure(
+                    name="gpu-lines",
+                    label="Temperature, power, SM clock and use of the picked GPU, own time of its rank below",
+                    draw=partial(_lines, run, state),
+                    height=480,
+                    zoom=steps,
                 )
             ],
         ),
-        section(
-            "gpu-table",
-            "All GPUs",
-            "Medians and extremes are of the steps shown; throttling, errors and links of the whole run. A dash means not known. "
-            "Click a row to pick its GPU.",
-            [gpu_grid(_rows(run, state), file_name=f"rankscope-{run.summary.run_id}-gpus")],
-            tools=[save_sheet("gpu-table")],
+        Section(
+            name="gpu-table",
+            title="All GPUs",
+            help="Medians and extremes are of the steps shown; throttling, errors and links of the whole run. A dash means not "
+            "known. Click a row to pick its GPU.",
+            blocks=[
+                Table(
+                    name="gpu-table",
+                    columns=COLUMNS,
+                    rows=lambda: _rows(run, state),
+                    file_name=f"rankscope-{run.summary.run_id}-gpus",
+                    pick=partial(_pick_row, run, state),
+                )
+            ],
         ),
-        section(
-            "power",
-            "Power of hosts and racks",
-            "The sum over the GPUs of each at the same time. Hatched: some of its GPUs are not known, so it is more than that.",
-            [figure("host-power", "Bars of the power of each host"), *_racks_hint("rack" in run.topology.dimensions)],
+        Section(
+            name="power",
+            title="Power of hosts and racks",
+            help="The sum over the GPUs of each at the same time. Hatched: some of its GPUs are not known, so "
+            "it is more than that.",
+            blocks=[
+                Figure(
+                    name="host-power",
+                    label="Bars of the power of each host",
+                    draw=partial(_host_power, run, state),
+                    pick=partial(_pick_host, state),
+                ),
+                Figure(name="rack-power", label="Bars of the power of each rack", draw=partial(_rack_power, run, state))
+                if "rack" in run.topology.dimensions
+                else Text(
+                    "Racks are not known. Give every rank its own as a coordinate, such as RANKSCOPE_COORDINATES=dp=3,rack=7, "
+                    "and there are bars of racks here.",
+                    "help",
+                ),
+            ],
         ),
     ]
 
@@ -336,11 +353,5 @@ VIEW: Final = View(
         do="Look for a GPU that is hotter or slower than its neighbours, pick it, and see whether own time rises where its clock "
         "drops.",
     ),
-    layout=_layout,
-    figures={"gpu-map": _map, "gpu-lines": _lines, "host-power": _host_power, "rack-power": _rack_power},
-    parts={"gpu-hints": _hints},
-    grids={"gpu-table": _rows},
-    picks={"gpu-map": _pick_cell, "host-power": _pick_host},
-    zooms={"gpu-map": steps_of_drag, "gpu-lines": steps_of_drag},
-    row_picks={"gpu-table": _pick_row},
+    blocks=_blocks,
 )

@@ -10,7 +10,7 @@ from rankscope.analysis.result.analysis import Cause
 from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.lost_hours.data import ClusterLedger, HostLoss
-from rankscope.dashboards.model.drawn import NO_TABLE, Drawn, Table
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
 from rankscope.dashboards.words.inert import plotly_text
 
 SHOWN: Final = 20
@@ -39,7 +39,7 @@ def ledger_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
     hosts = [host for host in ledger.hosts if host.gpu_hours > 0]
     if not hosts:
         says = "No GPU time was lost in the runs that are counted." if ledger.counted else "No run is counted yet."
-        return Drawn(note(says, colors), NO_TABLE, says)
+        return Drawn(note(says, colors), NO_DATA, says)
     shown = hosts[:SHOWN]
     names = [plotly_text(_name(host), _MOST_LETTERS) for host in shown]
     figure = go.Figure()
@@ -63,7 +63,7 @@ def ledger_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
     return Drawn(figure, ledger_table(ledger), _says(hosts, ledger.gpu_hours))
 
 
-def ledger_table(ledger: ClusterLedger) -> Table:
+def ledger_table(ledger: ClusterLedger) -> FigureData:
     """Return a table with a row per host and cause."""
     rows = [
         (_name(host), cause, hours, len(host.runs), host.trained_gpu_hours, " ".join(host.runs))
@@ -71,7 +71,7 @@ def ledger_table(ledger: ClusterLedger) -> Table:
         for cause, hours in sorted(host.by_cause.items(), key=lambda item: -item[1])
     ]
     columns = ("host", "cause", "lost [GPU-h]", "runs blamed in", "trained on the host [GPU-h]", "run ids")
-    return Table(columns, rows)
+    return FigureData(columns, rows)
 
 
 def _name(host: HostLoss) -> str:

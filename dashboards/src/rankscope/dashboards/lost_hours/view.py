@@ -1,14 +1,10 @@
-"""Page of the cluster's ledger: GPU time lost per host and cause over all runs, and GPUs that are allocated but unused."""
+"""Page of lost GPU-hours: GPU time lost per host and cause over all runs, and GPUs that are allocated but unused."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
-
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import dcc, html
-from dash.development.base_component import Component
+from typing import Final
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import RunSource, RunSummary
@@ -22,11 +18,33 @@ from rankscope.dashboards.lost_hours.data import (
     told,
     total_cost,
 )
-from rankscope.dashboards.lost_hours.figures import LOOKS, NO_HOST
-from rankscope.dashboards.many_state import LedgerState
-from rankscope.dashboards.pages.facts import fact
-from rankscope.dashboards.pages.live import figure
-from rankscope.dashboards.pages.pieces import advice, badge, first_of, run_link, section, table
+from rankscope.dashboards.lost_hours.figures import LOOKS, NO_HOST, ledger_bars
+from rankscope.dashboards.model.page import (
+    Advice,
+    Block,
+    Button,
+    Callbacks,
+    Fact,
+    Facts,
+    Figure,
+    Group,
+    Heading,
+    Items,
+    Line,
+    Part,
+    Piece,
+    Pieces,
+    Rows,
+    Section,
+    Span,
+    Text,
+    badge,
+    choice,
+    first_pieces,
+    named_link,
+)
+from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
 
@@ -34,70 +52,55 @@ SHOWN: Final = 200
 """Maximum number of hosts in the table. The CSV has all of them."""
 _NAMED: Final = 6
 
-WINDOWS: Final = (("", "All runs"), ("1", "Last day"), ("7", "Last 7 days"), ("30", "Last 30 days"), ("90", "Last 90 days"))
+WINDOWS: Final = ((1, "Last day"), (7, "Last 7 days"), (30, "Last 30 days"), (90, "Last 90 days"))
 
 
-def ledger_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
-    """Return the page. Raises ``RankscopeError``."""
-    state = LedgerState.parse(search)
-    ledger = ledger_of(source, state)
-    days = "" if state.days is None else str(state.days)
-    known = {value for value, _ in WINDOWS}
-    options = [*WINDOWS, *([(days, f"Last {days} days")] if days not in known else [])]
-    return html.Div(
-        [
-            html.H1("Ledger", className="page-title"),
-            section(
-                "ledger",
-                "GPU time lost, by host and cause",
-                "Summed over the verdicts of all runs here: what each says was lost, charged to the host of the rank it blames. "
-                "A host that several runs blame comes first (⚑): drain it, and look at what its runs have in common.",
-                [
-                    html.Div(ledger_body(ledger), id="ledger-body"),
-                    figure("ledger-bars", "Bars of the GPU-hours lost per host, by cause", many=True),
-                ],
-                tools=[
-                    dmc.Select(
-                        id="ledger-since",
-                        label="Runs started in",
-                        data=[{"value": value, "label": label} for value, label in options],
-                        value=days,
-                        allowDeselect=False,
-                        size="xs",
-                        w=150,
-                        comboboxProps={"withinPortal": True},
-                    )
-                ],
-            ),
-            section(
-                "idle",
-                "Held and not used",
-                "GPUs that a job holds and no process uses, by who holds them: ask them, or let the scheduler take them back.",
-                _idle(config.idle_gpus),
-            ),
-            dcc.Location(id="ledger-address", refresh="callback-nav", search=search or ""),
-            dcc.Store(id="many-shown", data={"search": search or ""}),
-            dcc.Interval(id="ledger-work", interval=1500, disabled=True),
-        ],
-        className="stack",
-    )
+def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> list[Block]:
+    state = PageState.parse(search)
+    days = dict(WINDOWS) | ({} if state.since is None else {state.since: f"Last {state.since} days"}) | dict(WINDOWS)
+    options = [{"value": f"{number}d", "label": label} for number, label in days.items()]
+    return [
+        Heading("Lost GPU-hours", 1, "page-title"),
+        Section(
+            name="lost-hours",
+            title="GPU time lost, by host and cause",
+            help="Summed over the verdicts of all runs here: what each says was lost, charged to the host of the rank it blames. "
+            "A host that several runs blame comes first (⚑): drain it, and look at what its runs have in common.",
+            blocks=[
+                Part("lost-hours-sum", lambda: lost_hours_body(lost_hours_of(source, state))),
+                Figure(
+                    name="lost-hours-bars",
+                    label="Bars of the GPU-hours lost per host, by cause",
+                    draw=lambda colors: ledger_bars(lost_hours_of(source, state), colors),
+                ),
+            ],
+            tools=[choice("since", "Runs started in", options, state, width=150, nothing="All runs")],
+        ),
+        Section(
+            name="idle",
+            title="Held and not used",
+            help="GPUs that a job holds and no process uses, by who holds them: ask them, or let the scheduler take them back.",
+            blocks=_idle(config.idle_gpus),
+        ),
+        Callbacks(values={}, timers={"lost-hours-work": 0}),
+    ]
 
 
-def ledger_of(source: RunSource, state: LedgerState) -> ClusterLedger:
+def lost_hours_of(source: RunSource, state: PageState) -> ClusterLedger:
     """Return the ledger of the time range in the address, up to now. Raises ``RankscopeError``."""
-    since = None if state.days is None else time.time_ns() - state.days * DAY_NS
+    since = None if state.since is None else time.time_ns() - state.since * DAY_NS
     return cluster_ledger(told(source), since_unix_ns=since)
 
 
-def ledger_body(ledger: ClusterLedger) -> list[Component]:
+def lost_hours_body(ledger: ClusterLedger) -> list[Block]:
     """Return the sum, its coverage, and a row per host."""
-    parts: list[Component] = [html.Dl(_facts(ledger), className="facts"), _coverage(ledger)]
+    parts: list[Block] = [Facts(_facts(ledger)), _coverage(ledger)]
     if ledger.hosts:
-        parts.append(_table(ledger.hosts))
-    return [html.Div(parts, className="stack inner")]
+        parts += _table(ledger.hosts)
+    return [Group(parts, "stack inner")]
 
 
-def _facts(ledger: ClusterLedger) -> list[Component]:
+def _facts(ledger: ClusterLedger) -> list[Fact]:
     cost = total_cost(ledger.hosts)
     facts = [
         ("GPU time lost", wording.gpu_hours(ledger.gpu_hours) if ledger.counted else wording.UNKNOWN),
@@ -108,7 +111,7 @@ def _facts(ledger: ClusterLedger) -> list[Component]:
         ("Repeat offenders", wording.count(sum(host.repeated for host in ledger.hosts), "host")),
         ("Runs counted", f"{len(ledger.counted):,} of {_all(ledger):,}"),
     ]
-    return [fact(name, value) for name, value in facts]
+    return [Fact(name, value) for name, value in facts]
 
 
 def _all(ledger: ClusterLedger) -> int:
@@ -125,50 +128,45 @@ def _left_out(ledger: ClusterLedger) -> list[tuple[str, list[RunSummary]]]:
     ]
 
 
-def _coverage(ledger: ClusterLedger) -> Component:
+def _coverage(ledger: ClusterLedger) -> Block:
     """Return the list of runs that are not in the sum, by reason."""
-    lines: list[Component] = [html.Li(_missing(why, runs)) for why, runs in _left_out(ledger) if runs]
+    lines = [_missing(why, runs) for why, runs in _left_out(ledger) if runs]
     if not lines:
-        return html.Div(
-            "Every run is counted." if ledger.counted else "There is no run in this window of time.", className="help"
-        )
-    button = dmc.Button(
-        "Analyse them", id="ledger-analyse", size="compact-xs", variant="default", disabled=not ledger.not_analysed
-    )
-    return html.Div(
-        [html.Strong("Not in the sum"), html.Ul(lines), html.Div(button, hidden=not ledger.not_analysed)], className="covers"
-    )
+        return Text("Every run is counted." if ledger.counted else "There is no run in this window of time.", "help")
+    ask = [Button("lost-hours-analyse", "Analyse them")] if ledger.not_analysed else []
+    return Group([Pieces(Span("Not in the sum", "strong"), ""), Items(lines), *ask], "covers")
 
 
-def _missing(why: str, runs: Sequence[RunSummary]) -> list[Component | str]:
+def _missing(why: str, runs: Sequence[RunSummary]) -> list[Piece]:
     """Return ``3 runs not analysed: a, b, c``. Each name is a link unless the run cannot be read."""
-    names = [html.Span(run.name, title=run.problem) if run.problem else run_link(run.run_id, run.name) for run in runs]
-    return [f"{wording.count(len(runs), 'run')} {why}: ", *first_of(names, _NAMED)]
+    names = [Span(run.name, title=run.problem) if run.problem else named_link(run.name, run_path(run.run_id)) for run in runs]
+    return [f"{wording.count(len(runs), 'run')} {why}: ", *first_pieces(names, _NAMED)]
 
 
-def _table(hosts: Sequence[HostLoss]) -> Component:
+def _table(hosts: Sequence[HostLoss]) -> list[Block]:
     columns = (
         ("Host", "names"), ("GPU time lost", "number"), ("Per GPU-h trained on it", "number"), ("Cost", "number"), ("Causes", ""),
         ("Blamed in", "names"),
     )  # fmt: skip
-    more = [html.P(f"{len(hosts) - SHOWN:,} more hosts are in the CSV.", className="help")] if len(hosts) > SHOWN else []
-    return html.Div([table(columns, map(_row, hosts[:SHOWN])), *more])
+    more = [Text(f"{len(hosts) - SHOWN:,} more hosts are in the CSV.", "help")] if len(hosts) > SHOWN else []
+    return [Rows(columns, [_row(host) for host in hosts[:SHOWN]]), *more]
 
 
-def _row(host: HostLoss) -> tuple[Any, ...]:
+def _row(host: HostLoss) -> tuple[Line, ...]:
     causes = sorted(host.by_cause.items(), key=lambda item: -item[1])
-    name: list[Component | str] = [host.host or NO_HOST]
+    name: list[Piece] = [host.host or NO_HOST]
     if host.repeated:
         name += [" ", badge(f"⚑ {len(host.runs)} runs", tone="bad", title="Blamed in several runs")]
     if host.gpus:
-        name.append(html.Div(f"{wording.count(len(host.gpus), 'GPU')}: {', '.join(sorted(host.gpus)[:2])}", className="help"))
+        gpus = f"{wording.count(len(host.gpus), 'GPU')}: {', '.join(sorted(host.gpus)[:2])}"
+        name.append(Span(gpus, style="help below"))
     return (
         name,
         wording.gpu_hours(host.gpu_hours),
         "-" if host.rate is None else f"{host.rate:,.3g} GPU-h",
         _cost(host),
         "; ".join(f"{LOOKS[cause][0]} {wording.gpu_hours(hours)}" for cause, hours in causes),
-        first_of([run_link(run_id, run_name) for run_id, run_name in host.runs.items()], _NAMED),
+        first_pieces([named_link(run_name, run_path(run_id)) for run_id, run_name in host.runs.items()], _NAMED),
     )
 
 
@@ -179,23 +177,23 @@ def _cost(host: HostLoss) -> str:
     return f"{text} + {wording.gpu_hours(host.unpriced_hours)} without a price" if host.unpriced_hours else text
 
 
-def _idle(idle_gpus: IdleGpus | None) -> list[Component]:
+def _idle(idle_gpus: IdleGpus | None) -> list[Block]:
     if idle_gpus is None:
         return [
-            html.P("Not known: this needs a Prometheus that scrapes rankscope's exporter. Start with:", className="help"),
-            advice("rankscope dashboard PATH --prometheus URL"),
+            Text("Not known: this needs a Prometheus that scrapes rankscope's exporter. Start with:", "help"),
+            Advice("rankscope dashboard PATH --prometheus URL"),
         ]
     try:
         holders = by_holder(idle_gpus())
     except RankscopeError as error:
-        return [html.P(str(error), className="reason")]
+        return [Text(str(error), "reason")]
     if not holders:
-        return [html.P("No GPU is held without being used right now.", className="help")]
+        return [Text("No GPU is held without being used right now.", "help")]
     columns = (
         ("User", ""), ("Account", ""), ("Idle GPUs", "number"), ("Idle GPU-hours in 24 h", "number"), ("Hosts", "names"),
         ("Jobs", "names"),
     )  # fmt: skip
-    rows = (
+    rows = [
         (
             holder.user or wording.UNKNOWN,
             holder.account or wording.UNKNOWN,
@@ -205,5 +203,8 @@ def _idle(idle_gpus: IdleGpus | None) -> list[Component]:
             ", ".join(holder.jobs) or "-",
         )
         for holder in holders
-    )
-    return [table(columns, rows)]
+    ]
+    return [Rows(columns, rows)]
+
+
+PAGE: Final = SitePage(path="/lost-hours", title="Lost GPU-hours", blocks=_blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self
 from urllib.parse import parse_qs, quote, unquote, urlencode
@@ -24,7 +24,7 @@ _MOST: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """Selection on the pages of a run; a view leaves fields that it does not use unchanged."""
+    """Selection on a page; a page leaves fields that it does not use unchanged."""
 
     rank: int | None = None
     """Rank highlighted in every view."""
@@ -57,6 +57,14 @@ class PageState:
     """Name of an alert to replay over the run, or ``all``."""
     currency: str | None = None
     """Three-letter code of the currency; ``None``: as recorded with the run."""
+    runs: tuple[str, ...] = ()
+    """Compared runs."""
+    at: int | None = None
+    """Step at which one run is divided, to compare what was before and after."""
+    by: str = "host"
+    """Unit of the shown changes: ``host`` or ``rank``."""
+    since: int | None = None
+    """Only runs that started in the last so many days; ``None``: all."""
 
     @property
     def search(self) -> str:
@@ -112,6 +120,11 @@ def _items(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(item for item in text.split(",") if 0 < len(item) <= _LONGEST))[:_MOST]
 
 
+def _ids(text: str) -> tuple[str, ...]:
+    """Return ids, each of which is quoted, since an id may contain a comma."""
+    return tuple(dict.fromkeys(one for item in text.split(",") if 0 < len(one := unquote(item)) <= _LONGEST))[:_MOST]
+
+
 _WHOLE: Final = _Codec(str, lambda text: int(text) if _NUMBER.fullmatch(text) else None)
 _SPAN: Final = _Codec(lambda value: f"{value[0]}-{value[1]}", _range)
 _WORD: Final = _Codec(str, lambda text: text if _NAME.fullmatch(text) else None)
@@ -119,6 +132,9 @@ _TEXT: Final = _Codec(str, lambda text: text if 0 < len(text) <= _LONGEST else N
 _AMOUNT: Final = _Codec(lambda value: f"{value:.10g}", lambda text: float(text) if _PRICE.fullmatch(text) else None)
 _LETTERS: Final = _Codec(str, lambda text: text.upper() if _CURRENCY.fullmatch(text) else None)
 _LIST: Final = _Codec(",".join, _items)
+_IDS: Final = _Codec(lambda ids: ",".join(quote(one, safe="") for one in ids), _ids)
+_UNIT: Final = _Codec(str, lambda text: text if text in ("host", "rank") else None)
+_DAYS: Final = _Codec(lambda days: f"{days}d", lambda text: int(text[:-1]) or None if re.fullmatch("[0-9]{1,4}d", text) else None)
 
 _CODECS: Final[dict[str, _Codec]] = {
     "rank": _WHOLE,
@@ -137,6 +153,10 @@ _CODECS: Final[dict[str, _Codec]] = {
     "price": _AMOUNT,
     "replay": _TEXT,
     "currency": _LETTERS,
+    "runs": _IDS,
+    "at": _WHOLE,
+    "by": _UNIT,
+    "since": _DAYS,
 }
 _DEFAULTS: Final = {field.name: field.default for field in fields(PageState)}
 
@@ -144,6 +164,11 @@ _DEFAULTS: Final = {field.name: field.default for field in fields(PageState)}
 def run_path(run_id: str, view: str = "") -> str:
     """Return the path of a page of a run; ``rankscope.runs.links.overview_url`` gives the first page with a host."""
     return f"/run/{quote(run_id, safe='', errors='surrogateescape')}{f'/{view}' if view else ''}"
+
+
+def compare_path(run_ids: Sequence[str], at: int | None = None) -> str:
+    """Return the address of a comparison."""
+    return f"/compare{PageState(runs=tuple(run_ids), at=at).search}"
 
 
 def run_of(pathname: str | None) -> tuple[str, str] | None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import numpy as np
-from dash import html
-from dash.development.base_component import Component
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import stretches
-from rankscope.dashboards.model.drawn import Drawn, Table
+from rankscope.dashboards.model.drawn import Drawn, FigureData
+from rankscope.dashboards.model.page import Block, Figure, Heading, Items, Legend, Part, Section, choice, rank_choice
+from rankscope.dashboards.model.picks import rank_of_bar
 from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overlap.figures import (
     ALL_UP_TO,
     NOTABLE,
@@ -29,10 +31,6 @@ from rankscope.dashboards.overlap.figures import (
     overlap_spread,
     wait_bars,
 )
-from rankscope.dashboards.pages.live import figure, part, rank_choice, select
-from rankscope.dashboards.pages.pieces import legend, section
-from rankscope.dashboards.views.picks import rank_of_bar
-from rankscope.dashboards.views.view import Help, View
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, percent
 
@@ -52,7 +50,7 @@ def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
     profiled = sum(rank.window_us is not None for rank in ranks)
     return Drawn(
         breakdown_bars(ranks, colors, blamed=run.analysis.verdict.rank, picked=state.rank),
-        Table(columns, rows),
+        FigureData(columns, rows),
         f"Profiled time of {profiled:,} of {count(len(ranks), 'rank')} by what it was spent on",
     )
 
@@ -80,7 +78,7 @@ def _spread(run: RunData, state: PageState, colors: Palette) -> Drawn:
             blamed=run.analysis.verdict.rank,
             picked=state.rank,
         ),
-        Table(("rank", "profiled steps", "median overlap ratio", "lowest", "highest"), rows),
+        FigureData(("rank", "profiled steps", "median overlap ratio", "lowest", "highest"), rows),
         says,
     )
 
@@ -115,7 +113,7 @@ def _waits(run: RunData, state: PageState, colors: Palette) -> Drawn:
         )
         for row in rows
     ]  # fmt: skip
-    return Drawn(wait_bars(rows, colors), Table(columns, cells), says)
+    return Drawn(wait_bars(rows, colors), FigureData(columns, cells), says)
 
 
 def _bandwidth(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -137,10 +135,10 @@ def _bandwidth(run: RunData, state: PageState, colors: Palette) -> Drawn:
     if slow:
         worst = min(slow, key=lambda row: row.share or 0.0)
         says = f"Farthest below its link's rate: {name_of(worst)}, {against(worst)}"
-    return Drawn(bandwidth_bars(rows, colors), Table(columns, cells), says)
+    return Drawn(bandwidth_bars(rows, colors), FigureData(columns, cells), says)
 
 
-def _about_collectives(run: RunData, state: PageState) -> list[Component]:
+def _about_collectives(run: RunData, state: PageState) -> list[Block]:
     """Return the reasons for missing rows, transfers and bandwidths."""
     found = run.analysis.collectives
     rows = _rows(run, state)
@@ -160,54 +158,68 @@ def _about_collectives(run: RunData, state: PageState) -> list[Component]:
         lines.append(f"Left out, as nothing tells who waited: {reasons}.")
     whys = {row.expected_unknown for row in rows if row.expected_unknown is not None}
     lines += [f"Why the expected bandwidth is not known: {why}." for why in sorted(whys)]
-    return [html.Ul([html.Li(line) for line in lines], className="help")] if lines else []
+    return [Items(lines, "help")] if lines else []
 
 
-def _layout(run: RunData, state: PageState) -> list[Component]:
+def _blocks(run: RunData, state: PageState) -> list[Block]:
     many = len(run.analysis.ranks) > ALL_UP_TO
     some = f" Shown: the mean and the {NOTABLE} ranks that differ most from it." if many else ""
     groups = sorted({row.group for row in run.analysis.collectives.by_op})
     choices = [{"value": group, "label": group} for group in groups]
     return [
-        section(
-            "breakdown",
-            "Where the time went",
-            "The parts of each bar sum to its profiled steps. Exposed communication on all ranks but one "
+        Section(
+            name="breakdown",
+            title="Where the time went",
+            help="The parts of each bar sum to its profiled steps. Exposed communication on all ranks but one "
             "means that they wait for that one; on all alike, that the network is slow." + some,
-            [
-                legend([(one.key, one.label) for one in PARTS]),
-                figure(
-                    "breakdown-bars",
-                    "Stacked bars of compute, overlap, exposed communication, exposed copies and idle time per rank",
+            blocks=[
+                Legend([(one.key, one.label) for one in PARTS]),
+                Figure(
+                    name="breakdown-bars",
+                    label="Stacked bars of compute, overlap, exposed communication, exposed copies and idle time per rank",
+                    draw=partial(_bars, run, state),
+                    pick=partial(rank_of_bar, state),
                 ),
             ],
             tools=[rank_choice(state)],
         ),
-        section(
-            "overlap-spread",
-            "How much communication is hidden",
-            "One bar, one range of the overlap ratio: how many of the profiled steps of all ranks are in it. Two heaps: some "
-            "ranks or some steps hide less.",
-            [figure("overlap-spread", "Histogram of the overlap ratio over ranks and profiled steps", height=230)],
+        Section(
+            name="overlap-spread",
+            title="How much communication is hidden",
+            help="One bar, one range of the overlap ratio: how many of the profiled steps of all ranks are in it. Two heaps: "
+            "some ranks or some steps hide less.",
+            blocks=[
+                Figure(
+                    name="overlap-spread",
+                    label="Histogram of the overlap ratio over ranks and profiled steps",
+                    draw=partial(_spread, run, state),
+                    height=230,
+                )
+            ],
         ),
-        section(
-            "collectives",
-            "Collectives: transfer or waiting",
-            "By operation, process group and size; the costliest first. Waiting ends when the last rank has come: look for that "
-            "rank. Transfer is what a faster link, larger or fewer messages shorten.",
-            [
-                legend([("exposed_communication", "Transfer"), ("straggler_wait", "Waiting for later ranks")]),
-                figure("collective-waits", "Stacked bars of transfer and waiting per collective", height=240, long=True),
-                html.H3("Bandwidth of the transfer"),
-                figure(
-                    "collective-bandwidth",
-                    "Bars of bus bandwidth per collective, marks of the expected one",
-                    height=240,
+        Section(
+            name="collectives",
+            title="Collectives: transfer or waiting",
+            help="By operation, process group and size; the costliest first. Waiting ends when the last rank has come: look for "
+            "that rank. Transfer is what a faster link, larger or fewer messages shorten.",
+            blocks=[
+                Legend([("exposed_communication", "Transfer"), ("straggler_wait", "Waiting for later ranks")]),
+                Figure(
+                    name="collective-waits",
+                    label="Stacked bars of transfer and waiting per collective",
+                    draw=partial(_waits, run, state),
                     long=True,
                 ),
-                part("about-collectives", _about_collectives(run, state)),
+                Heading("Bandwidth of the transfer"),
+                Figure(
+                    name="collective-bandwidth",
+                    label="Bars of bus bandwidth per collective, marks of the expected one",
+                    draw=partial(_bandwidth, run, state),
+                    long=True,
+                ),
+                Part("about-collectives", lambda: _about_collectives(run, state)),
             ],
-            tools=[select("group", "Process group", choices, state, nothing="all")],
+            tools=[choice("group", "Process group", choices, state, nothing="all")],
         ),
     ]
 
@@ -223,13 +235,5 @@ VIEW: Final = View(
         do="Exposed communication on all ranks alike: larger buckets, other overlap, a faster link. On all but one: that one. "
         "Bandwidth far below its mark, and not bound by latency: look at the link.",
     ),
-    layout=_layout,
-    figures={
-        "breakdown-bars": _bars,
-        "overlap-spread": _spread,
-        "collective-waits": _waits,
-        "collective-bandwidth": _bandwidth,
-    },
-    parts={"about-collectives": _about_collectives},
-    picks={"breakdown-bars": rank_of_bar},
+    blocks=_blocks,
 )

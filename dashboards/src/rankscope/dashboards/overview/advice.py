@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, get_args
 
-from dash import html
-from dash.development.base_component import Component
-
 from rankscope.analysis.result.analysis import Cause
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
-from rankscope.dashboards.pages.pieces import advice as command_line
+from rankscope.dashboards.model.page import Advice as Command
+from rankscope.dashboards.model.page import Block, Group, Items, Span, Text
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import percent
 
@@ -61,22 +59,19 @@ FIGURES: Final[Mapping[str, str]] = {
 """Figures in words; ``{}`` is the value."""
 
 
-def advice_list(advice: list[Advice]) -> list[Component]:
+def advice_list(advice: list[Advice]) -> list[Block]:
     """Return the list of advice, or a line for an empty list."""
     if not advice:
-        return [html.P(NOTHING, className="help")]
+        return [Text(NOTHING, "help")]
     commands = dict.fromkeys(command for item in advice if (command := _check(item)[0]))
-    return [
-        html.Ol([html.Li(_one(item)) for item in advice], className="advices"),
-        *(command_line(f"To check: {one}") for one in commands),
-    ]
+    return [Items([_one(item) for item in advice], "advices", ordered=True), *(Command(f"To check: {one}") for one in commands)]
 
 
-def _one(item: Advice) -> list[Component]:
+def _one(item: Advice) -> list[Block]:
     return [
-        html.Div([html.Strong(_gain(item)), html.Span(item.action)], className="advice-action"),
-        html.Ul([html.Li(_figure(figure)) for figure in item.evidence], className="advice-evidence"),
-        html.P(f"To check: {_check(item)[1]}", className="help"),
+        Group([Text(Span(_gain(item), "strong")), Text(item.action)], "advice-action"),
+        Items([_figure(figure) for figure in item.evidence], "advice-evidence"),
+        Text(f"To check: {_check(item)[1]}", "help"),
     ]
 
 

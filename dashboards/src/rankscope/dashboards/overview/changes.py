@@ -8,14 +8,13 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from dash import dcc, html
-from dash.development.base_component import Component
 
 from rankscope.analysis.inference.change_points import LEAST_SHARE, moved_with
 from rankscope.analysis.result.analysis import Finding
 from rankscope.analysis.result.text import first_of
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import Trend
+from rankscope.dashboards.model.page import Block, Items, Link, Piece, Span, Text
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import CAUSE_LABELS
@@ -39,30 +38,26 @@ class Moment:
     what: str
 
 
-def changes(run: RunData, state: PageState) -> list[Component]:
+def changes(run: RunData, state: PageState) -> list[Block]:
     """Return the list of changes, or a line for an empty list."""
     trend = run.trend
     if not len(trend.steps):
-        return [html.P("No step has been recorded yet.", className="help")]
+        return [Text("No step has been recorded yet.", "help")]
     moments = sorted(
         [*_of_step_time(run, trend), *_of_findings(run, trend), *_of_attempts(run, trend), *_of_gpus(run)],
         key=lambda one: one.first,
     )
     if not moments:
-        return [
-            html.P(
-                f"The step time did not change lastingly by {LEAST_SHARE:.0%} or more, beyond its own noise.", className="help"
-            )
-        ]
+        says = f"The step time did not change lastingly by {LEAST_SHARE:.0%} or more, beyond its own noise."
+        return [Text(says, "help")]
     lines = [_line(run, state, moment) for moment in moments[:MOST_LINES]]
     more = len(moments) - MOST_LINES
-    return [html.Ol(lines, className="moments"), *([html.P(f"… and {more:,} more", className="help")] if more > 0 else [])]
+    return [Items(lines, "moments", ordered=True), *([Text(f"… and {more:,} more", "help")] if more > 0 else [])]
 
 
-def _line(run: RunData, state: PageState, moment: Moment) -> Component:
+def _line(run: RunData, state: PageState, moment: Moment) -> list[Piece]:
     shown = replace(state, steps=(moment.first, moment.last))
-    link = dcc.Link(moment.when, href=run_path(run.summary.run_id) + shown.search, className="moment-link")
-    return html.Li([link, html.Span(moment.what)])
+    return [Link(moment.when, run_path(run.summary.run_id) + shown.search, style="moment-link"), Span(moment.what, style="what")]
 
 
 def _of_step_time(run: RunData, trend: Trend) -> Iterator[Moment]:

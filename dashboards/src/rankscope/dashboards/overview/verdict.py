@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from dash import dcc, html
-from dash.development.base_component import Component
-
 from rankscope.alerts.watch.findings import reading
 from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdict
 from rankscope.dashboards.data.source import RunSummary
+from rankscope.dashboards.model.page import (
+    Advice,
+    Badge,
+    Block,
+    Details,
+    Fact,
+    Facts,
+    Group,
+    Heading,
+    Items,
+    Link,
+    Pieces,
+    Span,
+    Text,
+    badge,
+)
 from rankscope.dashboards.model.state import PageState, run_path
-from rankscope.dashboards.pages.facts import fact
-from rankscope.dashboards.pages.pieces import advice, badge
 from rankscope.dashboards.words import wording
 
 MAX_FINDINGS = 6
 
 
-def verdict_card(run: RunSummary, analysis: Analysis) -> list[Component]:
+def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
     """Return the content of the verdict's section, most important first."""
     verdict = analysis.verdict
     tone = wording.verdict_tone(verdict.kind, may_be_well=run.may_be_well)
-    parts: list[Component] = []
-    parts += [
-        html.Div(_badges(analysis, tone), className="badges"),
-        html.H2(verdict.summary, className="sentence", id="verdict-sentence"),
-        html.Dl(_facts(analysis), className="facts"),
+    parts: list[Block] = [
+        Pieces(_badges(analysis, tone)),
+        Heading(verdict.summary, 2, "sentence", name="verdict-sentence"),
+        Facts(_facts(analysis)),
     ]
     # The reader has the dashboard open already.
     steps = [text for text in verdict.next if not text.startswith("rankscope dashboard")]
     if steps:
-        parts.append(html.Div([html.H3("Do next"), html.Div([advice(text) for text in steps])], className="next"))
+        parts.append(Group([Heading("Do next"), *map(Advice, steps)], "next"))
     if verdict.rank is not None:
         parts.append(_where_to_see(run.run_id, verdict.rank))
     others = [finding for finding in analysis.findings if finding.summary != verdict.summary]
@@ -37,10 +47,10 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Component]:
         parts.append(_findings(analysis.findings))
     if analysis.source.warnings:
         parts.append(_warnings(analysis.source.warnings))
-    return [html.Div(parts, className=f"verdict tone-{tone}")]
+    return [Group(parts, f"verdict tone-{tone}")]
 
 
-def _badges(analysis: Analysis, tone: str) -> list[Component]:
+def _badges(analysis: Analysis, tone: str) -> list[Badge]:
     verdict = analysis.verdict
     badges = [badge(wording.KIND_LABELS[verdict.kind], tone=tone)]
     if verdict.cause is not None:
@@ -55,7 +65,7 @@ def _badges(analysis: Analysis, tone: str) -> list[Component]:
     return badges
 
 
-def _place(analysis: Analysis) -> list[Component]:
+def _place(analysis: Analysis) -> list[Badge]:
     """Return badges with rank, host and GPU of the blamed rank, or with the ranks if there are several."""
     verdict = analysis.verdict
     if verdict.rank is None:
@@ -73,26 +83,30 @@ def _place(analysis: Analysis) -> list[Component]:
     return places
 
 
-def _facts(analysis: Analysis) -> list[Component]:
+def _facts(analysis: Analysis) -> list[Fact]:
     verdict, source = analysis.verdict, analysis.source
-    facts: list[Component] = []
+    facts: list[Fact] = []
     # Without a blamed rank these numbers often do not exist and are left out. With one, a missing number is shown as unknown.
     if verdict.confidence is not None or verdict.rank is not None:
-        facts.append(fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence))
+        facts.append(Fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence))
     if verdict.slowdown is not None or verdict.rank is not None:
         facts.append(
-            fact("Steps take", wording.slowdown(verdict.slowdown), why="Step time as it is over step time without the cause")
+            Fact(
+                "Steps take",
+                wording.slowdown(verdict.slowdown),
+                why="Step time as it is over step time without the cause",
+            )
         )
     on_gpus = any(rank.device_kind != "cpu" for rank in analysis.ranks)
     if verdict.gpu_hours_lost is not None or (verdict.rank is not None and on_gpus):
         facts.append(
-            fact("GPU time lost", wording.gpu_hours(verdict.gpu_hours_lost), why="Excess time x number of ranks, so far")
+            Fact("GPU time lost", wording.gpu_hours(verdict.gpu_hours_lost), why="Excess time x number of ranks, so far")
         )
     if verdict.cost is not None:
-        facts.append(fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))
+        facts.append(Fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))
     facts += [
         _evidence(verdict, source),
-        fact(
+        Fact(
             "Coverage",
             wording.percent(source.coverage),
             why="Ranks x steps with evidence over those expected",
@@ -111,12 +125,12 @@ def _ranks_there(source: Source) -> str:
     )
 
 
-def _evidence(verdict: Verdict, source: Source) -> Component:
+def _evidence(verdict: Verdict, source: Source) -> Fact:
     why, steps = "Which records the verdict rests on", _steps(verdict, source)
     if verdict.evidence_source is None:
-        return fact("Evidence", steps, why=why)
+        return Fact("Evidence", steps, why=why)
     names = {"steps": "step records", "windows": "profiled steps", "traces": "traces"}
-    return fact("Evidence", names[verdict.evidence_source], why=why, detail=steps)
+    return Fact("Evidence", names[verdict.evidence_source], why=why, detail=steps)
 
 
 def _steps(verdict: Verdict, source: Source) -> str:
@@ -125,7 +139,7 @@ def _steps(verdict: Verdict, source: Source) -> str:
     return f"steps {verdict.steps[0]} to {verdict.steps[1] - 1}"
 
 
-def _where_to_see(run_id: str, rank: int) -> Component:
+def _where_to_see(run_id: str, rank: int) -> Block:
     """Return links to the views of the verdict's evidence, with the blamed rank picked."""
     picked = PageState(rank=rank).search
     ways = (
@@ -133,27 +147,23 @@ def _where_to_see(run_id: str, rank: int) -> Component:
         ("blame", "who waited for it", picked),
         ("whatif", "the run without its slowness", PageState(rank=rank, without=(f"rank:{rank}",)).search),
     )
-    links = [dcc.Link(text, href=run_path(run_id, view) + search) for view, text, search in ways]
-    return html.P(["See ", links[0], ", ", links[1], ", ", links[2], "."], className="see")
+    links = [Link(text, run_path(run_id, view) + search) for view, text, search in ways]
+    return Text(["See ", links[0], ", ", links[1], ", ", links[2], "."], "see")
 
 
-def _findings(findings: list[Finding]) -> Component:
-    rows: list[Component] = []
+def _findings(findings: list[Finding]) -> Block:
+    rows: list[Block] = []
     for finding in findings[:MAX_FINDINGS]:
         numbers = [
-            html.Li([html.Span(name), html.B(value), html.Small(detail or "")])
+            [Span(name), Span(value, "b"), Span(detail or "", "small")]
             for name, value, detail in ((*reading(item), item.detail) for item in finding.evidence)
         ]
-        rows.append(html.Div([html.P(finding.summary), html.Ul(numbers)], className="finding"))
+        rows.append(Group([Text(finding.summary), Items(numbers)], "finding"))
     more = len(findings) - MAX_FINDINGS
     if more > 0:
-        rows.append(html.P(f"… and {wording.count(more, 'more finding')}", className="help"))
-    return html.Details([html.Summary(f"Evidence: {wording.count(len(findings), 'finding')}, the most costly first"), *rows])
+        rows.append(Text(f"… and {wording.count(more, 'more finding')}", "help"))
+    return Details(f"Evidence: {wording.count(len(findings), 'finding')}, the most costly first", rows)
 
 
-def _warnings(warnings: list[str]) -> Component:
-    return html.Div(
-        [html.H3("What limits the evidence"), html.Ul([html.Li(warning) for warning in warnings])],
-        className="warnings",
-        role="note",
-    )
+def _warnings(warnings: list[str]) -> Block:
+    return Group([Heading("What limits the evidence"), Items(warnings)], "warnings", role="note")

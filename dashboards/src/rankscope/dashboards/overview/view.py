@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import numpy as np
-from dash import html
-from dash.development.base_component import Component
 
 from rankscope.analysis.result.costs import MEANING, Waterfall, WaterfallPart
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend
-from rankscope.dashboards.model.drawn import NO_TABLE, Drawn, Table, cell
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData, cell
+from rankscope.dashboards.model.page import Block, Details, Facts, Figure, Group, Heading, Part, Section, Terms
+from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overview.advice import advice_list
 from rankscope.dashboards.overview.changes import changes
+from rankscope.dashboards.overview.facts import work_and_memory
 from rankscope.dashboards.overview.figures import LOOKS, course_of, rate_line, rate_name, trend_lines, waterfall_bars
 from rankscope.dashboards.overview.verdict import verdict_card
-from rankscope.dashboards.pages.aria import aria
-from rankscope.dashboards.pages.facts import work_and_memory
-from rankscope.dashboards.pages.live import figure, part, when_there
-from rankscope.dashboards.pages.pieces import section
-from rankscope.dashboards.views.picks import steps_of_drag
-from rankscope.dashboards.views.view import Help, View
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, percent
 from rankscope.dashboards.words.wording import rate as per_second
 
 
-def _verdict(run: RunData, _state: PageState) -> list[Component]:
-    return verdict_card(run.summary, run.analysis)
-
-
-def _waterfall(run: RunData, _state: PageState, colors: Palette) -> Drawn:
+def _waterfall(run: RunData, colors: Palette) -> Drawn:
     fall = run.analysis.waterfall
     rows = [] if fall is None else [(one.name, one.us, one.share, one.source, one.note, MEANING[one.name]) for one in fall.parts]
     return Drawn(
         waterfall_bars(fall, colors),
-        Table(("part", "time [us]", "share of the step", "source", "note", "meaning"), rows),
+        FigureData(("part", "time [us]", "share of the step", "source", "note", "meaning"), rows),
         "Where a step's time goes is not known" if fall is None else _largest_part(fall),
     )
 
@@ -51,24 +44,13 @@ def _largest_part(fall: Waterfall) -> str:
     )
 
 
-def _parts(run: RunData, _state: PageState) -> list[Component]:
+def _parts(run: RunData) -> list[Block]:
     """Return the meaning of each part of the waterfall, or the reason why it is unknown."""
     fall = run.analysis.waterfall
     if fall is None:
         return []
-    rows = [
-        html.Div(
-            [
-                html.Dt(LOOKS[one.name].label.capitalize()),
-                html.Dd(
-                    _about_part(one),
-                    className="unknown" if one.us is None else "",
-                ),
-            ]
-        )
-        for one in fall.parts
-    ]
-    return [html.Details([html.Summary("What the parts are"), html.Dl(rows, className="meanings")])]
+    terms = [(LOOKS[one.name].label.capitalize(), _about_part(one), one.us is not None) for one in fall.parts]
+    return [Details("What the parts are", [Terms(terms, "meanings")])]
 
 
 _SOURCES: Final = {"steps": "From step records", "windows": "From profiled steps", "traces": "From traces", None: None}
@@ -88,7 +70,7 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
     # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
     picture.update_layout(uirevision=str(state.steps))
     if first == last:
-        return Drawn(picture, NO_TABLE, "No step is recorded here")
+        return Drawn(picture, NO_DATA, "No step is recorded here")
     course = course_of(trend, first, last)
     wall = [f"step time, {percentile}th percentile of the ranks [us]" for percentile in PERCENTILES]
     columns = ("step", "steps", *wall, "own time of the slowest rank [us]", "slowest rank")
@@ -99,7 +81,7 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
         )
         for at, step in enumerate(course.steps)
     ]  # fmt: skip
-    return Drawn(picture, Table(columns, rows), _trend_in_words(trend, first, last))
+    return Drawn(picture, FigureData(columns, rows), _trend_in_words(trend, first, last))
 
 
 def _trend_in_words(trend: Trend, first: int, last: int) -> str:
@@ -122,7 +104,7 @@ def _rate(run: RunData, state: PageState, colors: Palette) -> Drawn:
     if np.isfinite(rate).any():
         says = f"{name.capitalize()}: typically {per_second(float(np.nanmedian(rate)))}"
     rows = [(int(step), cell(value)) for step, value in zip(course.steps, rate, strict=True)]
-    return Drawn(picture, Table(("step", f"{name} per second"), rows), says)
+    return Drawn(picture, FigureData(("step", f"{name} per second"), rows), says)
 
 
 def _shown(trend: Trend, state: PageState) -> tuple[int, int]:
@@ -133,51 +115,63 @@ def _shown(trend: Trend, state: PageState) -> tuple[int, int]:
     return first, last
 
 
-def _advice(run: RunData, _state: PageState) -> list[Component]:
-    return advice_list(run.analysis.advice)
-
-
-def _facts(run: RunData, _state: PageState) -> list[Component]:
-    return work_and_memory(run.analysis)
-
-
-def _layout(run: RunData, state: PageState) -> list[Component]:
+def _blocks(run: RunData, state: PageState) -> list[Block]:
+    steps = partial(steps_of_drag, state)
     return [
-        html.Section(
-            part("verdict", _verdict(run, state)),
-            id="verdict",
-            className="card",
-            **aria(live="polite", labelledby="verdict-sentence"),
+        Group(
+            [Part("verdict", lambda: verdict_card(run.summary, run.analysis))],
+            "card",
+            "section",
+            name="verdict",
+            labelled_by="verdict-sentence",
+            live=True,
         ),
-        section(
-            "waterfall",
-            "Where a step's time goes",
-            "From the ideal step to the actual one: each part begins where the one before it ends. What is not known is said; "
-            "its time is then in what is unexplained.",
-            [
-                figure("waterfall", "Bars of the parts of a step, one below the other", height=430),
-                part("waterfall-parts", _parts(run, state)),
+        Section(
+            name="waterfall",
+            title="Where a step's time goes",
+            help="From the ideal step to the actual one: each part begins where the one before it ends. What is not known is "
+            "said; its time is then in what is unexplained.",
+            blocks=[
+                Figure(
+                    name="waterfall",
+                    label="Bars of the parts of a step, one below the other",
+                    draw=partial(_waterfall, run),
+                    height=430,
+                ),
+                Part("waterfall-parts", lambda: _parts(run)),
             ],
         ),
-        section(
-            "trend",
-            "Step after step",
-            "Wide bands: ranks differ. A high dotted line below a flat one: one rank computes while the others wait for it. "
+        Section(
+            name="trend",
+            title="Step after step",
+            help="Wide bands: ranks differ. A high dotted line below a flat one: one rank computes while the others wait for it. "
             "Drag over steps to zoom, double-click to see all again.",
-            [
-                figure("trend", "Lines of the step time over the steps", height=340),
-                html.H3("What changed when"),
-                part("changes", when_there("changes", lambda: changes(run, state))),
-                html.H3("Throughput"),
-                figure("rate", "Line of what is done per second over the steps", height=190),
-                part("facts", _facts(run, state)),
+            blocks=[
+                Figure(
+                    name="trend",
+                    label="Lines of the step time over the steps",
+                    draw=partial(_trend, run, state),
+                    height=340,
+                    zoom=steps,
+                ),
+                Heading("What changed when"),
+                Part("changes", lambda: changes(run, state)),
+                Heading("Throughput"),
+                Figure(
+                    name="rate",
+                    label="Line of what is done per second over the steps",
+                    draw=partial(_rate, run, state),
+                    height=190,
+                    zoom=steps,
+                ),
+                Part("facts", lambda: [Facts(work_and_memory(run.analysis), "plain")]),
             ],
         ),
-        section(
-            "advice",
-            "What to try",
-            "Most to gain first. What it saves is an upper bound, no forecast: the next limit comes sooner.",
-            [part("advice", _advice(run, state))],
+        Section(
+            name="advice",
+            title="What to try",
+            help="Most to gain first. What it saves is an upper bound, no forecast: the next limit comes sooner.",
+            blocks=[Part("advice", lambda: advice_list(run.analysis.advice))],
         ),
     ]
 
@@ -195,8 +189,5 @@ VIEW: Final = View(
         "that its own noise does in at most one of a thousand other orders of its steps; profiled steps are left out.",
         do="Do what stands under “Do next”; open “Evidence” for the numbers it rests on. Then work on the step's longest part.",
     ),
-    layout=_layout,
-    figures={"waterfall": _waterfall, "trend": _trend, "rate": _rate},
-    parts={"verdict": _verdict, "waterfall-parts": _parts, "changes": changes, "advice": _advice, "facts": _facts},
-    zooms={"trend": steps_of_drag, "rate": steps_of_drag},
+    blocks=_blocks,
 )

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from dash import dcc, html
-from dash.development.base_component import Component
-
 from rankscope.dashboards.data.metrics import METRICS
-from rankscope.dashboards.pages.pieces import section
+from rankscope.dashboards.model.page import Block, Line, Link, Rows, Section, Span, Text
 from rankscope.dashboards.ranks.data import OneStep, OneValue
 from rankscope.dashboards.words.units import duration, shown_unit
 from rankscope.dashboards.words.wording import count
 
 
-def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> list[Component]:
+def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> list[Block]:
     """Return a table of the rank's numbers and the median of the ranks. ``timeline``: address of the window's timeline."""
     if known is None:
-        body: list[Component] = [html.P(f"The run has no record of rank {rank} in step {step:,}.")]
+        body: list[Block] = [Text(f"The run has no record of rank {rank} in step {step:,}.")]
     elif not known.values:
-        body = [html.P(f"Rank {rank} left no record of step {step:,}.")]
+        body = [Text(f"Rank {rank} left no record of step {step:,}.")]
     else:
         body = [_table(known.values), _profiled(known, timeline)]
     help_text = "Beside each number the median of all ranks that told it in this step. Click another cell for another step."
-    return [section("step", f"Rank {rank} in step {step:,}", help_text, body)]
+    return [Section(name="step", title=f"Rank {rank} in step {step:,}", help=help_text, blocks=body)]
 
 
-def _table(values: list[OneValue]) -> Component:
-    head = html.Tr([html.Th(name, scope="col") for name in ("", "This rank", "Median of the ranks", "Difference")])
-    rows = [
-        html.Tr(
-            [
-                html.Th(METRICS[one.metric].label, scope="row"),
-                html.Td(_shown(one.metric, one.value)),
-                html.Td([_shown(one.metric, one.median), html.Small(f" of {count(one.ranks, 'rank')}")]),
-                html.Td(_difference(one)),
-            ]
+def _table(values: list[OneValue]) -> Block:
+    columns = (("", "head"), ("This rank", ""), ("Median of the ranks", ""), ("Difference", ""))
+    rows: list[tuple[Line, ...]] = [
+        (
+            METRICS[one.metric].label,
+            _shown(one.metric, one.value),
+            [_shown(one.metric, one.median), Span(f" of {count(one.ranks, 'rank')}", "small")],
+            _difference(one),
         )
         for one in values
     ]
-    return html.Div(html.Table([html.Thead(head), html.Tbody(rows)], className="step-numbers"), className="step-scroll")
+    return Rows(columns, rows, "step-numbers")
 
 
 def _shown(metric: str, value: float) -> str:
@@ -57,7 +52,7 @@ def _difference(one: OneValue) -> str:
     return f"{sign}{size}{share}"
 
 
-def _profiled(known: OneStep, timeline: str) -> Component:
+def _profiled(known: OneStep, timeline: str) -> Block:
     if known.window is None:
-        return html.P("This step was not profiled: there is no timeline of it.", className="help")
-    return html.P(dcc.Link(f"Timeline of the window from step {known.window:,}", href=timeline))
+        return Text("This step was not profiled: there is no timeline of it.", "help")
+    return Text(Link(f"Timeline of the window from step {known.window:,}", timeline))

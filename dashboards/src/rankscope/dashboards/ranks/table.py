@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dash.development.base_component import Component
-
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.dashboards.pages.grid import number_column, text_column
-from rankscope.dashboards.pages.sheet import sheet
+from rankscope.dashboards.model.page import Column, number_column, text_column
 from rankscope.dashboards.words.wording import milliseconds
 
-COLUMNS: Final[list[dict[str, Any]]] = [
-    {**number_column("rank", "Rank", "Global rank", digits=0, width=92), "pinned": "left"},
+COLUMNS: Final[list[Column]] = [
+    number_column("rank", "Rank", "Global rank", digits=0, width=92, pinned=True),
     number_column("own_ms", "Own ms", "Median per step: wall time minus time blocked on other ranks"),
     number_column("blocked_ms", "Blocked ms", "Median per step: time spent waiting for other ranks", width=124),
     number_column("wall_ms", "Wall ms", "Median time of a step: the device's where it is known, else the host's"),
     number_column("imposed_ms", "Imposed ms", "How long the other ranks waited for this one, summed over them", width=124),
     text_column("host", "Host"),
-    {**text_column("gpu", "GPU"), "tooltipField": "gpu"},
+    text_column("gpu", "GPU", hover=True),
     number_column("steps", "Steps", "Steps with evidence", digits=0, width=92),
     number_column("compute_ms", "Compute ms", "Over the profiled steps, communication at the same time included", width=124),
     number_column(
@@ -54,8 +51,3 @@ def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
         }
         for rank in analysis.ranks
     ]
-
-
-def rank_grid(rows: list[dict[str, Any]], *, file_name: str) -> Component:
-    """Return the table of ranks."""
-    return sheet("rank-table", COLUMNS, rows, file_name=file_name)

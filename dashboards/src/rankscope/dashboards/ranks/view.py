@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from dash.development.base_component import Component
 from numpy.typing import NDArray
 
 from rankscope.dashboards.charts.cells import CellRows, Later
@@ -17,19 +17,17 @@ from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.metrics import METRICS, Metric, choices, why_unknown
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.source import Part
+from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.topology import row_order
-from rankscope.dashboards.model.drawn import NO_TABLE, Drawn, Table
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.page import Block, Figure, Part, Section, Table, choice, rank_choice
+from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
-from rankscope.dashboards.pages.live import figure, part, rank_choice, select
-from rankscope.dashboards.pages.pieces import section
-from rankscope.dashboards.pages.sheet import save_sheet
+from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.ranks.data import one_step
 from rankscope.dashboards.ranks.figures import mark_events, within
 from rankscope.dashboards.ranks.step import step_card
-from rankscope.dashboards.ranks.table import rank_grid, rank_rows
-from rankscope.dashboards.views.picks import rank_of_row, steps_of_drag
-from rankscope.dashboards.views.view import Help, View
+from rankscope.dashboards.ranks.table import COLUMNS, rank_rows
 from rankscope.dashboards.words.wording import count as counted
 
 
@@ -39,7 +37,7 @@ class _Shown:
 
     name: str
     metric: Metric
-    part: Part
+    part: StepPart
     ranks: NDArray[np.int64]
     steps: NDArray[np.int64]
     """[columns of the part], the first step of each."""
@@ -91,11 +89,11 @@ def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
         says += _happened(run.events, across)
     # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
     picture.update_layout(uirevision=str(state.steps))
-    table = _table(shown) if picture.data else NO_TABLE
+    table = _table(shown) if picture.data else NO_DATA
     return Drawn(picture, table, says)
 
 
-def _table(shown: _Shown) -> Table:
+def _table(shown: _Shown) -> FigureData:
     """Return the shown cells as a table, in the metric's own unit."""
 
     def rows() -> CellRows:
@@ -105,7 +103,7 @@ def _table(shown: _Shown) -> Table:
         return CellRows(ranks, steps, cells.values)
 
     which = f"{shown.metric.label}, {shown.metric.worst} [{shown.metric.unit}]"
-    return Table(("ranks", "first step", "steps", which), Later(rows))
+    return FigureData(("ranks", "first step", "steps", which), Later(rows))
 
 
 def _happened(events: Events, steps: tuple[int, int]) -> str:
@@ -123,10 +121,6 @@ def _order(run: RunData, sort: str) -> list[int] | None:
     same = [place.rank for place in topology.places] == list(run.steps.ranks)
     known = sort != "rank" and sort in topology.sorts
     return row_order(topology, run.analysis.imposed_wait, sort) if known and same else None
-
-
-def _rows(run: RunData, _state: PageState) -> list[dict[str, Any]]:
-    return rank_rows(run.analysis)
 
 
 def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
@@ -151,7 +145,7 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
     return replace(state, rank=int(shown.ranks[rows[row]]), step=int(steps[first + column]))
 
 
-def _step(run: RunData, state: PageState) -> list[Component]:
+def _step(run: RunData, state: PageState) -> list[Block]:
     if state.rank is None or state.step is None:
         return []
     known = one_step(run.steps, state.rank, state.step)
@@ -167,28 +161,43 @@ def _sorts(run: RunData) -> list[dict[str, Any]]:
     return [{"value": sort, "label": _SORTS.get(sort, sort)} for sort in run.topology.sorts]
 
 
-def _layout(run: RunData, state: PageState) -> list[Component]:
+def _blocks(run: RunData, state: PageState) -> list[Block]:
     return [
-        section(
-            "steps",
-            "Every rank, every step",
-            "A slow rank is a line, a slow moment a column. Own time is wall time minus time blocked on other ranks: "
+        Section(
+            name="steps",
+            title="Every rank, every step",
+            help="A slow rank is a line, a slow moment a column. Own time is wall time minus time blocked on other ranks: "
             "walls look alike, own times do not. Grey: no record. Marks above the map: what happened to GPUs. "
             "Click a cell to see its rank and step in numbers; drag over steps to zoom, double-click to see all again.",
-            [figure("step-heatmap", "Heat map of the chosen metric by rank and step; the table below has the medians")],
+            blocks=[
+                Figure(
+                    name="step-heatmap",
+                    label="Heat map of the chosen metric by rank and step; the table below has the medians",
+                    draw=partial(_heatmap, run, state),
+                    pick=partial(_pick, run, state),
+                    zoom=partial(steps_of_drag, state),
+                )
+            ],
             tools=[
-                select("metric", "Metric", choices(run.steps.metrics), state),
-                select("sort", "Rows by", _sorts(run), state),
+                choice("metric", "Metric", choices(run.steps.metrics), state),
+                choice("sort", "Rows by", _sorts(run), state),
                 rank_choice(state),
             ],
         ),
-        part("step-card", _step(run, state)),
-        section(
-            "table",
-            "All ranks",
-            "Own, blocked and wall: median per step. The others: sums over the profiled steps. A dash means not known.",
-            [rank_grid(_rows(run, state), file_name=f"rankscope-{run.summary.run_id}")],
-            tools=[save_sheet("rank-table")],
+        Part("step-card", lambda: _step(run, state)),
+        Section(
+            name="table",
+            title="All ranks",
+            help="Own, blocked and wall: median per step. The others: sums over the profiled steps. A dash means not known.",
+            blocks=[
+                Table(
+                    name="rank-table",
+                    columns=COLUMNS,
+                    rows=lambda: rank_rows(run.analysis),
+                    file_name=f"rankscope-{run.summary.run_id}",
+                    pick=partial(rank_of_row, state),
+                )
+            ],
         ),
     ]
 
@@ -203,11 +212,5 @@ VIEW: Final = View(
         "the highest, of ratios and clocks the lowest.",
         do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host). Pick a rank to see it in every view.",
     ),
-    layout=_layout,
-    figures={"step-heatmap": _heatmap},
-    grids={"rank-table": _rows},
-    parts={"step-card": _step},
-    picks={"step-heatmap": _pick},
-    zooms={"step-heatmap": steps_of_drag},
-    row_picks={"rank-table": rank_of_row},
+    blocks=_blocks,
 )

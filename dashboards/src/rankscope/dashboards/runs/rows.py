@@ -8,39 +8,27 @@ from typing import Any, Final
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary, Stale
+from rankscope.dashboards.model.page import Column, number_column, text_column
 from rankscope.dashboards.model.state import run_path
-from rankscope.dashboards.pages.grid import number_column, text_column
-from rankscope.dashboards.pages.pieces import STATUS_TONES
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import shown
 
-COLUMNS: Final[list[dict[str, Any]]] = [
-    {**text_column("name", "Run", width=170), "cellRenderer": "RunName", "pinned": "left"},
-    {**text_column("state", "State", width=200), "cellRenderer": "RunState", "tooltipField": "state"},
-    {
-        **text_column("verdict", "Verdict", width=400),
-        "cellRenderer": "RunVerdict",
-        "tooltipField": "verdict",
-        "flex": 1,
-        "minWidth": 300,
-    },
+COLUMNS: Final[list[Column]] = [
+    text_column("name", "Run", width=170, renderer="RunName", pinned=True),
+    text_column("state", "State", width=200, renderer="RunState", hover=True),
+    text_column("verdict", "Verdict", width=400, renderer="RunVerdict", hover=True, fills=300),
     number_column("lost", "GPU-h lost", "GPU time lost to what the verdict blames", digits=2, width=106),
-    {
-        **number_column("cost", "Cost", "Of the GPU time lost, at the price recorded with the run", width=110),
-        "valueFormatter": {
-            "function": "params.value == null ? '-' : d3.format(',.2f')(params.value) + ' ' + params.data.currency"
-        },
-    },
+    number_column("cost", "Cost", "Of the GPU time lost, at the price recorded with the run", width=110, unit_field="currency"),
     number_column("step_ms", "Step ms", "Mean wall time of a step", width=94),
     number_column("samples", "Samples/s", "Of the whole job", digits=1, width=104),
-    {**text_column("health", "Health", width=170), "tooltipField": "health"},
+    text_column("health", "Health", width=170, hover=True),
     number_column("ranks", "Ranks", "World size; ranks with records where it is not known", digits=0, width=92),
     number_column("hosts", "Hosts", "Hosts of the last attempt", digits=0, width=88),
     number_column("steps", "Steps", "Steps with evidence", digits=0, width=96),
     number_column("tokens", "Tokens/s", "Of the whole job", digits=0, width=116),
-    {**text_column("start", "Started (UTC)", width=164)},
+    text_column("start", "Started (UTC)", width=164),
     number_column("hours", "Duration h", "From its start to what was written last", width=112),
-    {**text_column("folder", "Folder", width=170), "tooltipField": "folder"},
+    text_column("folder", "Folder", width=170, hover=True),
 ]
 
 
@@ -75,7 +63,7 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "id": run.run_id,
         "name": run.name,
         "state": wording.STATUS_LABELS[run.status],
-        "state_tone": STATUS_TONES[run.status],
+        "state_tone": wording.STATUS_TONES[run.status],
         "simulated": run.simulated or None,
         "live": run.status in wording.GOING_ON or None,
         "folder": shown(Path(run.path).name),

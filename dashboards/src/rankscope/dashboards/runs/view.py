@@ -6,13 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from dash import dcc, html
-from dash.development.base_component import Component
-
 from rankscope.dashboards.data.source import RunSource, RunSummary
-from rankscope.dashboards.many_state import MOST_COMPARED, ListState, compare_path
-from rankscope.dashboards.pages.listing import listing_grid, listing_tools
-from rankscope.dashboards.pages.pieces import advice
+from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
+from rankscope.dashboards.model.page import Advice, Again, Block, Callbacks, Group, Heading, Link, Listing, Pieces, Text
+from rankscope.dashboards.model.state import compare_path
+from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.runs.rows import COLUMNS, first_row
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
@@ -21,23 +19,36 @@ LOOK_MS: Final = 1000
 """Interval in ms at which the browser looks for visible rows with a missing or changing verdict. It requests only these."""
 
 
-def runs_page(source: RunSource, search: str | None, config: DashboardConfig) -> Component:
-    """Return the list of runs, which polls for new ones. Raises ``RankscopeError``."""
+def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> list[Block]:
     runs = source.runs()
-    return html.Div(
-        [
-            html.H1("Runs", className="page-title"),
-            html.Div(_empty(), id="runs-empty", hidden=bool(runs)),
-            html.Div(_list(source, runs, ListState.parse(search)), id="runs-list", className="card", hidden=not runs),
-            dcc.Location(id="list-address", refresh="callback-nav", search=search or ""),
-            dcc.Store(id="run-list-revision", data=list_revision(runs)),
-            dcc.Store(id="runs-asked"),
-            dcc.Store(id="runs-answer"),
-            dcc.Interval(id="runs-look", interval=LOOK_MS),
-            dcc.Interval(id="run-list-poll", interval=int(config.poll_interval_s * 1000)),
-        ],
-        className="stack wide",
+    heading, poll_ms = Heading("Runs", 1, "page-title"), int(config.poll_interval_s * 1000)
+    if not runs:
+        return [heading, _EMPTY, Again("runs", poll_ms)]
+    listing = Listing(
+        name="runs",
+        columns=COLUMNS,
+        rows=list_rows(source, runs),
+        count=counted(runs),
+        search=search,
+        height="max(320px, calc(100dvh - 220px))",
+        selection={
+            "rowSelection": {
+                "mode": "multiRow",
+                "headerCheckbox": False,
+                "isRowSelectable": {"function": "params.data != null && !params.data.problem"},
+            },
+            "selectionColumnDef": {"pinned": "left", "width": 46},
+        },
+        tools=[Group([compare_link(ListState.parse(search).picked)], name="runs-compare")],
     )
+    return [
+        heading,
+        listing,
+        Callbacks(
+            values={"run-list-revision": list_revision(runs), "runs-asked": None, "runs-answer": None},
+            timers={"runs-look": LOOK_MS, "run-list-poll": poll_ms},
+        ),
+    ]
 
 
 def list_revision(runs: Sequence[RunSummary]) -> str:
@@ -60,41 +71,23 @@ def counted(runs: Sequence[RunSummary]) -> str:
     return wording.count(len(runs), "run") + (f", {live:,} live" if live else "")
 
 
-def _list(source: RunSource, runs: Sequence[RunSummary], state: ListState) -> list[Component]:
-    return [
-        listing_tools("runs", counted(runs), state, [html.Div(compare_link(state.picked), id="runs-compare")]),
-        listing_grid(
-            "runs",
-            COLUMNS,
-            list_rows(source, runs),
-            state,
-            height="max(320px, calc(100dvh - 220px))",
-            rowSelection={
-                "mode": "multiRow",
-                "headerCheckbox": False,
-                "isRowSelectable": {"function": "params.data != null && !params.data.problem"},
-            },
-            selectionColumnDef={"pinned": "left", "width": 46},
-        ),
-    ]
-
-
-def compare_link(run_ids: Sequence[str]) -> Component:
+def compare_link(run_ids: Sequence[str]) -> Block:
     """Return the link to the comparison of the selected runs, or a hint if their number does not allow one."""
     if 2 <= len(run_ids) <= MOST_COMPARED:
-        return dcc.Link(f"Compare {len(run_ids)} runs", href=compare_path(run_ids), className="button compact")
+        return Pieces(Link(f"Compare {len(run_ids)} runs", compare_path(run_ids), style="button compact"), "")
     too_many = len(run_ids) > MOST_COMPARED
-    return html.Span(
-        f"At most {MOST_COMPARED} runs can be compared" if too_many else "Select two runs to compare", className="help"
-    )
+    says = f"At most {MOST_COMPARED} runs can be compared" if too_many else "Select two runs to compare"
+    return Pieces(says, "help")
 
 
-def _empty() -> Component:
-    return html.Section(
-        [
-            html.H2("No run here yet"),
-            html.P("Record a training job; it needs no change to its code. The run appears here by itself.", className="help"),
-            advice("rankscope run -- torchrun --nproc-per-node 8 train.py"),
-        ],
-        className="card empty",
-    )
+_EMPTY: Final = Group(
+    [
+        Heading("No run here yet", 2),
+        Text("Record a training job; it needs no change to its code. The run appears here by itself.", "help"),
+        Advice("rankscope run -- torchrun --nproc-per-node 8 train.py"),
+    ],
+    "card empty",
+    "section",
+)
+
+PAGE: Final = SitePage(path="/", title="Runs", blocks=_blocks, wide=True)

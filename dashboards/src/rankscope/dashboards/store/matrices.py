@@ -13,7 +13,7 @@ from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.compared import imposed_by_step
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.dashboards.data.metrics import of_origin, worst_of
-from rankscope.dashboards.data.source import Part
+from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.store.tiles import Tiles
 from rankscope.runs.records import StepBreakdown
 
@@ -32,7 +32,7 @@ class RunMatrices:
         """Metrics that have any value."""
         return {*self._all.meta.metrics, *self._profiled.meta.metrics}
 
-    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
+    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> StepPart:
         """See ``StepMatrices``."""
         if metric not in self._profiled.meta.metrics:
             return self._all.part(metric, first, last, most_columns=most_columns)
@@ -45,7 +45,7 @@ class RunMatrices:
         values = np.full((len(self.ranks), frame.columns), np.nan, np.float32)
         for at in np.unique(columns[(columns >= 0) & (columns < frame.columns)]):
             values[here, at] = worst_of(metric).reduce(few[:, columns == at], axis=1)
-        return Part(values, frame.first, frame.steps_per_column)
+        return StepPart(values, frame.first, frame.steps_per_column)
 
 
 Values = NDArray[np.float32]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.metrics import worst_of
-from rankscope.dashboards.data.source import Part
+from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.whole import replace_file
 
 BLOCK_STEPS: Final = 256
@@ -69,20 +69,20 @@ class Tiles:
             raise InputError(folder, "cached matrices cannot be read: they are cut off")
         self.ranks: NDArray[np.int64] = np.array(self.meta.ranks, dtype=np.int64)
 
-    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
+    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> StepPart:
         """Return columns ``first`` to ``last`` (exclusive): one per step if they are at most ``most_columns``, else the coarse
         ones that overlap them.
         """
         frame = self.frame(first, last, most_columns=most_columns)
         every, width = frame.steps_per_column, frame.columns
         if metric not in self.meta.metrics or not width:
-            return Part(np.full((len(self.ranks), width), np.nan, np.float32), frame.first, every)
+            return StepPart(np.full((len(self.ranks), width), np.nan, np.float32), frame.first, every)
         blocks = self._blocks(metric, every)
         per_block = BLOCK_STEPS // every
         begin = frame.first // every
         low, high = begin // per_block, -(-(begin + width) // per_block)
         joined = blocks[low:high].transpose(1, 0, 2).reshape(len(self.ranks), -1)
-        return Part(joined[:, begin - low * per_block :][:, :width], frame.first, every)
+        return StepPart(joined[:, begin - low * per_block :][:, :width], frame.first, every)
 
     def frame(self, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Frame:
         """Return the position of the columns that ``part`` would return."""
@@ -122,7 +122,7 @@ class TileWriter:
         self._steps: NDArray[np.int64] = np.empty(0, np.int64)
         self._metrics: set[str] = set()
         self._generation = _generation(folder) + 1
-        """Part of the files' names, so that files that readers have open are never moved."""
+        """StepPart of the files' names, so that files that readers have open are never moved."""
         self._open: dict[tuple[str, int], Values] = {}
         folder.mkdir(parents=True, exist_ok=True)
 

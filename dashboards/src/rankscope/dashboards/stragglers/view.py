@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
-
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import html
-from dash.development.base_component import Component
 
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.model.drawn import NO_TABLE, Drawn, Table
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.page import (
+    Block,
+    Choice,
+    Column,
+    Figure,
+    Legend,
+    Part,
+    Section,
+    Table,
+    Text,
+    number_column,
+    rank_choice,
+    text_column,
+)
+from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.pages.grid import number_column, text_column
-from rankscope.dashboards.pages.live import figure, identity, part, rank_choice
-from rankscope.dashboards.pages.pieces import legend, section
-from rankscope.dashboards.pages.sheet import save_sheet, sheet
+from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.stragglers.data import BlameBook, WaitGroup
 from rankscope.dashboards.stragglers.figures import (
     CAUSES,
@@ -29,8 +38,6 @@ from rankscope.dashboards.stragglers.figures import (
     span_of,
     wait_matrix,
 )
-from rankscope.dashboards.views.picks import rank_of_bar, rank_of_row
-from rankscope.dashboards.views.view import Help, View
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, milliseconds, percent
 
@@ -41,7 +48,7 @@ def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
     most = max(imposed, key=lambda row: row.imposed_us, default=None)
     return Drawn(
         imposed_bars(imposed, colors, world_size=analysis.source.world_size, blamed=analysis.verdict.rank, picked=state.rank),
-        Table(
+        FigureData(
             ("rank", "imposed wait [us]", "of it exposed [us]", "share"),
             [(row.rank, row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
         ),
@@ -65,7 +72,7 @@ def _group_of(book: BlameBook, state: PageState) -> WaitGroup | None:
 def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
     group = _group_of(run.blame, state)
     if group is None:
-        return Drawn(note(NO_EVIDENCE, colors), NO_TABLE, "Who waited for whom is not known")
+        return Drawn(note(NO_EVIDENCE, colors), NO_DATA, "Who waited for whom is not known")
     what = "host" if group.by_host else "rank"
     cells = sorted(zip(group.victims, group.origins, group.waited_us, strict=True), key=lambda cell: -cell[2])
     rows = [(group.names[victim], group.names[origin], waited) for victim, origin, waited in cells]
@@ -75,12 +82,12 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
         says = f"In {group.label}, {what} {victim_name} waited longest: {duration(waited)} for {what} {origin_name}"
     return Drawn(
         wait_matrix(group, colors, blamed=run.analysis.verdict.rank, picked=state.rank),
-        Table((f"{what} that waited", f"{what} waited for", "wait [us]"), rows),
+        FigureData((f"{what} that waited", f"{what} waited for", "wait [us]"), rows),
         says,
     )
 
 
-def _origin_of_cell(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+def _origin_of_cell(state: PageState, point: Mapping[str, Any]) -> PageState:
     """Select the rank of the cell's column, or for a host its rank that imposed most. The column's name ends with its number."""
     return replace(state, rank=int(str(point["x"]).rsplit(" ", 1)[-1]))
 
@@ -93,7 +100,7 @@ _SOURCES: Final = {
 }
 
 
-def _about_matrix(run: RunData, state: PageState) -> list[Component]:
+def _about_matrix(run: RunData, state: PageState) -> list[Block]:
     """Return the matrix's evidence source, and the groups that it leaves out."""
     book = run.blame
     group = _group_of(book, state)
@@ -113,25 +120,19 @@ def _about_matrix(run: RunData, state: PageState) -> list[Component]:
         text += f" This group has {percent(group.imposed_us / total)} of the waiting in {count(len(book.groups), 'group')}."
     if book.groups_left_out:
         text += f" {count(book.groups_left_out, 'group')} with less waiting are left out."
-    return [html.P(text, className="help")]
+    return [Text(text, "help")]
 
 
-def _group_choice(run: RunData, state: PageState) -> Component:
+def _group_choice(run: RunData, state: PageState) -> Block:
     groups = run.blame.groups
-    choice: Component = dmc.Select(
-        id=identity("control", "group"),
+    return Choice(
+        field="group",
         label="Process group",
-        data=[{"value": group.key, "label": group.label} for group in groups],
+        options=[{"value": group.key, "label": group.label} for group in groups],
         value=state.group if state.group in {group.key for group in groups} else None,
-        placeholder=groups[0].label if groups else "none known",
-        disabled=not groups,
-        clearable=True,
-        searchable=len(groups) > 8,
-        size="xs",
-        w=250,
-        comboboxProps={"withinPortal": True},
+        nothing=groups[0].label if groups else "none known",
+        width=250,
     )
-    return choice
 
 
 def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -144,7 +145,7 @@ def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
         says = f"Rank {known[0].rank} cost the others {cost}, most of it by: {CAUSES[cause].label.lower()}"
     return Drawn(
         cause_bars(ranks, colors, blamed=run.analysis.verdict.rank, picked=state.rank),
-        Table(
+        FigureData(
             ("rank", "imposed wait [us]", *(f"{cause.label.lower()} [us]" for cause in CAUSES.values())),
             [(rank.rank, rank.steps_us, *(rank.causes_us.get(key) for key in CAUSES)) for rank in known],
         ),
@@ -155,7 +156,7 @@ def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
 def _timeline(run: RunData, _state: PageState, colors: Palette) -> Drawn:
     timeline = run.blame.timeline
     if timeline is None:
-        return Drawn(cause_timeline(None, colors), NO_TABLE, "What made ranks late at which step is not known")
+        return Drawn(cause_timeline(None, colors), NO_DATA, "What made ranks late at which step is not known")
     causes = [key for key in CAUSES if key in timeline.causes_us]
     rows = [
         (
@@ -173,13 +174,13 @@ def _timeline(run: RunData, _state: PageState, colors: Palette) -> Drawn:
     columns = ("first step", "last step", "steps judged", "rank charged with most", "its share")
     return Drawn(
         cause_timeline(timeline, colors),
-        Table((*columns, *(f"{CAUSES[cause].label.lower()} [us]" for cause in causes)), rows),
+        FigureData((*columns, *(f"{CAUSES[cause].label.lower()} [us]" for cause in causes)), rows),
         says,
     )
 
 
-COLUMNS: Final[list[dict[str, Any]]] = [
-    {**number_column("rank", "Rank", "Global rank", digits=0, width=92), "pinned": "left"},
+COLUMNS: Final[list[Column]] = [
+    number_column("rank", "Rank", "Global rank", digits=0, width=92, pinned=True),
     text_column("host", "Host"),
     number_column(
         "steps_ms", "All steps ms", "Wait imposed on others over all steps that were judged, from step records", width=130
@@ -202,7 +203,7 @@ COLUMNS: Final[list[dict[str, Any]]] = [
 ]
 
 
-def _ledger(run: RunData, _state: PageState) -> list[dict[str, Any]]:
+def _ledger(run: RunData) -> list[dict[str, Any]]:
     hosts = {rank.rank: rank.host for rank in run.analysis.ranks}
     return [
         {
@@ -220,54 +221,83 @@ def _ledger(run: RunData, _state: PageState) -> list[dict[str, Any]]:
     ]
 
 
-def _layout(run: RunData, state: PageState) -> list[Component]:
+def _blocks(run: RunData, state: PageState) -> list[Block]:
     return [
-        section(
-            "imposed",
-            "Who made others wait",
-            f"{_IMPOSED_IN[run.analysis.imposed_wait_source]}. Wait that each rank imposed, summed over the ranks that waited. "
-            "What compute did not hide cost time: fix the longest bar first.",
-            [
-                legend([("exposed_communication", "Cost time"), ("overlap", "Hidden by compute")]),
-                figure("imposed-bars", "Bars of the wait each rank imposed on the others"),
+        Section(
+            name="imposed",
+            title="Who made others wait",
+            help=f"{_IMPOSED_IN[run.analysis.imposed_wait_source]}. Wait that each rank imposed, summed over the ranks that "
+            "waited. What compute did not hide cost time: fix the longest bar first.",
+            blocks=[
+                Legend([("exposed_communication", "Cost time"), ("overlap", "Hidden by compute")]),
+                Figure(
+                    name="imposed-bars",
+                    label="Bars of the wait each rank imposed on the others",
+                    draw=partial(_imposed, run, state),
+                    pick=partial(rank_of_bar, state),
+                ),
             ],
         ),
-        section(
-            "waits",
-            "Who waited for whom",
-            "A column that stands out is somebody for whom many waited, a single cell a pair. Grey: nobody waits for themselves. "
-            "Click a cell to pick the rank that was waited for, or give its number.",
-            [
-                part("about-matrix", _about_matrix(run, state)),
-                figure("wait-matrix", "Heat map of who waited how long for whom within the process group", height=360),
+        Section(
+            name="waits",
+            title="Who waited for whom",
+            help="A column that stands out is somebody for whom many waited, a single cell a pair. Grey: nobody waits for "
+            "themselves. Click a cell to pick the rank that was waited for, or give its number.",
+            blocks=[
+                Part("about-matrix", lambda: _about_matrix(run, state)),
+                Figure(
+                    name="wait-matrix",
+                    label="Heat map of who waited how long for whom within the process group",
+                    draw=partial(_matrix, run, state),
+                    height=360,
+                    pick=partial(_origin_of_cell, state),
+                ),
             ],
             tools=[_group_choice(run, state), rank_choice(state)],
         ),
-        section(
-            "causes",
-            "What it was for",
-            "The wait that each rank imposed over all steps, by what it took longer for than the rank in the middle did. "
+        Section(
+            name="causes",
+            title="What it was for",
+            help="The wait that each rank imposed over all steps, by what it took longer for than the rank in the middle did. "
             "From step records; warm-up and profiled steps are left out.",
-            [figure("cause-bars", "Stacked bars of the wait each rank imposed, by cause", height=300)],
-        ),
-        section(
-            "timeline",
-            "When",
-            "The same over the steps of the run: a band is a lasting cause, a spike a moment. Hover for the rank that is charged "
-            "with most of it.",
-            [
-                figure(
-                    "cause-timeline", "Stacked bars of the imposed wait per step, by cause, over the steps of the run", height=300
+            blocks=[
+                Figure(
+                    name="cause-bars",
+                    label="Stacked bars of the wait each rank imposed, by cause",
+                    draw=partial(_cause_bars, run, state),
+                    height=300,
+                    pick=partial(rank_of_bar, state),
                 )
             ],
         ),
-        section(
-            "ledger",
-            "What every rank cost",
-            "What every rank cost the others. Summed over all that waited, so it may be more than the run took. "
+        Section(
+            name="timeline",
+            title="When",
+            help="The same over the steps of the run: a band is a lasting cause, a spike a moment. Hover for the rank that is "
+            "charged with most of it.",
+            blocks=[
+                Figure(
+                    name="cause-timeline",
+                    label="Stacked bars of the imposed wait per step, by cause, over the steps of the run",
+                    draw=partial(_timeline, run, state),
+                    height=300,
+                )
+            ],
+        ),
+        Section(
+            name="ledger",
+            title="What every rank cost",
+            help="What every rank cost the others. Summed over all that waited, so it may be more than the run took. "
             "A dash means not known: direct and knock-on take a profiled window. Click a row to pick its rank.",
-            [sheet("blame-ledger", COLUMNS, _ledger(run, state), file_name=f"rankscope-{run.summary.run_id}-ledger")],
-            tools=[save_sheet("blame-ledger")],
+            blocks=[
+                Table(
+                    name="blame-ledger",
+                    columns=COLUMNS,
+                    rows=lambda: _ledger(run),
+                    file_name=f"rankscope-{run.summary.run_id}-ledger",
+                    pick=partial(rank_of_row, state),
+                )
+            ],
         ),
     ]
 
@@ -283,10 +313,5 @@ VIEW: Final = View(
         "because another one had kept it waiting is not charged: that one is (knock-on).",
         do="Fix the longest bar first, by its largest cause. What that would gain says the what-if: waits of many ranks overlap.",
     ),
-    layout=_layout,
-    figures={"imposed-bars": _imposed, "wait-matrix": _matrix, "cause-bars": _cause_bars, "cause-timeline": _timeline},
-    parts={"about-matrix": _about_matrix},
-    grids={"blame-ledger": _ledger},
-    picks={"imposed-bars": rank_of_bar, "wait-matrix": _origin_of_cell, "cause-bars": rank_of_bar},
-    row_picks={"blame-ledger": rank_of_row},
+    blocks=_blocks,
 )

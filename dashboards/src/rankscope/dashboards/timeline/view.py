@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from dash import html
-from dash.development.base_component import Component
 
 from rankscope.analysis.perfetto.result import clock_sentence
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.model.drawn import NO_TABLE, Cell, Drawn, Table
+from rankscope.dashboards.model.drawn import NO_DATA, Cell, Drawn, FigureData
+from rankscope.dashboards.model.page import Advice, Block, Figure, Group, Legend, Part, Section, Text, choice, rank_choice
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.pages.live import figure, part, rank_choice, select, when_there
-from rankscope.dashboards.pages.pieces import advice, legend, section, unbroken
+from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.timeline.data import Collective, WindowData
 from rankscope.dashboards.timeline.figures import LOOKS, Arrival, Lanes, arrival_bars, cut, kind_label, timeline
 from rankscope.dashboards.timeline.lanes import described, lanes_of, representatives
 from rankscope.dashboards.timeline.panels import capture_panel, export_panel
 from rankscope.dashboards.timeline.parts import NOBODY, Numbers
 from rankscope.dashboards.timeline.windows import Window
-from rankscope.dashboards.views.view import Help, View
 from rankscope.dashboards.words.wording import count, moment
 
 _NONE: Final = (
@@ -61,7 +59,7 @@ def _chosen(state: PageState, data: WindowData) -> int | None:
 def _picture(run: RunData, state: PageState, colors: Palette) -> Drawn:
     found = _window(run, state)
     if found is None:
-        return Drawn(note(_NONE, colors), NO_TABLE, "No window has been captured yet")
+        return Drawn(note(_NONE, colors), NO_DATA, "No window has been captured yet")
     window, data = found
     first, past = _span(state, data)
     lanes, each = lanes_of(run, window, data, picked=state.rank, span=_span(state, data))
@@ -74,7 +72,7 @@ def _picture(run: RunData, state: PageState, colors: Palette) -> Drawn:
     return Drawn(picture, _times(lanes, first, past), says)
 
 
-def _times(lanes: Lanes, first: int, past: int) -> Table:
+def _times(lanes: Lanes, first: int, past: int) -> FigureData:
     """Return a table of the time per lane and kind, in microseconds."""
     times = cut(lanes.parts, len(lanes.labels), first, past, 1).times[:, 0] / 1000
     kinds = np.flatnonzero(times.any(axis=0)).tolist()
@@ -83,7 +81,7 @@ def _times(lanes: Lanes, first: int, past: int) -> Table:
         (rank, label, *(float(times[at, kind]) for kind in kinds))
         for at, (rank, label) in enumerate(zip(lanes.ranks, lanes.labels, strict=True))
     ]
-    return Table(columns, rows)
+    return FigureData(columns, rows)
 
 
 def _bounds(data: WindowData, window: Window) -> list[tuple[str, int]]:
@@ -114,7 +112,7 @@ def _arrivals(run: RunData, state: PageState, colors: Palette) -> Drawn:
     number = None if found is None else _chosen(state, found[1])
     if found is None or number is None:
         text = _NONE if found is None else "No collective of this window could be matched across its ranks."
-        return Drawn(note(text, colors), NO_TABLE, text.replace("<br>", " "))
+        return Drawn(note(text, colors), NO_DATA, text.replace("<br>", " "))
     data = found[1]
     one = data.about.collectives[number]
     held = data.calls.collective == number
@@ -131,7 +129,7 @@ def _arrivals(run: RunData, state: PageState, colors: Palette) -> Drawn:
         ),
         key=lambda one: (one.arrival_ms, one.rank),
     )
-    table = Table(
+    table = FigureData(
         ("rank", "arrival after the first [ms]", "waiting [ms]", "end after the first arrival [ms]"),
         [(one.rank, one.arrival_ms, one.wait_ms, one.end_ms) for one in arrivals],
     )
@@ -147,7 +145,7 @@ def _sentence(one: Collective) -> str:
     return f"{described(one)} ({count(one.ranks, 'rank')}, step {one.step}){last}"
 
 
-def _facts(run: RunData, state: PageState) -> list[Component]:
+def _facts(run: RunData, state: PageState) -> list[Block]:
     """Return facts on the window (matched collectives, clock quality, omissions), and choices of collective and step."""
     found = _window(run, state)
     if found is None:
@@ -174,14 +172,14 @@ def _facts(run: RunData, state: PageState) -> list[Component]:
         *({"value": f"{begin // 1000}-{-(-end // 1000)}", "label": f"step {step}"} for step, begin, end in about.steps),
     ]
     return [
-        html.Div(
+        Group(
             [
-                select("collective", "Collective", choices, state, width=420, nothing="the longest wait"),
-                select("span", "Shown", spans, state, nothing="all of it"),
+                choice("collective", "Collective", choices, state, width=420, nothing="the longest wait"),
+                choice("span", "Shown", spans, state, nothing="all of it"),
             ],
-            className="tools",
+            "tools",
         ),
-        *(html.P(unbroken(line), className="help") for line in lines),
+        *(Text(line, "help") for line in lines),
     ]
 
 
@@ -224,16 +222,18 @@ def _zoom(state: PageState, across: tuple[float, float] | None) -> PageState:
     return replace(state, span=(first, max(first + 1, -int(-across[1] * 1000 // 1))))
 
 
-def _layout(run: RunData, state: PageState) -> list[Component]:
+def _blocks(run: RunData, state: PageState) -> list[Block]:
     windows = run.source.windows(run.summary)
     if not windows.windows:
         return [
-            section(
-                "timeline",
-                "No window has been captured yet",
-                "A timeline shows steps that were profiled on all ranks. The recorder profiles three steps from step 20 on and "
-                "then as often as its budget allows; --window-steps 0 switches that off.",
-                [advice(f"Ask a run that goes on for some of its next steps: rankscope capture {run.summary.path} --steps 3")],
+            Section(
+                name="timeline",
+                title="No window has been captured yet",
+                help="A timeline shows steps that were profiled on all ranks. The recorder profiles three steps from step 20 "
+                "on and then as often as its budget allows; --window-steps 0 switches that off.",
+                blocks=[
+                    Advice(f"Ask a run that goes on for some of its next steps: rankscope capture {run.summary.path} --steps 3")
+                ],
             ),
             capture_panel(run.summary),
         ]
@@ -243,28 +243,37 @@ def _layout(run: RunData, state: PageState) -> list[Component]:
     shown = windows.chosen(state.window)
     chosen = replace(state, window=None if shown is None else shown.first)
     return [
-        section(
-            "timeline",
-            "What every rank did when",
-            "All ranks on one clock. Drag to zoom, down to single events; double-click to see all again. "
+        Section(
+            name="timeline",
+            title="What every rank did when",
+            help="All ranks on one clock. Drag to zoom, down to single events; double-click to see all again. "
             "Click a collective to see it on all ranks, anything else to pick its rank and see its groups and streams.",
-            [
-                legend([(look.color, look.label) for look in LOOKS]),
-                figure(
-                    "timeline-lanes", "Lanes of all ranks over the time of the window, by what the time was spent on", height=420
+            blocks=[
+                Legend([(look.color, look.label) for look in LOOKS]),
+                Figure(
+                    name="timeline-lanes",
+                    label="Lanes of all ranks over the time of the window, by what the time was spent on",
+                    draw=partial(_picture, run, state),
+                    height=420,
+                    pick=partial(_pick, run, state),
+                    zoom=partial(_zoom, state),
                 ),
-                part("timeline-facts", when_there("timeline-facts", lambda: _facts(run, state))),
+                Part("timeline-facts", lambda: _facts(run, state)),
             ],
-            tools=[select("window", "Window", options, chosen, width=230), rank_choice(state)],
+            tools=[choice("window", "Window", options, chosen, width=230), rank_choice(state)],
         ),
-        section(
-            "arrival",
-            "Who came last",
-            "The chosen collective, else the one with the longest wait, on all its ranks: the first to come at the top. "
+        Section(
+            name="arrival",
+            title="Who came last",
+            help="The chosen collective, else the one with the longest wait, on all its ranks: the first to come at the top. "
             "Nobody leaves before the last has come.",
-            [
-                legend([("straggler_wait", "Waiting"), ("exposed_communication", "Transfer"), ("unmatched", "Not told apart")]),
-                figure("timeline-arrival", "Bars of every rank in the collective, from its arrival to its end"),
+            blocks=[
+                Legend([("straggler_wait", "Waiting"), ("exposed_communication", "Transfer"), ("unmatched", "Not told apart")]),
+                Figure(
+                    name="timeline-arrival",
+                    label="Bars of every rank in the collective, from its arrival to its end",
+                    draw=partial(_arrivals, run, state),
+                ),
             ],
         ),
         export_panel(run.summary, shown),
@@ -283,9 +292,5 @@ VIEW: Final = View(
         do="Look for the rank that does not wait while the others do, and for what it does before it comes. Differences "
         "below the clock's residual mean nothing. For threads, stacks and arrows, open the window in Perfetto.",
     ),
-    layout=_layout,
-    figures={"timeline-lanes": _picture, "timeline-arrival": _arrivals},
-    parts={"timeline-facts": _facts},
-    picks={"timeline-lanes": _pick},
-    zooms={"timeline-lanes": _zoom},
+    blocks=_blocks,
 )

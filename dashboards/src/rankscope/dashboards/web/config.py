@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rankscope.dashboards.lost_hours.data import IdleGpus
 from rankscope.dashboards.web.token import Token
 from rankscope.dashboards.web.trusted_proxy import TrustedProxy
+
+if TYPE_CHECKING:
+    from rankscope.dashboards.lost_hours.data import IdleGpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
-
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash.development.base_component import Component
 
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.model.drawn import NO_TABLE, Drawn, Table
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.page import Block, Choice, Column, Entry, Figure, Part, Section, Table, number_column, text_column
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.pages import problem
-from rankscope.dashboards.pages.grid import number_column, text_column
-from rankscope.dashboards.pages.live import figure, identity, part
-from rankscope.dashboards.pages.pieces import section
-from rankscope.dashboards.pages.sheet import save_sheet, sheet
-from rankscope.dashboards.views.view import Help, View
+from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.whatif.answer import fleet, seconds_text, why_not, without
 from rankscope.dashboards.whatif.data import ALL, Pace, Piece, Scenarios, pace_of, pieces, thought_away
 from rankscope.dashboards.whatif.figures import Without, without_bars
@@ -35,7 +28,7 @@ def _pace(run: RunData, state: PageState) -> Pace:
     return pace_of(run.scenarios.answer, price=state.price, currency=state.currency)
 
 
-def _answer(run: RunData, state: PageState) -> list[Component]:
+def _answer(run: RunData, state: PageState) -> list[Block]:
     scenarios = run.scenarios
     if scenarios.answer.result.status != "ok":
         return why_not(scenarios.answer.result)
@@ -43,20 +36,20 @@ def _answer(run: RunData, state: PageState) -> list[Component]:
     return without(scenarios.answer.result, thought, _pace(run, state), price_given=state.price is not None)
 
 
-def _fleet(run: RunData, _state: PageState) -> list[Component]:
+def _fleet(run: RunData) -> list[Block]:
     return fleet(run.scenarios.answer, goes_on=run.summary.status in ("starting", "live"))
 
 
-def _bars(run: RunData, state: PageState, colors: Palette, kinds: tuple[str, ...], most: int) -> Drawn:
+def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, ...]) -> Drawn:
     scenarios = run.scenarios
     result = scenarios.answer.result
     if result.status != "ok":
-        return Drawn(note("Not enough data for a what-if: above is what is missing.", colors), NO_TABLE, result.summary)
+        return Drawn(note("Not enough data for a what-if: above is what is missing.", colors), NO_DATA, result.summary)
     pace = _pace(run, state)
     found = sorted(
         (piece for piece in pieces(result) if piece.kind in kinds), key=lambda piece: piece.effect.without_step_seconds
     )
-    rows = [_without(piece, pace) for piece in found[:most]]
+    rows = [_without(piece, pace) for piece in found[:RANKS_SHOWN]]
     actual, ideal = result.step_seconds or 0.0, result.ideal_step_seconds or 0.0
     says = "There is nothing to think away"
     if rows:
@@ -72,7 +65,7 @@ def _bars(run: RunData, state: PageState, colors: Palette, kinds: tuple[str, ...
             colors,
             chosen=state.without,
         ),
-        Table(
+        FigureData(
             (
                 "without", "step [s]", "saved per step [s]", "share of the loss", "GPU-hours saved per week",
                 f"money saved per week [{pace.currency}]",
@@ -105,15 +98,7 @@ def _without(piece: Piece, pace: Pace) -> Without:
     )
 
 
-def _rank_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    return _bars(run, state, colors, ("rank",), RANKS_SHOWN)
-
-
-def _part_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    return _bars(run, state, colors, ("stage", "cause", "phase", "operation"), RANKS_SHOWN)
-
-
-def _toggled(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
     """Toggle the clicked item in the list of removed items; the bar of the actual step clears the list."""
     item = str(point["hovertext"])
     if not item:
@@ -122,8 +107,8 @@ def _toggled(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageS
     return replace(state, without=kept if item in state.without else (*kept, item))
 
 
-COLUMNS: Final[list[dict[str, Any]]] = [
-    {**text_column("part", "Without", width=170), "pinned": "left"},
+COLUMNS: Final[list[Column]] = [
+    text_column("part", "Without", width=170, pinned=True),
     text_column("kind", "Kind", width=110),
     number_column("slowdown", "Slowdown", "Step with only this as it was and all else ideal ÷ ideal step", digits=3),
     number_column("step_ms", "Step ms", "Step with this ideal and all else as it was"),
@@ -155,111 +140,107 @@ def _table(run: RunData, state: PageState) -> list[dict[str, Any]]:
     ]
 
 
-def _choice(scenarios: Scenarios, state: PageState) -> Component:
+def _choice(scenarios: Scenarios, state: PageState) -> Choice:
     result = scenarios.answer.result
     found = pieces(result) if result.status == "ok" else []
     groups: dict[str, list[dict[str, str]]] = {}
     for piece in found:
         groups.setdefault(f"{piece.kind.capitalize()}s", []).append({"value": piece.item, "label": piece.label})
-    options = [
+    options: list[dict[str, Any]] = [
         {"group": "Everything", "items": [{"value": ALL, "label": "all stragglers"}]},
         *({"group": group, "items": items} for group, items in groups.items()),
     ]
     listed = {ALL, *(piece.item for piece in found)}
     if others := [item for item in state.without if item not in listed]:
         options.append({"group": "Others", "items": [{"value": item, "label": item.replace(":", " ")} for item in others]})
-    choice: Component = dmc.MultiSelect(
-        id=identity("control", "without"),
+    return Choice(
+        field="without",
         label="Think away",
-        data=options if found else [],
+        options=options if found else [],
         value=list(state.without),
-        placeholder="ranks, causes, phases …",
-        disabled=not found,
-        searchable=True,
-        clearable=True,
-        hidePickedOptions=True,
-        size="xs",
-        w=320,
-        comboboxProps={"withinPortal": True},
+        nothing="ranks, causes, phases …",
+        width=320,
+        many=True,
     )
-    return choice
 
 
-def _price(scenarios: Scenarios, state: PageState) -> list[Component]:
+def _price(scenarios: Scenarios, state: PageState) -> list[Block]:
     answer = scenarios.answer
     recorded = "none" if answer.price_per_gpu_hour is None else f"{answer.price_per_gpu_hour:g}"
     return [
-        dmc.NumberInput(
-            id=identity("control", "price"),
+        Entry(
+            field="price",
             label="Price of a GPU-hour",
             value="" if state.price is None else state.price,
-            placeholder=recorded,
-            min=0,
-            max=999_999,
-            decimalScale=4,
-            allowNegative=False,
-            debounce=400,
-            size="xs",
-            w=130,
+            nothing=recorded,
+            width=130,
+            decimals=4,
         ),
-        dmc.TextInput(
-            id=identity("control", "currency"),
-            label="Currency",
-            value=state.currency or "",
-            placeholder=answer.currency or "USD",
-            debounce=400,
-            size="xs",
-            w=80,
-        ),
+        Entry(field="currency", label="Currency", value=state.currency or "", nothing=answer.currency or "USD", width=80),
     ]
 
 
-def _layout(run: RunData, state: PageState) -> list[Component]:
-    try:
-        scenarios = run.scenarios
-    except NotReadyError as error:
-        return [problem.not_ready(run.summary.name, error.progress)]
+def _blocks(run: RunData, state: PageState) -> list[Block]:
+    scenarios = run.scenarios
+    toggle = partial(_toggled, state)
     return [
-        section(
-            "whatif",
-            "What if it were not slow",
-            "The run is played once more, with what you think away as fast as the rank in the middle, all else as it was.",
-            [part("whatif-answer", _answer(run, state))],
+        Section(
+            name="whatif",
+            title="What if it were not slow",
+            help="The run is played once more, with what you think away as fast as the rank in the middle, all else as it was.",
+            blocks=[Part("whatif-answer", lambda: _answer(run, state))],
             tools=[_choice(scenarios, state), *_price(scenarios, state)],
         ),
-        section(
-            "whatif-ranks-of",
-            "Without each rank",
-            f"At most {RANKS_SHOWN} ranks, those whose healing gains most. Of two equally slow ranks healing one gains nothing: "
-            "click bars to think both away.",
-            [figure("whatif-ranks", "Bars of the step time without each rank", height=400, long=True)],
-        ),
-        section(
-            "whatif-parts-of",
-            "Without each cause, phase or stage",
-            "On all ranks at once. Parts overlap, so savings do not add up.",
-            [
-                figure(
-                    "whatif-parts",
-                    "Bars of the step time without each cause, phase, operation or stage",
-                    height=300,
+        Section(
+            name="whatif-ranks-of",
+            title="Without each rank",
+            help=f"At most {RANKS_SHOWN} ranks, those whose healing gains most. Of two equally slow ranks healing one gains "
+            "nothing: click bars to think both away.",
+            blocks=[
+                Figure(
+                    name="whatif-ranks",
+                    label="Bars of the step time without each rank",
+                    draw=partial(_bars, run, state, kinds=("rank",)),
+                    height=400,
                     long=True,
+                    pick=toggle,
                 )
             ],
         ),
-        section(
-            "whatif-fleet-of",
-            "How the loss is spread",
-            "To compare jobs by: the measures of Understanding Stragglers in Large Model Training Using What-if Analysis "
-            "(OSDI 2025).",
-            [part("whatif-fleet", _fleet(run, state))],
+        Section(
+            name="whatif-parts-of",
+            title="Without each cause, phase or stage",
+            help="On all ranks at once. Parts overlap, so savings do not add up.",
+            blocks=[
+                Figure(
+                    name="whatif-parts",
+                    label="Bars of the step time without each cause, phase, operation or stage",
+                    draw=partial(_bars, run, state, kinds=("stage", "cause", "phase", "operation")),
+                    height=300,
+                    long=True,
+                    pick=toggle,
+                )
+            ],
         ),
-        section(
-            "whatif-table-of",
-            "All parts",
-            "At most 64 ranks, those with the largest slowdown. A dash means not known.",
-            [sheet("whatif-table", COLUMNS, _table(run, state), file_name=f"rankscope-{run.summary.run_id}-whatif")],
-            tools=[save_sheet("whatif-table")],
+        Section(
+            name="whatif-fleet-of",
+            title="How the loss is spread",
+            help="To compare jobs by: the measures of Understanding Stragglers in Large Model Training Using What-if Analysis "
+            "(OSDI 2025).",
+            blocks=[Part("whatif-fleet", lambda: _fleet(run))],
+        ),
+        Section(
+            name="whatif-table-of",
+            title="All parts",
+            help="At most 64 ranks, those with the largest slowdown. A dash means not known.",
+            blocks=[
+                Table(
+                    name="whatif-table",
+                    columns=COLUMNS,
+                    rows=lambda: _table(run, state),
+                    file_name=f"rankscope-{run.summary.run_id}-whatif",
+                )
+            ],
         ),
     ]
 
@@ -274,9 +255,5 @@ VIEW: Final = View(
         do="Think away what you could fix, together if it is several, and compare what that is worth. Jitter alone makes S a "
         "little more than 1: whether a rank is slow beyond chance is what the verdict says.",
     ),
-    layout=_layout,
-    figures={"whatif-ranks": _rank_bars, "whatif-parts": _part_bars},
-    parts={"whatif-answer": _answer, "whatif-fleet": _fleet},
-    grids={"whatif-table": _table},
-    picks={"whatif-ranks": _toggled, "whatif-parts": _toggled},
+    blocks=_blocks,
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rankscope.analysis.result.analysis import Cause, Kind
 from rankscope.analysis.result.text import counted
-from rankscope.dashboards.data.source import Stale, Status
 from rankscope.dashboards.words import units
+
+if TYPE_CHECKING:
+    from rankscope.dashboards.data.source import Stale, Status
 
 UNKNOWN: Final = "not known"
 
@@ -67,8 +69,14 @@ STATUS_LABELS: Final[dict[Status, str]] = {
     "unreadable": "Unreadable",
 }
 
+STATUS_TONES: Final[dict[Status, str]] = {
+    "starting": "live", "live": "live", "silent": "fair", "finished": "plain", "failed": "bad", "unreadable": "bad",
+}  # fmt: skip
+
 GOING_ON: Final[frozenset[Status]] = frozenset({"starting", "live", "silent"})
 """Statuses of runs that may have running ranks."""
+LIVE: Final = GOING_ON | {"failed"}
+"""Statuses of runs that may still change. A failed elastic job may start its next attempt."""
 
 
 def percent(share: float | None, *, digits: int = 0) -> str:

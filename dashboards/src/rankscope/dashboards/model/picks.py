@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState
 
 
-def rank_of_bar(_run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+def rank_of_bar(state: PageState, point: Mapping[str, Any]) -> PageState:
     """Select the rank in a bar's hover text; for the bar of a mean, clear the rank."""
     text = str(point["hovertext"])
     return replace(state, rank=int(text) if text.isdecimal() else None)
 
 
-def rank_of_row(_run: RunData, state: PageState, row: str) -> PageState:
+def rank_of_row(state: PageState, row: str) -> PageState:
     """Select the rank of the clicked row of a table."""
     return replace(state, rank=int(row))
 

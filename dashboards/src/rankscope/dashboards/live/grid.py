@@ -1,8 +1,10 @@
-"""Common settings of all tables: colours, and columns of numbers and texts."""
+"""Common settings of all tables: colours, columns, size."""
 
 from __future__ import annotations
 
 from typing import Any, Final
+
+from rankscope.dashboards.model.page import Column
 
 THEME: Final = (
     "themeQuartz.withParams({accentColor: 'var(--accent)', backgroundColor: 'var(--surface)', foregroundColor: 'var(--text)',"
@@ -33,34 +35,21 @@ DEFAULT_COLUMN: Final[dict[str, Any]] = {
 }
 
 
-def number_column(field: str, name: str, tooltip: str, *, digits: int = 2, width: int = 116) -> dict[str, Any]:
-    """Return a column of numbers. Unknown ones are shown as a dash; the CSV has all digits."""
-    return {
-        "field": field,
-        "headerName": name,
-        "headerTooltip": tooltip,
-        "type": "rightAligned",
-        "filter": "agNumberColumnFilter",
-        "valueFormatter": {"function": f"params.value == null ? '-' : d3.format(',.{digits}f')(params.value)"},
-        "useValueFormatterForExport": False,
-        "width": width,
-    }
-
-
-def text_column(field: str, name: str, *, width: int = 130) -> dict[str, Any]:
-    """Return a column of texts. Unknown ones are shown as a dash."""
-    return {
-        "field": field,
-        "headerName": name,
-        "filter": "agTextColumnFilter",
-        "valueFormatter": {"function": "params.value == null ? '-' : params.value"},
-        "width": width,
-    }
-
-
-def csv_params(file_name: str) -> dict[str, Any]:
-    """Return the settings of a table's CSV export."""
-    return {"fileName": f"{file_name}.csv"}
+def column_def(column: Column) -> dict[str, Any]:
+    """Return a column in AG grid's format. Unknown values are shown as a dash; the CSV has all digits."""
+    about: dict[str, Any] = {"field": column.field, "headerName": column.name, "width": column.width}
+    if column.digits is None:
+        about |= {"filter": "agTextColumnFilter", "valueFormatter": {"function": "params.value == null ? '-' : params.value"}}
+    else:
+        unit = f" + ' ' + params.data.{column.unit_field}" if column.unit_field else ""
+        number = f"params.value == null ? '-' : d3.format(',.{column.digits}f')(params.value){unit}"
+        about |= {"type": "rightAligned", "filter": "agNumberColumnFilter", "valueFormatter": {"function": number}}
+        about["useValueFormatterForExport"] = False
+    about |= {"headerTooltip": column.tooltip} if column.tooltip else {}
+    about |= {"pinned": "left"} if column.pinned else {}
+    about |= {"tooltipField": column.field} if column.hover else {}
+    about |= {"cellRenderer": column.renderer} if column.renderer else {}
+    return about | ({"flex": 1, "minWidth": column.fills} if column.fills else {})
 
 
 def grid_style(rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from rankscope.dashboards.pages.aria import aria
+from rankscope.dashboards.live.components import aria
 
 INDEX = """<!DOCTYPE html>
 <html lang="en">

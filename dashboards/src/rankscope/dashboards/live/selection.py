@@ -7,15 +7,13 @@ from typing import Any
 from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, ctx, no_update
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.pages.live import identity
-from rankscope.dashboards.pages.run_page import view_links
-from rankscope.dashboards.views.registry import PICKS, ROW_PICKS, ZOOMS
+from rankscope.dashboards.live.components import identity
+from rankscope.dashboards.live.pages import Pages, view_links
+from rankscope.dashboards.model.page import Figure, Table
+from rankscope.dashboards.model.state import PageState, run_of
 
 
-def register(app: Dash, source: RunSource) -> None:
+def register(app: Dash, pages: Pages) -> None:
     """Add the callbacks that synchronize controls, clicks in figures and the address."""
     each: Any = MATCH
     every: Any = ALL
@@ -30,7 +28,7 @@ def register(app: Dash, source: RunSource) -> None:
         Input(identity("grid", every), "cellClicked"),
         Input("address", "search"),
         State(identity("control", every), "id"),
-        State("run", "data"),
+        State("shown", "data"),
         prevent_initial_call=True,
     )
     def select(
@@ -40,17 +38,17 @@ def register(app: Dash, source: RunSource) -> None:
         _rows: list[Any],
         search: str | None,
         controls: list[dict[str, str]],
-        run: dict[str, str] | None,
+        page: dict[str, str] | None,
     ) -> tuple[Any, list[Any], Any]:
-        if run is None:
+        if page is None:
             return no_update, [no_update] * len(values), no_update
         now = PageState.parse(search)
-        wanted = _wanted(now, source, run)
+        wanted = _wanted(now, pages, page["path"], search)
         shown = [_control(wanted, control["name"], value) for control, value in zip(controls, values, strict=True)]
         return (
             no_update if wanted == now else wanted.search,
             shown,
-            view_links(run["run_id"], run["view"], wanted),
+            no_update if (at := run_of(page["path"])) is None else view_links(*at, wanted),
         )
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
@@ -61,7 +59,7 @@ def register(app: Dash, source: RunSource) -> None:
     )
 
 
-def _wanted(now: PageState, source: RunSource, run: dict[str, str]) -> PageState:
+def _wanted(now: PageState, pages: Pages, path: str, search: str | None) -> PageState:
     """Return the selection after the event that triggered the callback."""
     happened = [(ctx.triggered_prop_ids[each["prop_id"]], each["value"]) for each in ctx.triggered if each["prop_id"] != "."]
     # A double click arrives together with its single clicks: its zoom takes precedence.
@@ -70,20 +68,28 @@ def _wanted(now: PageState, source: RunSource, run: dict[str, str]) -> PageState
     triggered, value = happened[0] if happened else (None, None)
     if not isinstance(triggered, dict):
         return now
-    name = triggered["name"]
+    name, kind = triggered["name"], triggered["type"]
+    if kind == "control":
+        return now.having(name, text_of(value))
     try:
-        match triggered["type"]:
-            case "control":
-                return now.having(name, text_of(value))
-            case "figure" if name in PICKS and value:
-                return PICKS[name](RunData(source, source.summary(run["run_id"])), now, value["points"][0])
-            case "zoomed" if name in ZOOMS and value:
-                return ZOOMS[name](now, None if value == "all" else (float(value[0]), float(value[1])))
-            case "grid" if name in ROW_PICKS and value:
-                return ROW_PICKS[name](RunData(source, source.summary(run["run_id"])), now, str(value["rowId"]))
+        return (_picked(pages, path, search, kind, name, value) if value else None) or now
     except (KeyError, IndexError, TypeError, ValueError, RankscopeError):
-        pass  # a mark without an object, or a run that disappeared
-    return now
+        return now  # a mark without an object, or a run that disappeared
+
+
+def _picked(  # noqa: PLR0917
+    pages: Pages, path: str, search: str | None, kind: str, name: str, value: Any
+) -> PageState | None:
+    """Return the selection after a click or drag; ``None`` if it selects nothing."""
+    if kind == "grid":
+        table = pages.block(path, search, Table, name)
+        return table.pick(str(value["rowId"])) if table is not None and table.pick is not None else None
+    figure = pages.block(path, search, Figure, name)
+    if figure is not None and kind == "figure" and figure.pick is not None:
+        return figure.pick(value["points"][0])
+    if figure is not None and kind == "zoomed" and figure.zoom is not None:
+        return figure.zoom(None if value == "all" else (float(value[0]), float(value[1])))
+    return None
 
 
 def text_of(value: Any) -> str | None:

@@ -12,7 +12,8 @@ from dash.exceptions import PreventUpdate
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.lately import Lately
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.many_state import ListState
+from rankscope.dashboards.live.components import drawn
+from rankscope.dashboards.model.list_state import ListState
 from rankscope.dashboards.runs.rows import asked_row
 from rankscope.dashboards.runs.view import compare_link, counted, list_revision, list_rows
 
@@ -29,8 +30,6 @@ def register(app: Dash, source: RunSource) -> None:
     @app.callback(
         Output("runs-grid", "rowData"),
         Output("runs-count", "children"),
-        Output("runs-empty", "hidden"),
-        Output("runs-list", "hidden"),
         Output("run-list-revision", "data"),
         Input("run-list-poll", "n_intervals"),
         State("run-list-revision", "data"),
@@ -40,11 +39,11 @@ def register(app: Dash, source: RunSource) -> None:
         try:
             runs = lately.get()
         except RankscopeError:
-            return (no_update,) * 5  # the folder cannot be read at the moment: the page keeps its content
+            return (no_update,) * 3  # the folder cannot be read at the moment: the page keeps its content
         revision = list_revision(runs)
         if revision == seen:
-            return (no_update,) * 5
-        return list_rows(source, runs), counted(runs), bool(runs), not runs, revision
+            return (no_update,) * 3
+        return list_rows(source, runs), counted(runs), revision
 
     # The table's rowTransaction is not used: on a slow machine it resets the selection to its state of about 100 ms ago.
     @app.callback(Output("runs-answer", "data"), Input("runs-asked", "data"), prevent_initial_call=True)
@@ -58,11 +57,11 @@ def register(app: Dash, source: RunSource) -> None:
         ClientsideFunction("rankscope_runs", "tell"), Input("runs-answer", "data"), prevent_initial_call=True
     )
 
-    register_choices(app, "runs", "list-address", "/")
+    register_choices(app, "runs", "/")
 
     @app.callback(Output("runs-compare", "children"), Input("runs-grid", "selectedRows"), prevent_initial_call=True)
     def selected(rows: Any) -> Any:
-        return compare_link(picked_ids(rows))
+        return drawn([compare_link(picked_ids(rows))])
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope_runs", "look"),
@@ -73,9 +72,10 @@ def register(app: Dash, source: RunSource) -> None:
     )
 
 
-def register_choices(app: Dash, table: str, address: str, page: str) -> None:
+def register_choices(app: Dash, table: str, page: str) -> None:
     """Add callbacks that synchronize a table's search, sort order and selection with the address, and save its rows as CSV."""
-    search_box, grid, wanted_search, agreed_search = (f"{table}-{name}" for name in ("q", "grid", "search", "agreed"))
+    names = ("q", "grid", "search", "agreed", "address")
+    search_box, grid, wanted_search, agreed_search, address = (f"{table}-{name}" for name in names)
 
     @app.callback(
         Output(wanted_search, "data"),

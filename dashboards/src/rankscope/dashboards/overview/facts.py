@@ -1,50 +1,34 @@
-"""Named numbers with their explanation."""
+"""Throughput and memory of a run as named numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dash import html
-from dash.development.base_component import Component
-
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import Memory, RankMemory, Throughput
 from rankscope.analysis.result.text import size
-from rankscope.dashboards.pages.aria import aria
+from rankscope.dashboards.model.page import Fact
 from rankscope.dashboards.words import wording
 
 
-def fact(name: str, value: str, *, why: str | None = None, meter: float | None = None, detail: str | None = None) -> Component:
-    """Return one named number. ``meter``: fraction that is also shown as a bar, in a list that has a tone."""
-    shown: list[str | Component] = [value]
-    if detail is not None:
-        shown.append(html.Small(detail))
-    if meter is not None:
-        filled = min(max(meter, 0.0), 1.0)
-        shown.append(html.Span(html.Span(style={"width": f"{100 * filled:.0f}%"}), className="meter", **aria(hidden="true")))
-    unknown = " unknown" if value == wording.UNKNOWN else ""
-    return html.Div([html.Dt(name), html.Dd(shown, className=f"value{unknown}")], className="fact", title=why)
-
-
-def work_and_memory(analysis: Analysis) -> list[Component]:
+def work_and_memory(analysis: Analysis) -> list[Fact]:
     """Return the run's throughput, its model FLOP/s utilisation, and its memory use."""
-    return [html.Dl([*_work(analysis.throughput), *_memory(analysis.memory)], className="facts tone-plain")]
+    return [*_work(analysis.throughput), *_memory(analysis.memory)]
 
 
-def _work(work: Throughput | None) -> Iterator[Component]:
+def _work(work: Throughput | None) -> Iterator[Fact]:
     for name, rate in (
         ("Samples", None if work is None else work.samples_per_second),
         ("Tokens", None if work is None else work.tokens_per_second),
     ):
         missing = "the script does not tell them, or not all ranks are recorded"
-        yield fact(
-            name, wording.UNKNOWN if rate is None else wording.rate(rate), detail=missing if rate is None else "of the job"
-        )
+        value = wording.UNKNOWN if rate is None else wording.rate(rate)
+        yield Fact(name, value, detail=missing if rate is None else "of the job")
     if work is None or work.mfu is None:
-        yield fact("Model FLOP/s utilisation", wording.UNKNOWN, detail=_why_no_mfu(work))
+        yield Fact("Model FLOP/s utilisation", wording.UNKNOWN, detail=_why_no_mfu(work))
     else:
         against = f"of the {work.peak_dtype} peak of {work.gpu_name}"
-        yield fact("Model FLOP/s utilisation", wording.percent(work.mfu, digits=1), meter=work.mfu, detail=against)
+        yield Fact("Model FLOP/s utilisation", wording.percent(work.mfu, digits=1), meter=work.mfu, detail=against)
 
 
 def _why_no_mfu(work: Throughput | None) -> str:
@@ -53,30 +37,34 @@ def _why_no_mfu(work: Throughput | None) -> str:
     return "the peak of these GPUs is not known" if work.gpu_name else "ranks have no GPU, or several models"
 
 
-def _memory(memory: Memory | None) -> Iterator[Component]:
+def _memory(memory: Memory | None) -> Iterator[Fact]:
     ranks = [] if memory is None else memory.ranks
     fullest = max((rank for rank in ranks if rank.peak_share is not None), key=_share, default=None)
     if fullest is None or fullest.device_bytes is None or fullest.peak_allocated_bytes is None:
         largest = max((rank.peak_allocated_bytes for rank in ranks if rank.peak_allocated_bytes is not None), default=None)
         if largest is None:
-            yield fact("GPU memory left", wording.UNKNOWN, detail="no sample of a GPU's memory")
+            yield Fact("GPU memory left", wording.UNKNOWN, detail="no sample of a GPU's memory")
         else:
-            yield fact("GPU memory left", wording.UNKNOWN, detail=f"{size(largest)} used at most; the device's size is not known")
+            yield Fact(
+                "GPU memory left",
+                wording.UNKNOWN,
+                detail=f"{size(largest)} used at most; the device's size is not known",
+            )
     else:
         left = max(0, fullest.device_bytes - fullest.peak_allocated_bytes)
         of = f"of {size(fullest.device_bytes)}, on rank {fullest.rank}, the fullest"
-        yield fact("GPU memory left", size(left), meter=fullest.peak_share, detail=of, why="Size less the peak of tensors")
+        yield Fact("GPU memory left", size(left), meter=fullest.peak_share, detail=of, why="Size less the peak of tensors")
     resident = max(
         (rank for rank in ranks if rank.resident_bytes is not None), key=lambda rank: rank.resident_bytes or 0, default=None
     )
     if resident is not None and resident.resident_bytes is not None:
-        yield fact("Host memory", size(resident.resident_bytes), detail=f"of the process of rank {resident.rank}, the largest")
+        yield Fact("Host memory", size(resident.resident_bytes), detail=f"of the process of rank {resident.rank}, the largest")
     leaks = [] if memory is None else [one for one in memory.growth if one.leaking]
     if leaks:
         full = min((one.steps_until_full for one in leaks if one.steps_until_full is not None), default=None)
         until = "" if full is None else f"; full in {full:,} steps at most"
         rate = size(round(abs(leaks[0].bytes_per_1000_steps)))
-        yield fact("Memory grows", f"{rate} per 1,000 steps", detail=f"{leaks[0].kind} memory of rank {leaks[0].rank}{until}")
+        yield Fact("Memory grows", f"{rate} per 1,000 steps", detail=f"{leaks[0].kind} memory of rank {leaks[0].rank}{until}")
 
 
 def _share(rank: RankMemory) -> float:
