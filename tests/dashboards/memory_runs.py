@@ -14,7 +14,7 @@ from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.evidence.steps import METRICS, StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.alerts.record import AlertsFound
+from rankscope.dashboards.alerts.data import AlertsFound
 from rankscope.dashboards.compare.data import Compared
 from rankscope.dashboards.data.brief import Brief, brief_of
 from rankscope.dashboards.data.events import Events

@@ -15,9 +15,8 @@ from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts.figures import replay_times
-from rankscope.dashboards.alerts.listed import replay_list
 from rankscope.dashboards.alerts.replay import REPLAY, make_replay, read_replay
-from rankscope.dashboards.alerts.view import VIEW
+from rankscope.dashboards.alerts.view import VIEW, replay_list
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.progress import Progress

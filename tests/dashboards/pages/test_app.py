@@ -18,7 +18,7 @@ from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.live.grid import column_def
-from rankscope.dashboards.ranks.table import COLUMNS
+from rankscope.dashboards.ranks.view import COLUMNS
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.runs.records import StepRecord

@@ -26,8 +26,7 @@ from rankscope.dashboards.live.grid import column_def
 from rankscope.dashboards.live.listing import MOST_ASKED, MOST_FOLLOWED, asked_rows, sorted_as
 from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.runs.rows import COLUMNS, asked_row, first_row
-from rankscope.dashboards.runs.view import list_revision
+from rankscope.dashboards.runs.view import COLUMNS, asked_row, first_row, list_revision
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.web.config import DashboardConfig
 

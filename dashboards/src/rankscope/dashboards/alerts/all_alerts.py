@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound
 from rankscope.dashboards.alerts.figures import alert_counts
-from rankscope.dashboards.alerts.listed import STATES, alert_article
-from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound
+from rankscope.dashboards.alerts.view import STATES, alert_article
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.model.list_state import ListState
 from rankscope.dashboards.model.page import (

@@ -11,7 +11,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.base.text import shortened
-from rankscope.dashboards.alerts.record import AlertRecord, State
+from rankscope.dashboards.alerts.data import AlertRecord, State
 from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import StepClock

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.alerts.prometheus import ActiveAlert, Prometheus, PrometheusError, Series, step_for
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.dashboards.alerts.record import AlertRecord, State, alert_record
+from rankscope.dashboards.alerts.data import AlertRecord, State, alert_record
 
 MOST_POINTS: Final = 2000
 LEAST_STEP_S: Final = 15.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rankscope.alerts.replay.result import Replay
     from rankscope.analysis.result.analysis import Analysis
-    from rankscope.dashboards.alerts.record import AlertsFound
+    from rankscope.dashboards.alerts.data import AlertsFound
     from rankscope.dashboards.data.events import Events
     from rankscope.dashboards.data.hardware import Hardware
     from rankscope.dashboards.data.source import RunSource, RunSummary, Stale, StepMatrices

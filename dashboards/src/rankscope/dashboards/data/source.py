@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rankscope.alerts.replay.result import Replay
     from rankscope.analysis.result.analysis import Analysis
-    from rankscope.dashboards.alerts.record import AlertsFound
+    from rankscope.dashboards.alerts.data import AlertsFound
     from rankscope.dashboards.compare.data import Compared
     from rankscope.dashboards.data.brief import Brief
     from rankscope.dashboards.data.events import Events

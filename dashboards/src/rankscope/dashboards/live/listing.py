@@ -14,8 +14,7 @@ from rankscope.dashboards.data.lately import Lately
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.live.components import drawn
 from rankscope.dashboards.model.list_state import ListState
-from rankscope.dashboards.runs.rows import asked_row
-from rankscope.dashboards.runs.view import compare_link, counted, list_revision, list_rows
+from rankscope.dashboards.runs.view import asked_row, compare_link, counted, list_revision, list_rows
 
 MOST_ASKED: Final = 24
 """Maximum number of rows in one answer."""

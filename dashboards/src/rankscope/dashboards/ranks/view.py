@@ -1,4 +1,4 @@
-"""View of one value per rank and step, for finding stragglers."""
+"""View of one value per rank and step, for finding stragglers: map, numbers of one step, table of all ranks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.dashboards.charts.cells import CellRows, Later
 from rankscope.dashboards.charts.heatmap import StepCells, step_cells, step_heatmap
 from rankscope.dashboards.charts.palette import Palette
@@ -20,15 +21,124 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.topology import row_order
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import Block, Figure, Part, Section, Table, choice, rank_choice
+from rankscope.dashboards.model.page import (
+    Block,
+    Column,
+    Figure,
+    Line,
+    Link,
+    Part,
+    Rows,
+    Section,
+    Span,
+    Table,
+    Text,
+    choice,
+    number_column,
+    rank_choice,
+    text_column,
+)
 from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.ranks.data import one_step
+from rankscope.dashboards.ranks.data import OneStep, OneValue, one_step
 from rankscope.dashboards.ranks.figures import mark_events, within
-from rankscope.dashboards.ranks.step import step_card
-from rankscope.dashboards.ranks.table import COLUMNS, rank_rows
+from rankscope.dashboards.words.units import duration, shown_unit
+from rankscope.dashboards.words.wording import count, milliseconds
 from rankscope.dashboards.words.wording import count as counted
+
+COLUMNS: Final[list[Column]] = [
+    number_column("rank", "Rank", "Global rank", digits=0, width=92, pinned=True),
+    number_column("own_ms", "Own ms", "Median per step: wall time minus time blocked on other ranks"),
+    number_column("blocked_ms", "Blocked ms", "Median per step: time spent waiting for other ranks", width=124),
+    number_column("wall_ms", "Wall ms", "Median time of a step: the device's where it is known, else the host's"),
+    number_column("imposed_ms", "Imposed ms", "How long the other ranks waited for this one, summed over them", width=124),
+    text_column("host", "Host"),
+    text_column("gpu", "GPU", hover=True),
+    number_column("steps", "Steps", "Steps with evidence", digits=0, width=92),
+    number_column("compute_ms", "Compute ms", "Over the profiled steps, communication at the same time included", width=124),
+    number_column(
+        "exposed_communication_ms", "Exposed comm. ms", "Communication that no compute hid, over the profiled steps", width=150
+    ),
+    number_column("overlap_percent", "Overlap %", "Share of communication hidden behind compute", digits=1, width=116),
+    number_column("idle_ms", "Idle ms", "Neither compute, communication nor copies, over the profiled steps"),
+    number_column("wait_ms", "Wait ms", "Time in matched collectives beyond the transfer itself"),
+    text_column("end", "Ended", width=110),
+]
+
+
+def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return a row per rank; times in milliseconds, ``None`` if unknown."""
+    imposed = {row.rank: row.imposed_us for row in analysis.imposed_wait}
+    return [
+        {
+            "id": str(rank.rank),
+            "rank": rank.rank,
+            "host": rank.host,
+            "gpu": rank.gpu_uuid,
+            "steps": rank.steps,
+            "own_ms": milliseconds(rank.own_us),
+            "blocked_ms": milliseconds(rank.blocked_us),
+            "wall_ms": milliseconds(rank.wall_us),
+            "imposed_ms": milliseconds(imposed.get(rank.rank)),
+            "compute_ms": milliseconds(rank.compute_us),
+            "exposed_communication_ms": milliseconds(rank.exposed_communication_us),
+            "overlap_percent": None if rank.overlap_ratio is None else 100 * rank.overlap_ratio,
+            "idle_ms": milliseconds(rank.idle_us),
+            "wait_ms": milliseconds(rank.wait_us),
+            "end": rank.end_reason,
+        }
+        for rank in analysis.ranks
+    ]
+
+
+def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> list[Block]:
+    """Return a table of the rank's numbers and the median of the ranks. ``timeline``: address of the window's timeline."""
+    if known is None:
+        body: list[Block] = [Text(f"The run has no record of rank {rank} in step {step:,}.")]
+    elif not known.values:
+        body = [Text(f"Rank {rank} left no record of step {step:,}.")]
+    else:
+        body = [_numbers(known.values), _profiled(known, timeline)]
+    help_text = "Beside each number the median of all ranks that told it in this step. Click another cell for another step."
+    return [Section(name="step", title=f"Rank {rank} in step {step:,}", help=help_text, blocks=body)]
+
+
+def _numbers(values: list[OneValue]) -> Block:
+    columns = (("", "head"), ("This rank", ""), ("Median of the ranks", ""), ("Difference", ""))
+    rows: list[tuple[Line, ...]] = [
+        (
+            METRICS[one.metric].label,
+            _value_text(one.metric, one.value),
+            [_value_text(one.metric, one.median), Span(f" of {count(one.ranks, 'rank')}", "small")],
+            _difference(one),
+        )
+        for one in values
+    ]
+    return Rows(columns, rows, "step-numbers")
+
+
+def _value_text(metric: str, value: float) -> str:
+    unit = METRICS[metric].unit
+    if unit == "us":
+        return duration(value) if value else "0 µs"
+    size, name = shown_unit(unit, value)
+    return f"{value / size:,.4g} {name}"
+
+
+def _difference(one: OneValue) -> str:
+    apart = one.value - one.median
+    if apart == 0:
+        return "none"
+    sign, size = ("+" if apart > 0 else "-"), _value_text(one.metric, abs(apart))
+    share = f" ({100 * apart / one.median:+,.0f} %)" if one.median and abs(apart / one.median) >= 0.005 else ""
+    return f"{sign}{size}{share}"
+
+
+def _profiled(known: OneStep, timeline: str) -> Block:
+    if known.window is None:
+        return Text("This step was not profiled: there is no timeline of it.", "help")
+    return Text(Link(f"Timeline of the window from step {known.window:,}", timeline))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.dashboards.alerts.data import FolderAlerts
-from rankscope.dashboards.alerts.record import AlertsFound
+from rankscope.dashboards.alerts.data import AlertsFound, FolderAlerts
 from rankscope.dashboards.alerts.replay import read_replay
 from rankscope.dashboards.compare.data import Compared, read_comparison
 from rankscope.dashboards.data.brief import Brief

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,17 +14,69 @@ from rankscope.analysis.perfetto.result import clock_sentence
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.model.drawn import NO_DATA, Cell, Drawn, FigureData
-from rankscope.dashboards.model.page import Advice, Block, Figure, Group, Legend, Part, Section, Text, choice, rank_choice
-from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.page import (
+    Advice,
+    Block,
+    Figure,
+    Group,
+    Legend,
+    Part,
+    Request,
+    Section,
+    Text,
+    choice,
+    rank_choice,
+)
+from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.timeline.data import Collective, WindowData
 from rankscope.dashboards.timeline.figures import LOOKS, Arrival, Lanes, arrival_bars, cut, kind_label, timeline
 from rankscope.dashboards.timeline.lanes import described, lanes_of, representatives
-from rankscope.dashboards.timeline.panels import capture_panel, export_panel
 from rankscope.dashboards.timeline.parts import NOBODY, Numbers
 from rankscope.dashboards.timeline.windows import Window
-from rankscope.dashboards.words.wording import count, moment
+from rankscope.dashboards.words.wording import GOING_ON, count, moment
+from rankscope.runs.control import MAX_STEPS
+
+STEPS: Final = 3
+
+
+def export_panel(run: RunSummary, window: Window | None) -> Block:
+    """Return the panel that saves the shown window as a file for Perfetto."""
+    path = shlex.quote(run.path)
+    steps = "" if window is None else f" --steps {window.first}:{window.past}"
+    return Section(
+        name="perfetto",
+        title="Open in Perfetto",
+        help="Every event of the window on the common clock, with arrows to those who waited and the raw traces that were kept. "
+        "Save it, then open ui.perfetto.dev and choose Open trace file: the browser reads it, nothing is sent anywhere.",
+        blocks=[
+            Request("Save the window", ("export", f"{run_path(run.run_id)}/perfetto")),
+            Advice(f"The same, with the verdict on top: rankscope export {path} --perfetto window.json.gz{steps}"),
+        ],
+    )
+
+
+def capture_panel(run: RunSummary) -> Block:
+    """Return the panel that requests a capture of the next steps; for a run that ended, only the command."""
+    goes_on = run.status in GOING_ON
+    ask = Request(
+        "Request a capture", ("capture", f"/api{run_path(run.run_id)}/capture"), ("capture-steps", "Steps", STEPS, MAX_STEPS)
+    )
+    return Section(
+        name="capture",
+        title="Request a capture",
+        help="All ranks profile the same of their next steps, a few seconds ahead. "
+        "The new window is in the list of windows once it is there."
+        if goes_on
+        else "This run has ended: no rank is there to profile anything. Of one that goes on:",
+        blocks=[
+            *([ask] if goes_on else []),
+            Advice(f"On the command line: rankscope capture {shlex.quote(run.path)} --steps {STEPS}"),
+        ],
+    )
+
 
 _NONE: Final = (
     "No window has been captured yet:<br>rankscope run profiles one from step 20 on, and rankscope capture RUN asks for one."
