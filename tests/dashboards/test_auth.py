@@ -165,7 +165,23 @@ def test_the_cookie_is_kept_from_scripts_and_other_sites(http: Any) -> None:
     behind = http(token=TOKEN, proxy=PROXY)
     https = {"X-Forwarded-Proto": "https"}
     assert "Secure" in log_in(behind, headers=https, environ_base={"REMOTE_ADDR": "10.0.0.1"}).headers["Set-Cookie"]
-    assert "Secure" not in log_in(behind, headers=https, environ_base={"REMOTE_ADDR": "10.9.9.9"}).headers["Set-Cookie"]
+
+
+def test_the_cookie_is_secure_behind_any_proxy_that_ends_tls(http: Any) -> None:
+    for headers in ({"X-Forwarded-Proto": "https"}, {"X-Forwarded-Proto": "http, https"}):
+        assert "Secure" in log_in(http(token=TOKEN), headers=headers).headers["Set-Cookie"]
+    assert "Secure" not in log_in(http(token=TOKEN), headers={"X-Forwarded-Proto": "http"}).headers["Set-Cookie"]
+
+
+def test_many_wrong_tokens_behind_a_proxy_lock_out_only_their_sender(http: Any) -> None:
+    browser = http(token=TOKEN, proxy=PROXY)
+    proxied = {"environ_base": {"REMOTE_ADDR": "10.0.0.1"}}
+    for number in range(MAX_WRONG):
+        # the sender may write addresses of its own before the one that the proxy appends
+        forwarded = {"X-Forwarded-For": f"198.51.100.{number}, 203.0.113.9"}
+        assert log_in(browser, "wrong", headers=forwarded, **proxied).status_code == 401
+    assert log_in(browser, headers={"X-Forwarded-For": "203.0.113.9"}, **proxied).status_code == 429
+    assert log_in(browser, headers={"X-Forwarded-For": "203.0.113.10"}, **proxied).status_code == 303
 
 
 def test_a_wrong_token_says_so_and_many_have_to_wait(http: Any) -> None:

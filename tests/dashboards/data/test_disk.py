@@ -8,15 +8,19 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.step_files import add_rows, load, steps_file
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.memo import Memo
-from rankscope.dashboards.data.source import UnknownRunError
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
+from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.footprint import footprint
+from rankscope.dashboards.store.making import MadeHere
 from rankscope.dashboards.store.run_folder import SILENT_AFTER_S
 
 WriteRun = Callable[..., Path]
@@ -94,8 +98,8 @@ def test_an_unreadable_run_is_listed_with_the_reason(tmp_path: Path, content: by
 
 
 def test_two_folders_with_one_run_id_are_both_listed(tmp_path: Path, write_run: WriteRun) -> None:
-    write_run(tmp_path / "a", steps=12)
     write_run(tmp_path / "copy", steps=12)
+    write_run(tmp_path / "a", steps=12)
     source = DiskRuns(tmp_path)
     by_id = {summary.run_id: summary for summary in source.runs()}
     assert by_id["run-1"].path.endswith("/a")
@@ -103,8 +107,8 @@ def test_two_folders_with_one_run_id_are_both_listed(tmp_path: Path, write_run: 
 
 
 def test_a_copy_does_not_hide_the_run_whose_folder_is_called_as_its_id(tmp_path: Path, write_run: WriteRun) -> None:
-    write_run(tmp_path / "backup", run_id="run-1")
     write_run(tmp_path / "run-1", run_id="run-1")
+    write_run(tmp_path / "backup", run_id="run-1")
     source = DiskRuns(tmp_path)
     problems = {Path(run.path).name: run.problem for run in source.runs()}
     assert problems["backup"] is None
@@ -231,3 +235,27 @@ def test_memory_is_bounded_and_failures_are_not_remembered() -> None:
     with pytest.raises(InputError):
         memo.get("d", "1", fail)
     assert memo.get("d", "1", lambda: "mended") == "mended"
+
+
+def test_of_two_folders_with_one_run_id_the_one_written_last_is_the_run(tmp_path: Path, write_run: WriteRun) -> None:
+    """A backup beside the run may come first in the alphabet."""
+    backup = write_run(tmp_path / "a-backup", steps=12)
+    write_run(tmp_path / "run", steps=12)
+    for file in backup.rglob("*"):
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+    problems = {Path(run.path).name: run.problem for run in DiskRuns(tmp_path).runs()}
+    assert problems["run"] is None
+    assert "same run id" in str(problems["a-backup"])
+
+
+def test_comparisons_that_nobody_waits_for_are_forgotten(tmp_path: Path, write_run: WriteRun) -> None:
+    class Busy(MadeHere):
+        def made(self, *_arguments: Any, **_options: Any) -> Path:
+            raise NotReadyError(Progress("comparing"))
+
+    write_run(tmp_path / "runs" / "a", run_id="a", steps=3)
+    source = DiskRuns(tmp_path / "runs", Busy(Store(tmp_path / "cache")))
+    for step in range(5_000):
+        with pytest.raises(NotReadyError):
+            source.compared(["a"], step)
+    assert len(source._comparing) < 1_000

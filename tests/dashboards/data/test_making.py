@@ -154,3 +154,15 @@ def test_an_error_of_ours_is_said_and_not_tried_again_at_once(tmp_path: Path, mo
     failure = jobs.want("key", "analyse", ["run"]).failure
     assert failure is not None
     assert "an error in rankscope (KeyError)" in failure
+
+
+def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run: WriteRun) -> None:
+    """Its analysis names commands with its path."""
+    making = MadeHere(Store(tmp_path / "cache"))
+    run = write_run(tmp_path / "before", steps=12)
+    before = making.finished(run, "run-1", footprint(run).revision)
+    moved = run.rename(tmp_path / "after")
+    revision = footprint(moved).revision
+    assert making.known(moved, "run-1", revision) is None
+    after = making.finished(moved, "run-1", revision)
+    assert (before.analysis().source.path, after.analysis().source.path) == (str(run), str(moved))

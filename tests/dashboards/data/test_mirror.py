@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import httpx
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from rankscope.base.errors import InputError, MissingError
 from rankscope.dashboards.store.disk import DiskRuns
@@ -164,3 +166,48 @@ def test_runs_at_a_url_are_served_and_followed_and_nothing_is_left_running(
             server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=120) == 0
         assert server.stderr.read() == "", "whoever copies has it open, too, and is gone"
+
+
+def test_a_copy_whose_process_died_is_out_of_date(
+    tmp_path: Path, write_run: Callable[..., Path], remote: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a process that updated a copy once and was killed
+    write_run(tmp_path / "runs" / "a", run_id="a")
+    remote(tmp_path / "runs")
+
+    def killed(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Mirror(URL, tmp_path / "here").follow()
+    assert not_renewed(tmp_path / "here") is None
+    # when its next update is long overdue
+    now = time.time_ns()
+    monkeypatch.setattr("time.time_ns", lambda: now + 3600 * 10**9)
+    stale = not_renewed(tmp_path / "here")
+    # then that is said
+    assert stale is not None
+    assert stale.as_of_unix_ns <= now
+
+
+def test_what_a_partial_listing_leaves_out_is_not_deleted(
+    tmp_path: Path, write_run: Callable[..., Path], remote: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a copy of two runs
+    runs, here = tmp_path / "runs", tmp_path / "here"
+    for name in ("a", "b"):
+        write_run(runs / name, run_id=name, steps=3)
+    remote(runs)
+    Mirror(URL, here).bring()
+    # when a listing lacks one of them and files of the other, which are still there
+    find = MemoryFileSystem.find
+
+    def partial(self: MemoryFileSystem, path: str, **options: Any) -> Any:
+        listed = find(self, path, **options)
+        return {name: about for name, about in listed.items() if "/b/" not in name and "rank.json" not in name}
+
+    monkeypatch.setattr(MemoryFileSystem, "find", partial)
+    Mirror(URL, here).bring()
+    # then nothing is deleted
+    assert files_of(here) == files_of(runs)

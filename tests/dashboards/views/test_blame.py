@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,3 +173,19 @@ def test_a_book_survives_being_written(tmp_path: Path, write_run: Callable[..., 
 
     assert isinstance(source.blame("run-1"), BlameBook)
     assert source.blame("run-1") is source.blame("run-1")
+
+
+def test_a_long_name_at_the_axis_is_cut_off_before_it_is_escaped() -> None:
+    """Given a host name of characters that are escaped, when it is cut off, then no escape is cut in two."""
+    group = msgspec.structs.replace(group_of(["&" * 40, "b"], by_host=True, cells=[(0, 1, 5.0)]), worst=[0, 1])
+    assert wait_matrix(group, COLORS).layout.yaxis.ticktext[0] == "&amp;" * 28 + "…"
+
+
+def test_names_in_the_book_are_inert(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given hosts with invisible characters in their names, when waits are attributed, then the characters are escaped."""
+    path = write_run(tmp_path / "run", ranks=70, steps=12, windows=False)
+    for about in path.rglob("rank.json"):
+        about.write_text(json.dumps({**json.loads(about.read_text()), "host": f"n\u202e{about.parent.name}"}))
+    groups = opened(path).blame.groups
+    assert all(name.isprintable() for group in groups for name in group.names)
+    assert any("u202e" in name for group in groups for name in group.names)

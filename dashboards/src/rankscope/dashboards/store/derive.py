@@ -74,7 +74,7 @@ def write_analysis(analysis: Analysis, folder: Path) -> None:
 
 def write_blame(run: RunEvidence, folder: Path) -> None:
     """Write the ``BlameBook`` of the run."""
-    replace_file(folder / BLAME, msgspec.json.encode(blame_book(run)))
+    replace_file(folder / BLAME, msgspec.json.encode(inert_record(blame_book(run))))
 
 
 def write_topology(run: RunEvidence, folder: Path) -> None:

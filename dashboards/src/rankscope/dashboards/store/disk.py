@@ -48,6 +48,7 @@ REPLAY_EVERY_S: Final = 3600.0
 
 _KEPT_LINES: Final = 1 << 15
 _KEPT_COMPARISONS: Final = 32
+_KEPT_WANTED: Final = 256
 _KEPT_WINDOWS: Final = 16
 """A window of 1,024 ranks takes about 6 MB."""
 _KEPT_ANALYSES: Final = 64
@@ -131,7 +132,7 @@ class DiskRuns:
 
     def known_brief(self, run: RunSummary) -> Brief | None:
         """Return the summary of a run if it is cached."""
-        derived = None if run.problem is not None else self._making.known(run.run_id, run.revision)
+        derived = None if run.problem is not None else self._making.known(Path(run.path), run.run_id, run.revision)
         return None if derived is None else self._brief(derived)
 
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
@@ -139,7 +140,9 @@ class DiskRuns:
         now = [self._readable(run_id) for run_id in run_ids]
         # A live run changes while it is compared: repeated requests keep the first key until the comparison is done.
         asked = (at, *run_ids)
-        key = self._comparing.setdefault(asked, key_of("compare", str(at), *(f"{run.run_id}\0{run.revision}" for run in now)))
+        key = self._comparing.setdefault(asked, key_of("compare", str(at), *(f"{run.path}\0{run.revision}" for run in now)))
+        while len(self._comparing) > _KEPT_WANTED:  # any address may ask, and nobody has to wait for the answer
+            self._comparing.pop(next(iter(self._comparing)), None)
         try:
             folder = self._making.made(key, "compare", ["" if at is None else at, *(run.path for run in now)])
         except NotReadyError:
@@ -166,8 +169,8 @@ class DiskRuns:
         """Return a task's result. For a live run it is recomputed every ``every_s``; until then the previous one is returned."""
         summary = self._readable(run_id)
         goes_on = summary.status in ("starting", "live")
-        state = f"{summary.path} {self._clock_s() // every_s:.0f}" if goes_on else summary.revision
-        key = key_of(task, run_id, state)
+        state = f"{self._clock_s() // every_s:.0f}" if goes_on else summary.revision
+        key = key_of(task, run_id, summary.path, state)
         try:
             folder = self._making.made(key, task, [summary.path])
         except NotReadyError:
@@ -179,7 +182,7 @@ class DiskRuns:
 
     def windows(self, run: RunSummary) -> Windows:
         """Return the captured windows of a run as of ``run``."""
-        key = key_of("windows", run.run_id, self._captured(run))
+        key = key_of("windows", run.path, self._captured(run))
         return self._lists.get(key, key, lambda: self._read(self._making.made(key, "windows", [run.path]), read_windows))
 
     def window(self, run: RunSummary, window: Window) -> WindowData:
@@ -199,7 +202,7 @@ class DiskRuns:
         return self._making.made(key, "perfetto", _named_window(run, window), wait=False) / EXPORT
 
     def _key_of_window(self, task: str, run: RunSummary, window: Window) -> str:
-        return key_of(task, run.run_id, self._captured(run), str(window.first), str(window.past))
+        return key_of(task, run.path, self._captured(run), str(window.first), str(window.past))
 
     def _captured(self, run: RunSummary) -> str:
         """Return a revision that changes with each captured window, but not with each step.

@@ -34,7 +34,7 @@ class Making(Protocol):
     def live(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
         """Return the derived data of a live run: recent, or older with the reason for its age. Raises as ``finished`` does."""
 
-    def known(self, run_id: str, revision: str) -> Derived | None:
+    def known(self, run: Path, run_id: str, revision: str) -> Derived | None:
         """Return the derived data of a run at this revision if it has been computed."""
 
     def made(self, key: str, task: str, arguments: Sequence[object], *, wait: bool = True) -> Path:
@@ -57,7 +57,7 @@ class MadeHere:
     def finished(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
         """See ``Making``."""
         del wait  # no other process does it
-        key = key_of(run_id) if self.once else key_of(run_id, revision)
+        key = key_of(run_id) if self.once else _key(run, run_id, revision)
         found = self.store.find(key)
         return Derived(found or self.store.put(key, lambda folder: derive(run, folder, self.tell)))
 
@@ -65,9 +65,9 @@ class MadeHere:
         """See ``Making``."""
         return self.finished(run, run_id, revision, wait=wait)
 
-    def known(self, run_id: str, revision: str) -> Derived | None:
+    def known(self, run: Path, run_id: str, revision: str) -> Derived | None:
         """See ``Making``."""
-        return _known(self.store, run_id, revision)
+        return _known(self.store, run, run_id, revision)
 
     def made(self, key: str, task: str, arguments: Sequence[object], *, wait: bool = True) -> Path:
         """See ``Making``."""
@@ -76,8 +76,13 @@ class MadeHere:
         return self.store.find(key) or self.store.put(key, lambda folder: TASKS[task](told, folder, self.tell))
 
 
-def _known(store: Store, run_id: str, revision: str) -> Derived | None:
-    found = store.find(key_of(run_id, revision))
+def _key(run: Path, run_id: str, revision: str) -> str:
+    """Return the key of a run's derived data. Commands in the analysis name the path, and another run may have the same id."""
+    return key_of(run_id, str(run), revision)
+
+
+def _known(store: Store, run: Path, run_id: str, revision: str) -> Derived | None:
+    found = store.find(_key(run, run_id, revision))
     return None if found is None else Derived(found)
 
 
@@ -90,11 +95,11 @@ class MadeBeside:
 
     def finished(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
         """See ``Making``."""
-        return Derived(self.made(key_of(run_id, revision), "analyse", [run], wait=wait))
+        return Derived(self.made(_key(run, run_id, revision), "analyse", [run], wait=wait))
 
-    def known(self, run_id: str, revision: str) -> Derived | None:
+    def known(self, run: Path, run_id: str, revision: str) -> Derived | None:
         """See ``Making``."""
-        return _known(self.store, run_id, revision)
+        return _known(self.store, run, run_id, revision)
 
     def made(self, key: str, task: str, arguments: Sequence[object], *, wait: bool = True) -> Path:
         """See ``Making``."""

@@ -32,6 +32,7 @@ from rankscope.dashboards.store.footprint import NOT_SHOWN, STREAMS
 LOOK_EVERY_S: Final = 5.0
 _PAUSE_FACTOR: Final = 4.0
 """Pause after a poll, in multiples of its duration: a listing of many files costs money and time."""
+_LATE_AFTER_S: Final = 120.0
 _PART_BYTES: Final = 8 << 20
 _SAME_TIME_S: Final = 1e-3
 _LOCK: Final = ".lock"
@@ -45,6 +46,8 @@ class State(msgspec.Struct, frozen=True):
 
     looked_unix_ns: int
     """Time at which the copy last matched the original."""
+    due_unix_ns: int
+    """Time by which its process has looked again, if it is still there."""
     failure: str | None = None
     """Reason why it may no longer match."""
 
@@ -77,7 +80,7 @@ class Mirror:
                 if seconds is not None:  # the run's liveness is judged by it
                     os.utime(place, (seconds, seconds))
             self._known[path] = stamp
-        self._remove_others(set(wanted))
+        self._remove_others(set(wanted), partial(_is_gone, filesystem, inside.rstrip("/")))
 
     def _fetch(self, filesystem: Any, name: str, place: Path, size: int) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -96,12 +99,16 @@ class Mirror:
             past = min(at + _PART_BYTES, end)
             file.write(asked(self.url, partial(filesystem.cat_file, name, start=at, end=past)))
 
-    def _remove_others(self, wanted: set[str]) -> None:
+    def _remove_others(self, wanted: set[str], is_gone: Callable[[str], bool]) -> None:
+        """Delete what is no longer there. A listing alone does not tell: it may be partial, as without permission."""
         for here, _folders, files in os.walk(self.folder, topdown=False):
-            for name in files:
-                path = Path(here, name)
-                relative = path.relative_to(self.folder).as_posix()
-                if relative not in wanted and relative not in {_LOCK, _STATE}:
+            others = [path for name in files if (path := Path(here, name)).name not in {_LOCK, _STATE}]
+            missing = {path: path.relative_to(self.folder).as_posix() for path in others}
+            missing = {path: relative for path, relative in missing.items() if relative not in wanted}
+            # One question answers for a whole folder, such as that of a deleted run.
+            all_gone = bool(missing) and is_gone(Path(here).relative_to(self.folder).as_posix())
+            for path, relative in missing.items():
+                if all_gone or is_gone(relative):
                     path.unlink(missing_ok=True)
                     self._known.pop(relative, None)
             if Path(here) != self.folder and not os.listdir(here):  # noqa: PTH208  pathlib makes an object of every file
@@ -118,12 +125,14 @@ class Mirror:
                 looked = time.time_ns()
             except (RankscopeError, OSError) as error:
                 failure = str(error)
+            pause_s = max(LOOK_EVERY_S, _PAUSE_FACTOR * (time.monotonic() - began))
+            due = time.time_ns() + int(1e9 * (2 * pause_s + _LATE_AFTER_S))
             with contextlib.suppress(OSError):  # a full disk: the failure is printed below
-                replace_file(self.folder / _STATE, msgspec.json.encode(State(looked, failure)))
+                replace_file(self.folder / _STATE, msgspec.json.encode(State(looked, due, failure)))
             if failure is not None and failure != said:
                 print(f"rankscope dashboard: {failure}", file=sys.stderr, flush=True)
             said = failure
-            time.sleep(max(LOOK_EVERY_S, _PAUSE_FACTOR * (time.monotonic() - began)))
+            time.sleep(pause_s)
 
 
 def copied(url: str, tell: Callable[[str], None]) -> Path:
@@ -154,7 +163,19 @@ def not_renewed(folder: Path) -> Stale | None:
         state = msgspec.json.decode((folder / _STATE).read_bytes(), type=State)
     except (OSError, ValueError):
         return None
-    return None if state.failure is None else Stale(state.looked_unix_ns, state.failure)
+    ended = "the process that copies it has ended: start the dashboard again" if time.time_ns() > state.due_unix_ns else None
+    return None if (why := state.failure or ended) is None else Stale(state.looked_unix_ns, why)
+
+
+def _is_gone(filesystem: Any, inside: str, relative: str) -> bool:
+    """Return whether the filesystem says that a file or folder is not there; any other answer leaves that open."""
+    try:
+        filesystem.info(f"{inside}/{relative}".removesuffix("/."))
+    except FileNotFoundError:
+        return True
+    except Exception:  # noqa: BLE001  every filesystem has its own errors
+        return False
+    return False
 
 
 def _relative(name: str, inside: str) -> str | None:

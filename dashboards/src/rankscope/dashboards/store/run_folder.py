@@ -60,11 +60,11 @@ class RunFolder:
     def runs(self) -> list[RunSummary]:
         """Return all runs: the live ones, then the others, newest first.
 
-        If two folders have the same run id, the second is reported as a problem.
+        Of two folders with the same run id the one that was written last is the run, and the other one is reported as a problem.
         """
         found: dict[str, RunSummary] = {}
         problems: list[tuple[RunSummary, str]] = []
-        for summary in map(self._summary, self._folders()):
+        for summary in sorted(map(self._summary, self._folders()), key=lambda run: -(run.last_write_unix_ns or 0)):
             if summary.problem is not None:
                 problems.append((summary, summary.problem))
             elif (first := found.setdefault(summary.run_id, summary)) is not summary:

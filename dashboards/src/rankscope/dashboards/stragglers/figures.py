@@ -119,7 +119,7 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, blamed: int | None = None,
         "type": "category",
         "tickmode": "array",
         "tickvals": list(shown),
-        "ticktext": [name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in (names[at] for at in shown)],
+        "ticktext": [escape(name if len(name) <= _NAME else f"{name[:_NAME]}…") for name in (group.names[at] for at in shown)],
         "showgrid": False,
         "zeroline": False,
     }

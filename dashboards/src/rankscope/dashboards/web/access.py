@@ -60,8 +60,7 @@ class Access:
     def is_token(self, given: str, request: flask.Request) -> bool:
         """Return whether ``given`` is the token. Raises ``TooManyRequests`` after many wrong ones by the same sender."""
         proxy = self.config.proxy
-        # Behind a proxy all senders have the same address.
-        sender = f"{request.remote_addr} {'' if proxy is None else proxy.user(request)}"
+        sender = request.remote_addr or "" if proxy is None else f"{proxy.client(request)} {proxy.user(request)}"
         if wait := self._wrong.wait_s(sender):
             raise TooManyRequests(f"too many wrong tokens; try again in {wait} s", retry_after=wait)
         if self.config.token is not None and self.config.token.matches(given):
