@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 
 from rankscope.cli import doctor
+from rankscope.cli.doctor import extras
 from rankscope.cli.main import VERBS
 from rankscope.cli.main import cli as root_command
 
