@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError
-from rankscope.dashboards.store.tiles import BLOCK_STEPS, COARSE, Tiles, TileWriter
+from rankscope.dashboards.store.tiles import BLOCK_STEPS, LEVELS, Tiles, TileWriter
+
+COARSE = LEVELS[1]
 
 Cells = dict[tuple[str, int, int], float]
 
@@ -57,10 +59,12 @@ def test_what_was_written_last_is_read_in_whichever_order_ranks_and_steps_came(
         assert cells_of(tiles) == expected
         for metric in tiles.meta.metrics:
             whole = tiles.part(metric, most_columns=10**9).values
-            coarse = tiles.part(metric, most_columns=0)
-            padded = np.full((len(whole), COARSE * coarse.values.shape[1]), np.nan, np.float32)
-            padded[:, : whole.shape[1]] = whole
-            np.testing.assert_array_equal(coarse.values, np.fmax.reduce(padded.reshape(len(whole), -1, COARSE), axis=2))
+            for most in (whole.shape[1] // 2, 2, 1):
+                coarse = tiles.part(metric, most_columns=max(1, most))
+                every = coarse.steps_per_column
+                padded = np.full((len(whole), every * coarse.values.shape[1]), np.nan, np.float32)
+                padded[:, : whole.shape[1]] = whole
+                np.testing.assert_array_equal(coarse.values, np.fmax.reduce(padded.reshape(len(whole), -1, every), axis=2))
 
 
 @pytest.fixture
@@ -84,6 +88,23 @@ def test_a_part_is_the_same_part_of_the_whole(tmp_path: Path, noise: NDArray[np.
     assert (coarse.first, coarse.steps_per_column) == (96, COARSE)
     np.testing.assert_array_equal(coarse.values[:, 0], noise[:, 96:112].max(axis=1))
     assert coarse.values.shape == (5, 13), "up to the column that holds the last step asked for"
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 40, 100])
+def test_a_part_of_a_long_run_has_few_columns_and_the_worst_of_their_steps(
+    tmp_path: Path, noise: NDArray[np.float32], most: int
+) -> None:
+    writer = TileWriter(tmp_path)
+    writer.fill(range(5), np.arange(noise.shape[1]), [("own_us", noise), ("overlap_ratio", noise)])
+    writer.publish()
+    for first, last in ((0, noise.shape[1]), (37, 530)):
+        for metric, worst in (("own_us", np.fmax), ("overlap_ratio", np.fmin)):
+            part = Tiles(tmp_path).part(metric, first, last, most_columns=most)
+            assert part.values.shape[1] <= most + 1
+            for column in range(part.values.shape[1]):
+                begin = part.first + column * part.steps_per_column
+                steps = noise[:, begin : begin + part.steps_per_column]
+                np.testing.assert_array_equal(part.values[:, column], worst.reduce(steps, axis=1))
 
 
 def test_a_metric_that_nobody_recorded_is_unknown_and_not_zero(tmp_path: Path, noise: NDArray[np.float32]) -> None:

@@ -1,8 +1,8 @@
 """Step matrices on disk, cut into tiles that several processes map into memory, so that only the viewed part is read.
 
 A metric is a file of consecutive blocks, each [ranks, ``BLOCK_STEPS``] in single precision, so that a live run only writes at the
-end. A second, coarse file has one column per ``COARSE`` steps, the worst of them (``metrics``). Overviews of long runs are drawn
-from it.
+end. Coarser files have one column per so many steps (``LEVELS``), the worst of them (``metrics``). Overviews of long runs are
+drawn from them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.whole import replace_file
 
 BLOCK_STEPS: Final = 256
-COARSE: Final = 16
-"""Steps per column of the coarse file; divides ``BLOCK_STEPS``."""
+LEVELS: Final = (1, 16, BLOCK_STEPS)
+"""Steps per column of the files of a metric; each divides ``BLOCK_STEPS``."""
 
 _META: Final = "tiles.json"
 
@@ -70,25 +70,29 @@ class Tiles:
         self.ranks: NDArray[np.int64] = np.array(self.meta.ranks, dtype=np.int64)
 
     def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> StepPart:
-        """Return columns ``first`` to ``last`` (exclusive): one per step if they are at most ``most_columns``, else the coarse
-        ones that overlap them.
+        """Return columns ``first`` to ``last`` (exclusive): one per step if they are at most ``most_columns``, else coarser ones
+        that overlap them.
         """
         frame = self.frame(first, last, most_columns=most_columns)
         every, width = frame.steps_per_column, frame.columns
         if metric not in self.meta.metrics or not width:
             return StepPart(np.full((len(self.ranks), width), np.nan, np.float32), frame.first, every)
-        blocks = self._blocks(metric, every)
-        per_block = BLOCK_STEPS // every
-        begin = frame.first // every
-        low, high = begin // per_block, -(-(begin + width) // per_block)
-        joined = blocks[low:high].transpose(1, 0, 2).reshape(len(self.ranks), -1)
-        return StepPart(joined[:, begin - low * per_block :][:, :width], frame.first, every)
+        level = min(every, LEVELS[-1])
+        blocks = self._blocks(metric, level)
+        per_block = BLOCK_STEPS // level
+        begin, count = frame.first // level, width * (every // level)
+        low, high = begin // per_block, min(-(-(begin + count) // per_block), len(blocks))
+        joined = blocks[low:high].transpose(1, 0, 2).reshape(len(self.ranks), -1)[:, begin - low * per_block :][:, :count]
+        if every > level:
+            joined = worst_of(metric).reduceat(joined, np.arange(0, joined.shape[1], every // level), axis=1)
+        return StepPart(joined, frame.first, every)
 
     def frame(self, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Frame:
         """Return the position of the columns that ``part`` would return."""
         last = self.meta.columns if last is None else min(last, self.meta.columns)
         first = max(0, min(first, last))
-        every = 1 if last - first <= most_columns else COARSE
+        fewest = max(1, -(-(last - first) // max(1, most_columns)))
+        every = next((level for level in LEVELS if level >= fewest), -(-fewest // LEVELS[-1]) * LEVELS[-1])
         first = first // every * every
         return Frame(first, -(-(last - first) // every), every)
 
@@ -99,7 +103,7 @@ class Tiles:
 
     def _is_whole(self, metric: str) -> bool:
         values = _blocks_of(self.meta.columns) * len(self.meta.ranks) * BLOCK_STEPS
-        files = ((every, self._folder / _file(metric, every, self.meta.generation)) for every in (1, COARSE))
+        files = ((every, self._folder / _file(metric, every, self.meta.generation)) for every in LEVELS)
         return all(file.stat().st_size >= values // every * np.dtype(np.float32).itemsize for every, file in files)
 
     def _blocks(self, metric: str, every: int) -> Values:
@@ -122,7 +126,7 @@ class TileWriter:
         self._steps: NDArray[np.int64] = np.empty(0, np.int64)
         self._metrics: set[str] = set()
         self._generation = _generation(folder) + 1
-        """StepPart of the files' names, so that files that readers have open are never moved."""
+        """Part of the files' names, so that files that readers have open are never moved."""
         self._open: dict[tuple[str, int], Values] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -145,14 +149,14 @@ class TileWriter:
 
     def _fill(self, metric: str, matrix: NDArray[np.floating[Any]]) -> None:
         with contextlib.ExitStack() as files:
-            names = (_file(metric, every, self._generation) for every in (1, COARSE))
-            fine, coarse = (files.enter_context((self.folder / name).open("wb")) for name in names)
+            names = {every: self.folder / _file(metric, every, self._generation) for every in LEVELS}
+            levels = {every: files.enter_context(name.open("wb")) for every, name in names.items()}
             for first in range(0, len(self._steps), BLOCK_STEPS):
                 part = matrix[:, first : first + BLOCK_STEPS]
                 block = np.full((len(self._ranks), BLOCK_STEPS), np.nan, np.float32)
                 block[:, : part.shape[1]] = part
-                fine.write(block.data)
-                coarse.write(worst_of(metric).reduce(block.reshape(len(block), -1, COARSE), axis=2).data)
+                for every, file in levels.items():
+                    file.write(worst_of(metric).reduce(block.reshape(len(block), -1, every), axis=2).data)
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
         """Add rows for the ranks that are not there yet."""
@@ -190,13 +194,14 @@ class TileWriter:
         if metric not in self._metrics:
             self._metrics.add(metric)
             self._lengthen(metric)
-        fine, coarse = (self._map(metric, every) for every in (1, COARSE))
+        fine = self._map(metric, 1)
         block, column = np.divmod(np.searchsorted(self._steps, steps), BLOCK_STEPS)
         for number in np.unique(block):
             mine = block == number
             held = fine[number]
             held[:, column[mine]] = np.where(np.isnan(values[:, mine]), held[:, column[mine]], values[:, mine])
-            coarse[number] = worst_of(metric).reduce(held.reshape(len(held), -1, COARSE), axis=2)
+            for every in LEVELS[1:]:
+                self._map(metric, every)[number] = worst_of(metric).reduce(held.reshape(len(held), -1, every), axis=2)
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -216,12 +221,13 @@ class TileWriter:
 
     def _write(self, metric: str, row: int, at: NDArray[np.intp], told: Values) -> None:
         """Write the columns ``at`` of a row, and update the coarse columns of their blocks."""
-        fine, coarse = (self._map(metric, every) for every in (1, COARSE))
+        fine = self._map(metric, 1)
         block, column = np.divmod(at, BLOCK_STEPS)
         fine[block, row, column] = told
         first, last = int(block.min()), int(block.max()) + 1
-        rows = fine[first:last, row].reshape(-1, BLOCK_STEPS // COARSE, COARSE)
-        coarse[first:last, row] = worst_of(metric).reduce(rows, axis=2)
+        for every in LEVELS[1:]:
+            rows = fine[first:last, row].reshape(-1, BLOCK_STEPS // every, every)
+            self._map(metric, every)[first:last, row] = worst_of(metric).reduce(rows, axis=2)
 
     def _map(self, metric: str, every: int) -> Values:
         shape = (_blocks_of(len(self._steps)), len(self._ranks), BLOCK_STEPS // every)
@@ -233,7 +239,7 @@ class TileWriter:
 
     def _lengthen(self, metric: str) -> None:
         """Append empty blocks until all steps have room."""
-        for every in (1, COARSE):
+        for every in LEVELS:
             block = np.full(len(self._ranks) * BLOCK_STEPS // every, np.nan, np.float32)
             with (self.folder / _file(metric, every, self._generation)).open("ab") as file:
                 for _ in range(_blocks_of(len(self._steps)) - file.tell() // block.nbytes):
