@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,7 +114,7 @@ def test_a_job_that_is_killed_is_begun_again(tmp_path: Path, write_run: WriteRun
     with pytest.raises(NotReadyError):
         making.finished(run, "run-1", revision)
     found = subprocess.run(
-        ["pgrep", "-f", f"{store.root} .*{key_of('run-1', revision)}"], capture_output=True, text=True, check=True
+        ["pgrep", "-f", f"{store.root} .*{key_of('run-1', str(run), revision)}"], capture_output=True, text=True, check=True
     )
     os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
     assert until_ready(lambda: making.finished(run, "run-1", revision)).is_there
@@ -166,3 +167,18 @@ def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run:
     assert making.known(moved, "run-1", revision) is None
     after = making.finished(moved, "run-1", revision)
     assert (before.analysis().source.path, after.analysis().source.path) == (str(run), str(moved))
+
+
+@pytest.mark.slow
+def test_a_job_that_needs_more_memory_than_there_is_fails_with_the_reason(tmp_path: Path) -> None:
+    """It must not take the memory of the training job or the server beside it."""
+    script = (
+        "import sys; from rankscope.dashboards.store import jobs; jobs.bound_memory(available_bytes=512 << 20)\n"
+        "print(open('/proc/self/oom_score_adj').read().strip())\n"
+        "try: held = bytearray(1 << 30)\n"
+        "except MemoryError as error: print(jobs.in_words(error))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    score, said = done.stdout.splitlines()
+    assert int(score) > 0, "the kernel ends it before others"
+    assert "memory" in said

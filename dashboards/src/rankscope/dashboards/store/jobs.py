@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,9 @@ FAILURE_LASTS_S: Final = 60.0
 
 MOST_BEGUN: Final = 2
 """Starts after which a job that exits unexpectedly each time counts as failed and is not restarted at once."""
+
+OUT_OF_MEMORY: Final = "this needs more memory than this machine has left; start the dashboard where there is more"
+
 _TELL_EVERY_S: Final = 0.2
 _LITTLE_BYTES: Final = 32 << 20
 _MAKE_ROOM: Final = f"make room there, or {ELSEWHERE}"
@@ -151,7 +155,7 @@ class Jobs:
 
 def in_words(error: Exception) -> str:
     """Return the error as one line for the user; a path in it may contain undecodable bytes."""
-    said = str(error) or type(error).__name__
+    said = OUT_OF_MEMORY if isinstance(error, MemoryError) else str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         where = error.filename or (cache_folder() if full else None)
@@ -227,7 +231,22 @@ def _slots(store: Store) -> list[Path]:
     return [store.root / f".slot-{number}" for number in range(SLOTS)]
 
 
+def bound_memory(available_bytes: int | None = None) -> None:
+    """Let this process and each of its workers allocate at most what the machine has left, and be killed before other processes.
+
+    A training job and the server run beside it. ``available_bytes``: as the kernel estimates it by default.
+    """
+    with contextlib.suppress(OSError, ValueError):  # not Linux, or not permitted: as it was before
+        Path("/proc/self/oom_score_adj").write_text("500")
+        if available_bytes is None:
+            lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+            available_bytes = next(1024 * int(words[1]) for words in lines if words[0] == "MemAvailable:")
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (available_bytes, hard))
+
+
 if __name__ == "__main__":
+    bound_memory()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _root, _most_bytes, _key, _task, *_arguments = sys.argv[1:]
     Jobs(Store(Path(_root), int(_most_bytes))).work(_key, _task, _arguments)
