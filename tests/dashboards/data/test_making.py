@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.store.cache import Store, cache_folder, key_of
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.footprint import footprint
-from rankscope.dashboards.store.jobs import TASKS, Jobs
+from rankscope.dashboards.store.jobs import SLOTS, TASKS, WAITING, Jobs, take
 from rankscope.dashboards.store.making import MadeBeside, MadeHere
 
 WriteRun = Callable[..., Path]
@@ -182,3 +183,18 @@ def test_a_job_that_needs_more_memory_than_there_is_fails_with_the_reason(tmp_pa
     score, said = done.stdout.splitlines()
     assert int(score) > 0, "the kernel ends it before others"
     assert "memory" in said
+
+
+def test_addresses_that_have_to_wait_leave_nothing_in_the_store(tmp_path: Path, write_run: WriteRun) -> None:
+    """Any address may ask for a comparison, also while other jobs run."""
+    jobs = Jobs(Store(tmp_path / "cache"))
+    jobs.store.root.mkdir()
+    with contextlib.ExitStack() as held:
+        for number in range(SLOTS):
+            assert take(jobs.store.root / f".slot-{number}", held) is not None
+        for step in range(50):
+            assert jobs.want(key_of(str(step)), "compare", [step, tmp_path]) == WAITING
+    assert {path.name for path in jobs.store.root.iterdir()} == {f".slot-{number}" for number in range(SLOTS)}
+    run = write_run(tmp_path / "run", steps=3)
+    jobs.work("key", "analyse", [str(run)])
+    assert not list(jobs.store.root.glob(".lock-*"))

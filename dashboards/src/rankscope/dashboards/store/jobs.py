@@ -120,11 +120,13 @@ class Jobs:
         if state is not None and state.failure is not None:
             return state
         with contextlib.ExitStack() as held:
-            lock = take(self.store.root / f".lock-{key}", held)
+            lock_file = _lock_file(self.store, key)
+            lock = take(lock_file, held)
             if lock is None:
                 return state or STARTING
             slot = next((slot for path in _slots(self.store) if (slot := take(path, held)) is not None), None)
             if slot is None:
+                lock_file.unlink(missing_ok=True)  # any address may ask: without a job it leaves nothing
                 return WAITING
             left = _read(file) or State()  # from the previous holder of the lock
             if left.failure is not None or self.store.find(key) is not None:
@@ -151,6 +153,8 @@ class Jobs:
             raise
         else:
             told.done()
+        finally:
+            _lock_file(self.store, key).unlink(missing_ok=True)  # deleting a held lock is safe: see ``Store``
 
 
 def in_words(error: Exception) -> str:
@@ -184,6 +188,10 @@ def start(module: str, arguments: Sequence[object], *, locks: Sequence[int]) -> 
     command = [sys.executable, "-m", module, *map(str, arguments)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=locks)
     threading.Thread(target=process.wait, name="no zombie", daemon=True).start()
+
+
+def _lock_file(store: Store, key: str) -> Path:
+    return store.root / f".lock-{key}"
 
 
 def _state_file(store: Store, key: str) -> Path:
