@@ -173,9 +173,10 @@ def test_the_cookie_is_secure_behind_any_proxy_that_ends_tls(http: Any) -> None:
     assert "Secure" not in log_in(http(token=TOKEN), headers={"X-Forwarded-Proto": "http"}).headers["Set-Cookie"]
 
 
-def test_many_wrong_tokens_behind_a_proxy_lock_out_only_their_sender(http: Any) -> None:
-    browser = http(token=TOKEN, proxy=PROXY)
-    proxied: Any = {"environ_base": {"REMOTE_ADDR": "10.0.0.1"}}
+@pytest.mark.parametrize(("proxy", "address"), [(PROXY, "10.0.0.1"), (None, "127.0.0.1")])
+def test_many_wrong_tokens_behind_a_proxy_lock_out_only_their_sender(http: Any, proxy: Any, address: str) -> None:
+    browser = http(token=TOKEN, proxy=proxy)
+    proxied: Any = {"environ_base": {"REMOTE_ADDR": address}}
     for number in range(MAX_WRONG):
         # the sender may write addresses of its own before the one that the proxy appends
         forwarded = {"X-Forwarded-For": f"198.51.100.{number}, 203.0.113.9"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import flask
 from werkzeug.exceptions import TooManyRequests
@@ -12,12 +12,16 @@ from werkzeug.exceptions import TooManyRequests
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.web.attempts import WrongTokens
 from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.web.trusted_proxy import TrustedProxy
 from rankscope.dashboards.words.inert import shown
 
 _LOG = logging.getLogger(__name__)
 
 CHANGES_OFF = "captures cannot be asked for here: this dashboard has no token; start it with --token-file FILE"
 LOG_IN = "log in with the token of this dashboard first, at /login"
+
+
+_TLS_PROXY: Final = TrustedProxy("X-Forwarded-User")
 
 
 class NotAllowedError(RankscopeError):
@@ -60,7 +64,8 @@ class Access:
     def is_token(self, given: str, request: flask.Request) -> bool:
         """Return whether ``given`` is the token. Raises ``TooManyRequests`` after many wrong ones by the same sender."""
         proxy = self.config.proxy
-        sender = request.remote_addr or "" if proxy is None else f"{proxy.client(request)} {proxy.user(request)}"
+        # A proxy without users, such as one for TLS, is usually on this machine.
+        sender = (proxy or _TLS_PROXY).client(request) + ("" if proxy is None else f" {proxy.user(request)}")
         if wait := self._wrong.wait_s(sender):
             raise TooManyRequests(f"too many wrong tokens; try again in {wait} s", retry_after=wait)
         if self.config.token is not None and self.config.token.matches(given):
