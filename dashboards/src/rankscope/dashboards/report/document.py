@@ -82,19 +82,12 @@ def report(run: RunData, state: PageState, *, made_unix_ns: int, tell: Callable[
             *([f"Selected: {selected}."] if selected else []),
             "To choose other ranks, steps and metrics, and to follow links into them: rankscope dashboard.",
         ],
-        views=[_OneView(view.label, anchor_of(view), lambda view=view: contents.begin(view)) for view in VIEWS],  # type: ignore[misc]
+        views=VIEWS,
         figures=lambda: packed(msgspec.json.encode(contents.figures)),
         plotly=_packed_plotly(),
         **contents.functions(),
     )
     return Report(page.encode(), contents.faults)
-
-
-@dataclass(frozen=True, slots=True)
-class _OneView:
-    label: str
-    anchor: str
-    begin: Callable[[], list[Block]]
 
 
 @dataclass(slots=True)
@@ -115,7 +108,9 @@ class _Contents:
     def functions(self) -> dict[str, Any]:
         """Return the functions of the template."""
         return {
-            "anchor_of": self.anchor,
+            "anchor_at": self.anchor,
+            "anchor_of": anchor_of,
+            "begin": self.begin,
             "cell_text": cell_text,
             "figure": self.figure,
             "holds_blocks": lambda item: isinstance(item, (list, tuple)) and any(isinstance(one, Block) for one in item),
