@@ -12,6 +12,7 @@ from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.lost_hours.data import ClusterLedger, HostLoss
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
 from rankscope.dashboards.words.inert import plotly_text
+from rankscope.dashboards.words.wording import CAUSE_LABELS
 
 SHOWN: Final = 20
 """Maximum number of hosts drawn. The table has all of them."""
@@ -20,21 +21,21 @@ _MOST_LETTERS: Final = 36
 
 NO_HOST: Final = "no single host"
 
-LOOKS: Final[dict[Cause, tuple[str, str, str]]] = {
-    "input": ("slow input", "exposed_memcpy", "."),
-    "host": ("slow host", "overlap", "/"),
-    "gc": ("garbage collection", "overlap", "x"),
-    "checkpoint": ("checkpoint", "exposed_memcpy", "\\"),
-    "evaluation": ("evaluation", "exposed_memcpy", "-"),
-    "compute": ("slow compute", "compute", ""),
-    "imbalance": ("more work than others", "compute", "|"),
-    "communication": ("communication", "exposed_communication", "x"),
-    "unknown": ("cause unknown", "idle", ""),
+LOOKS: Final[dict[Cause, tuple[str, str]]] = {
+    "input": ("exposed_memcpy", "."),
+    "host": ("overlap", "/"),
+    "gc": ("overlap", "x"),
+    "checkpoint": ("exposed_memcpy", "\\"),
+    "evaluation": ("exposed_memcpy", "-"),
+    "compute": ("compute", ""),
+    "imbalance": ("compute", "|"),
+    "communication": ("exposed_communication", "x"),
+    "unknown": ("idle", ""),
 }
-"""Cause to its name, role of its colour, hatching."""
+"""Cause to the role of its colour and its hatching."""
 
 
-def ledger_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
+def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
     """Draw a stacked bar of lost GPU-hours per host. Hosts blamed in several runs have a flag."""
     hosts = [host for host in ledger.hosts if host.gpu_hours > 0]
     if not hosts:
@@ -43,27 +44,27 @@ def ledger_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
     shown = hosts[:SHOWN]
     names = [plotly_text(_name(host), _MOST_LETTERS) for host in shown]
     figure = go.Figure()
-    for cause, (label, role, hatch) in LOOKS.items():
+    for cause, (role, hatch) in LOOKS.items():
         hours = [host.by_cause.get(cause) for host in shown]
         if any(hours):
             figure.add_bar(
                 x=hours,
                 y=list(range(len(shown))),
                 orientation="h",
-                name=label,
+                name=CAUSE_LABELS[cause],
                 marker=hatched(getattr(colors, role), hatch, colors),
                 hovertext=[plotly_text(_name(host)) for host in shown],
-                hovertemplate=f"<b>%{{hovertext}}</b><br>{label}: %{{x:,.3g}} GPU-h<extra></extra>",
+                hovertemplate=f"<b>%{{hovertext}}</b><br>{CAUSE_LABELS[cause]}: %{{x:,.3g}} GPU-h<extra></extra>",
             )
     framed(figure, colors, height=110 + 30 * len(shown))
     figure.update_layout(barmode="stack", bargap=0.3)
     legend_above(figure)
     figure.update_xaxes(title_text="GPU-hours lost", rangemode="tozero")
     rows_axis(figure, [f"<b>⚑ {name}</b>" if host.repeated else name for name, host in zip(names, shown, strict=True)])
-    return Drawn(figure, ledger_table(ledger), _says(hosts, ledger.gpu_hours))
+    return Drawn(figure, lost_hours_table(ledger), _says(hosts, ledger.gpu_hours))
 
 
-def ledger_table(ledger: ClusterLedger) -> FigureData:
+def lost_hours_table(ledger: ClusterLedger) -> FigureData:
     """Return a table with a row per host and cause."""
     rows = [
         (_name(host), cause, hours, len(host.runs), host.trained_gpu_hours, " ".join(host.runs))

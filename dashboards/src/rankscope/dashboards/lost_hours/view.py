@@ -18,7 +18,7 @@ from rankscope.dashboards.lost_hours.data import (
     told,
     total_cost,
 )
-from rankscope.dashboards.lost_hours.figures import LOOKS, NO_HOST, ledger_bars
+from rankscope.dashboards.lost_hours.figures import NO_HOST, lost_hours_bars
 from rankscope.dashboards.model.page import (
     Advice,
     Block,
@@ -71,7 +71,7 @@ def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> l
                 Figure(
                     name="lost-hours-bars",
                     label="Bars of the GPU-hours lost per host, by cause",
-                    draw=lambda colors: ledger_bars(lost_hours_of(source, state), colors),
+                    draw=lambda colors: lost_hours_bars(lost_hours_of(source, state), colors),
                 ),
             ],
             tools=[choice("since", "Runs started in", options, state, width=150, nothing="All runs")],
@@ -165,7 +165,7 @@ def _row(host: HostLoss) -> tuple[Line, ...]:
         wording.gpu_hours(host.gpu_hours),
         "-" if host.rate is None else f"{host.rate:,.3g} GPU-h",
         _cost(host),
-        "; ".join(f"{LOOKS[cause][0]} {wording.gpu_hours(hours)}" for cause, hours in causes),
+        "; ".join(f"{wording.CAUSE_LABELS[cause]} {wording.gpu_hours(hours)}" for cause, hours in causes),
         first_pieces([named_link(run_name, run_path(run_id)) for run_id, run_name in host.runs.items()], _NAMED),
     )
 
