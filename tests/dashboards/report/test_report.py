@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import gzip
 import hashlib
 import io
 import json
@@ -12,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.dashboards.blocks import figure_names
+from tests.dashboards.report.report_file import HOSTILE, MADE_NS, Parsed, made, unpacked
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.live.components import component
 from rankscope.dashboards.model import page
+from rankscope.dashboards.model.columns import number_column, text_column
 from rankscope.dashboards.model.drawn import Drawn, FigureData
 from rankscope.dashboards.model.page import Block
 from rankscope.dashboards.model.state import PageState
@@ -36,41 +36,6 @@ from rankscope.dashboards.report.document import MOST_CSV_ROWS, MOST_ROWS, Repor
 from rankscope.dashboards.report.schemes import differences
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.making import MadeHere
-
-MADE_NS = 1_795_000_000_000_000_000
-HOSTILE = "</script><img src=x onerror=alert(1)>\"'&"
-
-
-class Parsed(HTMLParser):
-    """Tags and text of the file, as a browser parses them."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self._begins: list[tuple[str, int]] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._begins.append((tag, len(self.text)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def texts(self, *tags: str) -> list[str]:
-        """Return the text from each of these tags to the next one."""
-        begins = [at for name, at in self._begins if name in tags]
-        return [self.text[at:end].strip() for at, end in zip(begins, [*begins[1:], len(self.text)], strict=True)]
-
-    def values(self, attribute: str) -> list[str]:
-        return [value for _, attributes in self.tags if (value := attributes.get(attribute)) is not None]
-
-
-def made(source: Any, state: PageState | None = None) -> Report:
-    """Return a report of the run ``run-1`` of ``source``."""
-    return report(RunData(source, source.summary("run-1")), state or PageState(), made_unix_ns=MADE_NS, tell=lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +50,6 @@ def plain(kept: dict[str, Report], memory_runs: Any) -> Report:
     if not kept:
         kept["plain"] = made(memory_runs)
     return kept["plain"]
-
-
-def unpacked(page: str, name: str) -> Any:
-    """Return a decompressed part of the file."""
-    found = re.search(f'id="{name}">([^<]*)<', page)
-    assert found is not None
-    return gzip.decompress(base64.b64decode(found[1])).decode()
 
 
 def one_view(monkeypatch: pytest.MonkeyPatch, *views: View) -> None:
@@ -143,7 +101,7 @@ EVERY_KIND: tuple[Block, ...] = (
     page.Figure(name="one", label=HOSTILE, draw=no_figure, long=True),
     page.Table(
         name="two",
-        columns=[page.text_column("a", HOSTILE, tooltip=HOSTILE), page.number_column("b", "b", "b")],
+        columns=[text_column("a", HOSTILE, tooltip=HOSTILE), number_column("b", "b", "b")],
         rows=lambda: [{"id": "1", "a": HOSTILE, "b": 1.0}],
         file_name="two",
     ),
@@ -201,7 +159,7 @@ def test_links_lead_within_the_file_or_are_texts(shown: Callable[..., Parsed], p
 
 
 def test_a_table_shows_numbers_as_the_page_does_and_what_is_not_known_as_a_dash(shown: Callable[..., Parsed]) -> None:
-    columns = [page.text_column("name", HOSTILE), page.number_column("ms", "Time ms", "t", unit_field="unit")]
+    columns = [text_column("name", HOSTILE), number_column("ms", "Time ms", "t", unit_field="unit")]
     rows: list[dict[str, Any]] = [{"name": HOSTILE, "ms": 1234.567, "unit": "USD"}, {"name": None, "ms": None}]
     found = shown(page.Table(name="one", columns=columns, rows=lambda: rows, file_name="one"))
     assert found.texts("td")[:3] == [HOSTILE, "1,234.57 USD", "-"]
@@ -210,7 +168,7 @@ def test_a_table_shows_numbers_as_the_page_does_and_what_is_not_known_as_a_dash(
 def test_what_is_cut_off_of_a_table_is_said(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a table with more rows than the limit of a file, and cells that a spreadsheet would read as formulas
     rows = [{"name": "=HYPERLINK(1)", "value": -number} for number in range(MOST_ROWS + 5)]
-    columns = [page.text_column("name", "Name"), page.number_column("value", "Value", "v")]
+    columns = [text_column("name", "Name"), number_column("value", "Value", "v")]
     one_view(monkeypatch, view_with([page.Table(name="long", columns=columns, rows=lambda: rows, file_name="long")]))
     # when
     text = made(memory_runs).file.decode()

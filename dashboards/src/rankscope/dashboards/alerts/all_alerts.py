@@ -11,23 +11,9 @@ from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound
 from rankscope.dashboards.alerts.figures import alert_counts
 from rankscope.dashboards.alerts.view import STATES, alert_article
 from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.model.columns import Column, number_column, text_column
 from rankscope.dashboards.model.list_state import ListState
-from rankscope.dashboards.model.page import (
-    Advice,
-    Again,
-    Block,
-    Callbacks,
-    Column,
-    Figure,
-    Group,
-    Heading,
-    Listing,
-    Part,
-    Section,
-    Text,
-    number_column,
-    text_column,
-)
+from rankscope.dashboards.model.page import Advice, Again, Block, Callbacks, Figure, Group, Heading, Listing, Part, Section, Text
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording

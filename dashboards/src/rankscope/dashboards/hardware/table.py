@@ -9,7 +9,7 @@ from typing import Any, Final
 from rankscope.dashboards.data.hardware import Gpu
 from rankscope.dashboards.hardware.data import GpuFigures
 from rankscope.dashboards.hardware.lines import KIND_NAMES
-from rankscope.dashboards.model.page import Column, number_column, text_column
+from rankscope.dashboards.model.columns import Column, number_column, text_column
 
 _LINKS: Final = {"pcie_link_width": "PCIe x{}", "pcie_link_generation": "PCIe gen {}", "nvlinks_down": "{} NVLinks down"}
 

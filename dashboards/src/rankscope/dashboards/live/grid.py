@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.dashboards.model.page import Column
+from rankscope.dashboards.model.columns import Column
 
 THEME: Final = (
     "themeQuartz.withParams({accentColor: 'var(--accent)', backgroundColor: 'var(--surface)', foregroundColor: 'var(--text)',"

@@ -15,6 +15,7 @@ from rankscope.dashboards.words.wording import UNKNOWN
 
 if TYPE_CHECKING:
     from rankscope.dashboards.charts.palette import Palette
+    from rankscope.dashboards.model.columns import Column
     from rankscope.dashboards.model.drawn import Drawn
     from rankscope.dashboards.model.state import PageState
 
@@ -23,9 +24,6 @@ COMMAND: Final = re.compile(r"(?:(?P<before>[^`]*): )?(?P<command>(?:rankscope|t
 MAX_BADGE: Final = 80
 """Maximum characters of a badge or link. A longer text is in its title."""
 _OPTION: Final = re.compile(r"(?<=\s)(--?[a-z][a-z-]*)")
-
-
-# Pieces of a line --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +90,6 @@ def first_pieces(items: Sequence[Piece], most: int) -> list[Piece]:
     for index, item in enumerate(items[:most]):
         parts += [", " if index else "", item]
     return [*parts, *([f" and {len(items) - most:,} more"] if len(items) > most else [])]
-
-
-# Blocks ------------------------------------------------------------------------------------------------------------------------
 
 
 class Block:
@@ -288,37 +283,6 @@ class Figure(Block):
     """Selection after a click on a point (in Plotly's format)."""
     zoom: Callable[[tuple[float, float] | None], PageState] | None = None
     """Selection after dragging over a range of the x axis; ``None`` resets it to all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """Column of a table. Unknown values are shown as a dash; a saved file has all digits."""
-
-    field: str
-    name: str
-    tooltip: str | None = None
-    digits: int | None = None
-    """Digits after the decimal point; ``None``: a column of texts."""
-    width: int = 130
-    pinned: bool = False
-    hover: bool = False
-    """True: its cells show their whole text on hover."""
-    renderer: str = ""
-    """Component of assets/*.js that draws its cells."""
-    unit_field: str = ""
-    """Field whose text follows the number."""
-    fills: int = 0
-    """Minimum width of a column that takes the free width."""
-
-
-def number_column(field: str, name: str, tooltip: str, *, digits: int = 2, width: int = 116, **others: Any) -> Column:
-    """Return a column of numbers."""
-    return Column(field=field, name=name, tooltip=tooltip, digits=digits, width=width, **others)
-
-
-def text_column(field: str, name: str, *, width: int = 130, **others: Any) -> Column:
-    """Return a column of texts."""
-    return Column(field=field, name=name, width=width, **others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

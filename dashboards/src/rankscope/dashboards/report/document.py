@@ -26,6 +26,7 @@ from rankscope.dashboards.charts.frame import GRAPH_CONFIG, note
 from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model import page as model
+from rankscope.dashboards.model.columns import Column
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData, csv_of
 from rankscope.dashboards.model.page import Block
 from rankscope.dashboards.model.run_head import about, run_head
@@ -196,7 +197,7 @@ def leave_out(block: Block) -> str:
     return ""
 
 
-def cell_text(column: model.Column, row: Mapping[str, Any]) -> str:
+def cell_text(column: Column, row: Mapping[str, Any]) -> str:
     """Return a cell's text as on the page; an unknown value is a dash."""
     value = row.get(column.field)
     if value is None:

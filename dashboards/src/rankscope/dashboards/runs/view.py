@@ -10,22 +10,9 @@ from typing import Any, Final
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary, Stale
+from rankscope.dashboards.model.columns import Column, number_column, text_column
 from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
-from rankscope.dashboards.model.page import (
-    Advice,
-    Again,
-    Block,
-    Callbacks,
-    Column,
-    Group,
-    Heading,
-    Link,
-    Listing,
-    Pieces,
-    Text,
-    number_column,
-    text_column,
-)
+from rankscope.dashboards.model.page import Advice, Again, Block, Callbacks, Group, Heading, Link, Listing, Pieces, Text
 from rankscope.dashboards.model.state import compare_path, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig

@@ -10,21 +10,9 @@ from typing import Any, Final
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.model.columns import Column, number_column, text_column
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import (
-    Block,
-    Choice,
-    Column,
-    Figure,
-    Legend,
-    Part,
-    Section,
-    Table,
-    Text,
-    number_column,
-    rank_choice,
-    text_column,
-)
+from rankscope.dashboards.model.page import Block, Choice, Figure, Legend, Part, Section, Table, Text, rank_choice
 from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View

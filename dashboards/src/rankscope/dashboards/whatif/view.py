@@ -11,23 +11,9 @@ from rankscope.analysis.whatif.result import WhatIf
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.model.columns import Column, number_column, text_column
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import (
-    Block,
-    Choice,
-    Column,
-    Entry,
-    Fact,
-    Facts,
-    Figure,
-    Items,
-    Part,
-    Section,
-    Table,
-    Text,
-    number_column,
-    text_column,
-)
+from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, Figure, Items, Part, Section, Table, Text
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Piece, Scenarios, Thought, pace_of, pieces, thought_away
