@@ -41,7 +41,7 @@ from make_run import MEANS_US, TRANSFER_US, Shape, begin_run, grow_run
 from playwright.sync_api import Browser, Page, Playwright, Request, ViewportSize, sync_playwright
 from process_memory import peak_beside, pss_bytes
 
-from rankscope.dashboards.views.registry import VIEWS
+from rankscope.dashboards.registry import VIEWS
 from rankscope.runs.reader import RunReader
 
 FIRST_VIEW_S, CALLBACK_P95_S, PAYLOAD_BYTES, SERVER_BYTES, USERS_P95_S, LIVE_S = 1.5, 0.25, 1.5e6, 600 * 2**20, 1.0, 0.5

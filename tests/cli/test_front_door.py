@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 
 import click
 import jsonschema
 import pytest
 
+from rankscope.cli import doctor
+from rankscope.cli.doctor import extras
 from rankscope.cli.main import VERBS
 from rankscope.cli.main import cli as root_command
 
@@ -234,11 +236,22 @@ def test_doctor_reports_every_part(cli: Cli) -> None:
     assert done.returncode == (0 if report["ok"] else 1)
 
 
+def test_doctor_knows_every_extra_and_its_packages(cli: Cli) -> None:
+    report = json.loads(cli("doctor", "--format", "json").stdout)
+    told = {check["name"] for check in report["checks"]}
+    provided = {one for one in metadata("rankscope").get_all("Provides-Extra") or () if one != "all"}
+    assert {f"rankscope[{extra}]" for extra in provided} <= told
+    assert {"httpx", "pyarrow", "gunicorn"} <= set(extras()["dashboards"])
+
+
 def test_doctor_says_how_to_get_what_is_missing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     # given an interpreter without the packages of two extras
-    find_spec = importlib.util.find_spec
-    missing = {"dash", "httpx", "pynvml"}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *args: None if name in missing else find_spec(name, *args))
+    def installed(package: str) -> str:
+        if package in {"dash", "httpx"}:
+            raise PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(doctor, "version", installed)
     done = cli("doctor")
     assert done.returncode == 1
     assert "pip install 'rankscope[dashboards]'" in done.stdout

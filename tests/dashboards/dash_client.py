@@ -11,6 +11,13 @@ import msgspec
 
 Item = dict[str, Any]
 
+VIEW_OF = {
+    "step": "ranks", "rank": "ranks", "breakdown": "overlap", "overlap": "overlap", "collective": "overlap", "about": "overlap",
+    "imposed": "blame", "wait": "blame", "cause": "blame", "blame": "blame", "timeline": "timeline", "whatif": "whatif",
+    "gpu": "hardware", "host": "hardware", "rack": "hardware", "alert": "alerts", "replay": "alerts",
+}  # fmt: skip
+"""First word of the name of a figure, part or table to its view; others are on the overview."""
+
 
 class Caller:
     """Client of an app, without a browser."""
@@ -44,14 +51,22 @@ class Caller:
         return rows
 
     def selected(
-        self, happened: tuple[str, str, Any], search: str = "", *, controls: Mapping[str, Any] | None = None, view: str = "ranks"
+        self,
+        happened: tuple[str, str, Any],
+        search: str = "",
+        *,
+        controls: Mapping[str, Any] | None = None,
+        path: str | None = None,
     ) -> Item:
         """Return the changes after ``happened``: (type of the piece, its name, its value); ``("address", "", None)`` for none."""
         kind, name, told = happened
         shown = dict(controls or {})
-        prop = {"control": "value", "figure": "clickData", "zoomed": "data", "grid": "cellClicked"}.get(kind, "search")
+        prop_of = {"figure": "clickData", "zoomed": "data", "grid": "cellClicked"}
+        prop = prop_of.get(kind, "value" if kind == "control" else "search")
         if kind == "control":
             shown[name] = told
+
+        page = _shown("run-1", name if kind in prop_of else "step") if path is None else {"path": path}
 
         def several(of: str, what: str, values: Mapping[str, Any]) -> list[Item]:
             return [{"id": {"type": of, "name": key}, "property": what, "value": value} for key, value in values.items()]
@@ -76,7 +91,7 @@ class Caller:
             ],
             [
                 [{"id": item["id"], "property": "id", "value": item["id"]} for item in values],
-                {"id": "run", "property": "data", "value": {"run_id": "run-1", "version": "a", "view": view}},
+                {"id": "shown", "property": "data", "value": page},
             ],
             "address.search" if kind == "address" else f"{_identifier(kind, name)}.{prop}",
         )
@@ -84,7 +99,7 @@ class Caller:
     def _piece(self, piece: tuple[str, str, str], search: str, scheme: str | None, run_id: str) -> Any:
         kind, name, what = piece
         known = {
-            "run": {"run_id": run_id, "version": "a", "view": ""},
+            "shown": _shown(run_id, name),
             "address": search,
             "scheme": scheme,
             _identifier(kind, name): {"name": name, "type": kind},
@@ -105,7 +120,7 @@ class Caller:
             {"id": json.loads(output.rsplit(".", 1)[0]), "property": output.rsplit(".", 1)[1]}
             for output in _names(matched(spec["output"]))
         ]
-        response = self._response(spec, outputs, filled(spec["inputs"]), filled(spec["state"]), "run.data")
+        response = self._response(spec, outputs, filled(spec["inputs"]), filled(spec["state"]), "shown.data")
         return response[_identifier(kind, name)][what]
 
     def _response(self, spec: Item, outputs: list[Any], inputs: list[Any], state: list[Any], triggered: str) -> Item:
@@ -124,6 +139,10 @@ class Caller:
         assert answer.status_code == 200, answer.text
         response: Item = msgspec.json.decode(answer.data)["response"]
         return response
+
+
+def _shown(run_id: str, name: str) -> Item:
+    return {"path": f"/run/{run_id}/{VIEW_OF.get(name.partition('-')[0], '')}".rstrip("/"), "version": "a"}
 
 
 def _names(output: str) -> list[str]:

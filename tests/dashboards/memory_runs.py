@@ -14,18 +14,18 @@ from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.evidence.steps import METRICS, StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.alert_record import AlertsFound
-from rankscope.dashboards.data.blame import BlameBook
+from rankscope.dashboards.alerts.data import AlertsFound
+from rankscope.dashboards.compare.data import Compared
 from rankscope.dashboards.data.brief import Brief, brief_of
-from rankscope.dashboards.data.comparing import Compared
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, nothing
-from rankscope.dashboards.data.scenarios import Scenarios
-from rankscope.dashboards.data.source import Part, RunSummary, Stale, StepMatrices, UnknownRunError
+from rankscope.dashboards.data.source import RunSummary, Stale, StepMatrices, StepPart, UnknownRunError
 from rankscope.dashboards.data.topology import Place, Topology
 from rankscope.dashboards.data.trend import Trend, trend_of
-from rankscope.dashboards.data.window_data import WindowData
-from rankscope.dashboards.data.windows import Window, Windows
+from rankscope.dashboards.stragglers.data import BlameBook
+from rankscope.dashboards.timeline.data import WindowData
+from rankscope.dashboards.timeline.windows import Window, Windows
+from rankscope.dashboards.whatif.data import Scenarios
 from rankscope.runs.records import StepRecord
 
 T = TypeVar("T")
@@ -40,12 +40,12 @@ class Matrices:
         self.profiled = table.steps[table.profiled.any(axis=0)]
         self.metrics = [metric for metric in METRICS if np.isfinite(table.matrix(metric)).any()]
 
-    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
+    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> StepPart:
         """Return every step of the range, without a limit of columns."""
         del most_columns
         shape = (len(self.ranks), len(self.steps))
         matrix = self._table.matrix(metric) if metric in METRICS else np.full(shape, np.nan)
-        return Part(matrix[:, first:last].astype(np.float32), first, 1)
+        return StepPart(matrix[:, first:last].astype(np.float32), first, 1)
 
 
 class MemoryRuns:

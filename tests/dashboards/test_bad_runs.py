@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,17 +13,15 @@ from dash.development.base_component import Component
 from tests.dashboards.bad_runs import BAD_RUNS
 
 from rankscope.alerts.replay.growing_run import GrowingRun
-from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.callbacks import drawing, many
-from rankscope.dashboards.callbacks.routing import page_for
-from rankscope.dashboards.config import DashboardConfig
-from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.figures.drawn import Drawn
-from rankscope.dashboards.figures.palette import PALETTES
+from rankscope.dashboards.live.pages import OUR_FAULT, Pages
+from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.registry import VIEWS
 from rankscope.dashboards.report.document import report
-from rankscope.dashboards.url_state import PageState, run_path
-from rankscope.dashboards.views.registry import FIGURES, GRIDS, PARTS, VIEWS
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.web.config import DashboardConfig
 
 WriteRun = Callable[..., Path]
 
@@ -31,6 +30,8 @@ EVERYTHING = (
     "&gpu=GPU-00000000-5d1f-4a52-9c3e-0123456789ab&host=node-0&price=1.5&currency=EUR"
 )
 COLORS = PALETTES["light"]
+FIGURE = re.compile(r'"id":\s*\{\s*"type":\s*"figure",\s*"name":\s*"([^"]*)"')
+"""Pattern of the identifier of a figure."""
 EVERY_DAY = {
     "torn lines",
     "no rank.json of one",
@@ -62,34 +63,24 @@ def written(page: Component) -> str:
     return str(plotly.io.json.to_json_plotly(page))
 
 
-def piece(make: Callable[[RunData, PageState], object], source: DiskRuns, run_id: str, state: PageState) -> str:
-    """Return a text or the rows of a table, or the error message shown in its place."""
-    try:
-        return str(plotly.io.json.to_json_plotly(make(RunData(source, source.summary(run_id)), state)))
-    except RankscopeError as error:
-        return str(error)
-
-
 def everything(source: DiskRuns, run_id: str) -> Iterator[str]:
-    """Yield all pages, figures, texts and tables."""
-    config = DashboardConfig()
-    for path, search in (
-        ("/", None),
-        ("/ledger", None),
+    """Yield all pages, with their texts and tables, and all figures."""
+    pages = Pages(source, DashboardConfig())
+    addresses = [
+        ("/", ""),
+        ("/lost-hours", ""),
+        ("/alerts", ""),
         ("/compare", f"?runs=other,{run_id}"),
         ("/compare", f"?runs={run_id}&at=25"),
-    ):
-        yield written(page_for(path, search, source, config)[0])
-    for name in many.FIGURES:
-        yield drawn(many.draw(source, name, f"?runs=other,{run_id}", COLORS)[0])
-    for search in ("", EVERYTHING):
-        state = PageState.parse(search)
-        for view in VIEWS:
-            yield written(page_for(run_path(run_id, view.slug), search, source, config)[0])
-        for name in FIGURES:
-            yield drawn(drawing.draw(source, run_id, name, state, COLORS)[0])
-        for make in (*PARTS.values(), *GRIDS.values()):
-            yield piece(make, source, run_id, state)
+        *((run_path(run_id, view.slug), search) for view in VIEWS for search in ("", EVERYTHING)),
+    ]
+    for path, search in addresses:
+        page, _ = pages.page(path, search)
+        yield written(page)
+        for name in FIGURE.findall(written(page)):
+            found = pages.figure(path, search, name, COLORS)
+            assert found is not None, name
+            yield drawn(found[0])
 
 
 @pytest.mark.slow
@@ -103,7 +94,7 @@ def test_every_page_of_a_bad_run_is_there_and_nothing_is_our_fault(
     source = DiskRuns(tmp_path / "runs")
     (summary,) = (found for found in source.runs() if found.path == str(run))
     for said in everything(source, summary.run_id):
-        assert drawing.OUR_FAULT not in said
+        assert OUR_FAULT not in said
         assert "Traceback" not in said
     if name == "device cuda of one":
         assert report(RunData(source, summary), PageState(), made_unix_ns=0, tell=lambda _: None).faults == []

@@ -68,7 +68,7 @@ def test_it_serves_every_script_from_every_worker_until_it_is_told_to_stop(tmp_p
 def test_it_stops_without_a_word_while_a_worker_is_busy(number: signal.Signals) -> None:
     # given a worker in the middle of a long request
     script = (
-        "import socket, sys, time, dash; from rankscope.dashboards.server import serve\n"
+        "import socket, sys, time, dash; from rankscope.dashboards.web.server import serve\n"
         "app, sock = dash.Dash(), socket.create_server(('127.0.0.1', 0)); app.layout = dash.html.Div()\n"
         "app.server.add_url_rule('/long', view_func=lambda: (print('busy', file=sys.stderr, flush=True), time.sleep(600)))\n"
         "serve(app, sock, workers=2, ready=lambda: print(sock.getsockname()[1], file=sys.stderr, flush=True))"
@@ -99,7 +99,7 @@ def test_a_worker_that_has_only_begun_hears_that_it_is_to_end() -> None:
     # given workers that install their signal handlers late, as on a busy machine, and a server with a long time-out
     script = """
 import socket, sys, time, dash, gunicorn.util
-from rankscope.dashboards import server
+from rankscope.dashboards.web import server
 
 def begin(title):
     print(title.split()[0], file=sys.stderr, flush=True)

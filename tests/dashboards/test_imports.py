@@ -13,7 +13,7 @@ def loaded_after(statement: str) -> set[str]:
 
 
 def test_the_app_and_its_server_never_load_torch() -> None:
-    loaded = loaded_after("import rankscope.dashboards.app, rankscope.dashboards.server, rankscope.dashboards.data.disk")
+    loaded = loaded_after("import rankscope.dashboards.app, rankscope.dashboards.web.server, rankscope.dashboards.store.disk")
     assert "dash" in loaded
     assert "torch" not in loaded
 

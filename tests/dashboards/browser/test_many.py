@@ -132,11 +132,12 @@ def test_a_comparison_shows_its_figures_and_gives_their_numbers_away(site: str, 
         expect(page.locator("#compare-steps .legendtext").first).to_have_text("A: <b>sound</b>")
         _, rows = saved_rows(page, "Save as CSV: Differences of the parts")
         assert rows[0]["quantity"] == "step time"
-        page.get_by_text("Ranks", exact=True).last.click()
+        page.get_by_role("textbox", name="Shown by").click()
+        page.get_by_role("option", name="Ranks").click()
         expect(page).to_have_url(f"{address}&by=rank")
         expect(page.locator("#compare-ranks .ytick").first).to_contain_text("rank")
-        page.get_by_role("link", name="Ledger").click()
-        expect(page.locator("#ledger-body")).to_contain_text("Runs counted")
+        page.get_by_role("link", name="Lost GPU-hours").click()
+        expect(page.locator("#lost-hours-section")).to_contain_text("Runs counted")
         page.go_back()
         expect(page.locator("#compare-verdict")).to_be_visible()
 

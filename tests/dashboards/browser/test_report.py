@@ -13,8 +13,8 @@ from tests.dashboards.memory_runs import MemoryRuns
 from tests.dashboards.straggler import straggler_analysis, straggler_table
 
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.report.document import Report, report
-from rankscope.dashboards.url_state import PageState
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ import pytest
 from playwright.sync_api import Page, ViewportSize, expect
 from tests.dashboards.browser.pages import Opened, all_drawn, fits, serious, view_drawn
 
-from rankscope.dashboards.url_state import run_path
-from rankscope.dashboards.views.registry import VIEWS
-from rankscope.dashboards.views.view import View
+from rankscope.dashboards.model.state import run_path
+from rankscope.dashboards.model.view import View
+from rankscope.dashboards.registry import VIEWS
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def test_a_view_is_accessible_in_the_dark_and_on_a_narrow_screen(site: str, open
 SITE = {
     "/": "Runs",
     "/compare?runs=a,b": "Compare",
-    "/ledger": "Ledger",
+    "/lost-hours": "Lost GPU-hours",
     "/alerts": "Alerts",
     "/login": "No login here",
     "/run/a/hardware": "<b>sound</b>",

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.dashboards.charts.heatmap import step_heatmap
+from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.events import (
     KINDS,
     THROTTLES,
@@ -20,9 +22,7 @@ from rankscope.dashboards.data.events import (
     most_important,
     placed,
 )
-from rankscope.dashboards.figures.event_marks import mark_events
-from rankscope.dashboards.figures.heatmap import step_heatmap
-from rankscope.dashboards.figures.palette import PALETTES
+from rankscope.dashboards.ranks.figures import mark_events
 from rankscope.runs.records import HardwareSample
 
 SECOND = 10**9

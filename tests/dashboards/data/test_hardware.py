@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests.step_files import keep_rows, steps_file
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.derive import Derived
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.follow import Following
-from rankscope.dashboards.data.hardware import ROW, Gpu, Hardware, HardwareIndex, nothing, stored
-from rankscope.dashboards.data.samples import Samples, in_steps
+from rankscope.dashboards.data.hardware import ROW, Gpu, Hardware, HardwareIndex, in_steps, nothing, stored
+from rankscope.dashboards.store.derive import Derived
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.follow import Following
+from rankscope.dashboards.store.samples import Samples
 from rankscope.runs.paths import host_dir, rank_dir
 from rankscope.runs.records import HardwareSample, RankInfo
 from rankscope.runs.writer import JsonLinesWriter

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from rankscope.base.errors import InputError
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.source import Part
-from rankscope.dashboards.data.tiles import Tiles, TileWriter
+from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.trend import HIGHEST, MEDIAN, PERCENTILES, Trend, read_trend, stretches, trend_of, write_trend
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.tiles import Tiles, TileWriter
 
 NONE = np.array([], np.int64)
 
@@ -76,7 +76,7 @@ class _Counted:
         self.ranks, self.steps, self.metrics = held.ranks, held.steps, held.metrics
         self.read: list[int] = []
 
-    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
+    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> StepPart:
         self.read.append(first)
         return self._held.part(metric, first, last, most_columns=most_columns)
 

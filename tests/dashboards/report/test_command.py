@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.full_disk import disk_with_room_for
 
-from rankscope.dashboards.figures.drawn import Drawn
-from rankscope.dashboards.pages.live import figure
-from rankscope.dashboards.report import contents, document
-from rankscope.dashboards.views.view import Help, View
+from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.page import Figure
+from rankscope.dashboards.model.view import Help, View
+from rankscope.dashboards.report import document
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -111,11 +111,9 @@ def test_what_could_not_be_drawn_is_said_with_status_1(
     def broken(*_: Any) -> Drawn:
         raise ZeroDivisionError("by zero")
 
-    view = View(
-        slug="", label="Made up", help=Help("a", "b", "c"), layout=lambda *_: [figure("one", "one")], figures={"one": broken}
-    )
-    for module in (contents, document):
-        monkeypatch.setattr(module, "VIEWS", (view,))
+    one = Figure(name="one", label="one", draw=broken)
+    view = View(slug="", label="Made up", help=Help("a", "b", "c"), blocks=lambda *_: [one])
+    monkeypatch.setattr(document, "VIEWS", (view,))
     done = command(write_run(tmp_path / "run"), "-o", tmp_path / "a.html")
     assert done.returncode == 1
     assert (tmp_path / "a.html").exists()

@@ -6,12 +6,13 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import Final, Literal
 
@@ -37,13 +38,10 @@ class Check:
     fix: str | None = None
 
 
-EXTRAS: Final[dict[str, tuple[str, ...]]] = {
-    "exporter": ("pynvml", "prometheus_client", "uvicorn", "h11", "bcrypt", "yaml"),
-    "profiler": ("numpy",),
-    "analysis": ("numpy",),
-    "dashboards": ("numpy", "dash", "dash_mantine_components", "dash_ag_grid", "gunicorn"),
-    "alerts": ("numpy", "httpx", "uvicorn"),
-}
+NEEDED: Final = ("exporter", "profiler", "analysis", "dashboards", "alerts")
+"""Extras of the programs that rankscope consists of; the others are optional."""
+_REQUIREMENT: Final = re.compile(r"(?P<package>[\w.-]+)[^;]*;\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"]", re.ASCII)
+"""Pattern of an extra's requirement. Packages that only some platforms need have further conditions, and do not match."""
 PROGRAMS: Final[dict[str, tuple[str, str]]] = {
     "prometheus": ("stores the metrics and evaluates the alert rules", "apt-get install prometheus"),
     "prometheus-alertmanager": ("routes alerts to people", "apt-get install prometheus-alertmanager"),
@@ -57,13 +55,30 @@ def _python() -> Check:
     return Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
 
 
+def extras() -> dict[str, list[str]]:
+    """Return the packages of each extra, from rankscope's own metadata."""
+    found: dict[str, list[str]] = {extra: [] for extra in metadata("rankscope").get_all("Provides-Extra") or () if extra != "all"}
+    for requirement in requires("rankscope") or ():
+        match = _REQUIREMENT.fullmatch(requirement)
+        if match is not None and match["extra"] in found:
+            found[match["extra"]].append(match["package"])
+    return found
+
+
 def _extras() -> Iterator[Check]:
-    for extra, modules in EXTRAS.items():
-        lacking = [module for module in modules if importlib.util.find_spec(module) is None]
-        if lacking:
-            yield Check(f"rankscope[{extra}]", "missing", f"no {', '.join(lacking)}", f"pip install 'rankscope[{extra}]'")
-        else:
-            yield Check(f"rankscope[{extra}]", "ok", "installed")
+    for extra, packages in extras().items():
+        lacking = [package for package in packages if not _is_installed(package)]
+        state: State = "ok" if not lacking else "missing" if extra in NEEDED else "absent"
+        detail, fix = (f"no {', '.join(lacking)}", f"pip install 'rankscope[{extra}]'") if lacking else ("installed", None)
+        yield Check(f"rankscope[{extra}]", state, detail, fix)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _torch() -> Check:

@@ -8,14 +8,15 @@ import dash
 import flask
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards import capture_api, login, unforeseen
-from rankscope.dashboards.access import Access
-from rankscope.dashboards.callbacks import alerts, drawing, exporting, following, listing, many, routing, saving, selection
-from rankscope.dashboards.config import DashboardConfig
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.pages.shell import INDEX, shell
-from rankscope.dashboards.security import OURSELVES, protect
-from rankscope.dashboards.url_state import run_path
+from rankscope.dashboards.live import capture_api, following, listing, perfetto, redraw, routing, saving, selection, site_lists
+from rankscope.dashboards.live.pages import Pages
+from rankscope.dashboards.live.shell import INDEX, shell
+from rankscope.dashboards.model.state import run_path
+from rankscope.dashboards.web import login, unforeseen
+from rankscope.dashboards.web.access import Access
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.web.security import OURSELVES, protect
 
 
 def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash.Dash:
@@ -36,15 +37,11 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
         update_title="",  # the title does not flicker while a callback runs
     )
     app.layout = shell(with_login=config.token is not None)
-    routing.register(app, source, config)
-    listing.register(app, source)
-    many.register(app, source)
-    alerts.register(app, source)
-    selection.register(app, source)
-    drawing.register(app, source)
-    following.register(app, source)
-    saving.register(app, source)
-    exporting.register(app, source)
+    pages = Pages(source, config)
+    for adapter in (routing, redraw, following, selection, saving):
+        adapter.register(app, pages)
+    for adapter in (listing, site_lists, perfetto):
+        adapter.register(app, source)
 
     def healthy() -> flask.Response:
         return flask.Response("ok\n", mimetype="text/plain")

@@ -18,7 +18,7 @@ from rankscope.base.http import host_port, is_loopback, open_listener
 from rankscope.base.options import ListenAddress, http_url
 
 if TYPE_CHECKING:
-    from rankscope.dashboards.config import DashboardConfig
+    from rankscope.dashboards.web.config import DashboardConfig
 
 DEFAULT_PATH: Final = "rankscope-runs"
 """Default recording folder of ``rankscope run``."""
@@ -141,16 +141,16 @@ def dashboard(
     if prometheus_url is None and (prometheus_token_file or prometheus_ca):
         raise click.UsageError("--prometheus-token-file and --prometheus-ca are about a Prometheus: give --prometheus URL")
     try:
-        from rankscope.dashboards import server
         from rankscope.dashboards.app import create_app
-        from rankscope.dashboards.data.disk import DiskRuns
-        from rankscope.dashboards.data.making import MadeBeside
-        from rankscope.dashboards.data.store import Store, cache_folder
+        from rankscope.dashboards.store.cache import Store, cache_folder
+        from rankscope.dashboards.store.disk import DiskRuns
+        from rankscope.dashboards.store.making import MadeBeside
+        from rankscope.dashboards.web import server
 
         prometheus = idle_gpus = None
         if prometheus_url is not None:
             from rankscope.alerts.prometheus import Prometheus, Server
-            from rankscope.dashboards.data.prometheus_idle import IdleNow
+            from rankscope.dashboards.lost_hours.prometheus import IdleNow
 
             prometheus = Prometheus(
                 Server(url=prometheus_url, token_file=prometheus_token_file, ca_file=prometheus_ca), answer_s=PROMETHEUS_S
@@ -184,7 +184,7 @@ def _brought_here(path: Location) -> Path:
     """Return the folder of runs, or of their copy, which a process beside this one keeps up to date."""
     if isinstance(path, Path):
         return path
-    from rankscope.dashboards.data.mirror import copied, keep_copied
+    from rankscope.dashboards.store.mirror import copied, keep_copied
 
     with progress_line() as tell:
         folder = copied(path, tell)
@@ -210,9 +210,9 @@ def _config(
     proxies: tuple[str, ...],
     allowed_hosts: tuple[str, ...],
 ) -> DashboardConfig:
-    from rankscope.dashboards.config import DashboardConfig
-    from rankscope.dashboards.token import VARIABLE, read_token, token_of
-    from rankscope.dashboards.trusted_proxy import TrustedProxy
+    from rankscope.dashboards.web.config import DashboardConfig
+    from rankscope.dashboards.web.token import VARIABLE, read_token, token_of
+    from rankscope.dashboards.web.trusted_proxy import TrustedProxy
 
     if proxies and proxy_header is None:
         raise click.UsageError(

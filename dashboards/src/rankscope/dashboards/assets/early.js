@@ -1,7 +1,7 @@
 // Runs before anything is painted, so that a dark page never flashes white.
 (function () {
   // Dash asks for what draws the figures only once it has one to draw. It is the largest file by far: begin with it now.
-  if (/^\/(run\/|compare|alerts|ledger)/.test(location.pathname)) {
+  if (/^\/(run\/|compare|alerts|lost-hours)/.test(location.pathname)) {
     fetch(document.currentScript.dataset.plotly, { priority: "low" }).catch(function () {});
   }
 

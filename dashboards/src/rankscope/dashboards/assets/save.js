@@ -3,8 +3,7 @@
   function saved(button) {
     var name = button.dataset.figure;
     if (button.dataset.save === "csv") {
-      var run = location.pathname.split("/").slice(0, 3).join("/");
-      location.assign(run + "/data/" + name + ".csv" + location.search);
+      location.assign(location.pathname.replace(/\/$/, "") + "/data/" + name + ".csv" + location.search);
       return;
     }
     var graph = button.closest("figure").querySelector(".js-plotly-plot");

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.events import StepClock
+from rankscope.dashboards.data.metrics import worst_of
 from rankscope.dashboards.data.whole import read_json
 
 GAUGES: Final = (
@@ -35,6 +36,11 @@ MOST_POINTS: Final = 2_000
 
 OF_RUN: Final = "the samples that rankscope run took of each host's exporter"
 OF_PROMETHEUS: Final = "the Prometheus of --prometheus; the run has no samples of its own"
+
+STALE_AFTER: Final = 3.0
+"""Age limit of the previous sample that a step without samples uses, in multiples of the median sampling interval."""
+
+_MOST_STALE_NS: Final = 60 * 10**9
 
 INDEX: Final = "hardware.json"
 CLOCK: Final = "clock.i64"
@@ -219,3 +225,24 @@ def _extremes(values: NDArray[np.float64], each: int) -> NDArray[np.float64]:
     points[0::2] = np.where(falling, highest, lowest)
     points[1::2] = np.where(falling, lowest, highest)
     return points
+
+
+def in_steps(rows: Rows, metric: str, starts_ns: NDArray[np.int64], walls_us: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return [steps] of one rank: the worst sample within each step, else the last one before it that is not stale."""
+    values = np.full(len(starts_ns), np.nan, np.float32)
+    recorded = np.flatnonzero(np.isfinite(walls_us) & (starts_ns > 0))
+    times = rows["unix_ns"]
+    known = np.isfinite(rows[metric])
+    stale_ns = min(STALE_AFTER * float(np.median(np.diff(times))), _MOST_STALE_NS) if len(times) > 1 else 0.0
+    times, told = times[known], np.append(rows[metric][known], np.float32(np.nan))
+    if not len(recorded) or not len(times):
+        return values
+    starts = starts_ns[recorded]
+    low = np.searchsorted(times, starts, "left")
+    high = np.searchsorted(times, starts + (walls_us[recorded] * 1000).astype(np.int64), "left")
+    # reduceat reduces each [low, high); for an empty range it returns the value at low, which is replaced below.
+    within = worst_of(metric).reduceat(told, np.stack([low, high], axis=1).ravel())[::2]
+    before = np.maximum(low - 1, 0)
+    fresh = (low > 0) & (starts - times[before] <= stale_ns)
+    values[recorded] = np.where(high > low, within, np.where(fresh, told[before], np.nan))
+    return values

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from rankscope.alerts.replay.result import Replay
-from rankscope.analysis.result.analysis import Analysis
-from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.alert_record import AlertsFound
-from rankscope.dashboards.data.alerts import about_run
-from rankscope.dashboards.data.blame import BlameBook
-from rankscope.dashboards.data.events import Events
-from rankscope.dashboards.data.hardware import Hardware
-from rankscope.dashboards.data.scenarios import Scenarios
-from rankscope.dashboards.data.source import RunSource, RunSummary, Stale, StepMatrices
-from rankscope.dashboards.data.topology import Topology
-from rankscope.dashboards.data.trend import Trend
+if TYPE_CHECKING:
+    from rankscope.alerts.replay.result import Replay
+    from rankscope.analysis.result.analysis import Analysis
+    from rankscope.dashboards.alerts.data import AlertsFound
+    from rankscope.dashboards.data.events import Events
+    from rankscope.dashboards.data.hardware import Hardware
+    from rankscope.dashboards.data.source import RunSource, RunSummary, Stale, StepMatrices
+    from rankscope.dashboards.data.topology import Topology
+    from rankscope.dashboards.data.trend import Trend
+    from rankscope.dashboards.stragglers.data import BlameBook
+    from rankscope.dashboards.whatif.data import Scenarios
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,8 @@ class RunData:
 
     @cached_property
     def alerts(self) -> AlertsFound:
-        """Alerts about the run, its GPUs and its hosts; unreadable sources are in ``problems``."""
-        found = self.source.alerts(self.summary.run_id)
-        try:
-            ranks = self.analysis.ranks
-        except RankscopeError:
-            ranks = []  # GPUs and hosts of the run are not known (yet)
-        gpus, hosts = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}, {rank.host for rank in ranks if rank.host}
-        return about_run(found, self.summary.run_id, gpus=gpus, hosts=hosts)
+        """Alerts during the run; those about other runs are among them."""
+        return self.source.alerts(self.summary.run_id)
 
     @cached_property
     def trend(self) -> Trend:

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.alerts.replay.result import Replay
-from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.alert_record import AlertsFound
-from rankscope.dashboards.data.blame import BlameBook
-from rankscope.dashboards.data.brief import Brief
-from rankscope.dashboards.data.comparing import Compared
-from rankscope.dashboards.data.events import Events
-from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.progress import Progress
-from rankscope.dashboards.data.scenarios import Scenarios
-from rankscope.dashboards.data.topology import Topology
-from rankscope.dashboards.data.window_data import WindowData
-from rankscope.dashboards.data.windows import Window, Windows
-from rankscope.runs.records import StepRecord
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankscope.alerts.replay.result import Replay
+    from rankscope.analysis.result.analysis import Analysis
+    from rankscope.dashboards.alerts.data import AlertsFound
+    from rankscope.dashboards.compare.data import Compared
+    from rankscope.dashboards.data.brief import Brief
+    from rankscope.dashboards.data.events import Events
+    from rankscope.dashboards.data.hardware import Hardware
+    from rankscope.dashboards.data.topology import Topology
     from rankscope.dashboards.data.trend import Trend
+    from rankscope.dashboards.stragglers.data import BlameBook
+    from rankscope.dashboards.timeline.data import WindowData
+    from rankscope.dashboards.timeline.windows import Window, Windows
+    from rankscope.dashboards.whatif.data import Scenarios
+    from rankscope.runs.records import StepRecord
 
 Status = Literal["starting", "live", "silent", "finished", "failed", "unreadable"]
 """``starting``: no rank has started; ``silent``: ranks have not ended, but nothing was written for a while; ``finished``: all
@@ -91,7 +92,7 @@ class RunSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepPart:
     """A part of a metric's matrix."""
 
     values: NDArray[np.float32]
@@ -117,7 +118,7 @@ class StepMatrices(Protocol):
     def metrics(self) -> Collection[str]:
         """Metrics that have any value."""
 
-    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Part:
+    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> StepPart:
         """Return columns ``first`` to ``last`` (exclusive): one per step if they are at most ``most_columns``, else coarser ones
         that overlap them. Raises ``RankscopeError``.
         """

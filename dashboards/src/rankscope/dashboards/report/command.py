@@ -14,13 +14,13 @@ import click
 
 from rankscope.alerts.output import progress_line
 from rankscope.base.errors import InputError
-from rankscope.dashboards.data.disk import DiskRuns
-from rankscope.dashboards.data.making import MadeHere
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.store import Store
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.report.document import Report, metrics_offered, report
-from rankscope.dashboards.url_state import PageState
+from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.making import MadeHere
 from rankscope.runs.named import named_run, refuse_folder_of_runs
 from rankscope.runs.reader import RunReader
 from rankscope.runs.writer import replacing

@@ -1,0 +1,170 @@
+"""Page with the alerts of all runs: firing ones first, then past ones."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound
+from rankscope.dashboards.alerts.figures import alert_counts
+from rankscope.dashboards.alerts.view import STATES, alert_article
+from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.model.columns import Column, number_column, text_column
+from rankscope.dashboards.model.list_state import ListState
+from rankscope.dashboards.model.page import Advice, Again, Block, Callbacks, Figure, Group, Heading, Listing, Part, Section, Text
+from rankscope.dashboards.model.view import SitePage
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.words import wording
+from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.units import moment
+
+COLUMNS: Final[list[Column]] = [
+    text_column("state", "State", width=130, renderer="RunState"),
+    text_column("severity", "Severity", width=96),
+    text_column("alert", "Alert", width=180, hover=True),
+    text_column("name", "Run", width=140, renderer="RunName", tooltip="Its page with the rank picked out"),
+    number_column("rank", "Rank", "The rank it is about", digits=0, width=76),
+    text_column("summary", "What it says", width=320, hover=True, fills=280),
+    text_column("started", "Since (UTC)", width=166),
+    number_column("minutes", "Minutes", "From its beginning to its end, or to when the table was filled", digits=1, width=96),
+    text_column("runbook", "Runbook", width=104, renderer="AlertRunbook"),
+    text_column("host", "Host", width=110, hover=True),
+    text_column("gpu", "GPU", width=120, hover=True),
+    text_column("ended", "Ended (UTC)", width=166),
+]
+
+
+def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int) -> dict[str, Any]:
+    """Return the row of an alert, without unknown fields. ``names``: run id to name."""
+    label, tone = STATES[alert.state]
+    goes_on = alert.state in ("firing", "pending")
+    end = alert.ended_unix_ns if alert.ended_unix_ns is not None or not goes_on else now_unix_ns
+    labels = alert.labels
+    row: dict[str, Any] = {
+        "id": row_id(alert),
+        "state": label,
+        "state_tone": tone,
+        "severity": _text(alert.severity),
+        "alert": _text(alert.name),
+        "name": _text(names.get(alert.run_id or "") or labels.get("run") or alert.run_id),
+        "href": alert.evidence,
+        "rank": alert.rank,
+        "host": _text(labels.get("host") or labels.get("instance")),
+        "gpu": _text(labels.get("gpu_uuid") or labels.get("uuid")),
+        "started": moment(alert.started_unix_ns),
+        "ended": None if alert.ended_unix_ns is None else moment(alert.ended_unix_ns),
+        "minutes": None if end is None else round(max(0, end - alert.started_unix_ns) / 6e10, 2),
+        "summary": shown(alert.summary, MAX_TEXT) if alert.summary else None,
+        "runbook": alert.runbook_url,
+    }
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def row_id(alert: AlertRecord) -> str:
+    """Return the stable id of an alert's row."""
+    key = repr((alert.identity, alert.started_unix_ns))
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=9).hexdigest()
+
+
+def revision_of_rows(alerts: Sequence[AlertRecord], problems: Sequence[str]) -> str:
+    """Return a hash that changes when an alert is added, removed or changed, or the list of problems changes."""
+    content = repr([(row_id(alert), alert.state, alert.ended_unix_ns, alert.summary) for alert in alerts] + list(problems))
+    return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+def _text(text: str | None) -> str | None:
+    return shown(text) if text else None
+
+
+MOST_ROWS: Final = 2_000
+"""Maximum number of rows in the table. The figure's CSV has all alerts."""
+POLL_MS: Final = 10_000
+
+
+def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> list[Block]:
+    found = source.all_alerts()
+    heading, notes = Heading("Alerts", 1, "page-title"), Part("alert-notes", lambda: alert_notes(source.all_alerts()))
+    if not found.alerts:
+        return [heading, notes, _EMPTY, Again("alerts", POLL_MS)]
+    return [
+        heading,
+        notes,
+        Listing(
+            name="alerts",
+            columns=COLUMNS,
+            rows=alert_rows(source, found),
+            count=counted(found),
+            search=search,
+            height=f"max(240px, min({100 + 41 * len(found.alerts)}px, calc(70dvh - 120px)))",
+            selection={"rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True}},
+        ),
+        Section(
+            name="alert-picked",
+            title="The selected alert",
+            help="What it says, what that rests on, and what to do.",
+            blocks=[Group(picked(found, ListState.parse(search).picked), name="alerts-picked", live=True)],
+        ),
+        Section(
+            name="alert-counts",
+            title="When alerts began",
+            help="How many began at what time, by severity. Many at once have one cause: look for what they have in common.",
+            blocks=[
+                Figure(
+                    name="alert-counts",
+                    label="Bars of how many alerts began over time",
+                    draw=lambda colors: alert_counts(source.all_alerts().alerts, colors),
+                )
+            ],
+        ),
+        Callbacks(values={"alerts-revision": revision_of_rows(found.alerts, found.problems)}, timers={"alerts-poll": POLL_MS}),
+    ]
+
+
+def alert_notes(found: AlertsFound) -> list[Block]:
+    """Return notes on unreadable sources, and on the number of alerts that the table leaves out."""
+    notes: list[Block] = [Text(problem, "reason", role="note") for problem in found.problems]
+    if len(found.alerts) > MOST_ROWS:
+        left = f"{len(found.alerts) - MOST_ROWS:,} older alerts are not in the table; the CSV of the figure has all of them."
+        notes.append(Text(left, "help"))
+    return notes
+
+
+def alert_rows(source: RunSource, found: AlertsFound) -> list[dict[str, Any]]:
+    """Return a row per alert, firing ones first, ``MOST_ROWS`` at most. Raises ``RankscopeError``."""
+    names = {run.run_id: run.name for run in source.runs()}
+    now = time.time_ns()
+    return [alert_row(alert, names, now_unix_ns=now) for alert in found.alerts[:MOST_ROWS]]
+
+
+def counted(found: AlertsFound) -> str:
+    """Return the number of alerts, and of firing ones, in words."""
+    firing = sum(alert.state == "firing" for alert in found.alerts)
+    return f"{wording.count(len(found.alerts), 'alert')}, {firing:,} firing"
+
+
+def picked(found: AlertsFound, identifiers: tuple[str, ...]) -> list[Block]:
+    """Return the details of the alert in the selected row, with its runbook; a hint if no row is selected."""
+    alert = next((alert for alert in found.alerts[:MOST_ROWS] if row_id(alert) in identifiers), None)
+    if alert is None:
+        return [Text("Select a row to read what it rests on and its runbook.", "help")]
+    return [alert_article(alert)]
+
+
+_EMPTY: Final = Group(
+    [
+        Heading("No alert is known", 2),
+        Text(
+            "Nothing was found, or nobody watched: a watcher writes findings into each run. Start one beside the jobs:",
+            "help",
+        ),
+        Advice("rankscope alerts watch RUNS"),
+        Text("Alerts about hardware come from a Prometheus with rankscope's rules (rankscope alerts rules export):", "help"),
+        Advice("rankscope dashboard RUNS --prometheus URL"),
+    ],
+    "card empty",
+    "section",
+)
+
+PAGE: Final = SitePage(path="/alerts", title="Alerts", blocks=_blocks, wide=True)

@@ -1,0 +1,330 @@
+"""Active and past alerts about runs, from the files of their watchers and from a Prometheus.
+
+Every alert name has one owner (``rankscope.alerts.owners``), so the watcher and Prometheus never report the same alert.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rankscope.alerts.store.folders import watcher_state
+from rankscope.alerts.watch.announcements import FindingRecord
+from rankscope.alerts.watch.ledger import Entry, read_entries
+from rankscope.base.errors import InputError, RankscopeError
+from rankscope.dashboards.data.memo import Memo
+from rankscope.runs.links import overview_url
+from rankscope.runs.paths import findings_file
+from rankscope.runs.segments import decode_blocks, open_regular, read_blocks
+
+if TYPE_CHECKING:
+    from rankscope.alerts.prometheus import Prometheus  # needs a package that is installed only for queries to a Prometheus
+    from rankscope.dashboards.data.run_data import RunData
+    from rankscope.dashboards.data.source import RunSummary
+    from rankscope.dashboards.store.run_folder import RunFolder
+
+
+State = Literal["firing", "pending", "lost", "resolved"]
+"""``lost``: the alert fired, but its end was not recorded although its run is over or its source no longer reports it."""
+Source = Literal["watcher", "prometheus"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRecord:
+    """One alert from its beginning to its end. Its texts are untrusted."""
+
+    name: str
+    severity: str | None
+    state: State
+    started_unix_ns: int
+    """Time at which the alert fired; if pending, at which it was first seen."""
+    ended_unix_ns: int | None
+    labels: dict[str, str]
+    summary: str
+    description: str
+    run_id: str | None
+    rank: int | None
+    runbook_url: str | None
+    """``http`` or ``https``; ``None``: not served anywhere. Source of the page: ``rankscope.alerts.rules.rule_file.runbooks``."""
+    source: Source
+    evidence: str | None = None
+    """Address of the dashboard page that shows the alert; ``None``: the alert is about none of the dashboard's runs."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Key of the alert, the same in every source. For an alert about a run: name, run and rank."""
+        if self.run_id is not None:
+            return (self.name, self.run_id, str(self.rank))
+        return (self.name, *(f"{name}={value}" for name, value in sorted(self.labels.items()) if name != "severity"))
+
+
+@dataclass(frozen=True, slots=True)
+class AlertsFound:
+    """All alerts by state, firing ones first, then newest first; ``problems``: sources that cannot be read, and why."""
+
+    alerts: list[AlertRecord]
+    problems: list[str]
+
+
+def alert_record(
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    *,
+    state: State,
+    started_unix_ns: int,
+    source: Source,
+    ended_unix_ns: int | None = None,
+) -> AlertRecord:
+    """Build the record from the labels and annotations of rankscope's rules and watcher."""
+    rank, runbook = labels.get("rank", ""), annotations.get("runbook_url", "")
+    return AlertRecord(
+        name=labels.get("alertname", ""),
+        severity=labels.get("severity"),
+        state=state,
+        started_unix_ns=started_unix_ns,
+        ended_unix_ns=ended_unix_ns,
+        labels=labels,
+        summary=annotations.get("summary", ""),
+        description=annotations.get("description") or annotations.get("evidence", ""),
+        run_id=labels.get("run_id"),
+        rank=int(rank) if rank.isascii() and rank.isdecimal() and len(rank) <= 7 else None,
+        runbook_url=runbook if _is_http(runbook) else None,
+        source=source,
+    )
+
+
+def _is_http(address: str) -> bool:
+    try:
+        return urlsplit(address).scheme in ("http", "https")
+    except ValueError:
+        return False
+
+
+READ_BYTES: Final = 8 * 2**20
+"""Bytes read from the end of a ``findings.jsonl``: some thousand alerts."""
+
+
+def findings_of(run: Path, *, over: bool) -> list[AlertRecord]:
+    """Return the alerts in ``findings.jsonl`` of a run by start time; ``over``: the run has ended. Raises ``InputError``."""
+    found: list[AlertRecord] = []
+    open_: dict[str, int] = {}
+    for line in _findings(findings_file(run)):
+        known = open_.pop(line.fingerprint, None)
+        if line.status == "resolved" and known is not None:
+            found[known] = replace(found[known], state="resolved", ended_unix_ns=line.time_unix_ns)
+        elif line.status == "firing":
+            # A repeated firing record updates the same alert; it may come from another watcher that saw it later.
+            alert = alert_record(
+                line.labels,
+                line.annotations,
+                state="lost" if over else "firing",
+                started_unix_ns=line.time_unix_ns if known is None else found[known].started_unix_ns,
+                source="watcher",
+            )
+            if known is None:
+                known = len(found)
+                found.append(alert)
+            else:
+                found[known] = alert
+            open_[line.fingerprint] = known
+    return sorted(found, key=lambda alert: alert.started_unix_ns)
+
+
+def revision_of(run: Path) -> str:
+    """Return a revision that changes with the ``findings.jsonl`` of a run."""
+    try:
+        status = findings_file(run).stat()
+    except OSError:
+        return ""
+    return f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
+
+
+def followed(watched: Path) -> list[Entry]:
+    """Return the alerts that the watcher of ``watched`` (a run or a folder of runs) follows now, from this user's state folders.
+
+    Raises ``InputError``.
+    """
+    return read_entries(watcher_state(watched))
+
+
+def alert_of(entry: Entry, *, seen_unix_ns: int) -> AlertRecord:
+    """Return the record of an alert that a watcher follows. A pending one has no start time and gets ``seen_unix_ns``."""
+    return alert_record(
+        entry.alert.labels,
+        entry.alert.annotations,
+        state=entry.track.state,
+        started_unix_ns=seen_unix_ns if entry.starts_at_unix_ns is None else entry.starts_at_unix_ns,
+        ended_unix_ns=entry.ends_at_unix_ns,
+        source="watcher",
+    )
+
+
+def _findings(path: Path) -> Iterator[FindingRecord]:
+    """Yield the records in the last ``READ_BYTES`` of a file; invalid lines are skipped."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - READ_BYTES))
+            decoder = msgspec.json.Decoder(FindingRecord)
+            for records, _ in decode_blocks((lines for lines, _ in read_blocks(file)), decoder):
+                yield from records
+    except FileNotFoundError:
+        return  # nothing was found, or no watcher ran
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error)) from error
+
+
+_OVER: Final = ("finished", "failed")
+_ORDER: Final[tuple[State, ...]] = ("firing", "pending", "lost", "resolved")
+
+
+class Findings(Protocol):
+    """Reader of the alerts that a watcher wrote into a run directory."""
+
+    def __call__(self, run: Path, *, over: bool) -> list[AlertRecord]:
+        """Return alerts by start time; ``over``: the run has ended. Raises ``InputError``."""
+
+
+def alerts_of(
+    runs: Sequence[RunSummary],
+    *,
+    root: Path | None,
+    prometheus: Prometheus | None,
+    span_unix_ns: tuple[int, int],
+    findings: Findings = findings_of,
+    prometheus_from_unix_ns: int = 0,
+) -> AlertsFound:
+    """Return alerts about ``runs`` between two times; a Prometheus also contributes alerts about hardware.
+
+    ``root``: the folder of the runs, which a watcher may follow as a whole. Past alerts of a Prometheus are queried from
+    ``prometheus_from_unix_ns`` on. Never raises: an unreadable source is listed in ``problems``.
+    """
+    problems: dict[str, None] = {}
+
+    def read(source: Callable[[], Iterable[AlertRecord]]) -> list[AlertRecord]:
+        try:
+            return list(source())
+        except RankscopeError as error:
+            problems[str(error)] = None
+            return []
+
+    alerts: list[AlertRecord] = []
+    for run in runs:
+        alerts += read(partial(findings, Path(run.path), over=run.status in _OVER))
+    # A firing alert is in the run's findings and in the state of every watcher that follows the run.
+    active = {alert.identity for alert in alerts if alert.ended_unix_ns is None}
+    folders = {str(Path(run.path).resolve()) for run in runs if run.status not in _OVER}
+    for watched in dict.fromkeys([*([root] if root is not None else []), *map(Path, sorted(folders))]):
+        new = [one for one in read(partial(_followed, watched, folders, span_unix_ns[1])) if one.identity not in active]
+        active |= {alert.identity for alert in new}
+        alerts += new
+    if prometheus is not None:
+        alerts += read(partial(_of_prometheus, prometheus, (max(span_unix_ns[0], prometheus_from_unix_ns), span_unix_ns[1])))
+    known = {run.run_id for run in runs}
+    first, last = span_unix_ns
+    shown = [_linked(alert, known) for alert in alerts if _end(alert) >= first and alert.started_unix_ns <= last]
+    return AlertsFound(sorted(shown, key=lambda alert: (_ORDER.index(alert.state), -alert.started_unix_ns)), list(problems))
+
+
+def _end(alert: AlertRecord) -> float:
+    return float("inf") if alert.ended_unix_ns is None else alert.ended_unix_ns
+
+
+def _linked(alert: AlertRecord, known: set[str]) -> AlertRecord:
+    if alert.run_id is None or alert.run_id not in known:
+        return alert
+    return replace(alert, evidence=overview_url("", alert.run_id, rank=alert.rank))
+
+
+def _followed(watched: Path, folders: set[str], now_unix_ns: int) -> list[AlertRecord]:
+    entries = [entry for entry in followed(watched) if entry.run in folders and entry.track.state != "resolved"]
+    return [alert_of(entry, seen_unix_ns=now_unix_ns) for entry in entries]
+
+
+def _of_prometheus(prometheus: Prometheus, span_unix_ns: tuple[int, int]) -> list[AlertRecord]:
+    from rankscope.dashboards.alerts.prometheus import prometheus_alerts
+
+    return prometheus_alerts(prometheus, span_unix_ns)
+
+
+def alerts_about(run: RunData) -> AlertsFound:
+    """Return the alerts about a run, its GPUs and its hosts; unreadable sources are in ``problems``."""
+    try:
+        ranks = run.analysis.ranks
+    except RankscopeError:
+        ranks = []  # GPUs and hosts of the run are not known (yet)
+    gpus, hosts = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}, {rank.host for rank in ranks if rank.host}
+    return about_run(run.alerts, run.summary.run_id, gpus=gpus, hosts=hosts)
+
+
+def about_run(found: AlertsFound, run_id: str, *, gpus: Container[str], hosts: Container[str]) -> AlertsFound:
+    """Return the alerts about a run, or about its GPUs (uuids) and hosts."""
+
+    def concerns(alert: AlertRecord) -> bool:
+        if alert.run_id is not None:
+            return alert.run_id == run_id
+        labels = alert.labels
+        host = labels.get("host") or labels.get("instance", "").rpartition(":")[0] or labels.get("instance", "")
+        return labels.get("uuid", "") in gpus or ("uuid" not in labels and host in hosts)
+
+    return AlertsFound([alert for alert in found.alerts if concerns(alert)], found.problems)
+
+
+ALERTS_AFTER_S: Final = 3600.0
+"""Time after the last record of a run during which alerts still belong to it; its watcher ends them after an hour."""
+ALERTS_FOR_S: Final = 10.0
+"""Lifetime of a cached answer."""
+PROMETHEUS_ASKED_S: Final = 7 * 86_400.0
+"""Time range of past alerts on the page of all runs; over a longer range, Prometheus's resolution misses short alerts."""
+
+_KEPT_RUNS: Final = 64
+_KEPT_FILES: Final = 1 << 15
+
+
+class FolderAlerts:
+    """Alerts of watchers, and of a ``prometheus``, about the runs of ``folder``; at most ``ALERTS_FOR_S`` old."""
+
+    def __init__(self, folder: RunFolder, prometheus: Prometheus | None, *, clock_s: Callable[[], float]) -> None:
+        self._folder = folder
+        self._prometheus = prometheus
+        self._clock_s = clock_s
+        self._alerts: Memo[AlertsFound] = Memo(_KEPT_RUNS)
+        self._findings: Memo[list[AlertRecord]] = Memo(_KEPT_FILES)
+
+    def of_run(self, run_id: str) -> AlertsFound:
+        """Return alerts from the start of the run until ``ALERTS_AFTER_S`` after its last record."""
+        run, now_s = self._folder.summary(run_id), self._clock_s()
+        last_ns = int(min(now_s, (run.last_write_unix_ns or 0) / 1e9 + ALERTS_AFTER_S) * 1e9)
+        span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
+        return self._alerts.get(
+            run_id,
+            f"{run.status} {now_s // ALERTS_FOR_S}",
+            lambda: alerts_of([run], root=self._folder.path, prometheus=self._prometheus, span_unix_ns=span),
+        )
+
+    def of_all(self) -> AlertsFound:
+        """Return alerts of all runs; the query to a Prometheus covers the last ``PROMETHEUS_ASKED_S``."""
+        now_s = self._clock_s()
+        now_ns = int(now_s * 1e9)
+        return self._alerts.get(
+            "",
+            f"{now_s // ALERTS_FOR_S}",
+            lambda: alerts_of(
+                [run for run in self._folder.runs() if run.problem is None],
+                root=self._folder.path,
+                prometheus=self._prometheus,
+                span_unix_ns=(0, now_ns),
+                findings=self._findings_of,
+                prometheus_from_unix_ns=now_ns - int(PROMETHEUS_ASKED_S * 1e9),
+            ),
+        )
+
+    def _findings_of(self, run: Path, *, over: bool) -> list[AlertRecord]:
+        """Return the findings of a run; the file is read again only when it has changed."""
+        return self._findings.get(str(run), f"{over} {revision_of(run)}", lambda: findings_of(run, over=over))

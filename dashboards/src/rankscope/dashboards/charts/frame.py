@@ -1,0 +1,115 @@
+"""Common look of all figures (fonts, background, margins, mode bar), and the note shown instead of a figure without data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import Any, Final
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.words.inert import MAX_TEXT, plotly_text
+
+_WIDE, _NARROW = 90, 38
+"""Maximum characters per line of a note before it is wrapped, and the length of wrapped lines, which fits a narrow screen."""
+
+FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+
+GRAPH_CONFIG: Final[dict[str, Any]] = {
+    "showSendToCloud": False,
+    "displaylogo": False,
+    "responsive": True,
+    "scrollZoom": False,
+    "displayModeBar": "hover",
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "toImageButtonOptions": {"format": "svg", "filename": "rankscope"},
+}
+"""Configuration of every graph. Plotly's "send to cloud" button is off: it would upload the data."""
+
+
+def framed(figure: go.Figure, colors: Palette, *, height: int) -> go.Figure:
+    """Apply the common look to ``figure`` and return it. ``height`` is in pixels; the width is the container's."""
+    axis = {
+        "gridcolor": colors.grid,
+        "zerolinecolor": colors.grid,
+        "linecolor": colors.grid,
+        "tickfont": {"color": colors.muted, "size": 12},
+        "title": {"font": {"color": colors.muted, "size": 12}},
+        "automargin": True,
+        "separatethousands": True,
+    }
+    figure.update_layout(
+        template=None,
+        height=height,
+        autosize=True,
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "color": colors.text, "size": 13},
+        hoverlabel={
+            "bgcolor": colors.surface,
+            "bordercolor": colors.muted,
+            "font": {"family": FONT, "color": colors.text, "size": 13},
+        },
+        # Keeps zoom and hidden traces when a live run redraws.
+        uirevision="keep",
+    )
+    figure.update_xaxes(**axis)
+    figure.update_yaxes(**axis)
+    return figure
+
+
+def rank_label(rank: int, blamed: int | None, picked: int | None = None, *, word: str = "rank ") -> str:
+    """Return the axis label. The blamed rank has a flag, the picked one a pointer, so that neither depends on colour."""
+    sign = "⚑ " if rank == blamed else "▸ " if rank == picked else ""
+    return f"<b>{sign}{word}{rank}</b>" if sign else f"{word}{rank}"
+
+
+def rows_axis(figure: go.Figure, labels: Sequence[str], **others: Any) -> None:
+    """Set a y axis of named rows, the first at the top; row ``n`` is at ``y = n``. ``others``: further axis settings."""
+    figure.update_yaxes(
+        tickmode="array",
+        tickvals=list(range(len(labels))),
+        ticktext=labels,
+        range=[len(labels) - 0.5, -0.5],
+        **{"showgrid": False, "zeroline": False, **others},
+    )
+
+
+def legend_above(figure: go.Figure, **others: Any) -> None:
+    """Place a horizontal legend above the figure, where it takes none of its width. ``others``: further legend settings."""
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", **others})
+
+
+def hatched(color: str, hatch: str, colors: Palette) -> dict[str, Any]:
+    """Return a bar's marker: colour, and a hatching that identifies it without colour (``""`` for none)."""
+    pattern = {"shape": hatch, "size": 6, "solidity": 0.25, "fgcolor": colors.surface, "fillmode": "overlay"}
+    return {"color": color, "line": {"width": 0}, "pattern": pattern}
+
+
+def note(text: str, colors: Palette, *, height: int = 160) -> go.Figure:
+    """Return a figure without data whose ``text`` explains what is missing and how to get it.
+
+    ``<br>`` breaks lines; long lines are wrapped, since a figure would cut them off. All other markup is escaped: the text may
+    be an error message that contains a name.
+    """
+    lines = [
+        short
+        for line in text.split("<br>")
+        for short in ([line] if len(line) <= _WIDE else wrap(line, _NARROW, break_on_hyphens=False))
+    ]
+    figure = framed(go.Figure(), colors, height=height)
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    figure.add_annotation(
+        text="<br>".join(plotly_text(line, MAX_TEXT) for line in lines),
+        x=0.5,
+        y=0.5,
+        xref="paper",
+        yref="paper",
+        showarrow=False,
+        font={"color": colors.muted, "size": 14},
+        align="center",
+    )
+    return figure

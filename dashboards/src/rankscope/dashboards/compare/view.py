@@ -1,0 +1,259 @@
+"""Page that compares runs: improvements and regressions, their significance, and their place by part of the step and host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from rankscope.analysis.compare.result import CompareResult, Comparison, Scaling, Side
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.compare.data import Compared
+from rankscope.dashboards.compare.figures import (
+    compared_with,
+    own_times,
+    part_differences,
+    rank_changes,
+    scaling_efficiency,
+    scaling_losses,
+    side_name,
+    step_distributions,
+)
+from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.model.list_state import MOST_COMPARED
+from rankscope.dashboards.model.page import (
+    Block,
+    Figure,
+    Group,
+    Heading,
+    Line,
+    Pieces,
+    Rows,
+    Section,
+    Span,
+    Text,
+    badge,
+    choice,
+    named_link,
+)
+from rankscope.dashboards.model.run_head import problem, simulated_band
+from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.model.view import SitePage
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.words import wording
+from rankscope.dashboards.words.units import duration
+
+TONES = {
+    "worse": "bad",
+    "better": "good",
+    "mixed": "fair",
+    "same": "plain",
+    "undecided": "unknown",
+    "insufficient_data": "unknown",
+}
+LABELS = {
+    "worse": "Worse", "better": "Better", "mixed": "Mixed", "same": "Same", "undecided": "Undecided",
+    "insufficient_data": "Not enough data", "untested": "Not tested",
+}  # fmt: skip
+
+
+def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> list[Block]:
+    """Return the page of a comparison. Raises ``NotReadyError`` while it is being computed, else ``RankscopeError``."""
+    state = PageState.parse(search)
+    if (wrong := not_comparable(state)) is not None:
+        return [problem("There is nothing to compare", wrong, hint="Select two runs or more in the list, then Compare.")]
+    compared = compared_of(source, state)
+    result = compared.result
+    return [
+        Heading("Compare", 1, "page-title"),
+        Group(_verdicts(result), "card verdicts", "section", name="compare-verdict"),
+        Section(
+            name="sides",
+            title="What is compared",
+            help="The first is what the others are compared with.",
+            blocks=[_sides(result.sides)],
+        ),
+        Section(
+            name="distribution",
+            title="Step times",
+            help="A point says which share of steps took at most so long: a curve further right is slower; a long flat top "
+            "means rare slow steps.",
+            blocks=[
+                Figure(
+                    name="compare-steps",
+                    label="Curves of the distribution of step times, one per run",
+                    draw=partial(step_distributions, compared),
+                    height=340,
+                )
+            ],
+        ),
+        *(_differences(result, state) if result.scaling is None else _scaling(result.scaling)),
+    ]
+
+
+def not_comparable(state: PageState) -> str | None:
+    """Return why the runs in the address cannot be compared; ``None`` if a comparison can be attempted."""
+    if not state.runs:
+        return "The address names no run."
+    if len(state.runs) == 1 and state.at is None:
+        return (
+            "The address names one run: name another, or with at=STEP a step of this one, to compare what was before and after."
+        )
+    if len(state.runs) > 1 and state.at is not None:
+        return "A step (at=STEP) divides one run into before and after; the address names several."
+    if len(state.runs) > MOST_COMPARED:
+        return f"The address names {len(state.runs)} runs; at most {MOST_COMPARED} are compared at once."
+    return None
+
+
+def compared_of(source: RunSource, state: PageState) -> Compared:
+    """Return the comparison requested by the address. Raises as the page does."""
+    if (wrong := not_comparable(state)) is not None:
+        raise RankscopeError(wrong)
+    return source.compared(state.runs, state.at)
+
+
+def _verdicts(result: CompareResult) -> list[Block]:
+    """Return a block per comparison, or the summary of the scaling."""
+    parts: list[Block] = [simulated_band()] if any(side.simulated for side in result.sides) else []
+    if result.scaling is not None:
+        parts += [Pieces(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
+    for one in result.comparisons:
+        parts.append(
+            Group(
+                [
+                    Pieces(
+                        [badge(LABELS[one.outcome], tone=TONES[one.outcome]), Span(f"{one.b} against {one.a}", style="sides")]
+                    ),
+                    Heading(one.summary, 2, "sentence small"),
+                    *([Text(f"Also different: {'; '.join(one.differs)}", "help")] if one.differs else []),
+                ]
+            )
+        )
+    parts.append(
+        Text(
+            f"Real: what the noise within the runs does not explain; all intervals of a comparison hold at once with "
+            f"{result.confidence:.0%}. What matters: at least {result.min_change:.2%} of the step. Runs of the same code "
+            "differ, too, and no test on two runs can tell by how much: compare two of the same code first.",
+            "help",
+        )
+    )
+    return parts
+
+
+def _sides(sides: Sequence[Side]) -> Block:
+    columns = (
+        ("Side", "names"), ("Ranks", "number"), ("Steps compared", "number"), ("Mean step", "number"), ("Throughput", "number"),
+        ("Left out, missing", "names"),
+    )  # fmt: skip
+    return Rows(columns, [_side(side) for side in sides])
+
+
+def _side(side: Side) -> tuple[Line, ...]:
+    left = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in side.left_out.items() if count]
+    return (
+        [Span(f"{side.label} ", "strong"), named_link(side.name, run_path(side.run_id))],
+        f"{side.ranks:,} of {side.world_size:,}",
+        f"{side.used_steps:,} ({side.steps[0]:,} to {side.steps[1] - 1:,})",
+        "-" if side.step_us is None else duration(side.step_us),
+        _throughput(side),
+        "; ".join([*left, *side.warnings]) or "nothing",
+    )
+
+
+def _throughput(side: Side) -> str:
+    if side.tokens_per_s is not None:
+        return f"{side.tokens_per_s:,.0f} tokens/s"
+    return "-" if side.samples_per_s is None else f"{side.samples_per_s:,.1f} samples/s"
+
+
+def _scaling(scaling: Scaling) -> list[Block]:
+    return [
+        Section(
+            name="scaling",
+            title="Scaling efficiency",
+            help="Work per second against the smallest run, over what as many times the ranks would ideally do. Bars at the "
+            "points are intervals.",
+            blocks=[
+                Figure(
+                    name="scaling-efficiency",
+                    label="Line of the efficiency over the world size, against the ideal",
+                    draw=partial(scaling_efficiency, scaling),
+                    height=320,
+                )
+            ],
+        ),
+        Section(
+            name="losses",
+            title="Where the efficiency went",
+            help="What a unit of work takes more rank-time for than in the smallest run; the parts add up to 100% minus the "
+            "efficiency.",
+            blocks=[
+                Figure(
+                    name="scaling-losses",
+                    label="Bars of the parts of the lost efficiency per world size",
+                    draw=partial(scaling_losses, scaling),
+                    height=340,
+                )
+            ],
+        ),
+    ]
+
+
+def _differences(result: CompareResult, state: PageState) -> list[Block]:
+    comparison = compared_with(result)
+    assert comparison is not None, "every comparison that is not of scaling has one"
+    which = f" Drawn: {_names(result, comparison)}." if len(result.comparisons) > 1 else ""
+    units = [{"value": "host", "label": "Hosts"}, {"value": "rank", "label": "Ranks"}]
+    return [
+        Section(
+            name="parts",
+            title="Where in the step",
+            help="Parts of the average step; they add up to it. The line is the interval that noise leaves: across 0 it may be "
+            f"nothing.{which}",
+            blocks=[
+                Figure(
+                    name="compare-parts",
+                    label="Differences of the parts of the step, with intervals",
+                    draw=partial(part_differences, comparison),
+                    height=300,
+                )
+            ],
+        ),
+        Section(
+            name="inside",
+            title="Inside the parts, and in profiled steps",
+            help="Own time is what a rank needs for itself. Compute, communication and idle time are of the profiled steps only.",
+            blocks=[
+                Figure(
+                    name="compare-own",
+                    label="Differences of own, blocked and device times, with intervals",
+                    draw=partial(own_times, comparison),
+                    height=300,
+                )
+            ],
+        ),
+        Section(
+            name="changed",
+            title="On which host",
+            help="How much longer than its peers' a rank's own time became: after a node swap, look at the host that came.",
+            blocks=[
+                Figure(
+                    name="compare-ranks",
+                    label="Changes of own time above the peers', per host or rank",
+                    draw=partial(rank_changes, comparison, result.sides, by=state.by),
+                    height=300,
+                )
+            ],
+            tools=[choice("by", "Shown by", units, state, width=110)],
+        ),
+    ]
+
+
+def _names(result: CompareResult, comparison: Comparison) -> str:
+    names = {side.label: side_name(side) for side in result.sides}
+    others = wording.count(len(result.comparisons) - 1, "other comparison")
+    return f"{names[comparison.b]} against {names[comparison.a]}; {others} in words above"
+
+
+PAGE: Final = SitePage(path="/compare", title="Compare", blocks=_blocks, subject="The comparison", in_navigation=False)

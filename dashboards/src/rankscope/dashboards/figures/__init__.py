@@ -1,1 +1,0 @@
-"""Pure functions from records or arrays to Plotly figures."""

@@ -1,0 +1,1 @@
+"""View of the GPUs of a run's hosts."""

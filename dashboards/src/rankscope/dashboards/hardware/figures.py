@@ -1,0 +1,208 @@
+"""Figures of all GPUs: the map of one gauge over time, and the power of hosts and racks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from rankscope.dashboards.charts.cells import Binned, bin_worst
+from rankscope.dashboards.charts.frame import framed, hatched, note
+from rankscope.dashboards.charts.heatmap import color_scale, coloring
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.hardware import Gpu
+from rankscope.dashboards.data.metrics import Metric
+from rankscope.dashboards.hardware.data import GroupPower, TimeColumns, Values
+from rankscope.dashboards.words.units import shown_unit
+
+_ROOM_PX: Final = 24
+
+
+def finish(
+    figure: go.Figure, colors: Palette, *, title: str = "", steps: tuple[int, int] | None = None, simulated: bool = False
+) -> None:
+    """Put ``title`` above ``figure``, with SIMULATED for simulated readings. Its zoom is kept only for the same ``steps``."""
+    figure.update_layout(uirevision=str(steps))
+    words = [escape(title), *(["<b>SIMULATED</b>"] if simulated else [])]
+    text = " · ".join(word for word in words if word)
+    if text:
+        figure.update_layout(
+            title={
+                "text": text,
+                "font": {"size": 12, "color": colors.text},
+                "x": 0,
+                "xanchor": "left",
+                "y": 1,
+                "yref": "container",
+                "yanchor": "top",
+                "pad": {"l": 8, "t": 4},
+            },
+            margin={"t": 8 + _ROOM_PX},
+            height=figure.layout.height + _ROOM_PX,
+        )
+
+
+_TICKS: Final = 7
+
+
+def time_axis(columns: TimeColumns, *, cells: bool = False) -> dict[str, Any]:
+    """Return settings of an x axis on which column ``n`` begins at ``columns.at[n]``, or is centred there for ``cells``."""
+    count = len(columns.at)
+    marks = np.unique(np.linspace(0, count - 1, min(_TICKS, count)).astype(int))
+    first, last = columns.span_unix_ns
+    half = (columns.along(columns.edges_ns[-1:])[0] - columns.at[-1]) / 2 if cells else 0.0
+    return {
+        "tickmode": "array",
+        "tickvals": columns.at[marks].tolist(),
+        "ticktext": [_tick(columns, int(mark), long=last - first > 86_400e9) for mark in marks],
+        "range": [float(columns.at[0]) - half, float(columns.along(columns.edges_ns[-1:])[0]) - half],
+        "title": {"text": "step, and the time of day in UTC" if columns.steps_each else "time of day, UTC"},
+        "showgrid": False,
+        "zeroline": False,
+    }
+
+
+def _tick(columns: TimeColumns, mark: int, *, long: bool) -> str:
+    at = datetime.fromtimestamp(int(columns.edges_ns[mark]) / 1e9, UTC)
+    clock = f"{at:%m-%d %H:%M}" if long else f"{at:%H:%M:%S}"
+    return f"{columns.at[mark]:.0f}<br>{clock}" if columns.steps_each else clock
+
+
+_LABELS: Final = 20
+"""Approximate maximum number of labelled rows."""
+
+
+def gpu_label(gpu: Gpu) -> str:
+    """Return host and GPU number, or host and UUID for a GPU without a number and for a MIG device."""
+    number = gpu.gpu_uuid if gpu.index is None or gpu.parent_uuid is not None else f"GPU {gpu.index}"
+    return f"{gpu.host} · {number}"
+
+
+@dataclass(frozen=True, slots=True)
+class MapRows:
+    """Rows of cells: one GPU each, or several consecutive GPUs if there are very many."""
+
+    binned: Binned
+    labels: list[str]
+
+    @classmethod
+    def of(cls, values: Values, gpus: Sequence[Gpu], metric: Metric) -> MapRows:
+        """Bin ``values`` [GPUs, columns] into rows, and label them."""
+        binned = bin_worst(values, worst=metric.worst)
+        each = binned.rows_per_bin
+        names = [escape(gpu_label(gpu)) for gpu in gpus]
+        return cls(binned, [_joined(names[first : first + each]) for first in range(0, len(names), each)])
+
+
+def _joined(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+def gpu_map(
+    rows: MapRows, columns: TimeColumns, colors: Palette, *, metric: Metric, why_unknown: str, picked: int | None = None
+) -> go.Figure:
+    """Draw a heat map of a gauge, with the worst value in each cell. ``picked``: index of the highlighted GPU before binning."""
+    values = rows.binned.values
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return note(f"No {metric.label} is known in this time:<br>{why_unknown}.", colors)
+    size, unit = shown_unit(metric.unit, float(finite.max()))
+    lowest, highest = color_scale(finite / size, metric.worst)
+    each = " to the next column" if columns.steps_each > 1 else ""
+    which = f"{metric.worst} " if rows.binned.rows_per_bin > 1 or columns.steps_each > 1 else ""
+    figure = go.Figure(
+        go.Heatmap(
+            z=(values / size).astype(np.float32),
+            x=columns.at.astype(np.float32),
+            y=rows.labels,
+            zmin=lowest,
+            zmax=highest,
+            reversescale=metric.worst == "lowest",
+            **coloring(unit, colors),
+            hoverongaps=True,
+            hovertemplate=f"<b>%{{y}}</b><br>{'step' if columns.steps_each else 'second'} %{{x}}{each}<br>"
+            f"{which}{metric.label}: <b>%{{z:,.1f}} {unit}</b><extra></extra>",
+        )
+    )
+    count = len(rows.labels)
+    framed(figure, colors, height=min(560, max(200, 110 + 20 * count)))
+    figure.update_layout(plot_bgcolor=colors.missing)
+    figure.update_xaxes(**time_axis(columns, cells=True))
+    figure.update_yaxes(**_rows_axis(rows.labels, picked, rows.binned.rows_per_bin))
+    if picked is not None:
+        at = picked // rows.binned.rows_per_bin
+        figure.add_shape(
+            type="rect", xref="x domain", x0=0, x1=1, y0=at - 0.5, y1=at + 0.5, line={"color": colors.emphasis, "width": 2}
+        )
+    return figure
+
+
+def _rows_axis(labels: Sequence[str], picked: int | None, each: int) -> dict[str, Any]:
+    every = max(1, -(-len(labels) // _LABELS))
+    at = None if picked is None else picked // each
+    shown = [row for row in range(0, len(labels), every) if at is None or abs(row - at) > every // 2]
+    ticks = sorted({*shown, *([] if at is None else [at])})
+    return {
+        "type": "category",
+        "tickmode": "array",
+        "tickvals": [labels[row] for row in ticks],
+        "ticktext": [f"<b>▸ {labels[row]}</b>" if row == at else labels[row] for row in ticks],
+        "range": [len(labels) - 0.5, -0.5],
+        "fixedrange": True,
+        "showgrid": False,
+        "zeroline": False,
+    }
+
+
+MOST_BARS: Final = 40
+
+
+def group_power_bars(groups: Sequence[GroupPower], colors: Palette, *, picked: str | None = None) -> go.Figure:
+    """Draw a bar of the median and a mark at the highest power per group.
+
+    A sum over only some GPUs is hatched and labelled with their number. The first ``MOST_BARS`` groups are shown, in the given
+    order (highest median first).
+    """
+    known = [group for group in groups if group.median_watts is not None and group.highest_watts is not None][:MOST_BARS]
+    if not known:
+        return note("The power of no GPU is known in this time.", colors)
+    size, unit = shown_unit("watts", max(group.highest_watts or 0 for group in known))
+    names = [f"<b>▸ {escape(group.name)}</b>" if group.name == picked else escape(group.name) for group in known]
+    texts = ["" if group.is_whole else f"{group.known} of {group.gpus} GPUs" for group in known]
+    pattern = ["" if group.is_whole else "/" for group in known]
+    marker = hatched(colors.compute, "", colors)
+    marker["pattern"]["shape"] = pattern
+    medians = [(group.median_watts or 0) / size for group in known]
+    highest = [(group.highest_watts or 0) / size for group in known]
+    hover = [
+        f"<b>{escape(group.name)}</b><br>median {median:,.4g} {unit}, highest {most:,.4g} {unit}"
+        f"<br>sum over {group.known} of {group.gpus} GPUs"
+        for group, median, most in zip(known, medians, highest, strict=True)
+    ]
+    figure = go.Figure(
+        [
+            go.Bar(y=names, x=medians, orientation="h", marker=marker, hovertext=hover, hoverinfo="text", name="median"),
+            go.Scatter(
+                y=names,
+                x=highest,
+                mode="markers+text",
+                marker={"symbol": "line-ns-open", "size": 14, "line": {"width": 3}, "color": colors.emphasis},
+                text=texts,
+                textposition="middle right",
+                hovertext=hover,
+                hoverinfo="text",
+                cliponaxis=False,
+                name="highest",
+            ),
+        ]
+    )
+    framed(figure, colors, height=70 + 24 * max(2, len(known)))
+    figure.update_layout(showlegend=False, bargap=0.3)
+    figure.update_xaxes(title_text=f"{unit}: bar median, mark highest", range=[0, 1.25 * max(highest)])
+    figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
+    return figure

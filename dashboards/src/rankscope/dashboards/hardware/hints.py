@@ -1,0 +1,85 @@
+"""Notes on the source of GPU readings and their gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rankscope.analysis.result.text import first_of
+from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.hardware import Gpu, Hardware
+from rankscope.dashboards.model.page import Block, Items, Piece, Span, Text, badge
+from rankscope.dashboards.words.wording import count, moment
+
+STALE_NS: Final = 60 * 10**9
+"""Age in ns from which a GPU's last sample is reported as stale, relative to newer records."""
+
+_NAMED: Final = 8
+
+
+def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None) -> list[Block]:
+    """Return notes on source and gaps of the readings, the source first. Without samples, explain how to get them."""
+    gpus, index = hardware.gpus, hardware.index
+    if not gpus:
+        return [
+            Text(f"Nothing is known of this run's GPUs: {index.why_none or 'there are no samples'}."),
+            Text(
+                [
+                    "Start ",
+                    Span("rankscope exporter", "code"),
+                    " on every host, then the job with ",
+                    Span("rankscope run", "code"),
+                    ": it takes samples by itself. ",
+                    Span("--exporter-url URL", "code"),
+                    " names an exporter elsewhere; ",
+                    Span("--no-hardware", "code"),
+                    " switches it off.",
+                ],
+                "help",
+            ),
+        ]
+    first = min((gpu.first_unix_ns for gpu in gpus if gpu.first_unix_ns), default=None)
+    last = max((gpu.last_unix_ns for gpu in gpus if gpu.last_unix_ns), default=None)
+    hosts = len({gpu.host for gpu in gpus})
+    shown = "" if steps is None else f" Shown: steps {steps[0]:,} to {steps[1]:,}."
+    where = f"{count(len(gpus), 'GPU')} on {count(hosts, 'host')}"
+    source = f"Source: {hardware.origin}. {where}, {moment(first)} to {moment(last)}.{shown}"
+    simulated = any(gpu.simulated for gpu in gpus)
+    mark = badge("Simulated GPUs", tone="simulated", title="These readings are made up")
+    line: list[Piece] = [mark, f" {source}"] if simulated else [source]
+    said = list(_said(hardware, events, last))
+    return [Text(line, "help"), *([Items(said, "help")] if said else [])]
+
+
+def _said(hardware: Hardware, events: Events, last: int | None) -> Iterator[str]:
+    gpus, index = hardware.gpus, hardware.index
+    if index.unsampled_ranks:
+        yield f"No samples of the GPUs of {_ranks(index.unsampled_ranks)}: rankscope exporter must run on their hosts, too."
+    yield from (f"Samples are missing now and then: {reason}." for reason in index.missing)
+    stale = [gpu for gpu in gpus if last is not None and gpu.last_unix_ns is not None and last - gpu.last_unix_ns > STALE_NS]
+    if stale:
+        yield f"Stale: the newest sample of {_gpus(stale)} is more than a minute older than that of the others."
+    clock = hardware.clock
+    if last is not None and clock is not None and int(clock.starts_ns[-1]) - last > STALE_NS:
+        yield f"Stale: the newest sample of all is of {moment(last)}, the last step began {moment(int(clock.starts_ns[-1]))}."
+    if some := [gpu for gpu in gpus if gpu.parent_uuid is not None]:
+        yield (
+            f"{count(len(some), 'MIG device')}: they share clock, heat and power with their GPU, whose readings stand for them; "
+            "sums of power count each GPU once."
+        )
+    if not any(gpu.throttle_samples for gpu in gpus):
+        yield "Why clocks were held down is not known: no sample tells it."
+    if clock is None:
+        yield "No step has a time (yet): what is shown is over the time of day."
+    elif index.clock_host is not None and len({gpu.host for gpu in gpus}) > 1:
+        yield f"Steps are placed by the clock of {index.clock_host}; hosts with other clocks are off by as much as these differ."
+    if events.left_out:
+        yield f"{events.left_out:,} more events in this run are left out."
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {first_of(ranks, _NAMED)}"
+
+
+def _gpus(gpus: list[Gpu]) -> str:
+    return first_of([f"{gpu.host} GPU {gpu.gpu_uuid if gpu.index is None else gpu.index}" for gpu in gpus], _NAMED)

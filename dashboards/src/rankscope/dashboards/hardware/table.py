@@ -1,0 +1,118 @@
+"""Table of all GPUs of a run, which can be sorted, filtered and saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rankscope.dashboards.data.hardware import Gpu
+from rankscope.dashboards.hardware.data import GpuFigures
+from rankscope.dashboards.hardware.lines import KIND_NAMES
+from rankscope.dashboards.model.columns import Column, number_column, text_column
+
+_LINKS: Final = {"pcie_link_width": "PCIe x{}", "pcie_link_generation": "PCIe gen {}", "nvlinks_down": "{} NVLinks down"}
+
+COLUMNS: Final[list[Column]] = [
+    text_column("host", "Host", width=120, pinned=True),
+    text_column("gpu", "GPU", width=84, pinned=True),
+    text_column("ranks", "Ranks", width=92),
+    number_column("temperature_highest", "Max °C", "Highest temperature of the steps shown", digits=0, width=96),
+    number_column("temperature_median", "Median °C", "Median temperature of the steps shown", digits=0, width=112),
+    number_column(
+        "thermal_headroom", "Headroom °C", "Fewest degrees that were left until the GPU slows down because of heat", digits=0,
+        width=126,
+    ),
+    number_column("power_highest", "Max W", "Highest power of the steps shown", digits=0, width=96),
+    number_column("power_median", "Median W", "Median power of the steps shown", digits=0, width=112),
+    number_column("power_limit", "Limit W", "Lowest power limit of the steps shown", digits=0, width=104),
+    number_column("power_headroom", "Headroom W", "Limit less the median power", digits=0, width=126),
+    number_column("clock_median", "Clock MHz", "Median SM clock of the steps shown", digits=0, width=114),
+    number_column(
+        "clock_low", "Low clock %",
+        "SM clock that was undercut in one in twenty of the samples shown, while in use, against the median of its whole run",
+        digits=0, width=120,
+    ),
+    number_column("utilization", "Use %", "Median of the steps shown", digits=0, width=92),
+    number_column("memory", "Memory GiB", "Highest use of the steps shown", digits=1, width=120),
+    number_column("memory_total", "Of GiB", "Memory that it has", digits=1, width=96),
+    number_column("throttled", "Throttled %", "Share of samples of the run in which clocks were held down", digits=1, width=120),
+    text_column("throttled_by", "Throttled by", width=220, hover=True),
+    number_column("xid", "Xid", "Xid errors during the run, not those of programs", digits=0, width=84),
+    number_column("ecc", "ECC", "Uncorrected ECC errors during the run", digits=0, width=84),
+    number_column("link_errors", "Link errors", "NVLink errors and PCIe transfers repeated during the run", digits=0, width=116),
+    text_column("links", "Links", width=210, hover=True),
+    text_column("name", "Model", width=150),
+    text_column("uuid", "UUID", width=330, hover=True),
+    text_column("simulated", "Simulated", width=110),
+]  # fmt: skip
+
+
+def gpu_rows(gpus: Sequence[Gpu], figures: Sequence[GpuFigures], shared: Mapping[str, GpuFigures]) -> list[dict[str, Any]]:
+    """Return a row per GPU, ``None`` for values it does not report. ``shared``: UUID of a MIG device to its GPU's figures."""
+    return [_row(gpu, own, shared.get(gpu.gpu_uuid)) for gpu, own in zip(gpus, figures, strict=True)]
+
+
+def _row(gpu: Gpu, own: GpuFigures, whole: GpuFigures | None) -> dict[str, Any]:
+    def told(kind: str, gauge: str, size: float = 1.0) -> float | None:
+        """Return a value of the device itself, or else of the GPU that contains it, divided by ``size``."""
+        values = [getattr(one, kind)[gauge] for one in (own, whole) if one is not None]
+        return next((float(value) / size for value in values if math.isfinite(value)), None)
+
+    power, limit = told("medians", "power_watts"), told("lowest", "power_limit_watts")
+    clocks = next((one for one in (own, whole) if one is not None and math.isfinite(one.low_clock_hertz)), None)
+    return {
+        "id": gpu.gpu_uuid,
+        "host": gpu.host,
+        "gpu": f"MIG of {gpu.parent_uuid}" if gpu.parent_uuid else None if gpu.index is None else str(gpu.index),
+        "ranks": ", ".join(map(str, gpu.ranks)) or None,
+        "temperature_highest": told("highest", "temperature_celsius"),
+        "temperature_median": told("medians", "temperature_celsius"),
+        "thermal_headroom": told("lowest", "temperature_margin_celsius"),
+        "power_highest": told("highest", "power_watts"),
+        "power_median": power,
+        "power_limit": limit,
+        "power_headroom": None if power is None or limit is None else limit - power,
+        "clock_median": told("medians", "sm_clock_hertz", 1e6),
+        "clock_low": None if clocks is None else 100 * clocks.low_clock_hertz / clocks.usual_clock_hertz,
+        "utilization": told("medians", "utilization_ratio", 0.01),
+        "memory": told("highest", "memory_used_bytes", 2.0**30),
+        "memory_total": None if gpu.memory_total_bytes is None else gpu.memory_total_bytes / 2.0**30,
+        "throttled": _throttled(gpu),
+        "throttled_by": _throttled_by(gpu),
+        "xid": gpu.rises.get("xid_errors"),
+        "ecc": gpu.rises.get("ecc_uncorrected_errors"),
+        "link_errors": _link_errors(gpu),
+        "links": _links(gpu),
+        "name": gpu.name,
+        "uuid": gpu.gpu_uuid,
+        "simulated": "SIMULATED" if gpu.simulated else "no",
+    }
+
+
+def _throttled(gpu: Gpu) -> float | None:
+    return 100 * gpu.throttled_samples / gpu.throttle_samples if gpu.throttle_samples else None
+
+
+def _throttled_by(gpu: Gpu) -> str | None:
+    if not gpu.throttle_samples:
+        return None
+    shares = sorted(gpu.throttled.items(), key=lambda item: -item[1])
+    return ", ".join(f"{KIND_NAMES[reason]} {100 * count / gpu.throttle_samples:.3g} %" for reason, count in shares) or "nothing"
+
+
+def _link_errors(gpu: Gpu) -> int | None:
+    told = [gpu.rises[counter] for counter in ("nvlink_errors", "pcie_replays") if counter in gpu.rises]
+    return sum(told) if told else None
+
+
+def _links(gpu: Gpu) -> str | None:
+    """Return the last state of the links, with the worst or best state of the run if it differs from the last."""
+    told = []
+    for link, says in _LINKS.items():
+        if (state := gpu.links.get(link)) is not None:
+            worst = state.highest if link == "nvlinks_down" else state.lowest
+            best = state.lowest if link == "nvlinks_down" else state.highest
+            was = f" (was {worst})" if worst != state.last else f" (had {best})" if best != state.last else ""
+            told.append(says.format(state.last) + was)
+    return ", ".join(told) or None

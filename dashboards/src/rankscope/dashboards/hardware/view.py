@@ -1,0 +1,357 @@
+"""View of the GPUs of a run's hosts: temperature, power, clocks and events over the steps of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from html import unescape
+from typing import Any, Final
+
+import numpy as np
+
+from rankscope.analysis.evidence.hardware import bare
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.charts.cells import CellRows, bin_worst
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.events import HardwareEvent
+from rankscope.dashboards.data.hardware import Gpu, Hardware
+from rankscope.dashboards.data.metrics import METRICS, Metric, of_origin, why_unknown
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.hardware.data import (
+    GroupPower,
+    TimeColumns,
+    figures_of,
+    group_powers,
+    racks_of_gpus,
+    source_of,
+    time_columns,
+    unsampled_gpus,
+    worst_in,
+)
+from rankscope.dashboards.hardware.figures import MapRows, finish, gpu_label, gpu_map, group_power_bars
+from rankscope.dashboards.hardware.hints import gpu_hints
+from rankscope.dashboards.hardware.lines import GAUGES, NAMES, OwnTime, gpu_lines
+from rankscope.dashboards.hardware.table import COLUMNS, gpu_rows
+from rankscope.dashboards.model.drawn import Drawn, FigureData, cell
+from rankscope.dashboards.model.page import Block, Figure, Part, Section, Table, Text, choice, rank_choice
+from rankscope.dashboards.model.picks import steps_of_drag
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.view import Help, View
+
+_FOUND_NONE: Final = "no samples of its GPUs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Common input of all figures and tables of the view."""
+
+    hardware: Hardware
+    columns: TimeColumns
+
+    @property
+    def simulated(self) -> str:
+        """Suffix of a sentence: `` (SIMULATED)`` for simulated GPUs, else ``""``."""
+        return " (SIMULATED)" if self.is_simulated else ""
+
+    @property
+    def is_simulated(self) -> bool:
+        """True if readings of any shown GPU are simulated."""
+        return any(gpu.simulated for gpu in self.hardware.gpus)
+
+
+def _shown(run: RunData, state: PageState) -> _Shown:
+    if not run.hardware.gpus:
+        raise RankscopeError(f"Nothing is known of this run's GPUs: {run.hardware.index.why_none or _FOUND_NONE}")
+    return _Shown(run.hardware, time_columns(run.hardware, state.steps))
+
+
+def _gauge(state: PageState) -> tuple[str, Metric]:
+    name = state.gauge if state.gauge in of_origin("samples") else PageState().gauge
+    return name, METRICS[name]
+
+
+def _chosen(state: PageState, hardware: Hardware) -> Gpu | None:
+    """Return the GPU in the address; ``None`` if there is none. A rank on another GPU was picked later, so its GPU wins."""
+    found = next((gpu for gpu in hardware.gpus if state.gpu is not None and bare(gpu.gpu_uuid) == bare(state.gpu)), None)
+    if state.rank is None or (found is not None and state.rank in found.ranks):
+        return found
+    return next((gpu for gpu in hardware.gpus if state.rank in gpu.ranks), None)
+
+
+def _picked(run: RunData, state: PageState, hardware: Hardware) -> Gpu:
+    """Return the chosen GPU, else the blamed rank's, else the first with an event, else the first.
+
+    Raises ``RankscopeError`` if the chosen GPU has no samples.
+    """
+    if (chosen := _chosen(state, hardware)) is not None:
+        return chosen
+    if state.gpu is not None or state.rank is not None:
+        whose = f"GPU {state.gpu}" if state.rank is None else f"the GPU of rank {state.rank}"
+        raise RankscopeError(f"There are no samples of {whose}. Pick one in the table.")
+    blamed = run.analysis.verdict.rank
+    hit = {event.gpu_uuid for event in run.events.events}
+    choices = (
+        next((gpu for gpu in hardware.gpus if blamed in gpu.ranks), None),
+        next((gpu for gpu in hardware.gpus if gpu.gpu_uuid in hit), None),
+    )
+    return next((gpu for gpu in choices if gpu is not None), hardware.gpus[0])
+
+
+def _map(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    shown, (name, metric) = _shown(run, state), _gauge(state)
+    gpus, columns = shown.hardware.gpus, shown.columns
+    rows = MapRows.of(worst_in(shown.hardware, name, columns), gpus, metric)
+    chosen = _chosen(state, shown.hardware)
+    picked = None if chosen is None else gpus.index(chosen)
+    picture = gpu_map(rows, columns, colors, metric=metric, why_unknown=why_unknown(name), picked=picked)
+    finish(picture, colors, steps=state.steps, simulated=shown.is_simulated)
+    x = "first step" if columns.steps_each else "time since first sample [s]"
+    table = FigureData(
+        ("GPU", x, "begin [unix ns]", f"{metric.label}, {metric.worst} [{metric.unit}]"),
+        CellRows(
+            [(label,) for label in rows.labels],
+            list(zip(columns.at.tolist(), columns.edges_ns[:-1].tolist(), strict=True)),
+            rows.binned.values,
+        ),
+    )
+    hosts = len({gpu.host for gpu in gpus})
+    return Drawn(
+        picture, table, f"{metric.label} of {len(gpus):,} GPUs on {hosts:,} hosts{shown.simulated}; {_worst(rows, metric)}"
+    )
+
+
+def _worst(rows: MapRows, metric: Metric) -> str:
+    values = rows.binned.values
+    if not np.isfinite(values).any():
+        return "not known"
+    at = np.nanargmin(values) if metric.worst == "lowest" else np.nanargmax(values)
+    row = int(np.unravel_index(at, values.shape)[0])
+    return f"the {metric.worst} is on {rows.labels[row]}"
+
+
+def _lines(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    shown = _shown(run, state)
+    gpu, columns = _picked(run, state, shown.hardware), shown.columns
+    first, last = columns.span_unix_ns
+    source = source_of(shown.hardware, gpu, "temperature_celsius")
+    series = shown.hardware.series(source.gpu_uuid, since_unix_ns=first, until_unix_ns=last)
+    if source is not gpu:
+        own = shown.hardware.series(gpu.gpu_uuid, since_unix_ns=first, until_unix_ns=last)
+        if len(own.unix_ns) == len(series.unix_ns) and (own.unix_ns == series.unix_ns).all():
+            own_values = {gauge: own.values[gauge] for gauge in gpu.gauges}
+            series = replace(series, values={**series.values, **own_values})
+    uuids = {gpu.gpu_uuid, source.gpu_uuid}
+    events = [event for event in run.events.events if event.gpu_uuid in uuids and _overlaps(event, first, last)]
+    picture = gpu_lines(series, events, _own_time(run, gpu, columns), columns, colors)
+    finish(picture, colors, title=_whose(gpu), steps=state.steps, simulated=shown.is_simulated)
+    table = FigureData(
+        ("time [unix ns]", "step", *(f"{NAMES[gauge]} [{METRICS[gauge].unit}]" for gauge in GAUGES)),
+        [
+            (int(at), math.floor(step) if columns.steps_each else None, *(cell(series.values[gauge][row]) for gauge in GAUGES))
+            for row, (at, step) in enumerate(zip(series.unix_ns, columns.along(series.unix_ns), strict=True))
+        ],
+    )
+    shared = f"; heat, power and clock are those of the whole GPU {source.gpu_uuid}" if source is not gpu else ""
+    happened = f"{len(events):,} events" if len(events) != 1 else "1 event"
+    return Drawn(picture, table, f"{_whose(gpu)}{shared}{shown.simulated}: {len(series.unix_ns):,} points, {happened}")
+
+
+def _whose(gpu: Gpu) -> str:
+    ranks = ", ".join(map(str, gpu.ranks))
+    return f"{gpu_label(gpu)}, {f'rank {ranks}' if ranks else 'no rank of the run'}"
+
+
+def _overlaps(event: HardwareEvent, first: int, last: int) -> bool:
+    return event.unix_ns <= last and event.until_unix_ns >= first
+
+
+def _own_time(run: RunData, gpu: Gpu, columns: TimeColumns) -> OwnTime | None:
+    """Return the own time of the first rank on the GPU, the worst of each bin of steps; ``None`` if it is unknown."""
+    table = run.steps
+    numbers, ranks = np.asarray(table.steps), np.asarray(table.ranks)
+    if not gpu.ranks or gpu.ranks[0] not in ranks or not columns.steps_each:
+        return None
+    low, high = np.searchsorted(numbers, (columns.at[0], columns.at[-1] + columns.steps_each))
+    part = table.part("own_us", int(low), int(high))
+    row = int(np.searchsorted(ranks, gpu.ranks[0]))
+    binned = bin_worst(part.values[row : row + 1])
+    at = numbers[part.first :: part.steps_per_column * binned.columns_per_bin][: binned.values.shape[1]]
+    return OwnTime(gpu.ranks[0], at, binned.values[0])
+
+
+def _host_power(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    shown = _shown(run, state)
+    hosts = {gpu.gpu_uuid: gpu.host for gpu in shown.hardware.gpus}
+    unsampled = unsampled_gpus(shown.hardware, run.topology, by_rack=False)
+    return _power(shown, colors, group_powers(shown.hardware, shown.columns, hosts, unsampled), "host", picked=state.host)
+
+
+def _rack_power(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    shown = _shown(run, state)
+    racks = racks_of_gpus(shown.hardware, run.topology)
+    unsampled = unsampled_gpus(shown.hardware, run.topology, by_rack=True)
+    return _power(shown, colors, group_powers(shown.hardware, shown.columns, racks, unsampled), "rack")
+
+
+def _power(shown: _Shown, colors: Palette, groups: list[GroupPower], what: str, *, picked: str | None = None) -> Drawn:
+    """Draw the power of groups. ``what``: kind of the groups, ``host`` or ``rack``."""
+    table = FigureData(
+        (what, "GPUs known", "GPUs", "power, median [W]", "power, highest [W]", "least thermal headroom [celsius]"),
+        [(one.name, one.known, one.gpus, one.median_watts, one.highest_watts, one.headroom_celsius) for one in groups],
+    )
+    partial = sum(not group.is_whole for group in groups)
+    says = f"Power of {len(groups):,} {what}s{shown.simulated}"
+    says += f", of {partial:,} only a part of their GPUs" if partial else ""
+    least = min(
+        (one for one in groups if one.headroom_celsius is not None), key=lambda one: one.headroom_celsius or 0, default=None
+    )
+    says += "; " + (
+        "thermal headroom is not known: the GPUs do not tell it, or an older rankscope took the samples"
+        if least is None
+        else f"least thermal headroom {least.headroom_celsius:.0f} °C on {least.name}"
+    )
+    picture = group_power_bars(groups, colors, picked=picked)
+    finish(picture, colors, simulated=shown.is_simulated)
+    return Drawn(picture, table, says)
+
+
+def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
+    try:
+        shown = _shown(run, state)
+    except RankscopeError:
+        return []  # a note above the table shows the error
+    gpus, figures = shown.hardware.gpus, figures_of(shown.hardware, shown.columns)
+    of = {(gpu.host, bare(gpu.gpu_uuid)): one for gpu, one in zip(gpus, figures, strict=True)}
+    parents = ((gpu, of.get((gpu.host, bare(gpu.parent_uuid)))) for gpu in gpus if gpu.parent_uuid is not None)
+    return gpu_rows(gpus, figures, {gpu.gpu_uuid: whole for gpu, whole in parents if whole is not None})
+
+
+def _with_gpu(state: PageState, gpu: Gpu) -> PageState:
+    return replace(state, gpu=gpu.gpu_uuid, rank=gpu.ranks[0] if gpu.ranks else None)
+
+
+def _pick_row(run: RunData, state: PageState, row: str) -> PageState:
+    return _with_gpu(state, next(gpu for gpu in run.hardware.gpus if gpu.gpu_uuid == row))
+
+
+def _pick_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    """Select the GPU of a cell; if its row covers several GPUs, the one whose value is shown."""
+    shown, (name, metric) = _shown(run, state), _gauge(state)
+    values = worst_in(shown.hardware, name, shown.columns)
+    rows = MapRows.of(values, shown.hardware.gpus, metric)
+    each, first = rows.binned.rows_per_bin, rows.labels.index(str(point["y"])) * rows.binned.rows_per_bin
+    column = int(np.argmin(np.abs(shown.columns.at - float(point["x"]))))
+    cell = values[first : first + each, column]
+    if each > 1 and np.isfinite(cell).any():
+        first += int(np.nanargmin(cell) if metric.worst == "lowest" else np.nanargmax(cell))
+    return _with_gpu(state, shown.hardware.gpus[first])
+
+
+def _pick_host(state: PageState, point: Mapping[str, Any]) -> PageState:
+    host = str(point["y"]).removeprefix("<b>▸ ").removesuffix("</b>")
+    return replace(state, host=unescape(host))
+
+
+def _blocks(run: RunData, state: PageState) -> list[Block]:
+    known = {gauge for gpu in run.hardware.gpus for gauge in gpu.gauges}
+    steps = partial(steps_of_drag, state)
+    return [
+        Part("gpu-hints", lambda: gpu_hints(run.hardware, run.events, state.steps)),
+        Section(
+            name="gpus",
+            title="Every GPU over time",
+            help="A hot or slow GPU is a line, a moment that hit all a column, a host with bad cooling a block. Grey: no sample. "
+            "Click a row to see its GPU below; drag over steps to zoom, double-click to see all again.",
+            blocks=[
+                Figure(
+                    name="gpu-map",
+                    label="Heat map of the chosen gauge by GPU and step; the table below has the medians",
+                    draw=partial(_map, run, state),
+                    height=320,
+                    pick=partial(_pick_cell, run, state),
+                    zoom=steps,
+                )
+            ],
+            tools=[choice("gauge", "Gauge", _gauges(known), state), rank_choice(state)],
+        ),
+        Section(
+            name="gpu",
+            title="One GPU, and the own time of its rank",
+            help="Shaded: its clock was held down or dropped; the lines at the top say by what. A clock that drops where own "
+            "time rises is a cause; own time that rises alone is not the GPU's.",
+            blocks=[
+                Figure(
+                    name="gpu-lines",
+                    label="Temperature, power, SM clock and use of the picked GPU, own time of its rank below",
+                    draw=partial(_lines, run, state),
+                    height=480,
+                    zoom=steps,
+                )
+            ],
+        ),
+        Section(
+            name="gpu-table",
+            title="All GPUs",
+            help="Medians and extremes are of the steps shown; throttling, errors and links of the whole run. A dash means not "
+            "known. Click a row to pick its GPU.",
+            blocks=[
+                Table(
+                    name="gpu-table",
+                    columns=COLUMNS,
+                    rows=lambda: _rows(run, state),
+                    file_name=f"rankscope-{run.summary.run_id}-gpus",
+                    pick=partial(_pick_row, run, state),
+                )
+            ],
+        ),
+        Section(
+            name="power",
+            title="Power of hosts and racks",
+            help="The sum over the GPUs of each at the same time. Hatched: some of its GPUs are not known, so "
+            "it is more than that.",
+            blocks=[
+                Figure(
+                    name="host-power",
+                    label="Bars of the power of each host",
+                    draw=partial(_host_power, run, state),
+                    pick=partial(_pick_host, state),
+                ),
+                Figure(name="rack-power", label="Bars of the power of each rack", draw=partial(_rack_power, run, state))
+                if "rack" in run.topology.dimensions
+                else Text(
+                    "Racks are not known. Give every rank its own as a coordinate, such as RANKSCOPE_COORDINATES=dp=3,rack=7, "
+                    "and there are bars of racks here.",
+                    "help",
+                ),
+            ],
+        ),
+    ]
+
+
+def _gauges(known: Iterable[str]) -> list[dict[str, Any]]:
+    there = set(known)
+    return [
+        {
+            "value": name,
+            "label": METRICS[name].label[:1].upper() + METRICS[name].label[1:] + ("" if name in there else " (not known)"),
+            "disabled": name not in there,
+        }
+        for name in of_origin("samples")
+    ]
+
+
+VIEW: Final = View(
+    slug="hardware",
+    label="Hardware",
+    help=Help(
+        shows="What the GPUs of the run's hosts did while it trained: heat, power, clocks, use, throttling, errors and links.",
+        formula="Samples of each host's exporter, put on the steps by the clock of one host: a sample stands until the next one, "
+        "but not longer than three times their usual distance. Where several share a cell, the worst counts: the highest, "
+        "of clocks, use and headroom the lowest. Power of a host is the sum of the means of its GPUs.",
+        do="Look for a GPU that is hotter or slower than its neighbours, pick it, and see whether own time rises where its clock "
+        "drops.",
+    ),
+    blocks=_blocks,
+)

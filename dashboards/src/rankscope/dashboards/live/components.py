@@ -1,0 +1,353 @@
+"""Blocks of a page as Dash components."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import singledispatch
+from typing import Any, Final, cast
+
+import dash_ag_grid as dag  # type: ignore[import-untyped]
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.charts.frame import GRAPH_CONFIG
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.live.grid import DEFAULT_COLUMN, OPTIONS, column_def, grid_style
+from rankscope.dashboards.live.listing_grid import listing
+from rankscope.dashboards.model import page as model
+
+AGAIN_MS: Final = 700
+"""Interval at which the page polls for what is being computed."""
+SLOW_MS: Final = 1500
+"""Interval of timers that are off at first."""
+AGAIN: Final = "again"
+"""Type of the timers after which a page is made again."""
+_LEVELS: Final = {1: html.H1, 2: html.H2, 3: html.H3}
+_SPANS: Final = {"code": html.Code, "strong": html.Strong, "b": html.B, "small": html.Small, "span": html.Span}
+_TAGS: Final = {"div": html.Div, "article": html.Article, "section": html.Section, "header": html.Header}
+
+
+def aria(**values: str | None) -> Any:
+    """Return ARIA attributes to pass on with ``**``: ``aria(label="Ranks")`` -> ``{"aria-label": "Ranks"}``."""
+    return {f"aria-{name}": value for name, value in values.items() if value is not None}
+
+
+def _given(**properties: Any) -> Any:
+    """Return the properties that have a value."""
+    return {name: value for name, value in properties.items() if value not in (None, "")}
+
+
+def identity(kind: str, name: str) -> Any:
+    """Return the id of a component, for pattern-matching callbacks."""
+    return {"type": kind, "name": name}
+
+
+def drawn(blocks: Sequence[model.Block]) -> list[Component]:
+    """Return blocks as components."""
+    return [component(block) for block in blocks]
+
+
+def not_yet(name: str, progress: Progress) -> list[Component]:
+    """Return the content of a part that is still being computed: its progress, and a polling timer."""
+    return [
+        html.P(f"{progress.sentence} …", className="help", **aria(live="polite")),
+        dcc.Interval(id=cast("Any", {"type": "part-again", "name": name, "of": name}), interval=AGAIN_MS),
+    ]
+
+
+def line(pieces: model.Line) -> list[Component | str]:
+    """Return a line of text."""
+    return [_piece(piece) for piece in model.pieces(pieces)]
+
+
+def _piece(piece: model.Span | model.Link | model.Badge) -> Component | str:
+    if isinstance(piece, model.Badge):
+        return html.Span(piece.text, className=f"badge badge-{piece.tone}", **_given(title=piece.title))
+    if isinstance(piece, model.Link):
+        if piece.elsewhere:
+            return html.A(
+                piece.text, href=piece.href, target="_blank", rel="noopener noreferrer", **_given(className=piece.style)
+            )
+        link: Component = dcc.Link(piece.text, href=piece.href, **_given(title=piece.title, className=piece.style))
+        return link
+    if piece.kind == "option":
+        return html.Span(piece.text, className="option")
+    if piece.kind == "span" and not piece.title and not piece.style:
+        return piece.text
+    return _SPANS[piece.kind](piece.text, **_given(title=piece.title, className=piece.style))
+
+
+@singledispatch
+def component(block: model.Block) -> Component:
+    """Return a block as a component."""
+    raise TypeError(f"no component for {type(block).__name__}")
+
+
+@component.register
+def _(block: model.Text) -> Component:
+    return html.P(
+        line(block.line),
+        **_given(className=block.style, role=block.role),
+        **aria(live="polite" if block.live else None),
+    )
+
+
+@component.register
+def _(block: model.Heading) -> Component:
+    heading: Component = _LEVELS[block.level](block.text, **_given(className=block.style, id=block.name))
+    return heading
+
+
+@component.register
+def _(block: model.Items) -> Component:
+    kind = html.Ol if block.ordered else html.Ul
+    items = [html.Li(drawn(cast("Any", one)) if _are_blocks(one) else line(cast("Any", one))) for one in block.entries]
+    return kind(items, **_given(className=block.style))
+
+
+def _are_blocks(item: Any) -> bool:
+    return isinstance(item, (list, tuple)) and any(isinstance(one, model.Block) for one in item)
+
+
+@component.register
+def _(block: model.Facts) -> Component:
+    return html.Dl([_fact(one) for one in block.facts], className=f"facts tone-{block.tone}" if block.tone else "facts")
+
+
+def _fact(fact: model.Fact) -> Component:
+    shown: list[Component | str] = [fact.value]
+    if fact.detail is not None:
+        shown.append(html.Small(fact.detail))
+    if fact.meter is not None:
+        filled = f"{100 * min(max(fact.meter, 0.0), 1.0):.0f}%"
+        shown.append(html.Span(html.Span(style={"width": filled}), className="meter", **aria(hidden="true")))
+    known = html.Dd(shown, className="value" if fact.known else "value unknown")
+    return html.Div([html.Dt(fact.name), known], className="fact", **_given(title=fact.why))
+
+
+@component.register
+def _(block: model.Terms) -> Component:
+    rows = [
+        html.Div([html.Dt(term), html.Dd(line(meaning), className="" if known else "unknown")])
+        for term, meaning, known in block.terms
+    ]
+    return html.Dl(rows, **_given(className=block.style))
+
+
+@component.register
+def _(block: model.Pieces) -> Component:
+    return html.Div(line(block.line), **_given(className=block.style))
+
+
+@component.register
+def _(block: model.Advice) -> Component:
+    before, command = block.parts
+    if command is None:
+        return html.Div(before, className="advice")
+    label = f"Copy the command {command}"
+    button = dmc.CopyButton(
+        "Copy", copiedChildren="Copied", value=command, size="compact-xs", variant="subtle", **aria(label=label)
+    )
+    shown = html.Div([html.Code(line(command)), button], className="advice-command")
+    return html.Div([f"{before}:", shown] if before else shown, className="advice")
+
+
+@component.register
+def _(block: model.Details) -> Component:
+    return html.Details([html.Summary(block.summary), *drawn(block.blocks)], **_given(className=block.style))
+
+
+@component.register
+def _(block: model.Group) -> Component:
+    return _TAGS[block.tag](
+        drawn(block.blocks),
+        **_given(className=block.style, role=block.role, id=block.name),
+        **aria(labelledby=block.labelled_by, live="polite" if block.live else None),
+    )
+
+
+@component.register
+def _(block: model.Rows) -> Component:
+    head = html.Tr([html.Th(name, scope="col", **_given(className=kind)) for name, kind in block.columns])
+    body = [html.Tr([_cell(cell, kind) for cell, (_, kind) in zip(row, block.columns, strict=True)]) for row in block.rows]
+    return html.Div(html.Table([html.Thead(head), html.Tbody(body)], className=block.style), className="scrolls")
+
+
+def _cell(cell: model.Line, kind: str) -> Component:
+    return html.Th(line(cell), scope="row") if kind == "head" else html.Td(line(cell), **_given(className=kind))
+
+
+@component.register
+def _(block: model.Legend) -> Component:
+    return html.Ul(
+        [html.Li([html.Span(className=f"swatch swatch-{key}", **aria(hidden="true")), label]) for key, label in block.entries],
+        className="legend",
+    )
+
+
+@component.register
+def _(block: model.Markdown) -> Component:
+    text: Component = dcc.Markdown(block.text)
+    return text
+
+
+@component.register
+def _(block: model.Request) -> Component:
+    name, value = block.data
+    parts: list[Component] = []
+    if block.number is not None:
+        identifier, label, first, most = block.number
+        field = dcc.Input(id=identifier, type="number", min=1, max=most, step=1, value=first, className="number")
+        parts.append(html.Label([f"{label} ", field], htmlFor=identifier))
+    parts += [
+        html.Button(block.label, className="button", type="button", **cast("Any", {f"data-{name}": value})),
+        html.Span(className="told", role="status", **aria(live="polite")),
+    ]
+    return html.Div(parts, className="asking")
+
+
+@component.register
+def _(block: model.Button) -> Component:
+    button: Component = dmc.Button(block.label, id=block.name, size="compact-xs", variant="default")
+    return html.Div(button)
+
+
+@component.register
+def _(block: model.Again) -> Component:
+    timer: Component = dcc.Interval(id=cast("Any", {"type": AGAIN, "of": block.name}), interval=block.ms)
+    return timer
+
+
+@component.register
+def _(block: model.Callbacks) -> Component:
+    timers = [dcc.Interval(id=name, interval=ms or SLOW_MS, disabled=not ms) for name, ms in block.timers.items()]
+    return html.Div([*(dcc.Store(id=name, **_given(data=value)) for name, value in block.values.items()), *timers], hidden=True)
+
+
+@component.register
+def _(block: model.Figure) -> Component:
+    blank = {"layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}, "height": block.height}}
+    return html.Figure(
+        [
+            html.Div(
+                dcc.Graph(id=identity("figure", block.name), config=cast("Any", GRAPH_CONFIG), figure=blank),
+                className="graph long" if block.long else "graph",
+                # Makes it focusable, so that the arrow keys scroll it.
+                **cast("Any", {"tabIndex": 0, "role": "group", **aria(label=block.label)} if block.long else {}),
+            ),
+            html.Figcaption(id=identity("says", block.name), className="says"),
+            html.Div([_save(block, kind) for kind in ("PNG", "SVG", "CSV")], className="saves"),
+            dcc.Store(id=identity("zoomed", block.name)),
+            dcc.Interval(id=identity("figure-again", block.name), interval=AGAIN_MS, disabled=True),
+        ],
+        id=block.name,
+        className="figure",
+        **aria(label=block.label),
+    )
+
+
+def _save(block: model.Figure, kind: str) -> Component:
+    """Return a save button. assets/save.js handles its clicks."""
+    data = {"data-save": kind.lower(), "data-figure": block.name}
+    label = aria(label=f"Save as {kind}: {block.label}")
+    return html.Button(kind, className="save", type="button", **label, **cast("Any", data))
+
+
+@component.register
+def _(block: model.Table) -> Component:
+    try:
+        rows = block.rows()
+    except RankscopeError:
+        rows = []  # another block of the page shows the error
+    grid: Component = dag.AgGrid(
+        id=identity("grid", block.name),
+        rowData=rows,
+        columnDefs=[column_def(column) for column in block.columns],
+        defaultColDef=DEFAULT_COLUMN,
+        getRowId="params.data.id",
+        csvExportParams={"fileName": f"{block.file_name}.csv"},
+        dashGridOptions={**OPTIONS, "enableCellTextSelection": True},
+        style=grid_style(rows),
+    )
+    return grid
+
+
+@component.register
+def _(block: model.Listing) -> Component:
+    return listing(block, drawn(block.tools))
+
+
+@component.register
+def _(block: model.Part) -> Component:
+    return html.Div(part(block), id=identity("part", block.name))
+
+
+def part(block: model.Part) -> list[Component]:
+    """Return the content of a part, or its progress or error."""
+    return part_or_why(block.name, lambda: drawn(block.make()))
+
+
+def part_or_why(name: str, make: Callable[[], list[Component]]) -> list[Component]:
+    """Return what ``make`` returns, or its progress or error."""
+    try:
+        return make()
+    except NotReadyError as error:
+        return not_yet(name, error.progress)
+    except RankscopeError as error:
+        return [html.P(str(error), className="reason")]
+
+
+def _field(block: model.Control) -> Any:
+    about = {"label": block.label, "value": block.value, "placeholder": block.nothing, "w": block.width, "size": "xs"}
+    return {"id": identity("control", block.field), **about}
+
+
+@component.register
+def _(block: model.Choice) -> Component:
+    count = sum(len(option.get("items", (option,))) for option in block.options)
+    about = {**_field(block), "disabled": not count, "comboboxProps": {"withinPortal": True}}
+    clear = block.nothing is not None
+    select: Component = (
+        dmc.MultiSelect(data=block.options, searchable=True, clearable=True, hidePickedOptions=True, **about)
+        if block.many
+        else dmc.Select(data=block.options, allowDeselect=clear, clearable=clear, searchable=count > 8, **about)
+    )
+    return select
+
+
+@component.register
+def _(block: model.Entry) -> Component:
+    about = {**_field(block), "debounce": 400}
+    decimals = {"decimalScale": block.decimals} if block.decimals else {"allowDecimal": False}
+    field: Component = (
+        dmc.TextInput(**about) if block.decimals is None else dmc.NumberInput(min=0, allowNegative=False, **decimals, **about)
+    )
+    return field
+
+
+@component.register
+def _(block: model.Section) -> Component:
+    head = html.Div(
+        [
+            html.Div([html.H2(block.title, id=f"{block.name}-title"), html.P(line(block.help), className="help")]),
+            html.Div([*drawn(block.tools), *map(_save_table, block.blocks)], className="tools"),
+        ],
+        className="section-head",
+    )
+    return html.Section(
+        [head, *drawn(block.blocks)],
+        className="card",
+        id=f"{block.name}-section",
+        **aria(labelledby=f"{block.name}-title"),
+    )
+
+
+def _save_table(block: model.Block) -> Component | None:
+    """Return the button that saves a table as CSV."""
+    if not isinstance(block, model.Table):
+        return None
+    button: Component = dmc.Button("Save as CSV", id=identity("save-grid", block.name), size="compact-sm", variant="default")
+    return button

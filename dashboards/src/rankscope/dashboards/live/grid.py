@@ -1,0 +1,58 @@
+"""Common settings of all tables: colours, columns, size."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rankscope.dashboards.model.columns import Column
+
+THEME: Final = (
+    "themeQuartz.withParams({accentColor: 'var(--accent)', backgroundColor: 'var(--surface)', foregroundColor: 'var(--text)',"
+    " borderColor: 'var(--line)', headerBackgroundColor: 'var(--raised)', headerTextColor: 'var(--muted)', fontFamily: 'inherit',"
+    " fontSize: 13, spacing: 6, wrapperBorderRadius: 8, browserColorScheme: 'inherit', oddRowBackgroundColor: 'var(--surface)'})"
+)
+"""Theme of all grids. It uses the page's CSS variables, so that grids follow the colour scheme."""
+
+OPTIONS: Final[dict[str, Any]] = {
+    "theme": {"function": THEME},
+    "animateRows": False,
+    "tooltipShowDelay": 300,
+    # Tab leaves the table and the arrow keys move in it; otherwise Tab would stop at every cell.
+    "tabToNextCell": {"function": "false"},
+    "tabToNextHeader": {"function": "false"},
+    # Cells that a spreadsheet would run as a formula are marked as text.
+    "defaultCsvExportParams": {"processCellCallback": {"function": "safeCell(params.value)"}},
+}
+"""``dashGridOptions`` of all tables."""
+
+DEFAULT_COLUMN: Final[dict[str, Any]] = {
+    "sortable": True,
+    "resizable": True,
+    "suppressHeaderMenuButton": True,
+    "suppressHeaderFilterButton": True,
+    "floatingFilter": True,
+    "suppressFloatingFilterButton": True,
+}
+
+
+def column_def(column: Column) -> dict[str, Any]:
+    """Return a column in AG grid's format. Unknown values are shown as a dash; the CSV has all digits."""
+    about: dict[str, Any] = {"field": column.field, "headerName": column.name, "width": column.width}
+    if column.digits is None:
+        about |= {"filter": "agTextColumnFilter", "valueFormatter": {"function": "params.value == null ? '-' : params.value"}}
+    else:
+        unit = f" + ' ' + params.data.{column.unit_field}" if column.unit_field else ""
+        number = f"params.value == null ? '-' : d3.format(',.{column.digits}f')(params.value){unit}"
+        about |= {"type": "rightAligned", "filter": "agNumberColumnFilter", "valueFormatter": {"function": number}}
+        about["useValueFormatterForExport"] = False
+    about |= {"headerTooltip": column.tooltip} if column.tooltip else {}
+    about |= {"pinned": "left"} if column.pinned else {}
+    about |= {"tooltipField": column.field} if column.hover else {}
+    about |= {"cellRenderer": column.renderer} if column.renderer else {}
+    return about | ({"flex": 1, "minWidth": column.fills} if column.fills else {})
+
+
+def grid_style(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the size of a table: as high as its rows, up to about fourteen rows."""
+    lines = len(rows) or 2  # an empty table shows a line of text
+    return {"height": f"{min(110 + 38 * lines, 640)}px", "width": "100%"}

@@ -1,0 +1,42 @@
+"""Callbacks that show the page of an address, links, title and colour scheme."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, no_update
+from dash.development.base_component import Component
+
+from rankscope.dashboards.live.components import AGAIN
+from rankscope.dashboards.live.pages import Pages, site_links
+
+
+def register(app: Dash, pages: Pages) -> None:
+    """Add the callbacks."""
+
+    @app.callback(
+        Output("page", "children"),
+        Output("page-title", "data"),
+        Input("url", "pathname"),
+        Input({"type": AGAIN, "of": ALL}, "n_intervals"),
+        State("url", "search"),
+    )
+    def show_page(pathname: str | None, again: list[int | None], search: str | None) -> tuple[Any, Any]:
+        if again and not any(again) and ctx.triggered_id != "url":
+            return no_update, no_update  # the polling timer was only just created
+        page, name = pages.page(pathname, search)
+        return page, f"{name} · {pages.config.title}"
+
+    @app.callback(Output("site-links", "children"), Input("url", "pathname"))
+    def show_links(pathname: str | None) -> list[Component]:
+        return site_links(pathname)
+
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "scheme"),
+        Output("provider", "forceColorScheme"),
+        Output("scheme", "data"),
+        Input("scheme-choice", "value"),
+    )
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "title"), Output("page-title-sink", "title"), Input("page-title", "data")
+    )

@@ -1,0 +1,42 @@
+"""Download of figures and tables as CSV."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import flask
+from dash import MATCH, ClientsideFunction, Dash, Input, Output
+
+from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.live.components import identity
+from rankscope.dashboards.live.pages import Pages
+from rankscope.dashboards.model.drawn import csv_of
+from rankscope.dashboards.model.state import run_of
+
+
+def register(app: Dash, pages: Pages) -> None:
+    """Serve the numbers of a page's figures at ``PAGE/data/FIGURE.csv``, and add the callback of the tables' save button."""
+    each: Any = MATCH
+
+    def figure_data(page: str, name: str) -> flask.Response:
+        """Return a figure's table. Without one, its sentence as plain text: status 404 if that is final, 503 if not."""
+        path = "/" + "/".join(quote(part, safe="") for part in page.split("/"))
+        query = flask.request.query_string.decode("utf-8", "replace")
+        found = pages.figure(path, f"?{query}", name, palette(None))
+        if found is None:
+            flask.abort(404)
+        drawn, ready = found
+        if not drawn.table.columns:
+            return flask.Response(f"{drawn.says}\n", 404 if ready else 503, mimetype="text/plain")
+        file = quote(f"{(run_of(path) or ('rankscope',))[0]}-{name}.csv", safe="")
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{file}"}
+        return flask.Response(csv_of(drawn.table), mimetype="text/csv", headers=headers)
+
+    app.server.add_url_rule("/<path:page>/data/<name>.csv", view_func=figure_data)
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope", "saveGrid"),
+        Output(identity("grid", each), "exportDataAsCsv"),
+        Input(identity("save-grid", each), "n_clicks"),
+        prevent_initial_call=True,
+    )

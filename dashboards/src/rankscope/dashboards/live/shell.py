@@ -1,0 +1,92 @@
+"""Frame of every page: head with navigation and colour scheme, address, and the page's container."""
+
+from __future__ import annotations
+
+import dash_mantine_components as dmc  # type: ignore[import-untyped]
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from rankscope.dashboards.live.components import aria
+
+INDEX = """<!DOCTYPE html>
+<html lang="en">
+    <head>
+        <meta charset="UTF-8">
+        <meta name="viewport" content="width=device-width, initial-scale=1">
+        <meta name="color-scheme" content="light dark">
+        <meta name="referrer" content="no-referrer">
+        {%metas%}
+        <title>{%title%}</title>
+        <link rel="icon" type="image/svg+xml" href="/assets/icons/rankscope.svg">
+        <script src="/assets/early.js" data-plotly="/_dash-component-suites/plotly/package_data/plotly.min.js"></script>
+        {%css%}
+    </head>
+    <body>
+        {%app_entry%}
+        {%config%}
+        {%scripts%}
+        {%renderer%}
+    </body>
+</html>"""
+"""HTML document of the app. early.js sets the colour scheme before the first paint; Dash's own scripts come last."""
+
+DARK_SHADES = [
+    "#e8ecf2", "#c3cad5", "#9aa5b4", "#6b7788", "#3a4555", "#2b3442", "#1e2632", "#171d27", "#10151d", "#0b0f15",
+]  # fmt: skip
+"""Mantine's dark greys, in the hue of assets/style.css."""
+
+
+def shell(*, with_login: bool = False) -> Component:
+    """Return the app's layout. ``with_login``: link the page for logging in and out."""
+    layout: Component = dmc.MantineProvider(
+        id="provider",
+        theme={
+            "primaryColor": "blue",
+            "defaultRadius": "md",
+            "fontFamily": "inherit",
+            "cursorType": "pointer",
+            "colors": {"dark": DARK_SHADES},
+        },
+        children=[
+            html.A("Skip to the page", href="#page", className="skip"),
+            dcc.Location(id="url", refresh="callback-nav"),
+            dcc.Store(id="scheme"),
+            dcc.Store(id="page-title"),
+            html.Div(id="page-title-sink", hidden=True),
+            html.Header(
+                [
+                    dcc.Link(
+                        [html.Img(src="/assets/icons/rankscope.svg", alt="", width=24, height=24), html.Span("rankscope")],
+                        href="/",
+                        className="brand",
+                    ),
+                    html.Nav(id="site-links", className="site-links", **aria(label="Pages")),
+                    *([html.A("Log in or out", href="/login", className="login")] if with_login else []),
+                    dmc.SegmentedControl(
+                        id="scheme-choice",
+                        data=[
+                            {"value": "light", "label": "Light"},
+                            {"value": "auto", "label": "System"},
+                            {"value": "dark", "label": "Dark"},
+                        ],
+                        value="auto",
+                        size="xs",
+                        persistence=True,
+                        persistence_type="local",
+                        **aria(label="Colour scheme"),
+                    ),
+                ],
+                className="site-head",
+            ),
+            html.Main(_loading(), id="page", tabIndex=-1),
+        ],
+    )
+    return layout
+
+
+def _loading() -> Component:
+    return html.Div(
+        [dmc.Skeleton(height=30, width="40%"), dmc.Skeleton(height=240), dmc.Skeleton(height=320)],
+        className="stack",
+        **aria(busy="true", label="Loading"),
+    )

@@ -1,0 +1,200 @@
+"""GPU time lost over many runs by host and cause, and GPUs that are allocated but unused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from rankscope.analysis.result.analysis import Cause
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.data.brief import Brief, Lost
+from rankscope.dashboards.data.source import RunSource, RunSummary
+
+REPEATED: Final = 2
+"""Number of runs from which on a blamed host counts as a repeat offender."""
+
+DAY_NS: Final = 86_400_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A run and its summary."""
+
+    run: RunSummary
+    brief: Brief | None
+    """``None``: not analysed yet, or unreadable."""
+
+
+@dataclass(slots=True)
+class HostLoss:
+    """Losses charged to one host."""
+
+    host: str | None
+    """``None``: losses that are not due to a single host."""
+    gpu_hours: float = 0.0
+    by_cause: dict[Cause, float] = field(default_factory=dict)
+    """GPU-hours."""
+    cost: dict[str, float] = field(default_factory=dict)
+    """Cost by currency, over the runs with a recorded price."""
+    unpriced_hours: float = 0.0
+    runs: dict[str, str] = field(default_factory=dict)
+    """Runs in which the host was blamed: id to name."""
+    gpus: set[str] = field(default_factory=set)
+    """Blamed GPUs."""
+    trained_gpu_hours: float | None = None
+    """GPU time trained on the host in all analysed runs, blamed or not; ``None``: not known."""
+
+    @property
+    def repeated(self) -> bool:
+        """True if the host was blamed in at least ``REPEATED`` runs."""
+        return self.host is not None and len(self.runs) >= REPEATED
+
+    @property
+    def rate(self) -> float | None:
+        """GPU-hours that the jobs lost per GPU-hour trained on the host; above 1 if one host held up many others."""
+        return self.gpu_hours / self.trained_gpu_hours if self.trained_gpu_hours else None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLedger:
+    """Losses by host, and the runs that are not counted."""
+
+    hosts: list[HostLoss]
+    """Repeat offenders first, then by GPU-hours."""
+    counted: list[RunSummary]
+    """Runs whose verdict is in the sum, including those without a loss."""
+    not_analysed: list[RunSummary]
+    unreadable: list[RunSummary]
+    too_little: list[RunSummary]
+    """Analysed runs with too little data for a verdict."""
+    without_gpus: list[RunSummary]
+    undated: list[RunSummary]
+    """Runs excluded from a time range because their start time is not known."""
+
+    @property
+    def gpu_hours(self) -> float:
+        """Lost GPU-hours of all hosts."""
+        return sum(host.gpu_hours for host in self.hosts)
+
+
+def told(source: RunSource) -> list[Told]:
+    """Return all runs with their cached summaries; computes nothing. Raises ``RankscopeError``."""
+    return [Told(run, _known(source, run)) for run in source.runs()]
+
+
+def _known(source: RunSource, run: RunSummary) -> Brief | None:
+    try:
+        return source.known_brief(run)
+    except RankscopeError:
+        return None  # damaged in the cache: treat as absent
+
+
+def cluster_ledger(runs: Iterable[Told], *, since_unix_ns: int | None = None) -> ClusterLedger:
+    """Sum the losses of runs that started at ``since_unix_ns`` or later; ``None``: of all runs."""
+    ledger = ClusterLedger([], [], [], [], [], [], [])
+    hosts: dict[str | None, HostLoss] = {}
+    trained: dict[str, float] = {}
+    for one in runs:
+        start = one.run.start_unix_ns
+        if since_unix_ns is not None and start is not None and start < since_unix_ns:
+            continue
+        place = _place(ledger, one, undated=since_unix_ns is not None and start is None)
+        place.append(one.run)
+        if one.brief is None or place is not ledger.counted:
+            continue
+        for host, hours in one.brief.host_gpu_hours.items():
+            trained[host] = trained.get(host, 0.0) + hours
+        for lost in one.brief.lost_by:
+            _add(hosts.setdefault(lost.host, HostLoss(lost.host)), lost, one.run, one.brief.currency)
+    for loss in hosts.values():
+        loss.trained_gpu_hours = None if loss.host is None else trained.get(loss.host)
+    ledger.hosts.extend(sorted(hosts.values(), key=lambda loss: (not loss.repeated, -loss.gpu_hours, loss.host or "")))
+    return ledger
+
+
+def _place(ledger: ClusterLedger, one: Told, *, undated: bool) -> list[RunSummary]:
+    """Return the list of the ledger that a run belongs to."""
+    if one.run.problem is not None:
+        return ledger.unreadable
+    if undated:
+        return ledger.undated
+    if one.brief is None:
+        return ledger.not_analysed
+    if one.brief.kind == "insufficient_data":
+        return ledger.too_little
+    return ledger.counted if one.brief.on_gpus or one.brief.lost_by else ledger.without_gpus
+
+
+def _add(loss: HostLoss, lost: Lost, run: RunSummary, currency: str | None) -> None:
+    cause: Cause = lost.cause or "unknown"
+    loss.gpu_hours += lost.gpu_hours
+    loss.by_cause[cause] = loss.by_cause.get(cause, 0.0) + lost.gpu_hours
+    if lost.cost is None or currency is None:
+        loss.unpriced_hours += lost.gpu_hours
+    else:
+        loss.cost[currency] = loss.cost.get(currency, 0.0) + lost.cost
+    loss.runs[run.run_id] = run.name
+    if lost.gpu_uuid is not None:
+        loss.gpus.add(lost.gpu_uuid)
+
+
+def total_cost(hosts: Sequence[HostLoss]) -> dict[str, float]:
+    """Return the total cost by currency."""
+    found: dict[str, float] = {}
+    for host in hosts:
+        for currency, amount in host.cost.items():
+            found[currency] = found.get(currency, 0.0) + amount
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleGpu:
+    """One idle GPU as the exporter reports it: ``gpu_allocated`` is 1, ``gpu_in_use`` 0; the rest is from ``gpu_job_info``."""
+
+    uuid: str
+    host: str | None = None
+    user: str | None = None
+    account: str | None = None
+    job_id: str | None = None
+    idle_hours: float | None = None
+    """Idle hours in the last 24 hours under the same job; ``None``: only the present state is known."""
+
+
+class IdleGpus(Protocol):
+    """Query for idle GPUs and the users and jobs that hold them."""
+
+    def __call__(self) -> list[IdleGpu]:
+        """Return the GPUs that are idle now. Raises ``RankscopeError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Idle GPUs that one user holds on one account."""
+
+    user: str | None
+    account: str | None
+    gpus: int
+    idle_hours: float | None
+    """``None`` unless it is known for every GPU."""
+    hosts: tuple[str, ...]
+    jobs: tuple[str, ...]
+
+
+def by_holder(gpus: Sequence[IdleGpu]) -> list[Holder]:
+    """Return the holders of idle GPUs, sorted by the number of GPUs, highest first."""
+    groups: dict[tuple[str | None, str | None], list[IdleGpu]] = {}
+    for gpu in gpus:
+        groups.setdefault((gpu.user, gpu.account), []).append(gpu)
+    holders = [
+        Holder(
+            user,
+            account,
+            len(held),
+            None if any(gpu.idle_hours is None for gpu in held) else sum(gpu.idle_hours or 0.0 for gpu in held),
+            tuple(sorted({gpu.host for gpu in held if gpu.host is not None})),
+            tuple(sorted({gpu.job_id for gpu in held if gpu.job_id is not None})),
+        )
+        for (user, account), held in groups.items()
+    ]
+    return sorted(holders, key=lambda holder: (-holder.gpus, holder.user or "", holder.account or ""))

@@ -1,0 +1,86 @@
+"""GPU time lost per host, by cause."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from rankscope.analysis.result.analysis import Cause
+from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.lost_hours.data import ClusterLedger, HostLoss
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.words.inert import plotly_text
+from rankscope.dashboards.words.wording import CAUSE_LABELS
+
+SHOWN: Final = 20
+"""Maximum number of hosts drawn. The table has all of them."""
+_MOST_LETTERS: Final = 36
+"""Maximum length of a name at the axis. The hover text has all of it."""
+
+NO_HOST: Final = "no single host"
+
+LOOKS: Final[dict[Cause, tuple[str, str]]] = {
+    "input": ("exposed_memcpy", "."),
+    "host": ("overlap", "/"),
+    "gc": ("overlap", "x"),
+    "checkpoint": ("exposed_memcpy", "\\"),
+    "evaluation": ("exposed_memcpy", "-"),
+    "compute": ("compute", ""),
+    "imbalance": ("compute", "|"),
+    "communication": ("exposed_communication", "x"),
+    "unknown": ("idle", ""),
+}
+"""Cause to the role of its colour and its hatching."""
+
+
+def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
+    """Draw a stacked bar of lost GPU-hours per host. Hosts blamed in several runs have a flag."""
+    hosts = [host for host in ledger.hosts if host.gpu_hours > 0]
+    if not hosts:
+        says = "No GPU time was lost in the runs that are counted." if ledger.counted else "No run is counted yet."
+        return Drawn(note(says, colors), NO_DATA, says)
+    shown = hosts[:SHOWN]
+    names = [plotly_text(_name(host), _MOST_LETTERS) for host in shown]
+    figure = go.Figure()
+    for cause, (role, hatch) in LOOKS.items():
+        hours = [host.by_cause.get(cause) for host in shown]
+        if any(hours):
+            figure.add_bar(
+                x=hours,
+                y=list(range(len(shown))),
+                orientation="h",
+                name=CAUSE_LABELS[cause],
+                marker=hatched(getattr(colors, role), hatch, colors),
+                hovertext=[plotly_text(_name(host)) for host in shown],
+                hovertemplate=f"<b>%{{hovertext}}</b><br>{CAUSE_LABELS[cause]}: %{{x:,.3g}} GPU-h<extra></extra>",
+            )
+    framed(figure, colors, height=110 + 30 * len(shown))
+    figure.update_layout(barmode="stack", bargap=0.3)
+    legend_above(figure)
+    figure.update_xaxes(title_text="GPU-hours lost", rangemode="tozero")
+    rows_axis(figure, [f"<b>⚑ {name}</b>" if host.repeated else name for name, host in zip(names, shown, strict=True)])
+    return Drawn(figure, lost_hours_table(ledger), _says(hosts, ledger.gpu_hours))
+
+
+def lost_hours_table(ledger: ClusterLedger) -> FigureData:
+    """Return a table with a row per host and cause."""
+    rows = [
+        (_name(host), cause, hours, len(host.runs), host.trained_gpu_hours, " ".join(host.runs))
+        for host in ledger.hosts
+        for cause, hours in sorted(host.by_cause.items(), key=lambda item: -item[1])
+    ]
+    columns = ("host", "cause", "lost [GPU-h]", "runs blamed in", "trained on the host [GPU-h]", "run ids")
+    return FigureData(columns, rows)
+
+
+def _name(host: HostLoss) -> str:
+    return host.host or NO_HOST
+
+
+def _says(hosts: list[HostLoss], whole: float) -> str:
+    most = max(hosts, key=lambda host: host.gpu_hours)
+    repeated = sum(host.repeated for host in hosts)
+    more = f"; {repeated} of {len(hosts)} were blamed in several runs" if repeated else ""
+    return f"{_name(most)} cost most: {most.gpu_hours:,.3g} of {whole:,.3g} GPU-hours lost{more}."

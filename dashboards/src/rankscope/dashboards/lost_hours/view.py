@@ -1,0 +1,210 @@
+"""Page of lost GPU-hours: GPU time lost per host and cause over all runs, and GPUs that are allocated but unused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.data.source import RunSource, RunSummary
+from rankscope.dashboards.lost_hours.data import (
+    DAY_NS,
+    ClusterLedger,
+    HostLoss,
+    IdleGpus,
+    by_holder,
+    cluster_ledger,
+    told,
+    total_cost,
+)
+from rankscope.dashboards.lost_hours.figures import NO_HOST, lost_hours_bars
+from rankscope.dashboards.model.page import (
+    Advice,
+    Block,
+    Button,
+    Callbacks,
+    Fact,
+    Facts,
+    Figure,
+    Group,
+    Heading,
+    Items,
+    Line,
+    Part,
+    Piece,
+    Pieces,
+    Rows,
+    Section,
+    Span,
+    Text,
+    badge,
+    choice,
+    first_pieces,
+    named_link,
+)
+from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.model.view import SitePage
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.words import wording
+
+SHOWN: Final = 200
+"""Maximum number of hosts in the table. The CSV has all of them."""
+_NAMED: Final = 6
+
+WINDOWS: Final = ((1, "Last day"), (7, "Last 7 days"), (30, "Last 30 days"), (90, "Last 90 days"))
+
+
+def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> list[Block]:
+    state = PageState.parse(search)
+    days = dict(WINDOWS) | ({} if state.since is None else {state.since: f"Last {state.since} days"}) | dict(WINDOWS)
+    options = [{"value": f"{number}d", "label": label} for number, label in days.items()]
+    return [
+        Heading("Lost GPU-hours", 1, "page-title"),
+        Section(
+            name="lost-hours",
+            title="GPU time lost, by host and cause",
+            help="Summed over the verdicts of all runs here: what each says was lost, charged to the host of the rank it blames. "
+            "A host that several runs blame comes first (⚑): drain it, and look at what its runs have in common.",
+            blocks=[
+                Part("lost-hours-sum", lambda: lost_hours_body(lost_hours_of(source, state))),
+                Figure(
+                    name="lost-hours-bars",
+                    label="Bars of the GPU-hours lost per host, by cause",
+                    draw=lambda colors: lost_hours_bars(lost_hours_of(source, state), colors),
+                ),
+            ],
+            tools=[choice("since", "Runs started in", options, state, width=150, nothing="All runs")],
+        ),
+        Section(
+            name="idle",
+            title="Held and not used",
+            help="GPUs that a job holds and no process uses, by who holds them: ask them, or let the scheduler take them back.",
+            blocks=_idle(config.idle_gpus),
+        ),
+        Callbacks(values={}, timers={"lost-hours-work": 0}),
+    ]
+
+
+def lost_hours_of(source: RunSource, state: PageState) -> ClusterLedger:
+    """Return the ledger of the time range in the address, up to now. Raises ``RankscopeError``."""
+    since = None if state.since is None else time.time_ns() - state.since * DAY_NS
+    return cluster_ledger(told(source), since_unix_ns=since)
+
+
+def lost_hours_body(ledger: ClusterLedger) -> list[Block]:
+    """Return the sum, its coverage, and a row per host."""
+    parts: list[Block] = [Facts(_facts(ledger)), _coverage(ledger)]
+    if ledger.hosts:
+        parts += _table(ledger.hosts)
+    return [Group(parts, "stack inner")]
+
+
+def _facts(ledger: ClusterLedger) -> list[Fact]:
+    cost = total_cost(ledger.hosts)
+    facts = [
+        ("GPU time lost", wording.gpu_hours(ledger.gpu_hours) if ledger.counted else wording.UNKNOWN),
+        (
+            "Cost of it",
+            ", ".join(wording.money(amount, currency) for currency, amount in sorted(cost.items())) or wording.UNKNOWN,
+        ),
+        ("Repeat offenders", wording.count(sum(host.repeated for host in ledger.hosts), "host")),
+        ("Runs counted", f"{len(ledger.counted):,} of {_all(ledger):,}"),
+    ]
+    return [Fact(name, value) for name, value in facts]
+
+
+def _all(ledger: ClusterLedger) -> int:
+    return sum(len(runs) for _, runs in _left_out(ledger)) + len(ledger.counted)
+
+
+def _left_out(ledger: ClusterLedger) -> list[tuple[str, list[RunSummary]]]:
+    return [
+        ("not analysed", ledger.not_analysed),
+        ("unreadable", ledger.unreadable),
+        ("too little data for a verdict", ledger.too_little),
+        ("without GPUs, so without GPU time", ledger.without_gpus),
+        ("without a known start, so in no window of time", ledger.undated),
+    ]
+
+
+def _coverage(ledger: ClusterLedger) -> Block:
+    """Return the list of runs that are not in the sum, by reason."""
+    lines = [_missing(why, runs) for why, runs in _left_out(ledger) if runs]
+    if not lines:
+        return Text("Every run is counted." if ledger.counted else "There is no run in this window of time.", "help")
+    ask = [Button("lost-hours-analyse", "Analyse them")] if ledger.not_analysed else []
+    return Group([Pieces(Span("Not in the sum", "strong"), ""), Items(lines), *ask], "covers")
+
+
+def _missing(why: str, runs: Sequence[RunSummary]) -> list[Piece]:
+    """Return ``3 runs not analysed: a, b, c``. Each name is a link unless the run cannot be read."""
+    names = [Span(run.name, title=run.problem) if run.problem else named_link(run.name, run_path(run.run_id)) for run in runs]
+    return [f"{wording.count(len(runs), 'run')} {why}: ", *first_pieces(names, _NAMED)]
+
+
+def _table(hosts: Sequence[HostLoss]) -> list[Block]:
+    columns = (
+        ("Host", "names"), ("GPU time lost", "number"), ("Per GPU-h trained on it", "number"), ("Cost", "number"), ("Causes", ""),
+        ("Blamed in", "names"),
+    )  # fmt: skip
+    more = [Text(f"{len(hosts) - SHOWN:,} more hosts are in the CSV.", "help")] if len(hosts) > SHOWN else []
+    return [Rows(columns, [_row(host) for host in hosts[:SHOWN]]), *more]
+
+
+def _row(host: HostLoss) -> tuple[Line, ...]:
+    causes = sorted(host.by_cause.items(), key=lambda item: -item[1])
+    name: list[Piece] = [host.host or NO_HOST]
+    if host.repeated:
+        name += [" ", badge(f"⚑ {len(host.runs)} runs", tone="bad", title="Blamed in several runs")]
+    if host.gpus:
+        gpus = f"{wording.count(len(host.gpus), 'GPU')}: {', '.join(sorted(host.gpus)[:2])}"
+        name.append(Span(gpus, style="help below"))
+    return (
+        name,
+        wording.gpu_hours(host.gpu_hours),
+        "-" if host.rate is None else f"{host.rate:,.3g} GPU-h",
+        _cost(host),
+        "; ".join(f"{wording.CAUSE_LABELS[cause]} {wording.gpu_hours(hours)}" for cause, hours in causes),
+        first_pieces([named_link(run_name, run_path(run_id)) for run_id, run_name in host.runs.items()], _NAMED),
+    )
+
+
+def _cost(host: HostLoss) -> str:
+    if not host.cost:
+        return "-"
+    text = ", ".join(wording.money(amount, currency) for currency, amount in sorted(host.cost.items()))
+    return f"{text} + {wording.gpu_hours(host.unpriced_hours)} without a price" if host.unpriced_hours else text
+
+
+def _idle(idle_gpus: IdleGpus | None) -> list[Block]:
+    if idle_gpus is None:
+        return [
+            Text("Not known: this needs a Prometheus that scrapes rankscope's exporter. Start with:", "help"),
+            Advice("rankscope dashboard PATH --prometheus URL"),
+        ]
+    try:
+        holders = by_holder(idle_gpus())
+    except RankscopeError as error:
+        return [Text(str(error), "reason")]
+    if not holders:
+        return [Text("No GPU is held without being used right now.", "help")]
+    columns = (
+        ("User", ""), ("Account", ""), ("Idle GPUs", "number"), ("Idle GPU-hours in 24 h", "number"), ("Hosts", "names"),
+        ("Jobs", "names"),
+    )  # fmt: skip
+    rows = [
+        (
+            holder.user or wording.UNKNOWN,
+            holder.account or wording.UNKNOWN,
+            f"{holder.gpus:,}",
+            "-" if holder.idle_hours is None else f"{holder.idle_hours:,.1f}",
+            ", ".join(holder.hosts) or "-",
+            ", ".join(holder.jobs) or "-",
+        )
+        for holder in holders
+    ]
+    return [Rows(columns, rows)]
+
+
+PAGE: Final = SitePage(path="/lost-hours", title="Lost GPU-hours", blocks=_blocks)

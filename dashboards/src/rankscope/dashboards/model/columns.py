@@ -1,0 +1,37 @@
+"""Columns of tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """Column of a table. Unknown values are shown as a dash; a saved file has all digits."""
+
+    field: str
+    name: str
+    tooltip: str | None = None
+    digits: int | None = None
+    """Digits after the decimal point; ``None``: a column of texts."""
+    width: int = 130
+    pinned: bool = False
+    hover: bool = False
+    """True: its cells show their whole text on hover."""
+    renderer: str = ""
+    """Component of assets/*.js that draws its cells."""
+    unit_field: str = ""
+    """Field whose text follows the number."""
+    fills: int = 0
+    """Minimum width of a column that takes the free width."""
+
+
+def number_column(field: str, name: str, tooltip: str, *, digits: int = 2, width: int = 116, **others: Any) -> Column:
+    """Return a column of numbers."""
+    return Column(field=field, name=name, tooltip=tooltip, digits=digits, width=width, **others)
+
+
+def text_column(field: str, name: str, *, width: int = 130, **others: Any) -> Column:
+    """Return a column of texts."""
+    return Column(field=field, name=name, width=width, **others)

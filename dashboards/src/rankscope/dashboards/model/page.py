@@ -1,0 +1,396 @@
+"""Blocks of a page, and the pieces of a line of text.
+
+``style`` is a class of assets/style.css; the page and the report share that file. Texts are plain: both writers escape them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.wording import UNKNOWN
+
+if TYPE_CHECKING:
+    from rankscope.dashboards.charts.palette import Palette
+    from rankscope.dashboards.model.columns import Column
+    from rankscope.dashboards.model.drawn import Drawn
+    from rankscope.dashboards.model.state import PageState
+
+COMMAND: Final = re.compile(r"(?:(?P<before>[^`]*): )?(?P<command>(?:rankscope|torchrun|nvidia-smi|dcgmi) .+)")
+"""Pattern of advice that is a command, or ends with one after a colon."""
+MAX_BADGE: Final = 80
+"""Maximum characters of a badge or link. A longer text is in its title."""
+_OPTION: Final = re.compile(r"(?<=\s)(--?[a-z][a-z-]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Text with an emphasis. ``option``: no line break inside, for command-line options."""
+
+    text: str
+    kind: Literal["code", "strong", "b", "small", "span", "option"] = "span"
+    title: str | None = None
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Link to an address of the dashboard. The report links only within the run. ``elsewhere``: a page outside, in a new tab."""
+
+    text: str
+    href: str
+    title: str | None = None
+    style: str = ""
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """Label. Tones: plain, emphasis, good, fair, bad, unknown, live, simulated; each has a sign besides its colour."""
+
+    text: str
+    tone: str = "plain"
+    title: str | None = None
+
+
+Piece = str | Span | Link | Badge
+Line = Piece | Sequence[Piece]
+
+
+def badge(text: str, *, tone: str = "plain", title: str | None = None) -> Badge:
+    """Return a badge with at most ``MAX_BADGE`` characters."""
+    short = shown(text, MAX_BADGE)
+    return Badge(short, tone, title or (None if short == text else shown(text, MAX_TEXT)))
+
+
+def named_link(name: str, href: str) -> Link:
+    """Return a link whose long name is cut off, to leave room for a table's other columns."""
+    short = shown(name, MAX_BADGE)
+    return Link(short, href, None if short == name else shown(name, MAX_TEXT))
+
+
+def pieces(line: Line) -> list[Span | Link | Badge]:
+    """Return the pieces of a line; command-line options in plain text become pieces without line breaks inside."""
+    found: list[Span | Link | Badge] = []
+    for piece in [line] if isinstance(line, (str, Span, Link, Badge)) else line:
+        if isinstance(piece, str):
+            parts = _OPTION.split(piece)
+            found += [Span(part, "option" if at % 2 else "span") for at, part in enumerate(parts) if part]
+        else:
+            found.append(piece)
+    return found
+
+
+def first_pieces(items: Sequence[Piece], most: int) -> list[Piece]:
+    """Return the first ``most`` items as ``a, b and 3 more``."""
+    parts: list[Piece] = []
+    for index, item in enumerate(items[:most]):
+        parts += [", " if index else "", item]
+    return [*parts, *([f" and {len(items) - most:,} more"] if len(items) > most else [])]
+
+
+class Block:
+    """Part of a page."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Block):
+    """Paragraph. ``live``: screen readers read its changes."""
+
+    line: Line
+    style: str = ""
+    role: Literal["", "note", "alert", "status"] = ""
+    live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Heading(Block):
+    """Heading of level 1 to 3."""
+
+    text: str
+    level: Literal[1, 2, 3] = 3
+    style: str = ""
+    name: str | None = None
+    """Identifier on the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Items(Block):
+    """List of lines, or of groups of blocks."""
+
+    entries: Sequence[Line | Sequence[Block]]
+    style: str = ""
+    ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Named number. ``meter``: fraction that is also shown as a bar."""
+
+    name: str
+    value: str
+    why: str | None = None
+    meter: float | None = None
+    detail: str | None = None
+
+    @property
+    def known(self) -> bool:
+        """False for a value that is not known."""
+        return self.value != UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Facts(Block):
+    """Named numbers with their explanations."""
+
+    facts: Sequence[Fact]
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms(Block):
+    """Terms and their meanings; the third item is false for what is unknown."""
+
+    terms: Sequence[tuple[str, Line, bool]]
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces(Block):
+    """Row of pieces without a paragraph, such as badges."""
+
+    line: Line
+    style: str = "badges"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice(Block):
+    """Next step: a command in monospace with a button that copies it, any other advice as text."""
+
+    text: str
+
+    @property
+    def parts(self) -> tuple[str, str | None]:
+        """Text before the command, and the command; ``None`` if there is none."""
+        match = COMMAND.fullmatch(self.text)
+        return (self.text, None) if match is None else (match["before"] or "", match["command"])
+
+
+@dataclass(frozen=True, slots=True)
+class Details(Block):
+    """Blocks that are closed at first."""
+
+    summary: str
+    blocks: Sequence[Block]
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group(Block):
+    """Blocks in a box. ``tag``: HTML element."""
+
+    blocks: Sequence[Block]
+    style: str = ""
+    tag: Literal["div", "article", "section", "header"] = "div"
+    role: Literal["", "note", "alert"] = ""
+    name: str | None = None
+    """Identifier on the page."""
+    labelled_by: str | None = None
+    """Identifier of the heading that names a section."""
+    live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Block):
+    """Small table. ``columns``: head and kind, which is ``number``, ``names`` (arbitrary text), ``head`` (row head) or ``""``."""
+
+    columns: Sequence[tuple[str, str]]
+    rows: Sequence[Sequence[Line]]
+    style: str = "ledger"
+
+
+@dataclass(frozen=True, slots=True)
+class Legend(Block):
+    """Legend of (key, label) entries. assets/style.css has the swatches by key."""
+
+    entries: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Markdown(Block):
+    """Text in Markdown, from rankscope itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Block):
+    """Button that sends a request to the server, and its progress in words; assets/capture.js handles it. Not in a report."""
+
+    label: str
+    data: tuple[str, str]
+    """Name and value of the button's data attribute."""
+    number: tuple[str, str, int, int] | None = None
+    """Identifier, label, value and maximum of a number that is sent with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Button(Block):
+    """Button with a callback of its own in ``live``. Not in a report."""
+
+    name: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Again(Block):
+    """Marks a page that is made again after ``ms`` milliseconds, while it has nothing to show. Not in a report."""
+
+    name: str
+    ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callbacks(Block):
+    """Values and timers (milliseconds; 0: off at first) of a page's own callbacks in ``live``. Not in a report."""
+
+    values: Mapping[str, Any]
+    timers: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure(Block):
+    """Figure: picture, its summary in words, and its numbers.
+
+    ``draw`` may raise ``RankscopeError``, which becomes a note in its place; after ``NotReadyError`` it is called again.
+    """
+
+    name: str
+    """Identifier, unique on the page."""
+    label: str
+    """Description of the picture for screen readers."""
+    draw: Callable[[Palette], Drawn]
+    height: int = 240
+    """Pixels reserved until it is drawn."""
+    long: bool = False
+    """True for long texts: it scrolls in its place on a narrow screen."""
+    pick: Callable[[Mapping[str, Any]], PageState] | None = None
+    """Selection after a click on a point (in Plotly's format)."""
+    zoom: Callable[[tuple[float, float] | None], PageState] | None = None
+    """Selection after dragging over a range of the x axis; ``None`` resets it to all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(Block):
+    """Table that can be sorted, filtered and saved. Every row has an ``id``. ``rows`` may raise ``RankscopeError``."""
+
+    name: str
+    """Identifier, unique on the page."""
+    columns: Sequence[Column]
+    rows: Callable[[], list[dict[str, Any]]]
+    file_name: str
+    pick: Callable[[str], PageState] | None = None
+    """Selection after a click on the row with that ``id``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing(Block):
+    """Table that fills a page, with a search box; search, sort order and selection are in the address (``ListState``)."""
+
+    name: str
+    columns: Sequence[Column]
+    rows: list[dict[str, Any]]
+    count: str
+    """Number of its rows in words."""
+    search: str | None
+    """Query part of the address."""
+    height: str
+    selection: Mapping[str, Any]
+    """Options of the selection of rows, in AG grid's format."""
+    tools: Sequence[Block] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Block):
+    """Blocks that are made again when the run or the address changes. ``make`` may raise ``RankscopeError``."""
+
+    name: str
+    make: Callable[[], Sequence[Block]]
+
+
+# Controls: each sets one field of ``PageState``. Not in a report. --------------------------------------------------------------
+
+
+Options = Sequence[Mapping[str, Any]]
+"""Choices: ``value`` and ``label``, or ``group`` and ``items``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control(Block):
+    """Control of one field of the state. ``nothing``: text shown if nothing is chosen; with it the choice can be cleared."""
+
+    field: str
+    label: str
+    value: Any
+    width: int = 190
+    nothing: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice(Control):
+    """Choice among options; of several if ``many``."""
+
+    options: Options
+    many: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry(Control):
+    """Field for a number, or for a text if ``decimals`` is ``None``."""
+
+    decimals: int | None = None
+
+
+def choice(field: str, label: str, options: Options, state: PageState, *, width: int = 190, nothing: str | None = None) -> Choice:
+    """Return a choice whose value is the state's, if it is among the options."""
+    known = {option["value"] for option in options}
+    chosen = state.text(field)
+    value = chosen if chosen in known else None
+    return Choice(field=field, label=label, value=value, width=width, nothing=nothing, options=options)
+
+
+def rank_choice(state: PageState) -> Entry:
+    """Return the field for the picked rank, which every view highlights."""
+    value = "" if state.rank is None else state.rank
+    return Entry(field="rank", label="Picked rank", value=value, width=110, nothing="none", decimals=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section(Block):
+    """Titled card with a line of help (content and use), and tools at its right."""
+
+    name: str
+    title: str
+    help: str
+    blocks: Sequence[Block]
+    tools: Sequence[Block] = ()
+
+
+def every(blocks: Sequence[Block]) -> Iterator[Block]:
+    """Yield all blocks and the blocks inside them, except those of parts, which are not made yet."""
+    for block in blocks:
+        yield block
+        if isinstance(block, (Section, Group, Details)):
+            yield from every(block.blocks)
+        if isinstance(block, (Section, Listing)):
+            yield from every(block.tools)
+
+
+def find(blocks: Sequence[Block], kind: type[Block], name: str) -> Any:
+    """Return the block of a kind with that name; ``None`` if there is none."""
+    return next((one for one in every(blocks) if isinstance(one, kind) and getattr(one, "name", None) == name), None)

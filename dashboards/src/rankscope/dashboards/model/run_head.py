@@ -1,0 +1,75 @@
+"""Blocks above and below the views of a run: name, status and identity; help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.dashboards.model.page import Badge, Block, Details, Group, Heading, Link, Pieces, Span, Terms, Text, badge
+from rankscope.dashboards.words import wording
+from rankscope.dashboards.words.inert import MAX_TEXT, shown
+
+if TYPE_CHECKING:
+    from rankscope.dashboards.data.source import RunSummary
+    from rankscope.dashboards.model.view import View
+
+
+def run_head(run: RunSummary) -> list[Block]:
+    """Return name, status and identity of the run, with a banner if its GPUs are simulated."""
+    facts = [
+        f"started {wording.moment(run.start_unix_ns)}",
+        f"{run.ranks:,} of {wording.count(run.world_size, 'rank')} recorded"
+        if run.world_size
+        else wording.count(run.ranks, "rank"),
+        *([wording.count(run.hosts, "host")] if run.hosts else []),
+        *([wording.count(run.attempts, "attempt")] if run.attempts > 1 else []),
+    ]
+    if run.status == "silent":
+        facts.append(f"nothing was written since {wording.moment(run.last_write_unix_ns)}, and no rank has said that it ended")
+    where = run.copy_of or run.path
+    path = Span(shown(where), "code", title=shown(where, MAX_TEXT), style="path")
+    return [
+        Group([Heading(run.name, 1, "run-name"), Pieces(_badges(run))], "run-head"),
+        Pieces([Span(" · ".join(facts), style="run-fact"), path], "run-facts"),
+        *([simulated_band()] if run.simulated else []),
+    ]
+
+
+def _badges(run: RunSummary) -> list[Badge]:
+    """Return badges for the run's status, losses, recorder state, and simulated GPUs."""
+    label = wording.STATUS_LABELS[run.status]
+    badges = [badge(f"{label}: {run.losses}" if run.status == "failed" else label, tone=wording.STATUS_TONES[run.status])]
+    if run.losses is not None and run.status != "failed":
+        badges.append(badge(run.losses, tone="bad"))
+    if run.unrecorded is not None:
+        badges.append(badge(f"recorder off: {run.unrecorded}", tone="fair", title="It switched itself off; training went on"))
+    if run.simulated:
+        badges.append(badge("Simulated GPUs", tone="simulated", title="The GPU readings of this run are simulated"))
+    return badges
+
+
+def simulated_band() -> Block:
+    """Return the banner above all content of a run with simulated GPUs."""
+    says = " The GPU readings of this run are made up. The times of its ranks were measured."
+    return Group([Pieces([Span("SIMULATED GPUS", "strong"), says], "")], "simulated-band", role="note")
+
+
+def about(view: View) -> Block:
+    """Return the view's help: content, formula, next steps."""
+    text = view.help
+    terms = (("What it shows", text.shows), ("How it is worked out", text.formula), ("What to do", text.do))
+    return Details(f"About {view.label}", [Terms([(term, meaning, True) for term, meaning in terms])], "about")
+
+
+def problem(title: str, reason: str, *, hint: str | None = None) -> Block:
+    """Return the content of a page that cannot be shown: the reason, and a link to the list of runs."""
+    return Group(
+        [
+            Heading(title, 1, "sentence"),
+            Text(reason, "reason"),
+            *([Text(hint, "help")] if hint else []),
+            Pieces([Link("See all runs", "/", style="button")], ""),
+        ],
+        "card verdict tone-unknown",
+        "section",
+        role="alert",
+    )

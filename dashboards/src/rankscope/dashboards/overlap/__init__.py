@@ -1,0 +1,1 @@
+"""View of profiled time: compute, communication, their overlap, collectives."""

@@ -1,0 +1,324 @@
+"""Figures of profiled time: its breakdown per rank, the spread of the overlap, and the collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from rankscope.analysis.result.analysis import RankResult
+from rankscope.analysis.result.collectives import CollectiveBandwidth
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.result.text import size as bytes_in_words
+from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, rows_axis
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.words.units import duration, time_unit
+
+ALL_UP_TO: Final = 24
+"""With more ranks than this, only the mean of all and the ranks that differ most from it are drawn."""
+NOTABLE: Final = 14
+
+NO_WINDOW: Final = (
+    "No step was profiled: compute, communication<br>and idle time are not known.<br>"
+    "They come with the first profiling window;<br>rankscope run --window-first N sets its first step."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One segment of the bars: key in the palette, name, hatching."""
+
+    key: str
+    label: str
+    hatch: str
+
+
+PARTS: Final = (
+    Part("compute", "Compute alone", ""),
+    Part("overlap", "Compute hiding communication", "/"),
+    Part("exposed_communication", "Exposed communication", "x"),
+    Part("exposed_memcpy", "Exposed copies", "."),
+    Part("idle", "Idle", ""),
+)
+
+
+def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
+    """Return times of ``PARTS`` [ranks, parts] in microseconds. Each row sums to the rank's window; every rank must have one.
+
+    Recorded compute includes compute that ran during communication; that part is split off here as overlap.
+    """
+    columns = np.array(
+        [
+            (rank.compute_us, rank.overlap_us, rank.exposed_communication_us, rank.exposed_memcpy_us, rank.idle_us)
+            for rank in ranks
+        ],
+        dtype=np.float64,
+    ).reshape(len(ranks), len(PARTS))
+    columns[:, 0] -= columns[:, 1]
+    return columns
+
+
+def breakdown_bars(
+    ranks: Sequence[RankResult], colors: Palette, *, blamed: int | None = None, picked: int | None = None
+) -> go.Figure:
+    """Draw stacked bars per rank. The ``blamed`` and ``picked`` ranks are marked by a sign, bold type and a frame.
+
+    A rank without a profiled step has an empty row. With more than ``ALL_UP_TO`` ranks, the mean and the ranks that differ most
+    from it are shown.
+    """
+    profiled = [rank for rank in ranks if rank.window_us is not None]
+    if not profiled:
+        return note(NO_WINDOW, colors)
+    times = part_times(profiled)
+    if len(ranks) <= ALL_UP_TO:
+        labels = [rank_label(rank.rank, blamed, picked) for rank in ranks]
+        row_of = {rank.rank: row for row, rank in enumerate(ranks)}
+    else:
+        chosen = _notable(profiled, times, (blamed, picked))
+        labels = [f"<i>mean of {len(profiled):,}</i>", *(rank_label(profiled[index].rank, blamed, picked) for index in chosen)]
+        row_of = {profiled[index].rank: row for row, index in enumerate(chosen, start=1)}
+        times = np.vstack([times.mean(axis=0), times[chosen]])
+        profiled = [profiled[index] for index in chosen]
+    at = np.array([*([0] if len(times) > len(profiled) else []), *(row_of[rank.rank] for rank in profiled)])
+    names = [*(["mean"] if len(times) > len(profiled) else []), *(str(rank.rank) for rank in profiled)]
+    figure = _stack(times, at, names, colors)
+    framed(figure, colors, height=64 + 34 * max(len(labels), 2))
+    rows_axis(figure, labels)
+    for row in sorted({row_of[rank] for rank in (blamed, picked) if rank in row_of}):
+        figure.add_shape(
+            type="rect", x0=0, x1=1, xref="x domain", y0=row - 0.46, y1=row + 0.46, line={"color": colors.emphasis, "width": 2}
+        )
+    return figure
+
+
+def _stack(times: NDArray[np.float64], at: NDArray[np.int64], names: list[str], colors: Palette) -> go.Figure:
+    window = times.sum(axis=1)
+    size, unit = time_unit(float(window.max()))
+    figure = go.Figure()
+    for part, values in zip(PARTS, times.T, strict=True):
+        share = np.divide(100 * values, window, out=np.full(len(window), np.nan), where=window > 0)
+        figure.add_bar(
+            x=values / size,
+            y=at,
+            orientation="h",
+            name=part.label,
+            marker=hatched(getattr(colors, part.key), part.hatch, colors),
+            customdata=np.column_stack([share, window / size]),
+            hovertext=names,
+            hovertemplate=f"<b>rank %{{hovertext}}</b><br>{part.label}: %{{x:,.2f}} {unit}"
+            f"<br>%{{customdata[0]:.1f}}% of %{{customdata[1]:,.2f}} {unit}<extra></extra>",
+        )
+    figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
+    figure.update_xaxes(title_text=f"{unit} over the profiled steps", rangemode="tozero")
+    return figure
+
+
+def _notable(ranks: Sequence[RankResult], times: NDArray[np.float64], marked: tuple[int | None, ...]) -> list[int]:
+    """Return indices of the marked ranks, then of those whose parts differ most from the mean; ``NOTABLE`` at most."""
+    differs = np.abs(times - times.mean(axis=0)).sum(axis=1)
+    first = [index for index, rank in enumerate(ranks) if rank.rank in marked]
+    others = [int(index) for index in np.argsort(-differs, kind="stable") if index not in first]
+    return [*first, *others][:NOTABLE]
+
+
+NO_COMMUNICATION: Final = "The profiled steps have no communication: there is nothing to hide."
+BINS: Final = 20
+
+
+def overlap_spread(
+    ratios: NDArray[np.floating[Any]],
+    ranks: Sequence[int] | NDArray[np.int64],
+    colors: Palette,
+    *,
+    profiled: bool,
+    blamed: int | None = None,
+    picked: int | None = None,
+) -> go.Figure:
+    """Draw a histogram of ``ratios`` [ranks, steps], 0 to 1, NaN if unknown. Lines mark its median and those of marked ranks.
+
+    ``profiled``: True if any step was profiled.
+    """
+    known = ratios[np.isfinite(ratios)]
+    if not len(known):
+        return note(NO_COMMUNICATION if profiled else NO_WINDOW, colors)
+    counts, edges = np.histogram(np.clip(known, 0, 1), bins=BINS, range=(0, 1))
+    share = 100 * counts / len(known)
+    middles = 50 * (edges[1:] + edges[:-1])
+    figure = go.Figure(
+        go.Bar(
+            x=middles,
+            y=share,
+            width=100 / BINS * 0.92,
+            marker=hatched(colors.overlap, "/", colors),
+            customdata=counts,
+            hovertemplate=f"<b>%{{x:.1f}}% ± {50 / BINS:g} hidden</b><br>%{{y:.1f}}% of the profiled steps of all ranks"
+            " (%{customdata:,})<extra></extra>",
+        )
+    )
+    framed(figure, colors, height=230)
+    _mark(figure, 100 * float(np.median(known)), "median", colors, dash="dash", edge="bottom")
+    rows = {int(rank): row for row, rank in enumerate(ranks)}
+    for rank in dict.fromkeys((blamed, picked)):
+        if rank in rows and np.isfinite(ratios[rows[rank]]).any():
+            middle = 100 * float(np.nanmedian(ratios[rows[rank]]))
+            _mark(figure, middle, rank_label(rank, blamed, picked), colors, dash="solid")
+    figure.update_layout(showlegend=False, bargap=0)
+    figure.update_xaxes(title_text="% of communication hidden", range=[-1, 101], fixedrange=True)
+    figure.update_yaxes(title_text="% of ranks × steps", rangemode="tozero", fixedrange=True)
+    return figure
+
+
+def _mark(figure: go.Figure, at: float, text: str, colors: Palette, *, dash: str, edge: str = "top") -> None:
+    figure.add_vline(
+        x=at,
+        line={"color": colors.emphasis, "width": 2, "dash": dash},
+        annotation={"text": text, "font": {"size": 12, "color": colors.text}, "bgcolor": colors.surface},
+        annotation_position=f"{edge} right" if at < 80 else f"{edge} left",
+    )
+
+
+SHOWN: Final = 12
+"""Maximum number of rows drawn, the costliest first. The table has all of them."""
+
+NO_COLLECTIVE: Final = (
+    "No collective was seen: none was profiled, or none could be read.<br>"
+    "rankscope capture RUN asks a live run for a profiled window;<br>rankscope run --window-first N sets the first one."
+)
+NO_TRANSFER: Final = (
+    "Collectives were seen, but on too few ranks to tell transfer from waiting:<br>"
+    "that takes the same one on every rank of its group. Profile all ranks at the same steps."
+)
+NO_SIZE: Final = (
+    "Bandwidth is not known: the sizes of these collectives are not recorded.<br>"
+    "Profiled windows with shapes (record_shapes), or NCCL's own metadata, tell them."
+)
+
+
+def cost_us(row: CollectiveBandwidth) -> float:
+    """Return a rank's time in these collectives: matched instances times (median transfer + mean wait); 0 if unknown."""
+    return 0.0 if row.transfer_us is None else row.matched * (row.transfer_us + (row.wait_us or 0.0))
+
+
+def by_cost(rows: Sequence[CollectiveBandwidth], group: str | None) -> list[CollectiveBandwidth]:
+    """Return the rows of process group ``group`` (``None``: all groups), costliest first; rows of unknown cost come last."""
+    return sorted((row for row in rows if group in (None, row.group)), key=cost_us, reverse=True)
+
+
+def name_of(row: CollectiveBandwidth) -> str:
+    """Return operation, group and size: ``all_reduce · dp (8 ranks) · 4.0 MiB``."""
+    ranks = "" if row.group_size is None else f" ({counted(row.group_size, 'rank')})"
+    return f"{row.op} · {row.group}{ranks} · {'size not known' if row.bytes is None else bytes_in_words(row.bytes)}"
+
+
+def wait_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure:
+    """Draw a rank's time in each row's collectives, split into transfer and waiting for later ranks. ``rows`` are in order."""
+    if not rows:
+        return note(NO_COLLECTIVE, colors)
+    shown = [row for row in rows if row.transfer_us is not None][:SHOWN]
+    if not shown:
+        return note(NO_TRANSFER, colors)
+    size, unit = time_unit(max(map(cost_us, shown)))
+    figure = go.Figure()
+    for label, each, color, hatch in (
+        ("Transfer", [row.transfer_us or 0.0 for row in shown], colors.exposed_communication, "x"),
+        ("Waiting for later ranks", [row.wait_us or 0.0 for row in shown], colors.straggler_wait, "\\"),
+    ):
+        figure.add_bar(
+            x=[row.matched * us / size for row, us in zip(shown, each, strict=True)],
+            y=list(range(len(shown))),
+            orientation="h",
+            name=label,
+            marker=hatched(color, hatch, colors),
+            customdata=[f"{row.matched:,} x {duration(us)}" for row, us in zip(shown, each, strict=True)],
+            hovertext=[name_of(row) for row in shown],
+            hovertemplate=f"<b>%{{hovertext}}</b><br>{label}: %{{x:,.2f}} {unit}<br>%{{customdata}}<extra></extra>",
+        )
+    for at, row in enumerate(shown):
+        waiting = "waiting not known" if row.wait_us is None else f"{_share(row):.0f}% waiting"
+        _behind(figure, colors.text, at, cost_us(row) / size, f"{duration(cost_us(row))} · {waiting}")
+    _rows(figure, shown, colors)
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(title_text=f"{unit} of a rank, over the profiled steps", range=[0, 1.6 * cost_us(shown[0]) / size])
+    return figure
+
+
+def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure:
+    """Draw measured bus bandwidth with its 10th and 90th percentile, and a mark at the expected rate. ``rows`` are in order."""
+    if not rows:
+        return note(NO_COLLECTIVE, colors)
+    shown = [row for row in rows if _measured(row) is not None][:SHOWN]
+    if not shown:
+        return note(NO_SIZE if any(row.transfer_us is not None for row in rows) else NO_TRANSFER, colors, height=110)
+    figure = go.Figure()
+    measured = [_measured(row) or 0.0 for row in shown]
+    figure.add_bar(
+        x=measured,
+        y=list(range(len(shown))),
+        orientation="h",
+        name="Measured",
+        marker=hatched(colors.compute, "", colors),
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [0 if row.bus_gb_s is None else (row.bus_p90_gb_s or row.bus_gb_s) - row.bus_gb_s for row in shown],
+            "arrayminus": [0 if row.bus_gb_s is None else row.bus_gb_s - (row.bus_p10_gb_s or row.bus_gb_s) for row in shown],
+            "color": colors.muted,
+            "thickness": 1,
+            "width": 4,
+        },
+        hovertext=[name_of(row) for row in shown],
+        customdata=[against(row) for row in shown],
+        hovertemplate="<b>%{hovertext}</b><br>bus bandwidth %{x:,.3~g} GB/s<br>%{customdata}<extra></extra>",
+    )
+    longest = max([*measured, *(row.expected_gb_s or 0.0 for row in shown), *(row.bus_p90_gb_s or 0.0 for row in shown)])
+    for at, row in enumerate(shown):
+        if row.expected_gb_s is not None:
+            figure.add_shape(
+                type="line", x0=row.expected_gb_s, x1=row.expected_gb_s, y0=at - 0.44, y1=at + 0.44,
+                line={"color": colors.emphasis, "width": 3},
+            )  # fmt: skip
+        end = max(measured[at], row.expected_gb_s or 0.0, row.bus_p90_gb_s or 0.0)
+        _behind(figure, colors.text if row.expected_gb_s is not None else colors.muted, at, end, against(row))
+    _rows(figure, shown, colors)
+    figure.update_xaxes(title_text="GB/s on the bus<br>the mark: what the link should give", range=[0, 1.9 * longest or 1])
+    return figure
+
+
+def against(row: CollectiveBandwidth) -> str:
+    """Return measured versus expected bandwidth, with its caveats: ``38 of 50 GB/s · 76%``."""
+    measured = "" if row.bus_gb_s is not None else "at least "
+    shown = f"{measured}{_measured(row):,.3g}"
+    if row.expected_gb_s is None:
+        return f"{shown} GB/s · expected not known"
+    share = "" if row.share is None else f" · {100 * row.share:.0f}%"
+    latency = ", bound by latency" if row.bound_by == "latency" else ""
+    return f"{shown} of {row.expected_gb_s:,.3g} GB/s{share}{latency}"
+
+
+def _measured(row: CollectiveBandwidth) -> float | None:
+    return row.bus_gb_s if row.bus_gb_s is not None else row.bus_at_least_gb_s
+
+
+def _share(row: CollectiveBandwidth) -> float:
+    whole = (row.transfer_us or 0.0) + (row.wait_us or 0.0)
+    return 100 * (row.wait_us or 0.0) / whole if whole else 0.0
+
+
+def _rows(figure: go.Figure, rows: Sequence[CollectiveBandwidth], colors: Palette) -> None:
+    """Lay out one line per row. The name is above the bar: a narrow screen has no room beside it."""
+    framed(figure, colors, height=70 + 48 * max(len(rows), 2))
+    for at, row in enumerate(rows):
+        figure.add_annotation(
+            text=name_of(row), x=0, xref="paper", y=at - 0.46, showarrow=False, xanchor="left", yanchor="middle",
+            font={"size": 12, "color": colors.muted},
+        )  # fmt: skip
+    figure.update_layout(bargap=0.52, showlegend=False)
+    figure.update_yaxes(visible=False, range=[len(rows) - 0.6, -0.7], fixedrange=True)
+
+
+def _behind(figure: go.Figure, color: str, row: int, at: float, text: str) -> None:
+    figure.add_annotation(text=text, x=at, y=row, showarrow=False, xanchor="left", xshift=8, font={"size": 12, "color": color})

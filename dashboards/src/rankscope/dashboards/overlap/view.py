@@ -1,0 +1,239 @@
+"""View of profiled time: compute, communication, their overlap, and the cost of collectives."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.result.collectives import CollectiveBandwidth
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.trend import stretches
+from rankscope.dashboards.model.drawn import Drawn, FigureData
+from rankscope.dashboards.model.page import Block, Figure, Heading, Items, Legend, Part, Section, choice, rank_choice
+from rankscope.dashboards.model.picks import rank_of_bar
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.view import Help, View
+from rankscope.dashboards.overlap.figures import (
+    ALL_UP_TO,
+    NOTABLE,
+    PARTS,
+    SHOWN,
+    against,
+    bandwidth_bars,
+    breakdown_bars,
+    by_cost,
+    cost_us,
+    name_of,
+    overlap_spread,
+    wait_bars,
+)
+from rankscope.dashboards.words.units import duration
+from rankscope.dashboards.words.wording import count, percent
+
+
+def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    ranks = run.analysis.ranks
+    columns = (
+        "rank", "window [us]", "compute [us]", "overlap [us]", "exposed communication [us]", "exposed copies [us]", "idle [us]",
+    )  # fmt: skip
+    rows = [
+        (
+            rank.rank, rank.window_us, rank.compute_us, rank.overlap_us, rank.exposed_communication_us, rank.exposed_memcpy_us,
+            rank.idle_us,
+        )
+        for rank in ranks
+    ]  # fmt: skip
+    profiled = sum(rank.window_us is not None for rank in ranks)
+    return Drawn(
+        breakdown_bars(ranks, colors, blamed=run.analysis.verdict.rank, picked=state.rank),
+        FigureData(columns, rows),
+        f"Profiled time of {profiled:,} of {count(len(ranks), 'rank')} by what it was spent on",
+    )
+
+
+def _spread(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    steps = run.steps
+    # Only profiled stretches are read: with a thousand ranks, the steps between them would need much memory.
+    parts = [steps.part("overlap_ratio", *stretch).values for stretch in stretches(run.trend.profiled)]
+    ratios = np.hstack([np.empty((len(steps.ranks), 0), np.float32), *parts])
+    rows = [_of_rank(int(rank), own[np.isfinite(own)]) for rank, own in zip(steps.ranks, ratios, strict=True)]
+    known = ratios[np.isfinite(ratios)]
+    says = "How much communication is hidden is not known"
+    if len(known):
+        lowest = min((row for row in rows if row[2] is not None), key=lambda row: row[2] or 0.0)
+        says = (
+            f"In the middle one of the profiled steps of all ranks compute hides {percent(float(np.median(known)))} of the "
+            f"communication; least on rank {lowest[0]}, {percent(lowest[2])}"
+        )
+    return Drawn(
+        overlap_spread(
+            ratios,
+            steps.ranks,
+            colors,
+            profiled=any(rank.window_us is not None for rank in run.analysis.ranks),
+            blamed=run.analysis.verdict.rank,
+            picked=state.rank,
+        ),
+        FigureData(("rank", "profiled steps", "median overlap ratio", "lowest", "highest"), rows),
+        says,
+    )
+
+
+def _of_rank(rank: int, ratios: NDArray[np.float32]) -> tuple[int, int, float | None, float | None, float | None]:
+    if not len(ratios):
+        return rank, 0, None, None, None
+    return rank, len(ratios), float(np.median(ratios)), float(ratios.min()), float(ratios.max())
+
+
+def _rows(run: RunData, state: PageState) -> list[CollectiveBandwidth]:
+    rows = run.analysis.collectives.by_op
+    # A link from another run may name a group that this run does not have: it is ignored.
+    return by_cost(rows, state.group if state.group in {row.group for row in rows} else None)
+
+
+def _waits(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    rows = _rows(run, state)
+    first = next((row for row in rows if row.transfer_us is not None), None)
+    says = "Transfer and waiting in collectives are not known"
+    if first is not None:
+        says = f"Most time goes into {name_of(first)}: {duration(cost_us(first))} of a rank"
+    columns = (
+        "operation", "process group", "ranks", "median size [bytes]", "instances", "matched", "median transfer [us]",
+        "transfer, 10th percentile [us]", "transfer, 90th percentile [us]", "mean wait of a rank [us]",
+        "transfer and wait, all [us]",
+    )  # fmt: skip
+    cells = [
+        (
+            row.op, row.group, row.group_size, row.bytes, row.count, row.matched, row.transfer_us, row.transfer_p10_us,
+            row.transfer_p90_us, row.wait_us, None if row.transfer_us is None else cost_us(row),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return Drawn(wait_bars(rows, colors), FigureData(columns, cells), says)
+
+
+def _bandwidth(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    rows = _rows(run, state)
+    columns = (
+        "operation", "process group", "ranks", "median size [bytes]", "algorithm bandwidth [GB/s]", "bus bandwidth [GB/s]",
+        "bus, 10th percentile [GB/s]", "bus, 90th percentile [GB/s]", "bus at least [GB/s]", "link", "expected [GB/s]",
+        "why expected is not known", "share of expected", "bound by",
+    )  # fmt: skip
+    cells = [
+        (
+            row.op, row.group, row.group_size, row.bytes, row.algorithm_gb_s, row.bus_gb_s, row.bus_p10_gb_s, row.bus_p90_gb_s,
+            row.bus_at_least_gb_s, row.link, row.expected_gb_s, row.expected_unknown, row.share, row.bound_by,
+        )
+        for row in rows
+    ]  # fmt: skip
+    slow = [row for row in rows if row.share is not None and row.bound_by == "bandwidth"]
+    says = "Bandwidth against what links should give is not known"
+    if slow:
+        worst = min(slow, key=lambda row: row.share or 0.0)
+        says = f"Farthest below its link's rate: {name_of(worst)}, {against(worst)}"
+    return Drawn(bandwidth_bars(rows, colors), FigureData(columns, cells), says)
+
+
+def _about_collectives(run: RunData, state: PageState) -> list[Block]:
+    """Return the reasons for missing rows, transfers and bandwidths."""
+    found = run.analysis.collectives
+    rows = _rows(run, state)
+    lines = []
+    if len(rows) > SHOWN:
+        lines.append(f"Shown: the {SHOWN} costliest of {len(rows):,}; the CSV has all of them.")
+    unknown = sum(row.transfer_us is None for row in rows)
+    if unknown:
+        lines.append(
+            f"Of {unknown:,} of {len(rows):,} the transfer is not known: no instance was matched on all ranks of its group."
+        )
+    if found.unmatched:
+        reasons = ", ".join(f"{reason.replace('_', ' ')} {number:,}" for reason, number in found.unmatched_by.items())
+        lines.append(f"{found.unmatched:,} instances could not be matched{f' ({reasons})' if reasons else ''}.")
+    if found.excluded:
+        reasons = ", ".join(f"{reason.replace('_', ' ')} {number:,}" for reason, number in found.excluded.items())
+        lines.append(f"Left out, as nothing tells who waited: {reasons}.")
+    whys = {row.expected_unknown for row in rows if row.expected_unknown is not None}
+    lines += [f"Why the expected bandwidth is not known: {why}." for why in sorted(whys)]
+    return [Items(lines, "help")] if lines else []
+
+
+def _blocks(run: RunData, state: PageState) -> list[Block]:
+    many = len(run.analysis.ranks) > ALL_UP_TO
+    some = f" Shown: the mean and the {NOTABLE} ranks that differ most from it." if many else ""
+    groups = sorted({row.group for row in run.analysis.collectives.by_op})
+    choices = [{"value": group, "label": group} for group in groups]
+    return [
+        Section(
+            name="breakdown",
+            title="Where the time went",
+            help="The parts of each bar sum to its profiled steps. Exposed communication on all ranks but one "
+            "means that they wait for that one; on all alike, that the network is slow." + some,
+            blocks=[
+                Legend([(one.key, one.label) for one in PARTS]),
+                Figure(
+                    name="breakdown-bars",
+                    label="Stacked bars of compute, overlap, exposed communication, exposed copies and idle time per rank",
+                    draw=partial(_bars, run, state),
+                    pick=partial(rank_of_bar, state),
+                ),
+            ],
+            tools=[rank_choice(state)],
+        ),
+        Section(
+            name="overlap-spread",
+            title="How much communication is hidden",
+            help="One bar, one range of the overlap ratio: how many of the profiled steps of all ranks are in it. Two heaps: "
+            "some ranks or some steps hide less.",
+            blocks=[
+                Figure(
+                    name="overlap-spread",
+                    label="Histogram of the overlap ratio over ranks and profiled steps",
+                    draw=partial(_spread, run, state),
+                    height=230,
+                )
+            ],
+        ),
+        Section(
+            name="collectives",
+            title="Collectives: transfer or waiting",
+            help="By operation, process group and size; the costliest first. Waiting ends when the last rank has come: look for "
+            "that rank. Transfer is what a faster link, larger or fewer messages shorten.",
+            blocks=[
+                Legend([("exposed_communication", "Transfer"), ("straggler_wait", "Waiting for later ranks")]),
+                Figure(
+                    name="collective-waits",
+                    label="Stacked bars of transfer and waiting per collective",
+                    draw=partial(_waits, run, state),
+                    long=True,
+                ),
+                Heading("Bandwidth of the transfer"),
+                Figure(
+                    name="collective-bandwidth",
+                    label="Bars of bus bandwidth per collective, marks of the expected one",
+                    draw=partial(_bandwidth, run, state),
+                    long=True,
+                ),
+                Part("about-collectives", lambda: _about_collectives(run, state)),
+            ],
+            tools=[choice("group", "Process group", choices, state, nothing="all")],
+        ),
+    ]
+
+
+VIEW: Final = View(
+    slug="overlap",
+    label="Overlap",
+    help=Help(
+        shows="How much of the communication compute hides, what the rest of the time went to, and which collectives cost it.",
+        formula="Window = compute + exposed communication + exposed copies + idle. Overlap ratio = communication that ran while "
+        "compute did ÷ all communication; it is not defined without communication. Transfer begins when the last rank has come. "
+        "Bus bandwidth = size ÷ transfer × the operation's factor (2 (n − 1) ÷ n of an all-reduce), as nccl-tests has it.",
+        do="Exposed communication on all ranks alike: larger buckets, other overlap, a faster link. On all but one: that one. "
+        "Bandwidth far below its mark, and not bound by latency: look at the link.",
+    ),
+    blocks=_blocks,
+)

@@ -1,0 +1,131 @@
+"""List of changes and events of a run in order of steps. Each line links to its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.inference.change_points import LEAST_SHARE, moved_with
+from rankscope.analysis.result.analysis import Finding
+from rankscope.analysis.result.text import first_of
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.trend import Trend
+from rankscope.dashboards.model.page import Block, Items, Link, Piece, Span, Text
+from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.words.units import duration
+from rankscope.dashboards.words.wording import CAUSE_LABELS
+
+MOST_LINES: Final = 16
+_LOOKED_AT: Final = 64
+"""Number of steps on either side of a change that are compared to find the ranks whose own time changed."""
+_AROUND: Final = 40
+"""Number of steps on either side that the link of a moment shows."""
+_NAMED: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A change or event, and its steps."""
+
+    first: int
+    """Number of the first step."""
+    last: int
+    when: str
+    what: str
+
+
+def changes(run: RunData, state: PageState) -> list[Block]:
+    """Return the list of changes, or a line for an empty list."""
+    trend = run.trend
+    if not len(trend.steps):
+        return [Text("No step has been recorded yet.", "help")]
+    moments = sorted(
+        [*_of_step_time(run, trend), *_of_findings(run, trend), *_of_attempts(run, trend), *_of_gpus(run)],
+        key=lambda one: one.first,
+    )
+    if not moments:
+        says = f"The step time did not change lastingly by {LEAST_SHARE:.0%} or more, beyond its own noise."
+        return [Text(says, "help")]
+    lines = [_line(run, state, moment) for moment in moments[:MOST_LINES]]
+    more = len(moments) - MOST_LINES
+    return [Items(lines, "moments", ordered=True), *([Text(f"… and {more:,} more", "help")] if more > 0 else [])]
+
+
+def _line(run: RunData, state: PageState, moment: Moment) -> list[Piece]:
+    shown = replace(state, steps=(moment.first, moment.last))
+    return [Link(moment.when, run_path(run.summary.run_id) + shown.search, style="moment-link"), Span(moment.what, style="what")]
+
+
+def _of_step_time(run: RunData, trend: Trend) -> Iterator[Moment]:
+    edges = [0, *(change.at for change in trend.changes), len(trend.steps)]
+    for change, (low, at), (_, high) in zip(trend.changes, pairwise(edges), list(pairwise(edges))[1:], strict=False):
+        first, last = max(low, at - _LOOKED_AT), min(high, at + _LOOKED_AT)
+        own = run.steps.part("own_us", first, last).values
+        quiet = ~trend.profiled[first:last]
+        before, after = own[:, : at - first][:, quiet[: at - first]], own[:, at - first :][:, quiet[at - first :]]
+        moved = np.asarray(run.steps.ranks)[moved_with(before, after, change.after - change.before)]
+        share = f" ({100 * (change.after / change.before - 1):+.0f}%)" if change.before else ""
+        yield Moment(
+            int(trend.steps[max(0, at - _AROUND)]),
+            int(trend.steps[min(len(trend.steps) - 1, at + _AROUND)]),
+            f"From step {trend.steps[at]:,}",
+            f"the step takes {duration(change.after)} instead of {duration(change.before)}{share}: {_whose(moved.tolist(), own)}",
+        )
+
+
+def _whose(moved: list[int], own: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:
+    known = int(np.isfinite(own).any(axis=1).sum())
+    if not known:
+        return "whose own time changed is not known"
+    if not moved:
+        return "no rank's own time changed by half as much, so most of it is in waiting or communication"
+    if known > 1 and len(moved) == known:
+        return "own time changed on all ranks alike"
+    if len(moved) > known / 2:
+        return f"own time changed on {len(moved):,} of {known:,} ranks"
+    return f"own time changed on rank{'s' if len(moved) > 1 else ''} {first_of(moved, _NAMED)}"
+
+
+def _of_findings(run: RunData, trend: Trend) -> Iterator[Moment]:
+    """Yield the findings that cover only a part of the run."""
+    begin, end = int(trend.steps[0]), int(trend.steps[-1])
+    for finding in run.analysis.findings:
+        # Almost all findings leave out the first steps, which are warm-up.
+        if finding.steps is not None and (finding.steps[0] > begin + _AROUND or finding.steps[1] - 1 < end):
+            first, last = finding.steps[0], max(finding.steps[0], finding.steps[1] - 1)
+            yield Moment(first, last, f"Steps {first:,} to {last:,}", _said(finding))
+
+
+def _said(finding: Finding) -> str:
+    cause = "" if finding.cause is None else f" [{CAUSE_LABELS[finding.cause]}]"
+    why = "" if finding.explained_by is None else f" Explained by {finding.explained_by.replace('_', ' ')}."
+    return f"{finding.summary}{'' if finding.rank is not None else cause}{why}"
+
+
+def _of_attempts(run: RunData, trend: Trend) -> Iterator[Moment]:
+    if run.summary.attempts > 1:
+        first = int(trend.steps[0])
+        yield Moment(
+            first,
+            int(trend.steps[min(len(trend.steps) - 1, _AROUND)]),
+            f"Step {first:,}",
+            f"attempt {run.summary.attempts} begins; the steps of the attempts before it are not shown here",
+        )
+
+
+def _of_gpus(run: RunData) -> Iterator[Moment]:
+    """Yield the first event of each kind on each GPU, so that an intermittent event does not crowd out all others."""
+    seen: set[tuple[str, str]] = set()
+    for event in run.source.events(run.summary.run_id).events:
+        if event.step is not None and (event.gpu_uuid, event.kind) not in seen:
+            seen.add((event.gpu_uuid, event.kind))
+            whose = f"host {event.host}" if event.rank is None else f"rank {event.rank} on host {event.host}"
+            made_up = " (simulated)" if event.simulated else ""
+            until = event.until_step if event.until_step is not None else event.step
+            yield Moment(
+                max(0, event.step - _AROUND), until + _AROUND, f"Step {event.step:,}", f"GPU of {whose}: {event.detail}{made_up}"
+            )

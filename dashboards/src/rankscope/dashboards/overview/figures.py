@@ -1,0 +1,303 @@
+"""Figures of the overview: the waterfall of a step, and the trend over the steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from rankscope.analysis.result.costs import PartName, Waterfall
+from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.trend import HIGHEST, MEDIAN, PERCENTILES, Trend, stretches
+from rankscope.dashboards.words.units import duration, time_unit
+
+NO_WATERFALL: Final = (
+    "There are too few steps to say where the time of one goes.<br>It shows once every rank has done a few after warm-up."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Look of a part: name, key in the palette, hatching."""
+
+    label: str
+    key: str
+    hatch: str
+
+
+LOOKS: Final[dict[PartName, Look]] = {
+    "ideal": Look("ideal", "overlap", ""),
+    "compute": Look("compute", "compute", ""),
+    "exposed_communication": Look("exposed communication", "exposed_communication", "x"),
+    "straggler_wait": Look("straggler wait", "straggler_wait", "\\"),
+    "copies": Look("copies", "exposed_memcpy", "."),
+    "input": Look("input", "input", "/"),
+    "host": Look("host", "idle", "-"),
+    "pipeline_bubble": Look("pipeline bubble", "pipeline_bubble", "|"),
+    "unexplained": Look("unexplained", "missing", "+"),
+}
+
+ACTUAL: Final = "actual"
+
+
+def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
+    """Draw each part as a bar that begins at the end of the previous one. The last row is the whole step.
+
+    The duration is below each name: a narrow screen has no room beside the bars. An unknown part has the text "not known" and no
+    bar, which distinguishes it from zero.
+    """
+    if waterfall is None or waterfall.step_us <= 0:
+        return note(NO_WATERFALL, colors)
+    size, unit = time_unit(waterfall.step_us)
+    figure = go.Figure()
+    ends = 0.0
+    labels = []
+    for row, part in enumerate(waterfall.parts):
+        look = LOOKS[part.name]
+        if part.us is None or part.share is None:
+            labels.append(f"{look.label}<br><i>not known</i>")
+            continue
+        labels.append(f"{look.label}<br><b>{duration(part.us) if part.us else f'0 {unit}'}</b> · {100 * part.share:.0f}%")
+        figure.add_bar(
+            x=[part.us / size],
+            y=[row],
+            base=[ends / size],
+            orientation="h",
+            name=look.label,
+            marker=hatched(getattr(colors, look.key), look.hatch, colors),
+            hovertemplate=f"<b>{look.label}</b><br>%{{x:,.2f}} {unit}"
+            f"<br>{100 * part.share:.1f}% of the {waterfall.unit}<extra></extra>",
+        )
+        ends += part.us
+    last = len(waterfall.parts)
+    figure.add_bar(
+        x=[waterfall.step_us / size],
+        y=[last],
+        orientation="h",
+        name=ACTUAL,
+        marker={"color": "rgba(0,0,0,0)", "line": {"color": colors.emphasis, "width": 2}},
+        hovertemplate=f"<b>{ACTUAL} {waterfall.unit}</b><br>%{{x:,.2f}} {unit}<extra></extra>",
+    )
+    labels.append(f"<b>{ACTUAL} {waterfall.unit}<br>{duration(waterfall.step_us)}</b>")
+    framed(figure, colors, height=70 + 36 * len(labels))
+    figure.update_layout(barmode="overlay", bargap=0.3, showlegend=False)
+    rows_axis(figure, labels, fixedrange=True)
+    figure.update_xaxes(title_text=f"{unit} per {waterfall.unit}", range=[0, 1.02 * waterfall.step_us / size], fixedrange=True)
+    return figure
+
+
+MOST_POINTS: Final = 480
+
+NO_STEPS: Final = "No step has been recorded yet.<br>The trend begins with the first training steps."
+NO_RATE: Final = "How much is done in a step is not known:<br>the script does not tell samples or tokens of its steps."
+
+_EVERY_STEP_UP_TO: Final = 12
+_BANDS: Final = ((5, 95, 0.16), (25, 75, 0.3))
+"""Lower percentile, upper percentile and opacity of each band."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Trend reduced to at most ``MOST_POINTS`` points. Arrays have the layout of those of ``Trend``."""
+
+    steps: NDArray[np.int64]
+    """First step of each point."""
+    steps_per_point: int
+    wall_us: NDArray[np.float32]
+    """[``PERCENTILES`` over the ranks, points]; the median over the steps of each point."""
+    highest_own_us: NDArray[np.float32]
+    """Longest own time of any rank at any step of a point, so that no slow step is lost."""
+    slowest: NDArray[np.int64]
+    """Rank with that own time; -1 if unknown."""
+    profiled: NDArray[np.bool_]
+    """True if any step of the point was profiled."""
+
+
+def course_of(trend: Trend, first: int, last: int) -> Course:
+    """Return entries ``first`` to ``last`` (exclusive) of ``trend``, with several steps per point beyond ``MOST_POINTS``."""
+    wide = max(1, -(-(last - first) // MOST_POINTS))
+    highest = _padded(trend.own_us[HIGHEST, first:last], wide)
+    known: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(highest), axis=-1)
+    slowest = np.full(len(highest), -1, np.int64)
+    at = np.nanargmax(np.where(known[:, None], highest, 0), axis=-1) if len(highest) else np.empty(0, np.intp)
+    slowest[known] = trend.slowest[first:last][(np.arange(len(highest)) * wide + at)[known]]
+    profiled: NDArray[np.bool_] = np.logical_or.reduce(_padded(trend.profiled[first:last], wide) == 1, axis=-1)
+    return Course(
+        steps=trend.steps[first:last:wide],
+        steps_per_point=wide,
+        wall_us=binned(trend.wall_us[:, first:last], wide),
+        highest_own_us=np.fmax.reduce(highest, axis=-1).astype(np.float32),
+        slowest=slowest,
+        profiled=profiled,
+    )
+
+
+def binned(values: NDArray[Any], wide: int) -> NDArray[np.float32]:
+    """Return medians over ``wide`` steps each, [..., steps] to [..., points]; NaN if no step of a point is known."""
+    ordered = np.sort(_padded(values, wide), axis=-1)  # NaN sorts last
+    known = np.isfinite(ordered).sum(axis=-1, keepdims=True)
+    low, high = (np.take_along_axis(ordered, place, axis=-1) for place in (np.maximum(known - 1, 0) // 2, known // 2))
+    return ((low + high) / 2)[..., 0].astype(np.float32)
+
+
+def _padded(values: NDArray[Any], wide: int) -> NDArray[np.float64]:
+    """Reshape [..., steps] to [..., points, steps of a point], padded with NaN."""
+    count = -(-values.shape[-1] // wide)
+    whole = np.full((*values.shape[:-1], count * wide), np.nan)
+    whole[..., : values.shape[-1]] = values
+    return whole.reshape(*values.shape[:-1], count, wide)
+
+
+def trend_lines(trend: Trend, first: int, last: int, colors: Palette, *, attempt: str | None = None) -> go.Figure:
+    """Draw step time (median and bands over the ranks) and own time of the slowest rank; mark profiled steps and lasting changes.
+
+    ``first`` and ``last`` (exclusive) are indices into ``trend``. ``attempt`` is the text at the first step of the trend.
+    """
+    course = course_of(trend, first, last)
+    if not np.isfinite(course.wall_us).any():
+        return note(NO_STEPS, colors)
+    size, unit = time_unit(float(np.nanmax([np.nanmax(course.wall_us[MEDIAN]), _highest(course.highest_own_us)])))
+    figure = go.Figure()
+    for low, high, density in _BANDS:
+        _band(figure, course, (low, high), size, _see_through(colors.compute, density))
+    many = course.steps_per_point > 1
+    each = f"steps from %{{x}}, {course.steps_per_point} each" if many else "step %{x}"
+    figure.add_scatter(
+        x=course.steps,
+        y=course.wall_us[MEDIAN] / size,
+        name="step time, median rank",
+        line={"color": colors.compute, "width": 2},
+        hovertemplate=f"<b>{each}</b><br>step time of the median rank: <b>%{{y:,.2f}} {unit}</b><extra></extra>",
+    )
+    if np.isfinite(course.highest_own_us).any():
+        who = ["not known" if rank < 0 else f"rank {rank}" for rank in course.slowest]
+        figure.add_scatter(
+            x=course.steps,
+            y=course.highest_own_us / size,
+            name="own time, slowest rank" + (" and step" if many else ""),
+            line={"color": colors.exposed_communication, "width": 1.5, "dash": "dot"},
+            customdata=who,
+            hovertemplate=f"<b>{each}</b><br>slowest: %{{customdata}}, own time <b>%{{y:,.2f}} {unit}</b><extra></extra>",
+        )
+    framed(figure, colors, height=340)
+    _mark_profiled(figure, course, colors)
+    for change in trend.changes:
+        if first <= change.at < last:
+            _mark(figure, int(trend.steps[change.at]), _by_how_much(change.before, change.after), colors)
+    if attempt is not None and first == 0:
+        _mark(figure, int(trend.steps[0]), attempt, colors)
+    _steps_axis(figure, course)
+    figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False, fixedrange=True)
+    legend_above(figure, font={"size": 12})
+    return figure
+
+
+def rate_line(
+    trend: Trend, first: int, last: int, colors: Palette, *, replicas: int | None
+) -> tuple[go.Figure, NDArray[np.float32], Course]:
+    """Draw tokens per second over the steps, or samples if tokens are unknown. Return the figure, rate per point, and course.
+
+    ``replicas``: number of ranks with their own batch; if ``None`` (unknown), the rate is that of one rank.
+    """
+    course = course_of(trend, first, last)
+    name = rate_name(trend)
+    counts = trend.tokens if name == "tokens" else trend.samples
+    seconds = trend.wall_us[MEDIAN, first:last].astype(np.float64) / 1e6
+    counted = counts[first:last] * (replicas or 1)
+    rate = np.divide(counted, seconds, out=np.full(len(seconds), np.nan), where=seconds > 0)
+    rate[trend.profiled[first:last]] = np.nan
+    shown = binned(rate, course.steps_per_point)
+    if not np.isfinite(shown).any():
+        return note(NO_RATE, colors, height=110), shown, course
+    of = "of the job" if replicas else "of one rank"
+    figure = go.Figure(
+        go.Scatter(
+            x=course.steps,
+            y=shown,
+            name=f"{name} per second",
+            line={"color": colors.input, "width": 2},
+            hovertemplate=f"<b>step %{{x}}</b><br><b>%{{y:,.4~g}} {name}/s</b> {of}<extra></extra>",
+        )
+    )
+    framed(figure, colors, height=190)
+    _steps_axis(figure, course)
+    figure.update_yaxes(title_text=f"{name}/s {of}", rangemode="tozero", zeroline=False, fixedrange=True)
+    return figure, shown, course
+
+
+def rate_name(trend: Trend) -> str:
+    """Return the counted unit: ``tokens`` if the run reports them, else ``samples``."""
+    return "tokens" if np.isfinite(trend.tokens).any() else "samples"
+
+
+def _band(figure: go.Figure, course: Course, ends: tuple[int, int], size: float, color: str) -> None:
+    low, high = (course.wall_us[PERCENTILES.index(end)] / size for end in ends)
+    edge = {"width": 0, "color": color}
+    figure.add_scatter(x=course.steps, y=low, line=edge, mode="lines", hoverinfo="skip", showlegend=False)
+    figure.add_scatter(
+        x=course.steps,
+        y=high,
+        line=edge,
+        mode="lines",
+        hoverinfo="skip",
+        fill="tonexty",
+        fillcolor=color,
+        name=f"{ends[0]} to {ends[1]}% of the ranks",
+    )
+
+
+def _see_through(color: str, density: float) -> str:
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{density})"
+
+
+def _highest(values: NDArray[np.float32]) -> float:
+    return float(np.nanmax(values)) if np.isfinite(values).any() else 0.0
+
+
+def _by_how_much(before: float, after: float) -> str:
+    return f"{100 * (after - before) / before:+.0f}%" if before else duration(after)
+
+
+def _mark(figure: go.Figure, step: int, text: str, colors: Palette) -> None:
+    figure.add_vline(
+        x=step,
+        line={"color": colors.emphasis, "width": 1, "dash": "dash"},
+        annotation={
+            "text": text, "font": {"size": 12, "color": colors.text}, "bgcolor": colors.surface, "yanchor": "top",
+            "xanchor": "left",
+        },
+        annotation_position="top right",
+    )  # fmt: skip
+
+
+def _mark_profiled(figure: go.Figure, course: Course, colors: Palette) -> None:
+    """Mark profiled steps by strips at the lower edge, with an entry in the legend."""
+    half = course.steps_per_point / 2
+    color = colors.exposed_memcpy
+    for begin, end in stretches(course.profiled):
+        figure.add_shape(
+            type="rect",
+            x0=course.steps[begin] - half,
+            x1=course.steps[end - 1] + half,
+            y0=0,
+            y1=0.035,
+            yref="y domain",
+            line={"width": 0},
+            fillcolor=color,
+        )
+    if course.profiled.any():
+        mark = {"color": color, "symbol": "square", "size": 9}
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=mark, name="profiled steps", hoverinfo="skip")
+
+
+def _steps_axis(figure: go.Figure, course: Course) -> None:
+    half = course.steps_per_point / 2
+    span = (float(course.steps[0]) - half, float(course.steps[-1]) + half)
+    figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=span)
+    if len(course.steps) * course.steps_per_point <= _EVERY_STEP_UP_TO:
+        figure.update_xaxes(dtick=1)  # there is no step 0.5

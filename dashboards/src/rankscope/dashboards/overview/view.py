@@ -1,0 +1,256 @@
+"""First view of a run: verdict, waterfall of a step's time, trend over the steps, throughput, memory, advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.costs import MEANING, Memory, RankMemory, Throughput, Waterfall, WaterfallPart
+from rankscope.analysis.result.text import size
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData, cell
+from rankscope.dashboards.model.page import Block, Details, Fact, Facts, Figure, Group, Heading, Part, Section, Terms
+from rankscope.dashboards.model.picks import steps_of_drag
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.view import Help, View
+from rankscope.dashboards.overview.advice import advice_list
+from rankscope.dashboards.overview.changes import changes
+from rankscope.dashboards.overview.figures import LOOKS, course_of, rate_line, rate_name, trend_lines, waterfall_bars
+from rankscope.dashboards.overview.verdict import verdict_card
+from rankscope.dashboards.words import wording
+from rankscope.dashboards.words.units import duration
+from rankscope.dashboards.words.wording import count, percent
+from rankscope.dashboards.words.wording import rate as per_second
+
+
+def work_and_memory(analysis: Analysis) -> list[Fact]:
+    """Return the run's throughput, its model FLOP/s utilisation, and its memory use."""
+    return [*_work(analysis.throughput), *_memory(analysis.memory)]
+
+
+def _work(work: Throughput | None) -> Iterator[Fact]:
+    for name, rate in (
+        ("Samples", None if work is None else work.samples_per_second),
+        ("Tokens", None if work is None else work.tokens_per_second),
+    ):
+        missing = "the script does not tell them, or not all ranks are recorded"
+        value = wording.UNKNOWN if rate is None else wording.rate(rate)
+        yield Fact(name, value, detail=missing if rate is None else "of the job")
+    if work is None or work.mfu is None:
+        yield Fact("Model FLOP/s utilisation", wording.UNKNOWN, detail=_why_no_mfu(work))
+    else:
+        against = f"of the {work.peak_dtype} peak of {work.gpu_name}"
+        yield Fact("Model FLOP/s utilisation", wording.percent(work.mfu, digits=1), meter=work.mfu, detail=against)
+
+
+def _why_no_mfu(work: Throughput | None) -> str:
+    if work is None or work.flops_per_second_per_rank is None:
+        return "the script does not tell floating-point operations"
+    return "the peak of these GPUs is not known" if work.gpu_name else "ranks have no GPU, or several models"
+
+
+def _memory(memory: Memory | None) -> Iterator[Fact]:
+    ranks = [] if memory is None else memory.ranks
+    fullest = max((rank for rank in ranks if rank.peak_share is not None), key=_share, default=None)
+    if fullest is None or fullest.device_bytes is None or fullest.peak_allocated_bytes is None:
+        largest = max((rank.peak_allocated_bytes for rank in ranks if rank.peak_allocated_bytes is not None), default=None)
+        if largest is None:
+            yield Fact("GPU memory left", wording.UNKNOWN, detail="no sample of a GPU's memory")
+        else:
+            yield Fact(
+                "GPU memory left",
+                wording.UNKNOWN,
+                detail=f"{size(largest)} used at most; the device's size is not known",
+            )
+    else:
+        left = max(0, fullest.device_bytes - fullest.peak_allocated_bytes)
+        of = f"of {size(fullest.device_bytes)}, on rank {fullest.rank}, the fullest"
+        yield Fact("GPU memory left", size(left), meter=fullest.peak_share, detail=of, why="Size less the peak of tensors")
+    resident = max(
+        (rank for rank in ranks if rank.resident_bytes is not None), key=lambda rank: rank.resident_bytes or 0, default=None
+    )
+    if resident is not None and resident.resident_bytes is not None:
+        yield Fact("Host memory", size(resident.resident_bytes), detail=f"of the process of rank {resident.rank}, the largest")
+    leaks = [] if memory is None else [one for one in memory.growth if one.leaking]
+    if leaks:
+        full = min((one.steps_until_full for one in leaks if one.steps_until_full is not None), default=None)
+        until = "" if full is None else f"; full in {full:,} steps at most"
+        rate = size(round(abs(leaks[0].bytes_per_1000_steps)))
+        yield Fact("Memory grows", f"{rate} per 1,000 steps", detail=f"{leaks[0].kind} memory of rank {leaks[0].rank}{until}")
+
+
+def _share(rank: RankMemory) -> float:
+    return rank.peak_share or 0.0
+
+
+def _waterfall(run: RunData, colors: Palette) -> Drawn:
+    fall = run.analysis.waterfall
+    rows = [] if fall is None else [(one.name, one.us, one.share, one.source, one.note, MEANING[one.name]) for one in fall.parts]
+    return Drawn(
+        waterfall_bars(fall, colors),
+        FigureData(("part", "time [us]", "share of the step", "source", "note", "meaning"), rows),
+        "Where a step's time goes is not known" if fall is None else _largest_part(fall),
+    )
+
+
+def _largest_part(fall: Waterfall) -> str:
+    largest = max(fall.parts, key=lambda one: one.us or 0.0)
+    return (
+        f"The {fall.unit} takes {duration(fall.step_us)}; its largest part is {LOOKS[largest.name].label}"
+        f" with {percent(largest.share)}"
+    )
+
+
+def _parts(run: RunData) -> list[Block]:
+    """Return the meaning of each part of the waterfall, or the reason why it is unknown."""
+    fall = run.analysis.waterfall
+    if fall is None:
+        return []
+    terms = [(LOOKS[one.name].label.capitalize(), _about_part(one), one.us is not None) for one in fall.parts]
+    return [Details("What the parts are", [Terms(terms, "meanings")])]
+
+
+_SOURCES: Final = {"steps": "From step records", "windows": "From profiled steps", "traces": "From traces", None: None}
+
+
+def _about_part(one: WaterfallPart) -> str:
+    means = MEANING[one.name]
+    source = "Not known" if one.us is None else _SOURCES[one.source]
+    return ". ".join(filter(None, [means[:1].upper() + means[1:], source, one.note])) + "."
+
+
+def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    trend = run.trend
+    first, last = _shown(trend, state)
+    attempts = run.summary.attempts
+    picture = trend_lines(trend, first, last, colors, attempt=f"attempt {attempts}" if attempts > 1 else None)
+    # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
+    picture.update_layout(uirevision=str(state.steps))
+    if first == last:
+        return Drawn(picture, NO_DATA, "No step is recorded here")
+    course = course_of(trend, first, last)
+    wall = [f"step time, {percentile}th percentile of the ranks [us]" for percentile in PERCENTILES]
+    columns = ("step", "steps", *wall, "own time of the slowest rank [us]", "slowest rank")
+    rows = [
+        (
+            int(step), course.steps_per_point, *map(cell, course.wall_us[:, at]), cell(course.highest_own_us[at]),
+            None if course.slowest[at] < 0 else int(course.slowest[at]),
+        )
+        for at, step in enumerate(course.steps)
+    ]  # fmt: skip
+    return Drawn(picture, FigureData(columns, rows), _trend_in_words(trend, first, last))
+
+
+def _trend_in_words(trend: Trend, first: int, last: int) -> str:
+    typical = trend.wall_us[MEDIAN, first:last]
+    if not np.isfinite(typical).any():
+        return "Step times are not known"
+    found = sum(first <= change.at < last for change in trend.changes)
+    changed = "does not change lastingly" if not found else f"changes lastingly {count(found, 'time')}"
+    return f"Over {last - first:,} steps the median step takes {duration(float(np.nanmedian(typical)))} and {changed}"
+
+
+def _rate(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    trend = run.trend
+    first, last = _shown(trend, state)
+    work = run.analysis.throughput
+    picture, rate, course = rate_line(trend, first, last, colors, replicas=None if work is None else work.replicas)
+    picture.update_layout(uirevision=str(state.steps))
+    name = rate_name(trend)
+    says = "How much is done in a step is not known"
+    if np.isfinite(rate).any():
+        says = f"{name.capitalize()}: typically {per_second(float(np.nanmedian(rate)))}"
+    rows = [(int(step), cell(value)) for step, value in zip(course.steps, rate, strict=True)]
+    return Drawn(picture, FigureData(("step", f"{name} per second"), rows), says)
+
+
+def _shown(trend: Trend, state: PageState) -> tuple[int, int]:
+    """Return the indices of the chosen steps in ``trend``: the first, and the one after the last."""
+    if state.steps is None:
+        return 0, len(trend.steps)
+    first, last = np.searchsorted(trend.steps, (state.steps[0], state.steps[1] + 1)).tolist()
+    return first, last
+
+
+def _blocks(run: RunData, state: PageState) -> list[Block]:
+    steps = partial(steps_of_drag, state)
+    return [
+        Group(
+            [Part("verdict", lambda: verdict_card(run.summary, run.analysis))],
+            "card",
+            "section",
+            name="verdict",
+            labelled_by="verdict-sentence",
+            live=True,
+        ),
+        Section(
+            name="waterfall",
+            title="Where a step's time goes",
+            help="From the ideal step to the actual one: each part begins where the one before it ends. What is not known is "
+            "said; its time is then in what is unexplained.",
+            blocks=[
+                Figure(
+                    name="waterfall",
+                    label="Bars of the parts of a step, one below the other",
+                    draw=partial(_waterfall, run),
+                    height=430,
+                ),
+                Part("waterfall-parts", lambda: _parts(run)),
+            ],
+        ),
+        Section(
+            name="trend",
+            title="Step after step",
+            help="Wide bands: ranks differ. A high dotted line below a flat one: one rank computes while the others wait for it. "
+            "Drag over steps to zoom, double-click to see all again.",
+            blocks=[
+                Figure(
+                    name="trend",
+                    label="Lines of the step time over the steps",
+                    draw=partial(_trend, run, state),
+                    height=340,
+                    zoom=steps,
+                ),
+                Heading("What changed when"),
+                Part("changes", lambda: changes(run, state)),
+                Heading("Throughput"),
+                Figure(
+                    name="rate",
+                    label="Line of what is done per second over the steps",
+                    draw=partial(_rate, run, state),
+                    height=190,
+                    zoom=steps,
+                ),
+                Part("facts", lambda: [Facts(work_and_memory(run.analysis), "plain")]),
+            ],
+        ),
+        Section(
+            name="advice",
+            title="What to try",
+            help="Most to gain first. What it saves is an upper bound, no forecast: the next limit comes sooner.",
+            blocks=[Part("advice", lambda: advice_list(run.analysis.advice))],
+        ),
+    ]
+
+
+VIEW: Final = View(
+    slug="",
+    label="Overview",
+    help=Help(
+        shows="Who makes everybody else wait, why, what it costs, what to do next; where a step's time goes; how the run went.",
+        formula="The sentence says how long the others wait for the blamed rank in a typical step; the waterfall has the mean "
+        "over all steps and ranks; what to try and what-if say what a fix gains, less where somebody else is then the last. "
+        "GPU time lost is the time that steps took longer than without the cause, times the number of ranks. The parts of the "
+        "waterfall sum to the mean step after warm-up. Bands: percentiles over the ranks at each step; of several steps at a "
+        "point their median, of the slowest rank the highest. Changes: lasting ones of the median step time, of 5% or more, "
+        "that its own noise does in at most one of a thousand other orders of its steps; profiled steps are left out.",
+        do="Do what stands under “Do next”; open “Evidence” for the numbers it rests on. Then work on the step's longest part.",
+    ),
+    blocks=_blocks,
+)

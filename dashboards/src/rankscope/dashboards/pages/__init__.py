@@ -1,1 +1,0 @@
-"""Layout and wording of the pages."""

@@ -1,0 +1,1 @@
+"""View of one value per rank and step."""

@@ -1,0 +1,311 @@
+"""View of one value per rank and step, for finding stragglers: map, numbers of one step, table of all ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.dashboards.charts.cells import CellRows, Later
+from rankscope.dashboards.charts.heatmap import StepCells, step_cells, step_heatmap
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.metrics import METRICS, Metric, choices, why_unknown
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import StepPart
+from rankscope.dashboards.data.topology import row_order
+from rankscope.dashboards.model.columns import Column, number_column, text_column
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.page import Block, Figure, Line, Link, Part, Rows, Section, Span, Table, Text, choice, rank_choice
+from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
+from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
+from rankscope.dashboards.model.view import Help, View
+from rankscope.dashboards.ranks.data import OneStep, OneValue, one_step
+from rankscope.dashboards.ranks.figures import mark_events, within
+from rankscope.dashboards.words.units import duration, shown_unit
+from rankscope.dashboards.words.wording import count, milliseconds
+from rankscope.dashboards.words.wording import count as counted
+
+COLUMNS: Final[list[Column]] = [
+    number_column("rank", "Rank", "Global rank", digits=0, width=92, pinned=True),
+    number_column("own_ms", "Own ms", "Median per step: wall time minus time blocked on other ranks"),
+    number_column("blocked_ms", "Blocked ms", "Median per step: time spent waiting for other ranks", width=124),
+    number_column("wall_ms", "Wall ms", "Median time of a step: the device's where it is known, else the host's"),
+    number_column("imposed_ms", "Imposed ms", "How long the other ranks waited for this one, summed over them", width=124),
+    text_column("host", "Host"),
+    text_column("gpu", "GPU", hover=True),
+    number_column("steps", "Steps", "Steps with evidence", digits=0, width=92),
+    number_column("compute_ms", "Compute ms", "Over the profiled steps, communication at the same time included", width=124),
+    number_column(
+        "exposed_communication_ms", "Exposed comm. ms", "Communication that no compute hid, over the profiled steps", width=150
+    ),
+    number_column("overlap_percent", "Overlap %", "Share of communication hidden behind compute", digits=1, width=116),
+    number_column("idle_ms", "Idle ms", "Neither compute, communication nor copies, over the profiled steps"),
+    number_column("wait_ms", "Wait ms", "Time in matched collectives beyond the transfer itself"),
+    text_column("end", "Ended", width=110),
+]
+
+
+def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return a row per rank; times in milliseconds, ``None`` if unknown."""
+    imposed = {row.rank: row.imposed_us for row in analysis.imposed_wait}
+    return [
+        {
+            "id": str(rank.rank),
+            "rank": rank.rank,
+            "host": rank.host,
+            "gpu": rank.gpu_uuid,
+            "steps": rank.steps,
+            "own_ms": milliseconds(rank.own_us),
+            "blocked_ms": milliseconds(rank.blocked_us),
+            "wall_ms": milliseconds(rank.wall_us),
+            "imposed_ms": milliseconds(imposed.get(rank.rank)),
+            "compute_ms": milliseconds(rank.compute_us),
+            "exposed_communication_ms": milliseconds(rank.exposed_communication_us),
+            "overlap_percent": None if rank.overlap_ratio is None else 100 * rank.overlap_ratio,
+            "idle_ms": milliseconds(rank.idle_us),
+            "wait_ms": milliseconds(rank.wait_us),
+            "end": rank.end_reason,
+        }
+        for rank in analysis.ranks
+    ]
+
+
+def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> list[Block]:
+    """Return a table of the rank's numbers and the median of the ranks. ``timeline``: address of the window's timeline."""
+    if known is None:
+        body: list[Block] = [Text(f"The run has no record of rank {rank} in step {step:,}.")]
+    elif not known.values:
+        body = [Text(f"Rank {rank} left no record of step {step:,}.")]
+    else:
+        body = [_numbers(known.values), _profiled(known, timeline)]
+    help_text = "Beside each number the median of all ranks that told it in this step. Click another cell for another step."
+    return [Section(name="step", title=f"Rank {rank} in step {step:,}", help=help_text, blocks=body)]
+
+
+def _numbers(values: list[OneValue]) -> Block:
+    columns = (("", "head"), ("This rank", ""), ("Median of the ranks", ""), ("Difference", ""))
+    rows: list[tuple[Line, ...]] = [
+        (
+            METRICS[one.metric].label,
+            _value_text(one.metric, one.value),
+            [_value_text(one.metric, one.median), Span(f" of {count(one.ranks, 'rank')}", "small")],
+            _difference(one),
+        )
+        for one in values
+    ]
+    return Rows(columns, rows, "step-numbers")
+
+
+def _value_text(metric: str, value: float) -> str:
+    unit = METRICS[metric].unit
+    if unit == "us":
+        return duration(value) if value else "0 µs"
+    size, name = shown_unit(unit, value)
+    return f"{value / size:,.4g} {name}"
+
+
+def _difference(one: OneValue) -> str:
+    apart = one.value - one.median
+    if apart == 0:
+        return "none"
+    sign, size = ("+" if apart > 0 else "-"), _value_text(one.metric, abs(apart))
+    share = f" ({100 * apart / one.median:+,.0f} %)" if one.median and abs(apart / one.median) >= 0.005 else ""
+    return f"{sign}{size}{share}"
+
+
+def _profiled(known: OneStep, timeline: str) -> Block:
+    if known.window is None:
+        return Text("This step was not profiled: there is no timeline of it.", "help")
+    return Text(Link(f"Timeline of the window from step {known.window:,}", timeline))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Shown part of the chosen metric."""
+
+    name: str
+    metric: Metric
+    part: StepPart
+    ranks: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    """[columns of the part], the first step of each."""
+    order: list[int] | None
+
+    def cells(self) -> StepCells:
+        return step_cells(
+            self.part.values,
+            self.ranks,
+            self.steps,
+            worst=self.metric.worst,
+            order=self.order,
+            steps_per_column=self.part.steps_per_column,
+        )
+
+
+def _shown(run: RunData, state: PageState) -> _Shown:
+    name = state.metric if state.metric in METRICS else DEFAULT_METRIC
+    table = run.steps
+    steps = np.asarray(table.steps)
+    first, last = (0, len(steps)) if state.steps is None else np.searchsorted(steps, (state.steps[0], state.steps[1] + 1))
+    part = table.part(name, int(first), int(last))
+    columns = steps[part.first :: part.steps_per_column][: part.values.shape[1]]
+    return _Shown(name, METRICS[name], part, np.asarray(table.ranks), columns, _order(run, state.sort))
+
+
+def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    shown = _shown(run, state)
+    metric, per_column = shown.metric, shown.part.steps_per_column
+    picture = step_heatmap(
+        shown.part.values,
+        shown.ranks,
+        shown.steps,
+        colors,
+        label=metric.label,
+        unit=metric.unit,
+        worst=metric.worst,
+        why_unknown=why_unknown(shown.name),
+        order=shown.order,
+        steps_per_column=per_column,
+        blamed=run.analysis.verdict.rank,
+        picked=state.rank,
+    )
+    count = min(shown.part.values.shape[1] * per_column, len(run.steps.steps))
+    says = f"{metric.label} of {counted(len(shown.ranks), 'rank')} in {counted(count, 'step')}"
+    if picture.data:
+        across = (int(shown.steps[0]), min(int(shown.steps[-1]) + per_column - 1, int(run.steps.steps[-1])))
+        mark_events(picture, run.events.events, colors, steps=across)
+        says += _happened(run.events, across)
+    # The address alone sets the zoom: the axis range that the browser remembers belongs to other steps.
+    picture.update_layout(uirevision=str(state.steps))
+    table = _table(shown) if picture.data else NO_DATA
+    return Drawn(picture, table, says)
+
+
+def _table(shown: _Shown) -> FigureData:
+    """Return the shown cells as a table, in the metric's own unit."""
+
+    def rows() -> CellRows:
+        cells = shown.cells()
+        ranks = [(", ".join(map(str, cells.ranks(row))),) for row in range(len(cells.values))]
+        steps = [(int(step), cells.steps_per_cell) for step in cells.at]
+        return CellRows(ranks, steps, cells.values)
+
+    which = f"{shown.metric.label}, {shown.metric.worst} [{shown.metric.unit}]"
+    return FigureData(("ranks", "first step", "steps", which), Later(rows))
+
+
+def _happened(events: Events, steps: tuple[int, int]) -> str:
+    """Return the number of GPU events in these steps by kind, and the number of events that the run leaves out."""
+    counts = Counter(event.kind for event in within(events.events, steps))
+    told = ", ".join(f"{count:,} x {kind}" for kind, count in counts.most_common())
+    more = f" ({events.left_out:,} more in this run are left out)" if events.left_out else ""
+    return f"; marked above: {told}{more}" if told else ""
+
+
+def _order(run: RunData, sort: str) -> list[int] | None:
+    """Return the rows of the step matrices in display order; ``None`` for the order of ranks."""
+    topology = run.topology
+    # A live run may have got new ranks between the reads of topology and steps.
+    same = [place.rank for place in topology.places] == list(run.steps.ranks)
+    known = sort != "rank" and sort in topology.sorts
+    return row_order(topology, run.analysis.imposed_wait, sort) if known and same else None
+
+
+def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    """Select rank and step of a cell; if it covers several, those whose value it shows. An event's mark has its own."""
+    if "customdata" in point:
+        rank = point["customdata"]  # a GPU may have no known rank
+        return replace(state, rank=None if rank is None else int(rank), step=int(point["x"]))
+    shown = _shown(run, state)
+    cells = shown.cells()
+    ranks = cells.ranks(cells.row(point["y"]))
+    begin = int(point["x"])
+    table = run.steps
+    rows, steps = np.flatnonzero(np.isin(shown.ranks, ranks)), np.asarray(table.steps)
+    first, last = np.searchsorted(steps, (begin, begin + cells.steps_per_cell))
+    if not len(rows) or first == last:  # a hole: ranks or steps without a record
+        return replace(state, rank=ranks[0], step=begin)
+    values = table.part(shown.name, int(first), int(last)).values[rows]
+    if not np.isfinite(values).any():
+        return replace(state, rank=int(shown.ranks[rows[0]]), step=int(steps[first]))
+    at = np.nanargmin(values) if shown.metric.worst == "lowest" else np.nanargmax(values)
+    row, column = np.unravel_index(at, values.shape)
+    return replace(state, rank=int(shown.ranks[rows[row]]), step=int(steps[first + column]))
+
+
+def _step(run: RunData, state: PageState) -> list[Block]:
+    if state.rank is None or state.step is None:
+        return []
+    known = one_step(run.steps, state.rank, state.step)
+    window = replace(state, window=None if known is None else known.window)
+    return step_card(state.rank, state.step, known, run_path(run.summary.run_id, "timeline") + window.search)
+
+
+_SORTS: Final = {"rank": "Rank", "host": "Host", "imposed": "Wait imposed on others"}
+
+
+def _sorts(run: RunData) -> list[dict[str, Any]]:
+    """Return the choices of row order. Dimensions of the parallel layout keep their own names."""
+    return [{"value": sort, "label": _SORTS.get(sort, sort)} for sort in run.topology.sorts]
+
+
+def _blocks(run: RunData, state: PageState) -> list[Block]:
+    return [
+        Section(
+            name="steps",
+            title="Every rank, every step",
+            help="A slow rank is a line, a slow moment a column. Own time is wall time minus time blocked on other ranks: "
+            "walls look alike, own times do not. Grey: no record. Marks above the map: what happened to GPUs. "
+            "Click a cell to see its rank and step in numbers; drag over steps to zoom, double-click to see all again.",
+            blocks=[
+                Figure(
+                    name="step-heatmap",
+                    label="Heat map of the chosen metric by rank and step; the table below has the medians",
+                    draw=partial(_heatmap, run, state),
+                    pick=partial(_pick, run, state),
+                    zoom=partial(steps_of_drag, state),
+                )
+            ],
+            tools=[
+                choice("metric", "Metric", choices(run.steps.metrics), state),
+                choice("sort", "Rows by", _sorts(run), state),
+                rank_choice(state),
+            ],
+        ),
+        Part("step-card", lambda: _step(run, state)),
+        Section(
+            name="table",
+            title="All ranks",
+            help="Own, blocked and wall: median per step. The others: sums over the profiled steps. A dash means not known.",
+            blocks=[
+                Table(
+                    name="rank-table",
+                    columns=COLUMNS,
+                    rows=lambda: rank_rows(run.analysis),
+                    file_name=f"rankscope-{run.summary.run_id}",
+                    pick=partial(rank_of_row, state),
+                )
+            ],
+        ),
+    ]
+
+
+VIEW: Final = View(
+    slug="ranks",
+    label="Ranks × steps",
+    help=Help(
+        shows="One value per rank and step, and every number of every rank.",
+        formula="Own time = wall time of a step − time blocked on other ranks. Collectives make wall times equal; "
+        "own times tell ranks apart. Where several ranks or steps share a cell, the worst of them is shown: "
+        "the highest, of ratios and clocks the lowest.",
+        do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host). Pick a rank to see it in every view.",
+    ),
+    blocks=_blocks,
+)

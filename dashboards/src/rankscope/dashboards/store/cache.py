@@ -1,0 +1,113 @@
+"""Cache folder of derived data, shared by all workers and kept across server restarts.
+
+Each revision of a run has its own folder, named by a digest that covers the run's files. A folder appears atomically, also if two
+processes write it at once. The least recently used folders are evicted first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+FORMAT: Final = 6
+"""Format number; part of every key, as is the version, so that data of other code are ignored."""
+
+MOST_BYTES: Final = 8 << 30
+"""Matrices of 1,024 ranks and 10,000 steps take 1 GB."""
+
+LEFT_AFTER_S: Final = 24 * 3600.0
+"""Age after which leftovers of killed jobs, and folders of live runs that were not viewed, are deleted."""
+
+_USED: Final = ".used"
+_SLOT: Final = ".slot-"
+
+ELSEWHERE: Final = "set XDG_CACHE_HOME to another folder"
+"""Advice for an unusable cache."""
+
+
+def cache_folder() -> Path:
+    """Return the user's cache folder, by the XDG Base Directory Specification."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(base if base.startswith("/") else "~/.cache").expanduser() / "rankscope" / "dashboard"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Folders by key under ``root``, which is created at the first ``put``."""
+
+    root: Path
+    most_bytes: int = MOST_BYTES
+
+    def find(self, key: str) -> Path | None:
+        """Return the folder of ``key``, whose content no longer changes, or ``None``."""
+        folder = self.root / key
+        try:
+            os.utime(folder / _USED)
+        except OSError:  # a read-only cache is usable, too
+            return folder if (folder / _USED).exists() else None
+        return folder
+
+    def put(self, key: str, make: Callable[[Path], None]) -> Path:
+        """Return the folder of ``key``, filled by ``make``; an error of ``make`` leaves no folder. Raises ``OSError``."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=self.root))
+        try:
+            make(new)
+            (new / _USED).touch()
+            with contextlib.suppress(OSError):  # another process was first, with the same content
+                new.rename(self.root / key)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+        self._clear_leftovers()
+        self._make_room(keep=key)
+        return self.root / key
+
+    def _clear_leftovers(self) -> None:
+        """Delete old leftovers. Deleting a held lock is safe: two writers of one key produce identical data."""
+        for path in self.root.glob(".*"):
+            with contextlib.suppress(OSError):
+                last = max(file.stat().st_mtime for file in (path, *path.glob("*")))
+                if path.name.startswith(_SLOT) or time.time() - last < LEFT_AFTER_S:
+                    continue
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+    def _make_room(self, keep: str) -> None:
+        found: list[tuple[float, int, Path]] = []
+        for folder in self.root.iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name != keep and not folder.name.startswith("."):
+                    found.append(((folder / _USED).stat().st_mtime, _bytes(folder), folder))
+        left = self.most_bytes - _bytes(self.root / keep)
+        for _, size, folder in sorted(found, reverse=True):
+            left -= size
+            if left < 0:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_followed(folder: Path) -> bool:
+    """Return whether a follower may be writing there: the folder of a live run does not belong to one revision."""
+    return folder.name.startswith(".")
+
+
+def key_of(*parts: str) -> str:
+    """Return the key of data that depend on ``parts`` and nothing else."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (str(FORMAT), version("rankscope"), *parts):
+        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

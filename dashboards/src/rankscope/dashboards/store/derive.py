@@ -1,0 +1,168 @@
+"""Derived data of a run, computed once and written into a folder for the pages: the analysis, every metric of every step,
+topology, GPU samples and GPU events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from rankscope.analysis.evidence.rank_columns import ALL_METRICS
+from rankscope.analysis.evidence.steps import METRICS, Stored
+from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.run_analysis import analysis_of, read_evidence
+from rankscope.base.errors import InputError
+from rankscope.dashboards.data.brief import Brief, brief_of
+from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.hardware import Hardware, stored
+from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.source import Stale
+from rankscope.dashboards.data.topology import Topology, topology_of
+from rankscope.dashboards.data.trend import Trend, read_trend, trend_of, write_trend
+from rankscope.dashboards.data.whole import read_json, replace_file
+from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, window_values
+from rankscope.dashboards.store.samples import EVENTS, Samples, host_clocks, sample_values
+from rankscope.dashboards.store.tiles import Tiles, TileWriter
+from rankscope.dashboards.stragglers.data import BlameBook, blame_book
+from rankscope.dashboards.words.inert import inert_record
+
+ANALYSIS: Final = "analysis.json"
+BRIEF: Final = "brief.json"
+BLAME: Final = "blame.json"
+STEPS: Final = "steps"
+PROFILED: Final = "profiled"
+HARDWARE: Final = "hardware"
+TOPOLOGY: Final = "topology.json"
+TREND: Final = "trend.npz"
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def derive(run: Path, folder: Path, tell: Tell) -> None:
+    """Analyse ``run`` and write the result into ``folder``.
+
+    Raises ``RankscopeError`` for unreadable input, and ``OSError`` if the folder cannot be written.
+    """
+    evidence = read_evidence(
+        run, report=lambda done, of: tell(Progress("reading the records of all ranks", done, of)), metrics=ALL_METRICS
+    )
+    tell(Progress("judging"))
+    write_analysis(analysis_of(evidence), folder)
+    write_blame(evidence, folder)
+    tell(Progress("reading the samples of all GPUs"))
+    samples = Samples(folder / HARDWARE)
+    for host in evidence.reader.hosts():
+        samples.add(host, evidence.reader.hardware(host))
+    samples.publish(evidence.infos, host_clocks(evidence.infos, evidence.table))
+    tell(Progress("writing what the figures are drawn from"))
+    write_topology(evidence, folder)
+    write_steps(evidence, folder)
+
+
+def write_analysis(analysis: Analysis, folder: Path) -> None:
+    """Replace the analysis and its brief, each file atomically. Names from the run are made inert (``inert_record``)."""
+    shown = inert_record(analysis)
+    for name, content in ((ANALYSIS, shown), (BRIEF, brief_of(shown))):
+        replace_file(folder / name, msgspec.json.encode(content))
+
+
+def write_blame(run: RunEvidence, folder: Path) -> None:
+    """Write the ``BlameBook`` of the run."""
+    replace_file(folder / BLAME, msgspec.json.encode(inert_record(blame_book(run))))
+
+
+def write_topology(run: RunEvidence, folder: Path) -> None:
+    """Write the topology of the last attempt."""
+    about = run.reader.attempt(run.table.attempt)
+    topology = topology_of(run.ranks, run.infos, {} if about is None else about.layout)
+    replace_file(folder / TOPOLOGY, msgspec.json.encode(inert_record(topology)))
+
+
+def write_steps(run: RunEvidence, folder: Path) -> None:
+    """Write every metric that has any value. The samples must have been written before."""
+    writer = TileWriter(folder / STEPS)
+    writer.fill(run.ranks, run.table.steps, _of_every_step(run, folder / HARDWARE))
+    for steps, values in imposed_values(run):
+        writer.put("imposed_wait_us", steps, values)
+    writer.publish()
+    profiled, few = window_values(run), TileWriter(folder / PROFILED)
+    few.fill(run.ranks, profiled.steps, profiled.metrics.items())
+    few.publish()
+    write_trend(trend_of(Tiles(folder / STEPS), profiled.steps), folder / TREND)
+
+
+def _of_every_step(run: RunEvidence, samples: Path) -> Iterator[tuple[str, Stored]]:
+    yield from ((metric, run.table.stored(metric)) for metric in METRICS if run.table.is_known(metric))
+    yield from sample_values(samples, run.infos, run.table).items()
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """Reader of the files that ``derive`` wrote."""
+
+    folder: Path
+    failure: str | None = None
+    """Reason why the files are older than they should be."""
+
+    @property
+    def version(self) -> str:
+        """Version of the files, which changes with their content. Raises ``InputError``."""
+        return f"{self.folder} {self._written_unix_ns}"
+
+    @property
+    def stale(self) -> Stale | None:
+        """Time of the last write and the reason why no newer one followed; ``None``: up to date. Raises ``InputError``."""
+        return None if self.failure is None else Stale(self._written_unix_ns, self.failure)
+
+    @property
+    def _written_unix_ns(self) -> int:
+        try:
+            return (self.folder / ANALYSIS).stat().st_mtime_ns
+        except OSError as error:
+            raise InputError(self.folder, f"the cached analysis cannot be read: {error}") from error
+
+    @property
+    def is_there(self) -> bool:
+        """True if the analysis has been written."""
+        return (self.folder / ANALYSIS).is_file()
+
+    def analysis(self) -> Analysis:
+        """Read the analysis. Raises ``InputError``."""
+        return self._decoded(ANALYSIS, Analysis)
+
+    def brief(self) -> Brief:
+        """Read the summary of the run. Raises ``InputError``."""
+        return self._decoded(BRIEF, Brief)
+
+    def blame(self) -> BlameBook:
+        """Read the imposed wait by origin, victim and cause. Raises ``InputError``."""
+        return self._decoded(BLAME, BlameBook)
+
+    def steps(self) -> RunMatrices:
+        """Open the matrices of metrics per rank and step. Raises ``InputError``."""
+        return RunMatrices(Tiles(self.folder / STEPS), Tiles(self.folder / PROFILED))
+
+    def trend(self) -> Trend:
+        """Read the trend: all ranks together, step by step. Raises ``InputError``."""
+        return read_trend(self.folder / TREND)
+
+    def topology(self) -> Topology:
+        """Read the topology. Raises ``InputError``."""
+        return self._decoded(TOPOLOGY, Topology)
+
+    def hardware(self) -> Hardware:
+        """Open the GPUs and their samples. Raises ``InputError``."""
+        return stored(self.folder / HARDWARE)
+
+    def events(self) -> Events:
+        """Read the GPU events. Raises ``InputError``."""
+        return self._decoded(f"{HARDWARE}/{EVENTS}", Events)
+
+    def _decoded(self, name: str, kind: type[Result]) -> Result:
+        return read_json(self.folder / name, kind, "the cached analysis")

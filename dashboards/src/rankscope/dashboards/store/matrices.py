@@ -1,0 +1,116 @@
+"""Matrices of a run: those of every step, and those of the profiled steps, behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.evidence.compared import imposed_by_step
+from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.dashboards.data.metrics import of_origin, worst_of
+from rankscope.dashboards.data.source import StepPart
+from rankscope.dashboards.store.tiles import Tiles
+from rankscope.runs.records import StepBreakdown
+
+
+class RunMatrices:
+    """``StepMatrices`` over ``steps`` and ``profiled``; the columns of ``profiled`` are a subset of the steps."""
+
+    def __init__(self, steps: Tiles, profiled: Tiles) -> None:
+        self._all = steps
+        self._profiled = profiled
+        self.ranks: NDArray[np.int64] = steps.ranks
+        self.steps: NDArray[np.int64] = steps.steps
+
+    @property
+    def metrics(self) -> Collection[str]:
+        """Metrics that have any value."""
+        return {*self._all.meta.metrics, *self._profiled.meta.metrics}
+
+    def part(self, metric: str, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> StepPart:
+        """See ``StepMatrices``."""
+        if metric not in self._profiled.meta.metrics:
+            return self._all.part(metric, first, last, most_columns=most_columns)
+        frame = self._all.frame(first, last, most_columns=most_columns)
+        # A follower replaces the two one after the other, so only ranks and steps that both have are shown.
+        here, there = np.isin(self.ranks, self._profiled.ranks), np.isin(self._profiled.ranks, self.ranks)
+        known = np.isin(self._profiled.steps, self.steps)
+        few = self._profiled.part(metric, most_columns=len(known)).values[there][:, known]
+        columns = (np.searchsorted(self.steps, self._profiled.steps[known]) - frame.first) // frame.steps_per_column
+        values = np.full((len(self.ranks), frame.columns), np.nan, np.float32)
+        for at in np.unique(columns[(columns >= 0) & (columns < frame.columns)]):
+            values[here, at] = worst_of(metric).reduce(few[:, columns == at], axis=1)
+        return StepPart(values, frame.first, frame.steps_per_column)
+
+
+Values = NDArray[np.float32]
+
+_WINDOW_METRICS: Final = of_origin("windows")
+
+
+@dataclass(frozen=True, slots=True)
+class StepValues:
+    """Metrics of some steps; matrices are [ranks, steps], NaN where not known."""
+
+    steps: NDArray[np.int64]
+    """Ascending."""
+    metrics: dict[str, Values]
+
+
+def window_values(run: RunEvidence) -> StepValues:
+    """Return the metrics of profiled steps that have step records; metrics without any value are left out."""
+    ranks, windows = run.ranks, run.windows
+    profiled = {row.step for reduction in windows.values() for row in reduction.breakdowns}
+    steps = np.intersect1d(run.table.steps, np.array(sorted(profiled), np.int64))
+    metrics = _breakdowns(ranks, windows, steps)
+    if run.blame.steps:
+        metrics["profiled_imposed_wait_us"] = _imposed(run, steps)
+    return StepValues(steps, {name: values for name, values in metrics.items() if np.isfinite(values).any()})
+
+
+def imposed_values(run: RunEvidence) -> Iterator[tuple[NDArray[np.int64], Values]]:
+    """Yield ``imposed_wait_us`` per comparable group of ranks: the steps, and [ranks, steps], NaN for ranks outside the group."""
+    for judged in run.compared:
+        last, wait = imposed_by_step(judged)
+        values = np.full((len(run.ranks), len(wait)), np.nan, np.float32)
+        values[judged.rows] = 0
+        values[judged.rows[last], np.arange(len(wait))] = wait
+        yield judged.table.steps, values
+
+
+def _breakdowns(ranks: Sequence[int], windows: Mapping[int, Reduction], steps: NDArray[np.int64]) -> dict[str, Values]:
+    values = {name: np.full((len(ranks), len(steps)), np.nan, np.float32) for name in _WINDOW_METRICS}
+    column = {int(step): at for at, step in enumerate(steps)}
+    for row, rank in enumerate(ranks):
+        for one in windows[rank].breakdowns:
+            if (at := column.get(one.step)) is not None:
+                for name, matrix in values.items():
+                    value = _value(one, name)
+                    matrix[row, at] = np.nan if value is None else value
+    return values
+
+
+def _value(one: StepBreakdown, metric: str) -> float | None:
+    if metric == "overlap_ratio":
+        return one.overlap_us / one.communication_us if one.communication_us > 0 else None
+    value: float | None = getattr(one, metric)
+    return value
+
+
+def _imposed(run: RunEvidence, steps: NDArray[np.int64]) -> Values:
+    """Return imposed wait, [ranks, steps]: 0 for a rank in matched collectives of the step that imposed none, NaN if in none."""
+    column = {int(step): at for at, step in enumerate(steps)}
+    row = {rank: at for at, rank in enumerate(run.ranks)}
+    values = np.full((len(row), len(steps)), np.nan, np.float32)
+    for match in (*run.matching.matches, *run.matching.directed):
+        if match.rule != "pair" and match.step in column:
+            values[[row[rank] for rank in match.ranks if rank in row], column[match.step]] = 0
+    for (rank, step), imposed in run.blame.imposed_at_us.items():
+        if step in column:
+            values[row[rank], column[step]] = imposed
+    return values

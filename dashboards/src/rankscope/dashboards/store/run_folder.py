@@ -1,0 +1,198 @@
+"""List of the runs in a folder with the status of each, without an analysis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from rankscope.alerts.watch.runs import discover
+from rankscope.base.errors import InputError, RankscopeError
+from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
+from rankscope.dashboards.store.footprint import Footprint, footprint, leads_out
+from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.runs.reader import RunReader, is_visible_run
+from rankscope.runs.world_size import told_world_size
+
+SILENT_AFTER_S: Final = 120.0
+"""A run whose ranks have not ended is silent if nothing was written for this long."""
+
+_QUICK_LOOK_S: Final = 0.02
+"""Duration of a look at a run's files that allows one look per second, so that looks take at most 2 % of a worker."""
+
+_KEPT: Final = 1 << 15
+"""Most cached runs; in a folder with more, some are read again at each listing."""
+
+
+class RunFolder:
+    """A run directory, or a folder whose sub-folders are run directories.
+
+    A page makes many requests, so the state of a run's files is cached for ``look_again_s``, and proportionally longer if the
+    look is slow, as for 1,024 ranks (50 to 200 ms). Raises ``InputError`` if ``path`` is not a readable folder. ``copy_of``: URL
+    of the folder of which ``path`` is a copy.
+    """
+
+    def __init__(self, path: Path, *, clock_s: Callable[[], float], look_again_s: float, copy_of: str | None = None) -> None:
+        try:
+            if not path.exists():
+                raise InputError(path, "no such file or folder")
+            if not path.is_dir():
+                raise InputError(path, "not a folder: give a run directory, or a folder of run directories")
+            discover(path)
+        except OSError as error:
+            raise InputError(path, error.strerror or str(error)) from error
+        self.path = path.resolve()
+        self._leads_out = f"a symbolic link that leads out of {self.path}"
+        self.copy_of = copy_of
+        self._clock_s = clock_s
+        self._look_again_s = look_again_s
+        self._looked: dict[str, tuple[float, Footprint]] = {}
+        """Folder to its cached footprint, and the time at which that expires."""
+        self._looking: dict[str, threading.Lock] = {}
+        self._where: dict[str, Path] = {}
+        """Folder in which a run was last seen, so that a request for one run does not read all runs."""
+        self._summaries: Memo[RunSummary] = Memo(_KEPT)
+
+    def runs(self) -> list[RunSummary]:
+        """Return all runs: the live ones, then the others, newest first.
+
+        Of two folders with the same run id the one that was written last is the run, and the other one is reported as a problem.
+        """
+        found: dict[str, RunSummary] = {}
+        problems: list[tuple[RunSummary, str]] = []
+        for summary in sorted(map(self._summary, self._folders()), key=lambda run: -(run.last_write_unix_ns or 0)):
+            if summary.problem is not None:
+                problems.append((summary, summary.problem))
+            elif (first := found.setdefault(summary.run_id, summary)) is not summary:
+                problems.append((summary, f"{summary.path}: has the same run id ({summary.run_id}) as {first.path}"))
+        self._where.update({run.run_id: Path(run.path) for run in found.values()})
+        for summary, problem in problems:
+            run = _unreadable(Path(summary.path), summary.revision, problem)
+            # The folder's name may be the id of another run.
+            run_id = run.path if run.run_id in found else run.run_id
+            found[run_id] = replace(run, run_id=run_id)
+        return sorted(found.values(), key=lambda run: (run.status == "live", run.start_unix_ns or 0, run.run_id), reverse=True)
+
+    def summary(self, run_id: str) -> RunSummary:
+        """Return one run as it is now."""
+        folder = self._where.get(run_id)
+        if folder is not None and is_visible_run(folder):
+            summary = self._summary(folder)
+            if summary.run_id == run_id and summary.problem is None:
+                return summary
+        for summary in self.runs():
+            if summary.run_id == run_id:
+                return summary
+        raise UnknownRunError(f"there is no run {run_id!r} in {self.path}")
+
+    def _folders(self) -> list[Path]:
+        try:
+            return discover(self.path)
+        except OSError as error:
+            raise InputError(self.path, error.strerror or str(error)) from error
+
+    def _summary(self, folder: Path) -> RunSummary:
+        if leads_out(folder, self.path):
+            return _unreadable(folder, "outside", f"{folder}: {self._leads_out}. Nothing of it is shown")
+        print_ = self._footprint(folder)
+        if print_.outside is not None:
+            problem = f"{folder / print_.outside}: {self._leads_out}. Nothing of this run is shown"
+            return _unreadable(folder, f"outside {print_.revision}", problem)
+        # The summary of 1,024 ranks takes 80 ms, and in a live run only the streams change.
+        read = self._summaries.get(str(folder), print_.standing, lambda: _summed_up(folder, print_))
+        if read.problem is None:
+            read = replace(
+                read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns, copy_of=self._original(folder)
+            )
+        if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
+            # Decided on every call, since silence does not change the files.
+            return replace(read, status="silent")
+        return read
+
+    def _original(self, folder: Path) -> str | None:
+        if self.copy_of is None:
+            return None
+        inside = folder.relative_to(self.path).as_posix()
+        return self.copy_of if inside == "." else f"{self.copy_of.rstrip('/')}/{inside}"
+
+    def _footprint(self, folder: Path) -> Footprint:
+        place = str(folder)
+        if (known := self._as_it_was(place)) is not None:
+            return known
+        # A page requests all its parts at once: the first request looks, the others wait for its result.
+        with self._looking.setdefault(place, threading.Lock()):
+            if (known := self._as_it_was(place)) is not None:
+                return known
+            began = time.monotonic()
+            found = footprint(folder, within=self.path)
+            ended = time.monotonic()
+            self._looked[place] = (ended + self._look_again_s * max(1.0, (ended - began) / _QUICK_LOOK_S), found)
+            return found
+
+    def _as_it_was(self, place: str) -> Footprint | None:
+        until, found = self._looked.get(place, (0.0, None))
+        return found if time.monotonic() < until else None
+
+
+def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
+    try:
+        reader = RunReader(folder)
+        attempts = reader.attempts()
+        last = attempts[-1] if attempts else 0
+        ranks = reader.ranks(last) if attempts else []
+        infos = [info for rank in ranks if (info := reader.rank(last, rank)) is not None]
+        attempt = reader.attempt(last) if attempts else None
+    except RankscopeError as error:
+        return _unreadable(folder, print_.revision, str(error))
+    losses = ", ".join(
+        f"{_named(ended, len(infos))} {word}"
+        for reason, word in (("crash", "crashed"), ("killed", "killed"))
+        if (ended := [info.rank for info in infos if info.end_reason == reason])
+    )
+    unrecorded = [info.rank for info in infos if info.end_reason == "disabled"]
+    status: Status = "live"
+    if not ranks:
+        status = "starting"
+    elif infos and all(info.end_reason is not None for info in infos):
+        status = "failed" if losses else "finished"
+    return RunSummary(
+        run_id=reader.info.run_id,
+        name=shown(reader.info.name),
+        path=str(folder),
+        revision=print_.revision,
+        status=status,
+        start_unix_ns=reader.info.start_unix_ns,
+        last_write_unix_ns=print_.newest_unix_ns,
+        world_size=told_world_size(attempt, infos),
+        ranks=len(ranks),
+        hosts=len({info.host for info in infos}),
+        attempts=len(attempts),
+        simulated=reader.info.simulated,
+        losses=losses or None,
+        unrecorded=_named(unrecorded, len(infos)) if unrecorded else None,
+    )
+
+
+def _named(ranks: list[int], of: int) -> str:
+    """Return text such as ``rank 1``, ``ranks 0, 2 and 3``, ``ranks 0, 1, 2 and 5 more`` or ``all 8 ranks``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) == of:
+        return f"all {of:,} ranks"
+    shown, rest = (ranks[:-1], str(ranks[-1])) if len(ranks) <= 4 else (ranks[:3], f"{len(ranks) - 3:,} more")
+    return f"ranks {', '.join(map(str, shown))} and {rest}"
+
+
+def _unreadable(folder: Path, revision: str, problem: str) -> RunSummary:
+    return RunSummary(
+        run_id=folder.name,
+        name=shown(folder.name),
+        path=str(folder),
+        revision=revision,
+        status="unreadable",
+        problem=shown(problem, MAX_TEXT),
+    )

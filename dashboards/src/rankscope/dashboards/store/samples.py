@@ -1,0 +1,267 @@
+"""Intake of the hardware samples of a run, also a live one. Rows are kept on disk, so memory does not grow with the run."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.evidence.hardware import bare
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.dashboards.data.events import (
+    LINKS,
+    THROTTLES,
+    EventFinder,
+    Events,
+    HardwareEvent,
+    StepClock,
+    is_idle,
+    most_important,
+    placed,
+)
+from rankscope.dashboards.data.hardware import (
+    CLOCK,
+    GAUGES,
+    INDEX,
+    ROW,
+    GaugeRange,
+    Gpu,
+    HardwareIndex,
+    LinkState,
+    in_steps,
+    stored,
+)
+from rankscope.dashboards.data.metrics import WHY_UNKNOWN, of_origin
+from rankscope.dashboards.data.topology import natural
+from rankscope.dashboards.data.whole import replace_file
+from rankscope.runs.records import HardwareSample, RankInfo
+
+EVENTS: Final = "events.json"
+
+MOST_MISSING: Final = 20
+"""Most listed reasons for missing samples."""
+
+
+_PACKED: Final = struct.Struct(f"<q{len(GAUGES)}f")
+_NO_TIME: Final = 1 << 63
+"""Nanoseconds that no clock reaches; times beyond do not fit into 64 bits."""
+_LARGEST: Final = float(np.finfo(np.float32).max)
+_NAN: Final = float("nan")
+
+Values = NDArray[np.float32]
+
+
+def _known(value: float | None) -> float:
+    """Return a reading, NaN if it is missing or impossibly large."""
+    return _NAN if value is None or abs(value) > _LARGEST else float(value)
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """Accumulated samples of one GPU."""
+
+    host: str
+    gpu_uuid: str
+    file: str
+    finder: EventFinder
+    index: int | None = None
+    parent_uuid: str | None = None
+    samples: int = 0
+    first: int | None = None
+    last: int | None = None
+    new: bytearray = field(default_factory=bytearray)
+    """Packed rows that are not in the file yet."""
+    gauges: dict[str, GaugeRange] = field(default_factory=dict)
+    memory_total_bytes: int | None = None
+    throttle_samples: int = 0
+    throttled_samples: int = 0
+    throttled: Counter[str] = field(default_factory=Counter)
+    links: dict[str, LinkState] = field(default_factory=dict)
+
+    def _note(self, sample: HardwareSample) -> None:
+        """Update the statistics over all samples."""
+        if sample.memory_total_bytes is not None:
+            self.memory_total_bytes = sample.memory_total_bytes
+        if sample.throttle_reasons is not None:
+            self.throttle_samples += 1
+            active = THROTTLES.keys() & sample.throttle_reasons
+            self.throttled.update(active)
+            self.throttled_samples += bool(active)
+        for link in LINKS:
+            value: int | None = getattr(sample, link)
+            if value is not None and (link == "nvlinks_down" or not is_idle(sample)):
+                held = self.links.get(link, LinkState(value, value, value))
+                self.links[link] = LinkState(value, min(value, held.lowest), max(value, held.highest))
+
+    def add(self, sample: HardwareSample) -> None:
+        if not -_NO_TIME <= sample.unix_ns < _NO_TIME:
+            return
+        if sample.missing is None:
+            self.finder.add(sample)
+            self.index, self.parent_uuid = sample.gpu_index, sample.parent_uuid
+            self._note(sample)
+        values = [_known(getattr(sample, gauge)) for gauge in GAUGES]
+        self.new += _PACKED.pack(sample.unix_ns, *values)
+        self.samples += 1
+        self.first = sample.unix_ns if self.first is None else min(self.first, sample.unix_ns)
+        self.last = sample.unix_ns if self.last is None else max(self.last, sample.unix_ns)
+
+    def write(self, folder: Path) -> None:
+        """Append the new rows to the file."""
+        rows = np.frombuffer(self.new, ROW)
+        for gauge in GAUGES:
+            known = rows[gauge][np.isfinite(rows[gauge])]
+            if len(known):
+                low, high, last = float(known.min()), float(known.max()), float(known[-1])
+                held = self.gauges.get(gauge)
+                self.gauges[gauge] = (
+                    GaugeRange(min(low, held.lowest), max(high, held.highest), last) if held else GaugeRange(low, high, last)
+                )
+        with (folder / self.file).open("ab") as file:
+            file.write(self.new)
+        self.new = bytearray()
+
+
+class Samples:
+    """Writer of samples into ``folder``, which is emptied first; ``hardware.stored`` reads the result."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._gpus: dict[tuple[str, str], _Sampled] = {}
+        self._missing: dict[str, None] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("*.rows"):
+            left.unlink()
+
+    def add(self, host: str, samples: Iterable[HardwareSample]) -> None:
+        """Add samples of a host in the order they were taken."""
+        for sample in samples:
+            if sample.missing is not None and len(self._missing) < MOST_MISSING:
+                self._missing[f"{host}: {sample.missing}"] = None
+            if sample.gpu_uuid is not None:
+                self._of(host, sample.gpu_uuid).add(sample)
+            else:  # about all GPUs of the host
+                for (where, _), one in self._gpus.items():
+                    if where == host:
+                        one.add(sample)
+        for (where, _), one in self._gpus.items():
+            if where == host and one.new:
+                one.write(self._folder)
+
+    def _of(self, host: str, uuid: str) -> _Sampled:
+        found = self._gpus.get((host, uuid))
+        if found is None:
+            found = self._gpus[host, uuid] = _Sampled(host, uuid, f"{len(self._gpus)}.rows", EventFinder(host, uuid))
+        return found
+
+    def publish(self, infos: Mapping[int, RankInfo], clocks: Mapping[str, StepClock]) -> None:
+        """Make the samples visible to readers. ``clocks``: host to the step clock of one of its ranks, which dates the events."""
+        gpus = sorted(self._told(infos), key=lambda gpu: (natural(gpu.host), gpu.index is None, gpu.index or 0, gpu.gpu_uuid))
+        sampled = {rank for gpu in gpus for rank in gpu.ranks}
+        index = HardwareIndex(
+            gpus=gpus,
+            why_none=None if gpus else _why_none(self._missing),
+            missing=list(self._missing),
+            unsampled_ranks=[rank for rank, info in infos.items() if info.gpu_uuid is not None and rank not in sampled],
+            clock_host=self._write_clock(clocks),
+        )
+        events = msgspec.structs.replace(placed(self._events(gpus), clocks), why_none=index.why_none)
+        replace_file(self._folder / INDEX, msgspec.json.encode(index))
+        replace_file(self._folder / EVENTS, msgspec.json.encode(events))
+
+    def _write_clock(self, clocks: Mapping[str, StepClock]) -> str | None:
+        """Write the clock of the host with the most step starts and return that host; ``None``: no host has any."""
+        host = max(clocks, key=lambda name: np.count_nonzero(clocks[name].starts_ns), default=None)
+        if host is None or not clocks[host].starts_ns.any():
+            return None
+        known = clocks[host].starts_ns > 0
+        steps, first = np.unique(clocks[host].steps[known], return_index=True)
+        # Times must ascend even if the clock was set back.
+        starts = np.maximum.accumulate(clocks[host].starts_ns[known][first])
+        replace_file(self._folder / CLOCK, np.stack([steps, starts]).tobytes())
+        return host
+
+    def _told(self, infos: Mapping[int, RankInfo]) -> Iterator[Gpu]:
+        ranks: dict[tuple[str, str], list[int]] = {}
+        for rank, info in infos.items():
+            if info.gpu_uuid is not None:
+                ranks.setdefault((info.host, bare(info.gpu_uuid)), []).append(rank)
+        for (host, uuid), one in self._gpus.items():
+            mine = sorted(ranks.get((host, bare(uuid)), []))
+            yield Gpu(
+                gpu_uuid=uuid,
+                host=host,
+                index=one.index,
+                name=infos[mine[0]].gpu_name if mine else None,
+                parent_uuid=one.parent_uuid,
+                ranks=mine,
+                samples=one.samples,
+                first_unix_ns=one.first,
+                last_unix_ns=one.last,
+                gauges=dict(one.gauges),
+                memory_total_bytes=one.memory_total_bytes,
+                throttle_samples=one.throttle_samples,
+                throttled_samples=one.throttled_samples,
+                throttled=dict(sorted(one.throttled.items())),
+                rises=dict(one.finder.rises),
+                links=dict(one.links),
+                simulated=one.finder.simulated,
+                file=one.file,
+            )
+
+    def _events(self, gpus: Sequence[Gpu]) -> Events:
+        found: list[HardwareEvent] = []
+        left_out = 0
+        for gpu in gpus:
+            finder = self._gpus[gpu.host, gpu.gpu_uuid].finder
+            left_out += finder.left_out
+            rank = gpu.ranks[0] if gpu.ranks else None
+            found += [msgspec.structs.replace(event, rank=rank) for event in finder.found()]
+        return most_important(found, left_out)
+
+
+def host_clocks(infos: Mapping[int, RankInfo], table: StepTable) -> dict[str, StepClock]:
+    """Return host to the step clock of its first rank that has a step record."""
+    clocks: dict[str, StepClock] = {}
+    for row, rank in enumerate(table.ranks):
+        info = infos.get(int(rank))
+        if info is not None and info.host not in clocks and table.starts(row).any():
+            clocks[info.host] = StepClock(table.steps, table.starts(row))
+    return clocks
+
+
+def _why_none(missing: Iterable[str]) -> str:
+    told = "; ".join(missing)
+    return f"{WHY_UNKNOWN['samples']}{f' ({told})' if told else ''}"
+
+
+def sample_values(folder: Path, infos: Mapping[int, RankInfo], table: StepTable) -> dict[str, Values]:
+    """Return metrics of the ranks' GPUs in the steps of ``table``, [ranks, steps], from the samples that ``Samples`` published.
+    Metrics without any value are left out.
+
+    A step has its worst sample, or the last one before it. All times are by the clock of the host of rank and GPU.
+    """
+    hardware = stored(folder)
+    gpus = {(gpu.host, bare(gpu.gpu_uuid)): gpu for gpu in hardware.gpus}
+    matrices: dict[str, Values] = {}
+    for row, rank in enumerate(table.ranks):
+        info = infos.get(int(rank))
+        gpu = None if info is None or info.gpu_uuid is None else gpus.get((info.host, bare(info.gpu_uuid)))
+        if gpu is None:
+            continue
+        parent = None if gpu.parent_uuid is None else gpus.get((gpu.host, bare(gpu.parent_uuid)))
+        walls = table.of_rank("wall_us", row).astype(np.float64)
+        for metric in of_origin("samples"):
+            source = next((one for one in (gpu, parent) if one is not None and metric in one.gauges), None)
+            if source is not None:
+                if metric not in matrices:
+                    matrices[metric] = np.full((len(table.ranks), len(table.steps)), np.nan, np.float32)
+                matrices[metric][row] = in_steps(hardware.rows(source), metric, table.starts(row), walls)
+    return {metric: values for metric, values in matrices.items() if np.isfinite(values).any()}

@@ -1,0 +1,1 @@
+"""View of imposed waits: origins, victims, causes."""

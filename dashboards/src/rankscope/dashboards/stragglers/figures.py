@@ -1,0 +1,248 @@
+"""Figures of imposed waits: by origin, by victim, and by cause over ranks and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from rankscope.analysis.result.analysis import ImposedWait
+from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rank_label, rows_axis
+from rankscope.dashboards.charts.heatmap import coloring
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.stragglers.data import BlamedRank, CauseTimeline, WaitGroup
+from rankscope.dashboards.words.units import duration, time_unit
+
+MOST_BARS: Final = 10
+"""Maximum number of ranks shown, the costliest first. The table has all of them."""
+
+ALONE: Final = "There is one rank: nobody waits for anybody."
+NO_RANK_WAITED: Final = "No rank was found waiting for another one."
+NO_EVIDENCE: Final = "Who waited for whom is not known yet:<br>it takes steps with collectives, recorded on two ranks or more."
+
+
+def imposed_bars(
+    imposed: Sequence[ImposedWait],
+    colors: Palette,
+    *,
+    world_size: int | None = None,
+    blamed: int | None = None,
+    picked: int | None = None,
+) -> go.Figure:
+    """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute."""
+    if not imposed:
+        return note(ALONE if world_size == 1 else NO_EVIDENCE, colors)
+    top = [row for row in sorted(imposed, key=lambda row: row.imposed_us, reverse=True) if row.imposed_us > 0][:MOST_BARS]
+    if not top:
+        return note(NO_RANK_WAITED, colors)
+    size, unit = time_unit(top[0].imposed_us)
+    exposed = np.array([row.imposed_exposed_us for row in top]) / size
+    total = np.array([row.imposed_us for row in top]) / size
+    at = np.arange(len(top))
+    names = [str(row.rank) for row in top]
+    figure = go.Figure()
+    for label, values, color, hatch in (
+        ("Cost time", exposed, colors.exposed_communication, "x"),
+        ("Hidden by compute", total - exposed, colors.overlap, "/"),
+    ):
+        figure.add_bar(
+            x=values,
+            y=at,
+            orientation="h",
+            name=label,
+            marker=hatched(color, hatch, colors),
+            hovertext=names,
+            customdata=total,
+            hovertemplate=f"<b>rank %{{hovertext}}</b><br>{label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>",
+        )
+    framed(figure, colors, height=64 + 34 * max(len(top), 2))
+    for index, row in enumerate(top):
+        share = "" if row.share is None else f" · {100 * row.share:.0f}%"
+        figure.add_annotation(
+            x=total[index], y=index, text=f"{duration(row.imposed_us)}{share}", showarrow=False, xanchor="left", xshift=6,
+            font={"size": 12, "color": colors.text},
+        )  # fmt: skip
+    figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
+    rows_axis(figure, [rank_label(row.rank, blamed, picked) for row in top])
+    # Leaves room for the text behind the longest bar.
+    figure.update_xaxes(title_text=f"{unit} imposed on the other ranks", range=[0, 1.75 * float(total.max())])
+    return figure
+
+
+NO_WAIT_IN_GROUP: Final = "Nobody waited for anybody in this group, as far as its evidence tells."
+_TICKS: Final = 24
+_NAME: Final = 28
+"""Maximum length of a host's name at the axis. The hover text has all of it."""
+
+
+def wait_cells(group: WaitGroup) -> NDArray[np.float32]:
+    """Return waits [victims, origins] in microseconds. For ranks the diagonal is NaN: a rank does not wait for itself."""
+    cells = np.zeros((len(group.names), len(group.names)), np.float32)
+    cells[group.victims, group.origins] = group.waited_us
+    if not group.by_host:
+        np.fill_diagonal(cells, np.nan)
+    return cells
+
+
+def wait_matrix(group: WaitGroup, colors: Palette, *, blamed: int | None = None, picked: int | None = None) -> go.Figure:
+    """Draw a heat map of ``wait_cells``. Columns of the blamed and the picked rank are framed."""
+    cells = wait_cells(group)
+    if not np.nansum(cells):
+        return note(NO_WAIT_IN_GROUP, colors)
+    size, unit = time_unit(float(np.nanmax(cells)))
+    count, what = len(group.names), "host" if group.by_host else "rank"
+    names = [escape(name) for name in group.names]
+    worst = [f", most for rank {rank}" if group.by_host else "" for rank in group.worst]
+    figure = go.Figure(
+        go.Heatmap(
+            z=cells / np.float32(size),
+            zmin=0,
+            **coloring(unit, colors),
+            hoverongaps=False,
+            xgap=1 if count <= 64 else 0,
+            ygap=1 if count <= 64 else 0,
+            # The template refers to axis names, which are sent once, not once per cell.
+            hovertemplate=f"<b>%{{y}}</b> waited %{{z:,.2f}} {unit}<br>for <b>%{{x}}</b><extra></extra>",
+            x=[f"{what} {name}{told}" for name, told in zip(names, worst, strict=True)],
+            y=[f"{what} {name}" for name in names],
+        )
+    )
+    framed(figure, colors, height=min(620, max(240, 130 + 24 * count)))
+    every = max(1, -(-count // _TICKS))
+    shown = range(0, count, every)
+    ticks = {
+        "type": "category",
+        "tickmode": "array",
+        "tickvals": list(shown),
+        "ticktext": [escape(name if len(name) <= _NAME else f"{name[:_NAME]}…") for name in (group.names[at] for at in shown)],
+        "showgrid": False,
+        "zeroline": False,
+    }
+    figure.update_xaxes(title_text=f"{what} that was waited for", **ticks)
+    figure.update_yaxes(title_text=f"{what} that waited", autorange="reversed", **ticks)
+    figure.update_layout(plot_bgcolor=colors.missing)
+    for rank in {blamed, picked} - {None}:
+        if not group.by_host and str(rank) in group.names:
+            at = group.names.index(str(rank))
+            figure.add_shape(
+                type="rect", x0=at - 0.5, x1=at + 0.5, y0=-0.5, y1=count - 0.5, line={"color": colors.emphasis, "width": 2}
+            )
+    return figure
+
+
+MOST_CAUSE_BARS: Final = 12
+"""Maximum number of ranks shown, the costliest first. The table has all of them."""
+
+NO_STEPS: Final = (
+    "What made ranks late is not known:<br>it takes five steps on record or more, of two ranks or more,<br>"
+    "with own time told from waiting."
+)
+NO_CAUSES: Final = "No rank made another one wait."
+
+_LEGEND: Final[dict[str, Any]] = {"font": {"size": 12}, "traceorder": "normal"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One cause: name, role in the palette, hatching."""
+
+    label: str
+    role: str
+    hatch: str
+
+
+CAUSES: Final[dict[str, Cause]] = {
+    "input": Cause("Slow input", "exposed_memcpy", "."),
+    "checkpoint": Cause("Checkpoint", "exposed_memcpy", "\\"),
+    "evaluation": Cause("Evaluation", "exposed_memcpy", "-"),
+    "gc": Cause("Garbage collection", "overlap", "x"),
+    "cpu_contention": Cause("Waiting for a CPU", "exposed_communication", "/"),
+    "forward": Cause("Longer forward", "compute", ""),
+    "backward": Cause("Longer backward", "overlap", ""),
+    "optimizer": Cause("Longer optimizer", "compute", "/"),
+    "between_steps": Cause("Longer between steps", "overlap", "|"),
+    "unknown": Cause("Not told apart", "idle", ""),
+}
+"""Causes, in stacking order."""
+
+
+def cause_bars(
+    ranks: Sequence[BlamedRank], colors: Palette, *, blamed: int | None = None, picked: int | None = None
+) -> go.Figure:
+    """Draw horizontal stacked bars per cause for the ranks that imposed the most wait."""
+    known = [rank for rank in ranks if rank.steps_us is not None]
+    if not known:
+        return note(NO_STEPS if not ranks or ranks[0].steps_us is None else NO_CAUSES, colors)
+    top = sorted((rank for rank in known if rank.steps_us), key=lambda rank: -(rank.steps_us or 0.0))[:MOST_CAUSE_BARS]
+    if not top:
+        return note(NO_CAUSES, colors)
+    longest = top[0].steps_us or 0.0
+    size, unit = time_unit(longest)
+    at = np.arange(len(top))
+    figure = go.Figure()
+    for key, cause in CAUSES.items():
+        values = np.array([rank.causes_us.get(key, 0.0) for rank in top]) / size
+        if values.any():
+            figure.add_bar(
+                x=values,
+                y=at,
+                orientation="h",
+                name=cause.label,
+                marker=hatched(getattr(colors, cause.role), cause.hatch, colors),
+                hovertext=[str(rank.rank) for rank in top],
+                hovertemplate=f"<b>rank %{{hovertext}}</b><br>{cause.label}: %{{x:,.2f}} {unit}<extra></extra>",
+            )
+    framed(figure, colors, height=110 + 34 * max(len(top), 2))
+    for index, rank in enumerate(top):
+        figure.add_annotation(
+            x=(rank.steps_us or 0.0) / size, y=index, text=duration(rank.steps_us or 0.0), showarrow=False, xanchor="left",
+            xshift=6, font={"size": 12, "color": colors.text},
+        )  # fmt: skip
+    figure.update_layout(barmode="stack", bargap=0.28)
+    legend_above(figure, **_LEGEND)
+    rows_axis(figure, [rank_label(rank.rank, blamed, picked) for rank in top])
+    figure.update_xaxes(title_text=f"{unit} that the other ranks waited", range=[0, 1.3 * longest / size])
+    return figure
+
+
+def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure:
+    """Draw stacked bars of imposed wait per step, by cause. Hover text names the rank that imposed the most."""
+    if timeline is None:
+        return note(NO_STEPS, colors)
+    if not timeline.causes_us:
+        return note(NO_CAUSES, colors)
+    first, last, steps = (np.array(values) for values in (timeline.first, timeline.last, timeline.steps))
+    per_step = {cause: np.array(values) / steps for cause, values in timeline.causes_us.items()}
+    size, unit = time_unit(float(sum(per_step.values(), start=np.zeros(len(steps))).max()))
+    hover = [
+        f"{span_of(begin, end)}<br>most of it: rank {rank}{'' if share is None else f' ({100 * share:.0f}%)'}"
+        for begin, end, rank, share in zip(timeline.first, timeline.last, timeline.worst, timeline.worst_share, strict=True)
+    ]
+    figure = go.Figure()
+    for key, cause in CAUSES.items():
+        if key in per_step:
+            figure.add_bar(
+                x=(first + last) / 2,
+                y=(per_step[key] / size).astype(np.float32),
+                width=last - first + 1,
+                name=cause.label,
+                marker=hatched(getattr(colors, cause.role), cause.hatch, colors),
+                hovertext=hover,
+                hovertemplate=f"%{{hovertext}}<br>{cause.label}: %{{y:,.2f}} {unit} per step<extra></extra>",
+            )
+    framed(figure, colors, height=300)
+    figure.update_layout(barmode="stack", bargap=0)
+    legend_above(figure, **_LEGEND)
+    figure.update_xaxes(title_text="step", showgrid=False, range=[timeline.first[0] - 0.5, timeline.last[-1] + 0.5])
+    figure.update_yaxes(title_text=f"{unit} waited per step, all ranks", rangemode="tozero")
+    return figure
+
+
+def span_of(first: int, last: int) -> str:
+    """Return ``step 7`` or ``steps 10 to 19``."""
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"

@@ -1,0 +1,308 @@
+"""View of imposed waits: origins, victims, causes, and their course over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from rankscope.dashboards.charts.frame import note
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.model.columns import Column, number_column, text_column
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.page import Block, Choice, Figure, Legend, Part, Section, Table, Text, rank_choice
+from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.view import Help, View
+from rankscope.dashboards.stragglers.data import BlameBook, WaitGroup
+from rankscope.dashboards.stragglers.figures import (
+    CAUSES,
+    NO_EVIDENCE,
+    cause_bars,
+    cause_timeline,
+    imposed_bars,
+    span_of,
+    wait_matrix,
+)
+from rankscope.dashboards.words.units import duration
+from rankscope.dashboards.words.wording import count, milliseconds, percent
+
+
+def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    analysis = run.analysis
+    imposed = analysis.imposed_wait
+    most = max(imposed, key=lambda row: row.imposed_us, default=None)
+    return Drawn(
+        imposed_bars(imposed, colors, world_size=analysis.source.world_size, blamed=analysis.verdict.rank, picked=state.rank),
+        FigureData(
+            ("rank", "imposed wait [us]", "of it exposed [us]", "share"),
+            [(row.rank, row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
+        ),
+        "Who made others wait is not known" if most is None else f"Rank {most.rank} made the others wait most",
+    )
+
+
+_BY_DURATIONS: Final = "In the last steps, by the durations of collectives"
+_IMPOSED_IN: Final = {
+    "windows": "In the profiled steps",
+    "steps": "In all steps that were judged; what compute hides takes a profiled window",
+    "traces": "In the traces",
+    "flight_recorder": _BY_DURATIONS,
+    "nccl_inspector": _BY_DURATIONS,
+    None: "In no step so far",
+}
+
+
+def _group_of(book: BlameBook, state: PageState) -> WaitGroup | None:
+    """Return the selected process group, else the one with the most waiting; ``None`` if there is none."""
+    return next((group for group in book.groups if group.key == state.group), next(iter(book.groups), None))
+
+
+def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    group = _group_of(run.blame, state)
+    if group is None:
+        return Drawn(note(NO_EVIDENCE, colors), NO_DATA, "Who waited for whom is not known")
+    what = "host" if group.by_host else "rank"
+    cells = sorted(zip(group.victims, group.origins, group.waited_us, strict=True), key=lambda cell: -cell[2])
+    rows = [(group.names[victim], group.names[origin], waited) for victim, origin, waited in cells]
+    says = "Nobody waited in this group"
+    if rows:
+        victim_name, origin_name, waited = rows[0]
+        says = f"In {group.label}, {what} {victim_name} waited longest: {duration(waited)} for {what} {origin_name}"
+    return Drawn(
+        wait_matrix(group, colors, blamed=run.analysis.verdict.rank, picked=state.rank),
+        FigureData((f"{what} that waited", f"{what} waited for", "wait [us]"), rows),
+        says,
+    )
+
+
+def _origin_of_cell(state: PageState, point: Mapping[str, Any]) -> PageState:
+    """Select the rank of the cell's column, or for a host its rank that imposed most. The column's name ends with its number."""
+    return replace(state, rank=int(str(point["x"]).rsplit(" ", 1)[-1]))
+
+
+_SOURCES: Final = {
+    "windows": "the collectives of {steps}. A wait is charged to the rank that caused it, in other groups, too. "
+    "Steps that were not profiled are not in it: below are all of them, but without groups",
+    "steps": "{steps} on record, where at each step the others wait for the rank with the longest own time. "
+    "Step records do not tell process groups: those who do the same work are one. Groups take a profiled window",
+}
+
+
+def _about_matrix(run: RunData, state: PageState) -> list[Block]:
+    """Return the matrix's evidence source, and the groups that it leaves out."""
+    book = run.blame
+    group = _group_of(book, state)
+    if group is None:
+        return []
+    if book.matrix_source is None:
+        text = "Read from sends, receives and operations with a root only. In a pipeline most of that is its schedule."
+    else:
+        steps = count(book.matrix_steps, "profiled step" if book.matrix_source == "windows" else "step")
+        text = f"Read from {_SOURCES[book.matrix_source].format(steps=steps)}."
+    if group.by_host:
+        text += (
+            f" {count(group.ranks, 'rank')}, shown host by host; on the diagonal is what ranks of a host waited for each other."
+        )
+    total = sum(one.imposed_us for one in book.groups)
+    if len(book.groups) > 1 and total > 0:
+        text += f" This group has {percent(group.imposed_us / total)} of the waiting in {count(len(book.groups), 'group')}."
+    if book.groups_left_out:
+        text += f" {count(book.groups_left_out, 'group')} with less waiting are left out."
+    return [Text(text, "help")]
+
+
+def _group_choice(run: RunData, state: PageState) -> Block:
+    groups = run.blame.groups
+    return Choice(
+        field="group",
+        label="Process group",
+        options=[{"value": group.key, "label": group.label} for group in groups],
+        value=state.group if state.group in {group.key for group in groups} else None,
+        nothing=groups[0].label if groups else "none known",
+        width=250,
+    )
+
+
+def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    ranks = run.blame.ranks
+    known = [rank for rank in ranks if rank.steps_us]
+    says = "What made ranks late is not known"
+    if known:
+        cause = max(known[0].causes_us, key=lambda name: known[0].causes_us[name])
+        cost = duration(known[0].steps_us or 0.0)
+        says = f"Rank {known[0].rank} cost the others {cost}, most of it by: {CAUSES[cause].label.lower()}"
+    return Drawn(
+        cause_bars(ranks, colors, blamed=run.analysis.verdict.rank, picked=state.rank),
+        FigureData(
+            ("rank", "imposed wait [us]", *(f"{cause.label.lower()} [us]" for cause in CAUSES.values())),
+            [(rank.rank, rank.steps_us, *(rank.causes_us.get(key) for key in CAUSES)) for rank in known],
+        ),
+        says,
+    )
+
+
+def _timeline(run: RunData, _state: PageState, colors: Palette) -> Drawn:
+    timeline = run.blame.timeline
+    if timeline is None:
+        return Drawn(cause_timeline(None, colors), NO_DATA, "What made ranks late at which step is not known")
+    causes = [key for key in CAUSES if key in timeline.causes_us]
+    rows = [
+        (
+            timeline.first[at], timeline.last[at], timeline.steps[at], timeline.worst[at], timeline.worst_share[at],
+            *(timeline.causes_us[cause][at] for cause in causes),
+        )
+        for at in range(len(timeline.first))
+    ]  # fmt: skip
+    totals = [sum(timeline.causes_us[cause][at] for cause in causes) for at in range(len(timeline.first))]
+    worst = max(range(len(totals)), key=lambda at: totals[at] / timeline.steps[at], default=None)
+    says = "Nobody made others wait"
+    if worst is not None and totals[worst] > 0:
+        span = span_of(timeline.first[worst], timeline.last[worst])
+        says = f"The others waited longest per step in {span}, most of it for rank {timeline.worst[worst]}"
+    columns = ("first step", "last step", "steps judged", "rank charged with most", "its share")
+    return Drawn(
+        cause_timeline(timeline, colors),
+        FigureData((*columns, *(f"{CAUSES[cause].label.lower()} [us]" for cause in causes)), rows),
+        says,
+    )
+
+
+COLUMNS: Final[list[Column]] = [
+    number_column("rank", "Rank", "Global rank", digits=0, width=92, pinned=True),
+    text_column("host", "Host"),
+    number_column(
+        "steps_ms", "All steps ms", "Wait imposed on others over all steps that were judged, from step records", width=130
+    ),
+    number_column("last_in", "Last in", "Steps in which it came last", digits=0, width=96),
+    *(
+        number_column(
+            f"{key}_ms", f"{cause.label} ms", f"Part of the imposed wait over all steps: {cause.label.lower()}", width=150
+        )
+        for key, cause in CAUSES.items()
+    ),
+    number_column("direct_ms", "Direct ms", "Profiled steps: wait imposed in groups that the rank is in", width=116),
+    number_column(
+        "knock_on_ms",
+        "Knock-on ms",
+        "Profiled steps: wait in other groups, whose last rank had waited for this one before",
+        width=130,
+    ),
+    number_column("exposed_ms", "Exposed ms", "Profiled steps: the part of both that no compute hid", width=124),
+]
+
+
+def _ledger(run: RunData) -> list[dict[str, Any]]:
+    hosts = {rank.rank: rank.host for rank in run.analysis.ranks}
+    return [
+        {
+            "id": str(rank.rank),
+            "rank": rank.rank,
+            "host": hosts.get(rank.rank),
+            "steps_ms": milliseconds(rank.steps_us),
+            "last_in": rank.last_in,
+            **{f"{key}_ms": milliseconds(rank.causes_us.get(key)) for key in CAUSES},
+            "direct_ms": milliseconds(rank.direct_us),
+            "knock_on_ms": milliseconds(rank.knock_on_us),
+            "exposed_ms": milliseconds(rank.exposed_us),
+        }
+        for rank in run.blame.ranks
+    ]
+
+
+def _blocks(run: RunData, state: PageState) -> list[Block]:
+    return [
+        Section(
+            name="imposed",
+            title="Who made others wait",
+            help=f"{_IMPOSED_IN[run.analysis.imposed_wait_source]}. Wait that each rank imposed, summed over the ranks that "
+            "waited. What compute did not hide cost time: fix the longest bar first.",
+            blocks=[
+                Legend([("exposed_communication", "Cost time"), ("overlap", "Hidden by compute")]),
+                Figure(
+                    name="imposed-bars",
+                    label="Bars of the wait each rank imposed on the others",
+                    draw=partial(_imposed, run, state),
+                    pick=partial(rank_of_bar, state),
+                ),
+            ],
+        ),
+        Section(
+            name="waits",
+            title="Who waited for whom",
+            help="A column that stands out is somebody for whom many waited, a single cell a pair. Grey: nobody waits for "
+            "themselves. Click a cell to pick the rank that was waited for, or give its number.",
+            blocks=[
+                Part("about-matrix", lambda: _about_matrix(run, state)),
+                Figure(
+                    name="wait-matrix",
+                    label="Heat map of who waited how long for whom within the process group",
+                    draw=partial(_matrix, run, state),
+                    height=360,
+                    pick=partial(_origin_of_cell, state),
+                ),
+            ],
+            tools=[_group_choice(run, state), rank_choice(state)],
+        ),
+        Section(
+            name="causes",
+            title="What it was for",
+            help="The wait that each rank imposed over all steps, by what it took longer for than the rank in the middle did. "
+            "From step records; warm-up and profiled steps are left out.",
+            blocks=[
+                Figure(
+                    name="cause-bars",
+                    label="Stacked bars of the wait each rank imposed, by cause",
+                    draw=partial(_cause_bars, run, state),
+                    height=300,
+                    pick=partial(rank_of_bar, state),
+                )
+            ],
+        ),
+        Section(
+            name="timeline",
+            title="When",
+            help="The same over the steps of the run: a band is a lasting cause, a spike a moment. Hover for the rank that is "
+            "charged with most of it.",
+            blocks=[
+                Figure(
+                    name="cause-timeline",
+                    label="Stacked bars of the imposed wait per step, by cause, over the steps of the run",
+                    draw=partial(_timeline, run, state),
+                    height=300,
+                )
+            ],
+        ),
+        Section(
+            name="ledger",
+            title="What every rank cost",
+            help="What every rank cost the others. Summed over all that waited, so it may be more than the run took. "
+            "A dash means not known: direct and knock-on take a profiled window. Click a row to pick its rank.",
+            blocks=[
+                Table(
+                    name="blame-ledger",
+                    columns=COLUMNS,
+                    rows=lambda: _ledger(run),
+                    file_name=f"rankscope-{run.summary.run_id}-ledger",
+                    pick=partial(rank_of_row, state),
+                )
+            ],
+        ),
+    ]
+
+
+VIEW: Final = View(
+    slug="blame",
+    label="Who delayed whom",
+    help=Help(
+        shows="For whom the others waited, how long, at which steps, and what made them wait.",
+        formula="In a collective, everybody waits for the rank that enters it last: from their own start to its start. Over all "
+        "steps: at each step the rank with the longest own time is charged with min(longest own time − own time, blocked time) "
+        "of every other rank, shared out by what that rank took longer for than the rank in the middle. Who was late only "
+        "because another one had kept it waiting is not charged: that one is (knock-on).",
+        do="Fix the longest bar first, by its largest cause. What that would gain says the what-if: waits of many ranks overlap.",
+    ),
+    blocks=_blocks,
+)

@@ -1,0 +1,1 @@
+"""View of captured windows: every rank on one clock; capture requests."""

@@ -1,0 +1,112 @@
+"""Lanes of the timeline: detailed lanes for the picked rank or for all of a few ranks, and one lane per other rank."""
+
+from __future__ import annotations
+
+import html
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.perfetto.chrome_json import inert
+from rankscope.analysis.perfetto.step_tracks import phases_in_order
+from rankscope.analysis.result.text import size
+from rankscope.analysis.trace.intervals import EMPTY
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.timeline.data import Collective, WindowData
+from rankscope.dashboards.timeline.figures import FIRST_PHASE, MOST_LANES, Lanes
+from rankscope.dashboards.timeline.parts import NOBODY, Kind, Numbers, Parts, Recorded, joined, parts_of
+from rankscope.dashboards.timeline.windows import Window
+from rankscope.runs.records import PHASES
+
+DETAIL_UP_TO: Final = 4
+"""Up to this many ranks, all are shown in detail."""
+
+
+def lanes_of(run: RunData, window: Window, data: WindowData, *, picked: int | None, span: tuple[int, int]) -> tuple[Lanes, int]:
+    """Return the lanes in ``span`` (nanoseconds), and the number of ranks that each lane of the overview represents."""
+    first, past = span
+    ranks = data.about.ranks
+    detailed = ranks if len(ranks) <= DETAIL_UP_TO else [picked] if picked in ranks else []
+    labels: list[str] = []
+    of_ranks: list[int] = []
+    parts: list[Parts] = []
+    for rank in detailed:
+        for name, found in _detail(run, window, data, rank):
+            labels.append(_inert(name) or f"rank {rank}")
+            of_ranks.append(rank)
+            parts.append(_as_lane(found.of(np.array([0]), first, past), len(labels) - 1))
+    top = len(labels)
+    rows, each = representatives(data.parts, len(ranks))
+    if len(detailed) < len(ranks):
+        overview = data.parts.of(rows, first, past)
+        parts.append(Parts(overview.lane + len(labels), overview.start, overview.end, overview.kind, overview.about))
+        labels += [f"rank {ranks[row]}" for row in rows.tolist()]
+        of_ranks += [ranks[row] for row in rows.tolist()]
+    texts = [_inert(name) for name in (*map(described, data.about.collectives), *data.about.names)]
+    return Lanes(labels, joined(parts), texts, of_ranks, top), each
+
+
+def _inert(name: str) -> str:
+    """Escape a name from a trace or run, because Plotly interprets some HTML."""
+    return html.escape(inert(name), quote=False)
+
+
+def representatives(parts: Parts, count: int) -> tuple[Numbers, int]:
+    """Return the lanes to draw, ascending, and the group size. Of each group of neighbours the one that waited least is drawn."""
+    each = max(1, -(-count // MOST_LANES))
+    waits = parts.kind == Kind.WAITING
+    waited = np.bincount(parts.lane[waits], weights=(parts.end - parts.start)[waits], minlength=count)
+    rows = [begin + int(np.argmin(waited[begin : begin + each])) for begin in range(0, count, each)]
+    return np.array(rows, dtype=np.int64), each
+
+
+def described(one: Collective) -> str:
+    """Return a collective in one line: ``all_reduce · default_pg · 17, 25 MiB, last: rank 7, 3.20 ms after the first``."""
+    words = [one.label]
+    if one.bytes is not None:
+        words.append(size(one.bytes))
+    if one.last is not None and one.spread_ns is not None:
+        words.append(f"last: rank {one.last}, {one.spread_ns / 1e6:,.2f} ms after the first")
+    return ", ".join(words)
+
+
+def _detail(run: RunData, window: Window, data: WindowData, rank: int) -> list[tuple[str, Parts]]:
+    """Return name and parts of the lanes of one rank: the whole rank, host phases, each process group, each stream."""
+    row = data.about.ranks.index(rank)
+    found = [("", _alone(data.parts, row)), ("host: phases", _phases(run, window, data, rank))]
+    calls = data.calls
+    groups = np.array([one.group for one in data.about.collectives])
+    mine = calls.row == row
+    for group in sorted(set(groups[calls.collective[mine]].tolist())):
+        held = mine & (groups[calls.collective] == group)
+        spans = np.column_stack((calls.arrival[held], calls.end[held]))
+        one = Recorded(EMPTY, spans, calls.wait[held], calls.collective[held], EMPTY, EMPTY, is_whole=False)
+        found.append((f"group {group}", parts_of(0, one)))
+    events = data.events
+    for lane, (of_rank, name) in enumerate(data.about.lanes):
+        if of_rank == rank:
+            held = events.lane == lane
+            about = events.name[held] + len(data.about.collectives)
+            found.append(
+                (name, Parts(np.zeros(len(about), np.int64), events.start[held], events.end[held], events.kind[held], about))
+            )
+    return [(name, parts) for name, parts in found if len(parts.lane)]
+
+
+def _phases(run: RunData, window: Window, data: WindowData, rank: int) -> Parts:
+    """Return the phases of a rank's steps, placed one after the other in their usual order: records have only durations."""
+    offset = int(data.offset_ns[data.about.ranks.index(rank)])
+    rows = [
+        (0, begin - offset, end - offset, FIRST_PHASE + PHASES.index(phase), NOBODY)
+        for step in run.source.window_steps(run.summary, window, rank)
+        for phase, begin, end in phases_in_order(step, step.start_unix_ns, step.start_unix_ns + round(step.wall_us * 1000))
+    ]
+    return Parts(*np.array(rows, dtype=np.int64).reshape(-1, 5).T)
+
+
+def _alone(parts: Parts, row: int) -> Parts:
+    return _as_lane(Parts(*(getattr(parts, name)[parts.lane == row] for name in Parts.__slots__)), 0)
+
+
+def _as_lane(parts: Parts, lane: int) -> Parts:
+    return Parts(np.full(len(parts.lane), lane), parts.start, parts.end, parts.kind, parts.about)

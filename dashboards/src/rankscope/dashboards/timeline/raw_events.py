@@ -1,0 +1,110 @@
+"""Raw traces that ranks kept of a window: events by stream or thread, and the use of each rank's time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.trace.breakdown import Work
+from rankscope.analysis.trace.columns import read_trace
+from rankscope.analysis.trace.intervals import join
+from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, work_events
+from rankscope.base.errors import InputError
+from rankscope.dashboards.timeline.data import Events
+from rankscope.dashboards.timeline.parts import Kind, Numbers
+from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.runs.paths import rank_dir
+
+MOST_RANKS: Final = 32
+"""Most ranks whose raw traces are read, lowest ranks first: each takes a second or more."""
+MOST_EVENTS: Final = 400_000
+"""Most events kept of a window; beyond that the shortest are dropped."""
+_LONGEST_NAME: Final = 120
+
+_KEPT: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
+
+
+@dataclass(slots=True)
+class RawEvents:
+    """Events read so far, with each rank's times on its own clock."""
+
+    work: dict[int, Work] = field(default_factory=dict)
+    """Rank to its compute, communication and copies, as merged sets."""
+    problems: list[str] = field(default_factory=list)
+    _lanes: dict[tuple[int, str], int] = field(default_factory=dict)
+    _names: dict[str, int] = field(default_factory=dict)
+    _rows: list[Numbers] = field(default_factory=list)
+    """[n, 6]: rank, lane, start, end, kind, name."""
+
+    def read(self, rank: int, file: Path) -> None:
+        """Read one trace of a rank; an unreadable trace is added to ``problems``."""
+        try:
+            trace = read_trace(file, detail=False)
+        except InputError as error:
+            self.problems.append(shown(str(error), MAX_TEXT))
+            return
+        found = work_events(trace)
+        if (before := self.work.get(rank)) is None:
+            self.work[rank] = found.work()
+        else:
+            self.work[rank] = _both(before, found.work())
+        on_device = found.is_on_device(trace)
+        rows = np.empty((len(found.rows), 6), np.int64)
+        rows[:, 0], rows[:, 2], rows[:, 3] = rank, found.start, found.end
+        rows[:, 4] = np.select(
+            [found.kind == COMPUTE, found.kind == COMMUNICATION], [Kind.COMPUTE, Kind.COMMUNICATION], Kind.COPY
+        )
+        for at, (row, device) in enumerate(zip(found.rows.tolist(), on_device.tolist(), strict=True)):
+            lane = f"GPU {trace.device[row]} stream {trace.stream[row]}" if device else f"thread {trace.thread[row]}"
+            rows[at, 1] = self._lanes.setdefault((rank, lane), len(self._lanes))
+            rows[at, 5] = self._names.setdefault(trace.names[trace.name[row]][:_LONGEST_NAME], len(self._names))
+        self._rows.append(rows)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of events, in the order of their numbers."""
+        return list(self._names)
+
+    @property
+    def lanes(self) -> list[tuple[int, str]]:
+        """Rank and name of each lane."""
+        return list(self._lanes)
+
+    def events(self, offset_of: dict[int, int]) -> Events:
+        """Return events of the ranks in ``offset_of``, minus their offsets in ns; ascending by lane and start."""
+        rows = np.concatenate([np.empty((0, 6), np.int64), *self._rows])
+        rows = rows[np.isin(rows[:, 0], list(offset_of))]
+        if len(rows) > MOST_EVENTS:
+            lengths = rows[:, 3] - rows[:, 2]
+            rows = rows[np.argsort(-lengths, kind="stable")[:MOST_EVENTS]]
+            self.problems.append(f"the shortest of the raw events: {MOST_EVENTS:,} are kept")
+        rows = rows[np.lexsort((rows[:, 2], rows[:, 1]))]
+        offsets = np.array([offset_of[rank] for rank in rows[:, 0].tolist()], dtype=np.int64)
+        return Events(rows[:, 1], rows[:, 2] - offsets, rows[:, 3] - offsets, rows[:, 4], rows[:, 5])
+
+
+def _both(left: Work, right: Work) -> Work:
+    return Work(join(left.compute, right.compute), join(left.communication, right.communication), join(left.copies, right.copies))
+
+
+def kept_files(run: Path, attempt: int, ranks: Iterable[int], steps: range) -> Iterator[tuple[int, Path]]:
+    """Yield rank and raw trace of windows that begin in ``steps``, for at most ``MOST_RANKS`` ranks."""
+    having = 0
+    for rank in ranks:
+        folder = rank_dir(run, attempt, rank) / "traces"
+        try:
+            files = [
+                file for file in sorted(folder.iterdir()) if (is_kept := _KEPT.fullmatch(file.name)) and int(is_kept[1]) in steps
+            ]
+        except OSError:
+            continue  # none was kept
+        if files:
+            having += 1
+            yield from ((rank, file) for file in files)
+        if having == MOST_RANKS:
+            return

@@ -1,0 +1,349 @@
+"""View of a captured window: timeline of all ranks on a common clock, and the collectives that delayed them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from rankscope.analysis.perfetto.result import clock_sentence
+from rankscope.dashboards.charts.frame import note
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import RunSummary
+from rankscope.dashboards.model.drawn import NO_DATA, Cell, Drawn, FigureData
+from rankscope.dashboards.model.page import (
+    Advice,
+    Block,
+    Figure,
+    Group,
+    Legend,
+    Part,
+    Request,
+    Section,
+    Text,
+    choice,
+    rank_choice,
+)
+from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.model.view import Help, View
+from rankscope.dashboards.timeline.data import Collective, WindowData
+from rankscope.dashboards.timeline.figures import LOOKS, Arrival, Lanes, arrival_bars, cut, kind_label, timeline
+from rankscope.dashboards.timeline.lanes import described, lanes_of, representatives
+from rankscope.dashboards.timeline.parts import NOBODY, Numbers
+from rankscope.dashboards.timeline.windows import Window
+from rankscope.dashboards.words.wording import GOING_ON, count, moment
+from rankscope.runs.control import MAX_STEPS
+
+STEPS: Final = 3
+
+
+def export_panel(run: RunSummary, window: Window | None) -> Block:
+    """Return the panel that saves the shown window as a file for Perfetto."""
+    path = shlex.quote(run.path)
+    steps = "" if window is None else f" --steps {window.first}:{window.past}"
+    return Section(
+        name="perfetto",
+        title="Open in Perfetto",
+        help="Every event of the window on the common clock, with arrows to those who waited and the raw traces that were kept. "
+        "Save it, then open ui.perfetto.dev and choose Open trace file: the browser reads it, nothing is sent anywhere.",
+        blocks=[
+            Request("Save the window", ("export", f"{run_path(run.run_id)}/perfetto")),
+            Advice(f"The same, with the verdict on top: rankscope export {path} --perfetto window.json.gz{steps}"),
+        ],
+    )
+
+
+def capture_panel(run: RunSummary) -> Block:
+    """Return the panel that requests a capture of the next steps; for a run that ended, only the command."""
+    goes_on = run.status in GOING_ON
+    ask = Request(
+        "Request a capture", ("capture", f"/api{run_path(run.run_id)}/capture"), ("capture-steps", "Steps", STEPS, MAX_STEPS)
+    )
+    return Section(
+        name="capture",
+        title="Request a capture",
+        help="All ranks profile the same of their next steps, a few seconds ahead. "
+        "The new window is in the list of windows once it is there."
+        if goes_on
+        else "This run has ended: no rank is there to profile anything. Of one that goes on:",
+        blocks=[
+            *([ask] if goes_on else []),
+            Advice(f"On the command line: rankscope capture {shlex.quote(run.path)} --steps {STEPS}"),
+        ],
+    )
+
+
+_NONE: Final = (
+    "No window has been captured yet:<br>rankscope run profiles one from step 20 on, and rankscope capture RUN asks for one."
+)
+_NAMED_STEPS: Final = 12
+_LISTED: Final = 400
+"""Maximum number of collectives in the choice, the costliest first. Any other can be chosen by a click."""
+
+
+def _window(run: RunData, state: PageState) -> tuple[Window, WindowData] | None:
+    window = run.source.windows(run.summary).chosen(state.window)
+    return None if window is None else (window, run.source.window(run.summary, window))
+
+
+def _span(state: PageState, data: WindowData) -> tuple[int, int]:
+    """Return the shown span in nanoseconds; the whole window if the address has no span within it."""
+    extent = data.about.extent_ns
+    if state.span is None:
+        return 0, extent
+    first, past = state.span[0] * 1000, min(state.span[1] * 1000, extent)
+    return (first, past) if first < past else (0, extent)
+
+
+def _chosen(state: PageState, data: WindowData) -> int | None:
+    """Return the index of the collective in the address, else of the one with the longest wait; ``None`` if unknown."""
+    found = data.collective(state.collective)
+    if found is not None:
+        return found
+    known = [(one.spread_ns, -at) for at, one in enumerate(data.about.collectives) if one.spread_ns is not None]
+    return -max(known)[1] if known else None
+
+
+def _picture(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    found = _window(run, state)
+    if found is None:
+        return Drawn(note(_NONE, colors), NO_DATA, "No window has been captured yet")
+    window, data = found
+    first, past = _span(state, data)
+    lanes, each = lanes_of(run, window, data, picked=state.rank, span=_span(state, data))
+    frames = None if state.collective is None else _frames(data, lanes, data.collective(state.collective))
+    picture = timeline(lanes, first, past, colors, bounds=_bounds(data, window), chosen=frames)
+    picture.update_layout(uirevision=f"{window.first} {state.span} {state.rank}")
+    some = f"; of every {each} ranks the one that waited least" if each > 1 else ""
+    who, when = count(len(data.about.ranks), "rank"), f"from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms"
+    says = f"What {who} did in {window.steps}, {when}{some}"
+    return Drawn(picture, _times(lanes, first, past), says)
+
+
+def _times(lanes: Lanes, first: int, past: int) -> FigureData:
+    """Return a table of the time per lane and kind, in microseconds."""
+    times = cut(lanes.parts, len(lanes.labels), first, past, 1).times[:, 0] / 1000
+    kinds = np.flatnonzero(times.any(axis=0)).tolist()
+    columns = ("rank", "lane", *(f"{kind_label(kind).lower()} [us]" for kind in kinds))
+    rows: list[tuple[Cell, ...]] = [
+        (rank, label, *(float(times[at, kind]) for kind in kinds))
+        for at, (rank, label) in enumerate(zip(lanes.ranks, lanes.labels, strict=True))
+    ]
+    return FigureData(columns, rows)
+
+
+def _bounds(data: WindowData, window: Window) -> list[tuple[str, int]]:
+    """Return names and begin times of steps; none if the window has more than ``_NAMED_STEPS``."""
+    return [(f"step {step}", begin) for step, begin, _ in data.about.steps] if window.past - window.first <= _NAMED_STEPS else []
+
+
+def _frames(data: WindowData, lanes: Lanes, number: int | None) -> Numbers | None:
+    if number is None:
+        return None
+    held = data.calls.collective == number
+    times = {
+        data.about.ranks[row]: (start, end)
+        for row, start, end in zip(
+            data.calls.row[held].tolist(), data.calls.arrival[held].tolist(), data.calls.end[held].tolist(), strict=True
+        )
+    }
+    rows = [
+        (lane, *times[rank])
+        for lane, (rank, label) in enumerate(zip(lanes.ranks, lanes.labels, strict=True))
+        if rank in times and label.startswith("rank ")
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 3)
+
+
+def _arrivals(run: RunData, state: PageState, colors: Palette) -> Drawn:
+    found = _window(run, state)
+    number = None if found is None else _chosen(state, found[1])
+    if found is None or number is None:
+        text = _NONE if found is None else "No collective of this window could be matched across its ranks."
+        return Drawn(note(text, colors), NO_DATA, text.replace("<br>", " "))
+    data = found[1]
+    one = data.about.collectives[number]
+    held = data.calls.collective == number
+    rows = zip(*(getattr(data.calls, name)[held].tolist() for name in ("row", "arrival", "end", "wait")), strict=True)
+    arrivals = sorted(
+        (
+            Arrival(
+                rank=data.about.ranks[row],
+                arrival_ms=(arrival - one.first_ns) / 1e6,
+                wait_ms=None if wait == NOBODY else wait / 1e6,
+                end_ms=(end - one.first_ns) / 1e6,
+            )
+            for row, arrival, end, wait in rows
+        ),
+        key=lambda one: (one.arrival_ms, one.rank),
+    )
+    table = FigureData(
+        ("rank", "arrival after the first [ms]", "waiting [ms]", "end after the first arrival [ms]"),
+        [(one.rank, one.arrival_ms, one.wait_ms, one.end_ms) for one in arrivals],
+    )
+    return Drawn(arrival_bars(arrivals, colors, last=one.last, picked=state.rank), table, _sentence(one))
+
+
+def _sentence(one: Collective) -> str:
+    if not one.matched:
+        return f"{described(one)}: not found on all ranks of its group"
+    if one.spread_ns is None:
+        return f"{described(one)}: in this operation not everybody waits for everybody"
+    last = "" if one.last is not None else ": who came last is too close to tell"
+    return f"{described(one)} ({count(one.ranks, 'rank')}, step {one.step}){last}"
+
+
+def _facts(run: RunData, state: PageState) -> list[Block]:
+    """Return facts on the window (matched collectives, clock quality, omissions), and choices of collective and step."""
+    found = _window(run, state)
+    if found is None:
+        return []
+    window, data = found
+    about = data.about
+    each = representatives(data.parts, len(about.ranks))[1]
+    windows = run.source.windows(run.summary)
+    lines = [
+        (
+            f"Window of {window.steps}, one of {len(windows.windows):,}, from {moment(window.start_unix_ns)}: "
+            f"{len(about.ranks):,} of {windows.recorded:,} ranks captured, "
+            f"{about.matched:,} collectives matched, {about.unmatched:,} not. "
+            f"{clock_sentence(about.clock)}"
+        ),
+        _raw_sentence(data),
+        *([f"Drawn is of every {each} ranks the one that waited least; any other can be picked."] if each > 1 else []),
+        *(f"Left out: {text}." for text in about.left_out),
+    ]
+    choices = [{"value": one.key, "label": described(one)} for one in _costliest(data)]
+    whole = {"value": f"0-{-(-about.extent_ns // 1000)}", "label": "all of it"}
+    spans = [
+        whole,
+        *({"value": f"{begin // 1000}-{-(-end // 1000)}", "label": f"step {step}"} for step, begin, end in about.steps),
+    ]
+    return [
+        Group(
+            [
+                choice("collective", "Collective", choices, state, width=420, nothing="the longest wait"),
+                choice("span", "Shown", spans, state, nothing="all of it"),
+            ],
+            "tools",
+        ),
+        *(Text(line, "help") for line in lines),
+    ]
+
+
+def _raw_sentence(data: WindowData) -> str:
+    kept = len(data.about.raw_ranks)
+    if kept == len(data.about.ranks):
+        return "Raw traces were kept of all ranks: compute, copies and idle time are told apart, and every kernel is there."
+    some = f"kept of {kept} of the ranks" if kept else "not kept"
+    return (
+        f"Raw traces were {some}: elsewhere, outside of collectives, a step is one colour. "
+        "rankscope capture RUN --keep-trace, or rankscope run --keep-traces N, keeps them."
+    )
+
+
+def _costliest(data: WindowData) -> list[Collective]:
+    return sorted(data.about.collectives, key=lambda one: (-(one.spread_ns or 0), one.first_ns))[:_LISTED]
+
+
+def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    """Select the collective at the clicked point; if there is none, the rank of the lane."""
+    found = _window(run, state)
+    if found is None:
+        return state
+    window, data = found
+    lanes, _ = lanes_of(run, window, data, picked=state.rank, span=_span(state, data))
+    lane, at = int(point["y"]), round(float(point["x"]) * 1e6)
+    parts = lanes.parts
+    there = np.flatnonzero((parts.lane == lane) & (parts.start < at) & (parts.end >= at))
+    number = int(parts.about[there[0]]) if len(there) else NOBODY
+    if 0 <= number < len(data.about.collectives):
+        return replace(state, collective=data.about.collectives[number].key)
+    return replace(state, rank=lanes.ranks[lane])
+
+
+def _zoom(state: PageState, across: tuple[float, float] | None) -> PageState:
+    """Select the dragged span in microseconds, or all of it for ``None``. ``across`` is in milliseconds, as the axis is."""
+    if across is None:
+        return replace(state, span=None)
+    first = max(0, int(across[0] * 1000))
+    return replace(state, span=(first, max(first + 1, -int(-across[1] * 1000 // 1))))
+
+
+def _blocks(run: RunData, state: PageState) -> list[Block]:
+    windows = run.source.windows(run.summary)
+    if not windows.windows:
+        return [
+            Section(
+                name="timeline",
+                title="No window has been captured yet",
+                help="A timeline shows steps that were profiled on all ranks. The recorder profiles three steps from step 20 "
+                "on and then as often as its budget allows; --window-steps 0 switches that off.",
+                blocks=[
+                    Advice(f"Ask a run that goes on for some of its next steps: rankscope capture {run.summary.path} --steps 3")
+                ],
+            ),
+            capture_panel(run.summary),
+        ]
+    options = [
+        {"value": str(one.first), "label": f"{one.steps} · {count(one.ranks, 'rank')}"} for one in reversed(windows.windows)
+    ]
+    shown = windows.chosen(state.window)
+    chosen = replace(state, window=None if shown is None else shown.first)
+    return [
+        Section(
+            name="timeline",
+            title="What every rank did when",
+            help="All ranks on one clock. Drag to zoom, down to single events; double-click to see all again. "
+            "Click a collective to see it on all ranks, anything else to pick its rank and see its groups and streams.",
+            blocks=[
+                Legend([(look.color, look.label) for look in LOOKS]),
+                Figure(
+                    name="timeline-lanes",
+                    label="Lanes of all ranks over the time of the window, by what the time was spent on",
+                    draw=partial(_picture, run, state),
+                    height=420,
+                    pick=partial(_pick, run, state),
+                    zoom=partial(_zoom, state),
+                ),
+                Part("timeline-facts", lambda: _facts(run, state)),
+            ],
+            tools=[choice("window", "Window", options, chosen, width=230), rank_choice(state)],
+        ),
+        Section(
+            name="arrival",
+            title="Who came last",
+            help="The chosen collective, else the one with the longest wait, on all its ranks: the first to come at the top. "
+            "Nobody leaves before the last has come.",
+            blocks=[
+                Legend([("straggler_wait", "Waiting"), ("exposed_communication", "Transfer"), ("unmatched", "Not told apart")]),
+                Figure(
+                    name="timeline-arrival",
+                    label="Bars of every rank in the collective, from its arrival to its end",
+                    draw=partial(_arrivals, run, state),
+                ),
+            ],
+        ),
+        export_panel(run.summary, shown),
+        capture_panel(run.summary),
+    ]
+
+
+VIEW: Final = View(
+    slug="timeline",
+    label="Timeline",
+    help=Help(
+        shows="A captured window: each rank's time by what it was spent on, all on one clock, the collectives linked.",
+        formula="Clocks are corrected by the ends of matched collectives, the same moment on all ranks. Waiting: from a rank's "
+        "arrival to that of the last (on a GPU: what its kernel took longer than the shortest). Transfer: the rest. "
+        "A cell of the overview has the colour of what took most of its time.",
+        do="Look for the rank that does not wait while the others do, and for what it does before it comes. Differences "
+        "below the clock's residual mean nothing. For threads, stacks and arrows, open the window in Perfetto.",
+    ),
+    blocks=_blocks,
+)

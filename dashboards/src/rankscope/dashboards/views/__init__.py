@@ -1,1 +1,0 @@
-"""Views of a run: one module each, all listed in ``registry``."""

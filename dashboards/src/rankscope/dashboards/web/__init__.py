@@ -1,0 +1,1 @@
+"""Web server of the pages: access control, login, security headers."""

@@ -1,0 +1,142 @@
+"""Security of the web server: headers for the browser, accepted host names, and access control."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import quote
+
+import dash
+import flask
+from werkzeug.exceptions import HTTPException
+
+from rankscope.dashboards.web.access import Access
+from rankscope.dashboards.web.login import LOGIN, LOGOUT, by_way_of
+
+LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+HEALTHY: Final = "/-/healthy"
+OURSELVES: Final = "rankscope.ourselves"
+"""WSGI environment key of requests that the server makes to itself; a browser cannot set it."""
+
+HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # Not "no-referrer": the login form would be sent without its origin.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[0-9]{1,5})?", re.ASCII)
+_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_NO_LOGIN: Final = frozenset({HEALTHY, LOGIN, LOGOUT})
+_NO_LOGIN_BELOW: Final = ("/assets/", "/_dash-component-suites/")
+"""Scripts and styles, the same for every installation."""
+_FOR_SCRIPTS: Final = ("/api/", "/_")
+"""Path prefixes for scripts, where refusals are JSON instead of a page."""
+
+
+def content_security_policy(app: dash.Dash) -> str:
+    """Return a policy that allows only this server. Call it after all callbacks are registered: their inline scripts are allowed
+    by hash.
+
+    Styles may be inline because Plotly, Mantine and AG Grid set them from scripts.
+    """
+    scripts = " ".join(["'self'", *app.csp_hashes()])
+    return "; ".join(
+        (
+            "default-src 'self'",
+            f"script-src {scripts}",
+            "style-src 'self' 'unsafe-inline'",
+            "img-src 'self' data: blob:",
+            "font-src 'self' data:",
+            "connect-src 'self'",
+            "object-src 'none'",
+            "base-uri 'none'",
+            "form-action 'self'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def protect(app: dash.Dash, access: Access) -> None:
+    """Check every request before other handlers, and add the security headers to every response.
+
+    Call it before any other ``before_request`` function is registered.
+    """
+    policy = content_security_policy(app)
+    names = [name.lower() for name in (*LOOPBACK_NAMES, *access.config.allowed_hosts)]
+
+    def guard() -> flask.typing.ResponseReturnValue | None:
+        request = flask.request
+        if OURSELVES in request.environ or request.path == HEALTHY:
+            return None
+        if not is_answered(request.host, names):
+            text = "This dashboard does not answer under that name; --allow-host NAME lets it.\n"
+            return flask.Response(text, 400, mimetype="text/plain")
+        if request.method not in _READS and not from_own_pages(request):
+            return _refused(403, "sent by a page of another site, so nothing was done")
+        if request.path.startswith(_NO_LOGIN_BELOW):
+            return None
+        try:
+            visitor = access.visitor(request)
+        except HTTPException as error:
+            return _too_many(error)
+        flask.g.visitor = visitor
+        return None if visitor.may_view or request.path in _NO_LOGIN else _to_login(request)
+
+    def add_headers(response: flask.Response) -> flask.Response:
+        response.headers.update(HEADERS)
+        response.headers["Content-Security-Policy"] = policy
+        if not access.config.open_pages and not flask.request.path.startswith(_NO_LOGIN_BELOW):
+            response.headers["Cache-Control"] = "no-store"  # must not be shown after logout, nor stored by a proxy
+        return response
+
+    app.server.before_request(guard)
+    app.server.after_request(add_headers)
+
+
+def is_answered(host: str, names: Sequence[str]) -> bool:
+    """Return whether ``host``, as a browser sends it, is one of ``names`` (lower case), on any port."""
+    match = _HOST.fullmatch(host.lower())
+    if match is None:
+        return False
+    return any(match[1] == name.removeprefix(".") or (name.startswith(".") and match[1].endswith(name)) for name in names)
+
+
+def from_own_pages(request: flask.Request) -> bool:
+    """Return whether a request that may make changes comes from one of our pages or from a client other than a browser.
+
+    Browsers report the source in ``Sec-Fetch-Site`` over HTTPS and to loopback addresses, else in ``Origin``.
+    """
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    origin = request.headers.get("Origin")
+    return origin is None or origin.partition("://")[2] == request.host
+
+
+def _refused(status: int, why: str, **headers: str) -> flask.Response:
+    response = flask.jsonify(error=why)
+    response.status_code = status
+    response.headers.update(headers)
+    return response
+
+
+def _too_many(error: HTTPException) -> flask.Response:
+    return _refused(error.code or 429, error.description or "", **dict(error.get_headers()[1:]))
+
+
+def _to_login(request: flask.Request) -> flask.typing.ResponseReturnValue:
+    # Only the bearer scheme: proxies forward the user's password as Basic.
+    sends_token = request.headers.get("Authorization", "").lower().startswith("bearer ")
+    if request.method not in _READS or request.path.startswith(_FOR_SCRIPTS) or sends_token:
+        challenge = {"WWW-Authenticate": 'Bearer realm="rankscope"', "X-Rankscope-Login": LOGIN}
+        return _refused(401, "log in first, or send the token as: Authorization: Bearer TOKEN", **challenge)
+    here = quote(request.path) + (f"?{request.query_string.decode('latin-1')}" if request.query_string else "")
+    to = f"{LOGIN}?next={quote(here)}"
+    if request.headers.get("Sec-Fetch-Site") == "cross-site":
+        return by_way_of(to)
+    return flask.redirect(to)

@@ -1,0 +1,1 @@
+"""What-if view: step times without slow ranks, stages, causes or phases."""

@@ -1,0 +1,229 @@
+"""What-if of a run: the computed answer, counterfactuals chosen in the address, and the value of shorter steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.analysis.whatif.outcome import Terms
+from rankscope.analysis.whatif.result import Effect, WhatIf
+from rankscope.analysis.whatif.run_answer import whatif_with_chain
+from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, MOST_RANKS, Combinations, combinations, read_combinations
+from rankscope.base.errors import InputError
+from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.whole import read_json
+from rankscope.dashboards.words.inert import inert_record
+from rankscope.runs.named import NamedRun
+from rankscope.runs.reader import RunReader
+
+SCENARIOS: Final = "whatif.json"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What-if result, and the terms in which hours and money are counted."""
+
+    result: WhatIf
+    accelerated: bool
+    """True if ranks run on accelerators, so that lost time is GPU time."""
+    price_per_gpu_hour: float | None
+    """Price recorded with the run."""
+    currency: str | None
+    made_unix_ns: int
+    """Time at which the run was read; later records are not included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenarios:
+    """What-if answer and the combinations that can be computed."""
+
+    answer: Answer
+    combinations: Combinations | None
+    """``None``: only the single parts in ``answer``; profiled steps do not allow combinations."""
+
+
+def make_scenarios(run: Path, folder: Path, tell: Tell) -> None:
+    """Simulate the last attempt of ``run`` and write the result into ``folder``. Raises ``InputError``, and ``OSError`` if it
+    cannot write.
+    """
+    now = time.time_ns()
+    reader = RunReader(run)
+    attempts = reader.attempts()
+    infos = reader.infos(attempts[-1]) if attempts else {}
+    terms = Terms(accelerated=True, world_size=1)
+    result, chain = whatif_with_chain(
+        NamedRun(run, None),
+        terms,
+        lambda done, of: tell(Progress("playing the run without its stragglers: reading ranks", done, of)),
+    )
+    if chain is not None:
+        tell(Progress("what-if: playing combinations"))
+        combinations(chain.causes, chain.ranks, chain.combined).write(folder)
+    answer = Answer(
+        result=result,
+        accelerated=any(info.device_kind != "cpu" for info in infos.values()),
+        price_per_gpu_hour=reader.info.price_per_gpu_hour,
+        currency=reader.info.currency,
+        made_unix_ns=now,
+    )
+    (folder / SCENARIOS).write_bytes(msgspec.json.encode(inert_record(answer)))
+
+
+def read_scenarios(folder: Path) -> Scenarios:
+    """Read the scenarios that ``make_scenarios`` wrote. Raises ``InputError``."""
+    answer = read_json(folder / SCENARIOS, Answer, "the cached what-if")
+    try:
+        return Scenarios(answer, read_combinations(folder))
+    except (OSError, ValueError) as error:
+        raise InputError(folder, f"the cached what-if cannot be read: {error}") from error
+
+
+ALL: Final = "all"
+"""Every straggler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One removable item of the what-if."""
+
+    item: str
+    """Name in the address, such as ``rank:3``."""
+    kind: str
+    label: str
+    effect: Effect
+
+
+def pieces(result: WhatIf) -> list[Piece]:
+    """Return all removable items of an answer, within each kind by slowdown, largest first."""
+    phases = result.source.evidence == "steps"
+    return [
+        *(Piece(f"rank:{row.rank}", "rank", f"rank {row.rank}", row) for row in result.by_rank),
+        *(Piece(f"stage:{row.stage}", "stage", f"stage {row.stage}", row) for row in result.by_stage),
+        *(Piece(f"cause:{row.cause}", "cause", CAUSE_NAMES.get(row.cause, row.cause), row) for row in result.by_cause),
+        *(Piece(f"op:{row.op}", "phase" if phases else "operation", row.op.replace("_", " "), row) for row in result.by_op),
+    ]
+
+
+CAUSE_NAMES: Final[Mapping[str, str]] = {
+    "input": "slow input",
+    "gc": "garbage collection",
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluation",
+    "imbalance": "more work than others",
+    "cpu_contention": "waiting for a CPU",
+    "compute": "slow compute",
+    "host": "slow host",
+    "unknown": "cause unknown",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Step time without the removed items; ``why``: the reason if it is not known."""
+
+    label: str
+    step_seconds: float | None
+    why: str = ""
+
+
+def thought_away(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
+    """Return the step without ``items``, ``None`` if there are no items. The answer must be ``ok``."""
+    if not items:
+        return None
+    result = scenarios.answer.result
+    if ALL in items:
+        return Thought("any straggler", result.ideal_step_seconds)
+    known = {piece.item: piece for piece in pieces(result)}
+    label = joined([known[item].label if item in known else item.replace(":", " ") for item in items])
+    if len(items) == 1 and items[0] in known:
+        return Thought(label, known[items[0]].effect.without_step_seconds)
+    causes = _named(items, "cause")
+    ranks = [int(name) for name in _named(items, "rank") if name.isascii() and name.isdecimal()]
+    together = scenarios.combinations
+    alone = [known[item].label for item in items if item in known and _is_only_alone(item, together)]
+    if together is None or (why := _only_alone(alone) or _why_not(together, items, ranks, causes)):
+        return Thought(label, None, _ONE_BY_ONE if together is None else why)
+    return Thought(label, together.without_step_seconds(ranks, causes))
+
+
+_ONE_BY_ONE: Final = (
+    "From profiled steps one part at a time can be thought away. Choose one of those on offer, or all stragglers."
+)
+
+
+def _is_only_alone(item: str, together: Combinations | None) -> bool:
+    kind, _, name = item.partition(":")
+    return kind == "cause" and together is not None and name not in together.causes
+
+
+def _only_alone(labels: Sequence[str]) -> str:
+    if not labels:
+        return ""
+    return (
+        f"Of the causes, the {MOST_CAUSES} that cost most can be thought away together with others; {joined(labels)} only alone."
+    )
+
+
+def _why_not(together: Combinations, items: Sequence[str], ranks: Sequence[int], causes: Sequence[str]) -> str:
+    """Return why these items cannot be removed together; ``""`` if they can."""
+    absent = [
+        *(f"rank {rank}" for rank in ranks if rank not in together.ranks),
+        *(cause for cause in causes if cause not in together.causes),
+    ]
+    if len(ranks) + len(causes) < len(items):
+        return "Ranks and causes can be thought away together; phases and stages that are on offer one at a time."
+    if absent:
+        return f"The evidence does not have {joined(absent)}."
+    return f"At most {MOST_RANKS} ranks can be thought away together; all stragglers can." if len(ranks) > MOST_RANKS else ""
+
+
+def _named(items: Sequence[str], kind: str) -> list[str]:
+    return [name for of, _, name in (item.partition(":") for item in items) if of == kind]
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return the words joined as in ``a, b and c``."""
+    return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])
+
+
+HOURS_A_WEEK: Final = 168
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Cost of a week of this job."""
+
+    step_seconds: float
+    """Measured step time."""
+    gpu_hours: float | None
+    """Per week; ``None`` for ranks on CPUs without a price."""
+    price_per_gpu_hour: float | None
+    currency: str
+
+    def gpu_hours_of(self, seconds: float) -> float | None:
+        """Return the GPU-hours per week that ``seconds`` of each step take."""
+        return None if self.gpu_hours is None else self.gpu_hours * seconds / self.step_seconds
+
+    def money_of(self, seconds: float) -> float | None:
+        """Return the cost per week of ``seconds`` of each step, in ``currency``."""
+        hours = self.gpu_hours_of(seconds)
+        return None if hours is None or self.price_per_gpu_hour is None else hours * self.price_per_gpu_hour
+
+
+def pace_of(answer: Answer, *, price: float | None = None, currency: str | None = None) -> Pace:
+    """Return the pace from an answer that is ``ok``. ``price`` of a GPU-hour and ``currency`` override the recorded ones."""
+    result = answer.result
+    price = answer.price_per_gpu_hour if price is None else price
+    assert result.measured_step_seconds is not None
+    # Ranks on CPUs lose no GPU time unless a price is given for them.
+    counts = answer.accelerated or price is not None
+    return Pace(
+        step_seconds=result.measured_step_seconds,
+        gpu_hours=HOURS_A_WEEK * float(result.source.world_size or result.source.ranks) if counts else None,
+        price_per_gpu_hour=price,
+        currency=currency or answer.currency or "USD",
+    )

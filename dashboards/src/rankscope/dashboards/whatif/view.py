@@ -1,0 +1,372 @@
+"""What-if view: counterfactual step times without slow ranks, stages, causes or phases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from rankscope.analysis.whatif.result import WhatIf
+from rankscope.dashboards.charts.frame import note
+from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.model.columns import Column, number_column, text_column
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, Figure, Items, Part, Section, Table, Text
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.view import Help, View
+from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Piece, Scenarios, Thought, pace_of, pieces, thought_away
+from rankscope.dashboards.whatif.figures import Without, without_bars
+from rankscope.dashboards.words.units import duration
+from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, milliseconds, moment, money, percent
+
+_EVIDENCE: Final = {
+    "steps": "step records",
+    "windows": "the collectives of profiled steps",
+    "traces": "the collectives in traces",
+    "operations": "traced operations",
+}
+_HOW_TO_GET: Final = (
+    "A what-if takes step records of all ranks that tell own time from waiting, five steps or more after warm-up; or three "
+    "profiled steps with collectives that match (rankscope run --help says how to profile)."
+)
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration such as ``36.5 ms``."""
+    return duration(1e6 * seconds)
+
+
+def why_not(result: WhatIf) -> list[Block]:
+    """Return the reason for a missing answer, and the records that one needs."""
+    return [Text(result.summary, "reason"), Text(_HOW_TO_GET, "help")]
+
+
+def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given: bool) -> list[Block]:
+    """Return the counterfactual step without the chosen parts, and the value of the saving. ``result`` must be ``ok``.
+
+    ``price_given``: True if the price was entered on the page, False if it was recorded with the run.
+    """
+    if thought is None:
+        choose = "Choose what to think away to see what it gains."
+        return [Text(result.summary, "reason"), Text(choose, "help")]
+    if thought.step_seconds is None:
+        return [Text(f"Without {thought.label}: not known. {thought.why}", "reason")]
+    actual = result.step_seconds or 0.0
+    saved = actual - thought.step_seconds
+    change = f"{seconds_text(saved)} shorter ({percent(saved / actual, digits=1)})" if saved > 0 else "no shorter"
+    hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
+    of_job = (
+        "CPU ranks lose no GPU time: give a price to count it" if hours is None else "of the GPU time of this job, at its pace"
+    )
+    return [
+        Text(f"Without {thought.label} a step would be {change}.", "whatif-sentence", live=True),
+        Facts(
+            [
+                Fact("Step", seconds_text(thought.step_seconds), detail=f"it takes {seconds_text(actual)}"),
+                Fact("Saved a week", gpu_hours(hours), detail=of_job),
+                Fact(
+                    "Worth a week",
+                    UNKNOWN if amount is None else money(amount, pace.currency),
+                    detail=_price_source(pace, price_given=price_given),
+                ),
+            ]
+        ),
+    ]
+
+
+def _price_source(pace: Pace, *, price_given: bool) -> str:
+    if pace.price_per_gpu_hour is None:
+        return "no price was recorded with the run: give one above"
+    where = "as given above" if price_given else "as recorded with the run"
+    return f"at {money(pace.price_per_gpu_hour, pace.currency)} per GPU-hour, {where}"
+
+
+def fleet(answer: Answer, *, goes_on: bool) -> list[Block]:
+    """Return S, M_W and M_S with their evidence; nothing if the answer is not ``ok``. ``goes_on``: the run is still going on."""
+    result = answer.result
+    if result.status != "ok":
+        return []
+    source = result.source
+    about = f"Played on {_EVIDENCE[source.evidence or 'steps']}: {count(source.ranks, 'rank')}, {count(source.steps, 'step')}"
+    about += (
+        f" ({count(source.steps_left_out, 'step')} left out: warm-up, profiled or incomplete)." if source.steps_left_out else "."
+    )
+    if goes_on:
+        about += f" The run goes on: this is as of {moment(answer.made_unix_ns)}."
+    return [
+        Facts(_measures(result)),
+        Text(about, "help"),
+        *([Items(source.warnings, "warnings")] if source.warnings else []),
+    ]
+
+
+def _measures(result: WhatIf) -> list[Fact]:
+    slowest = f"rank {result.slowest_ranks[0]}" if len(result.slowest_ranks) == 1 else f"the {len(result.slowest_ranks)} slowest"
+    return [
+        Fact(
+            "S, slowdown",
+            UNKNOWN if result.slowdown is None else f"{result.slowdown:.3f}×",
+            detail="step as it is ÷ step without any straggler",
+        ),
+        Fact(
+            "M_W, slowest 3% of ranks",
+            UNKNOWN if result.m_worker is None else f"{result.m_worker:.2f}",
+            detail="hardly anything is lost, so there is nothing to share out"
+            if result.m_worker is None
+            else f"of the loss is gone without {slowest}. Near 1: a few ranks are to blame; near 0: not the ranks",
+        ),
+        Fact(
+            "M_S, last stage",
+            UNKNOWN if result.m_stage is None else f"{result.m_stage:.2f}",
+            detail="no pipeline stages in this evidence"
+            if result.m_stage is None
+            else "of the loss is gone without it. Large: the model is cut unevenly",
+        ),
+        Fact(
+            "Fit",
+            UNKNOWN if result.discrepancy is None else f"{result.discrepancy:.3f}",
+            detail="measured step ÷ played step; 1 is perfect, more than 5% off is not to be relied on",
+        ),
+    ]
+
+
+RANKS_SHOWN: Final = 20
+"""Maximum number of bars. The table has all parts of the answer."""
+
+
+def _pace(run: RunData, state: PageState) -> Pace:
+    """Return the pace of the run's answer, which must be ``ok``."""
+    return pace_of(run.scenarios.answer, price=state.price, currency=state.currency)
+
+
+def _answer(run: RunData, state: PageState) -> list[Block]:
+    scenarios = run.scenarios
+    if scenarios.answer.result.status != "ok":
+        return why_not(scenarios.answer.result)
+    thought = thought_away(scenarios, state.without)
+    return without(scenarios.answer.result, thought, _pace(run, state), price_given=state.price is not None)
+
+
+def _fleet(run: RunData) -> list[Block]:
+    return fleet(run.scenarios.answer, goes_on=run.summary.status in ("starting", "live"))
+
+
+def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, ...]) -> Drawn:
+    scenarios = run.scenarios
+    result = scenarios.answer.result
+    if result.status != "ok":
+        return Drawn(note("Not enough data for a what-if: above is what is missing.", colors), NO_DATA, result.summary)
+    pace = _pace(run, state)
+    found = sorted(
+        (piece for piece in pieces(result) if piece.kind in kinds), key=lambda piece: piece.effect.without_step_seconds
+    )
+    rows = [_without(piece, pace) for piece in found[:RANKS_SHOWN]]
+    actual, ideal = result.step_seconds or 0.0, result.ideal_step_seconds or 0.0
+    says = "There is nothing to think away"
+    if rows:
+        saved = actual - rows[0].step_seconds
+        says = (
+            f"Of {count(len(rows), 'part')}, {found[0].label} gains most: a step would be {seconds_text(max(saved, 0.0))} shorter"
+        )
+    return Drawn(
+        without_bars(
+            Without("", "as it is", actual, seconds_text(actual)),
+            Without(ALL, "without any straggler", ideal, _worth(actual - ideal, pace)),
+            rows,
+            colors,
+            chosen=state.without,
+        ),
+        FigureData(
+            (
+                "without", "step [s]", "saved per step [s]", "share of the loss", "GPU-hours saved per week",
+                f"money saved per week [{pace.currency}]",
+            ),
+            [
+                (
+                    piece.item, piece.effect.without_step_seconds, piece.effect.saved_seconds, piece.effect.share,
+                    pace.gpu_hours_of(piece.effect.saved_seconds), pace.money_of(piece.effect.saved_seconds),
+                )
+                for piece in found
+            ],
+        ),
+        says,
+    )  # fmt: skip
+
+
+def _worth(saved: float, pace: Pace) -> str:
+    if saved <= 0:
+        return "saves nothing"
+    hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
+    worth = (
+        "" if hours is None else f" · {gpu_hours(hours)}{'' if amount is None else f', {money(amount, pace.currency)}'} a week"
+    )
+    return f"−{seconds_text(saved)}{worth}"
+
+
+def _without(piece: Piece, pace: Pace) -> Without:
+    return Without(
+        piece.item, f"without {piece.label}", piece.effect.without_step_seconds, _worth(piece.effect.saved_seconds, pace)
+    )
+
+
+def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
+    """Toggle the clicked item in the list of removed items; the bar of the actual step clears the list."""
+    item = str(point["hovertext"])
+    if not item:
+        return replace(state, without=())
+    kept = tuple(one for one in state.without if one != item)
+    return replace(state, without=kept if item in state.without else (*kept, item))
+
+
+COLUMNS: Final[list[Column]] = [
+    text_column("part", "Without", width=170, pinned=True),
+    text_column("kind", "Kind", width=110),
+    number_column("slowdown", "Slowdown", "Step with only this as it was and all else ideal ÷ ideal step", digits=3),
+    number_column("step_ms", "Step ms", "Step with this ideal and all else as it was"),
+    number_column("saved_ms", "Saved ms", "Per step; parts overlap, so savings do not add up"),
+    number_column("share_percent", "Share %", "Of all that is lost", digits=1),
+    number_column("gpu_hours", "GPU-h a week", "Saved per week at the pace of the run", digits=1, width=130),
+    number_column("money", "Money a week", "The same at the price above, in its currency", width=130),
+]
+
+
+def _table(run: RunData, state: PageState) -> list[dict[str, Any]]:
+    answer = run.scenarios.answer
+    if answer.result.status != "ok":
+        return []
+    pace = _pace(run, state)
+    return [
+        {
+            "id": piece.item,
+            "part": piece.label,
+            "kind": piece.kind,
+            "slowdown": piece.effect.slowdown,
+            "step_ms": milliseconds(1e6 * piece.effect.without_step_seconds),
+            "saved_ms": milliseconds(1e6 * piece.effect.saved_seconds),
+            "share_percent": None if piece.effect.share is None else 100 * piece.effect.share,
+            "gpu_hours": pace.gpu_hours_of(piece.effect.saved_seconds),
+            "money": pace.money_of(piece.effect.saved_seconds),
+        }
+        for piece in pieces(answer.result)
+    ]
+
+
+def _choice(scenarios: Scenarios, state: PageState) -> Choice:
+    result = scenarios.answer.result
+    found = pieces(result) if result.status == "ok" else []
+    groups: dict[str, list[dict[str, str]]] = {}
+    for piece in found:
+        groups.setdefault(f"{piece.kind.capitalize()}s", []).append({"value": piece.item, "label": piece.label})
+    options: list[dict[str, Any]] = [
+        {"group": "Everything", "items": [{"value": ALL, "label": "all stragglers"}]},
+        *({"group": group, "items": items} for group, items in groups.items()),
+    ]
+    listed = {ALL, *(piece.item for piece in found)}
+    if others := [item for item in state.without if item not in listed]:
+        options.append({"group": "Others", "items": [{"value": item, "label": item.replace(":", " ")} for item in others]})
+    return Choice(
+        field="without",
+        label="Think away",
+        options=options if found else [],
+        value=list(state.without),
+        nothing="ranks, causes, phases …",
+        width=320,
+        many=True,
+    )
+
+
+def _price(scenarios: Scenarios, state: PageState) -> list[Block]:
+    answer = scenarios.answer
+    recorded = "none" if answer.price_per_gpu_hour is None else f"{answer.price_per_gpu_hour:g}"
+    return [
+        Entry(
+            field="price",
+            label="Price of a GPU-hour",
+            value="" if state.price is None else state.price,
+            nothing=recorded,
+            width=130,
+            decimals=4,
+        ),
+        Entry(field="currency", label="Currency", value=state.currency or "", nothing=answer.currency or "USD", width=80),
+    ]
+
+
+def _blocks(run: RunData, state: PageState) -> list[Block]:
+    scenarios = run.scenarios
+    toggle = partial(_toggled, state)
+    return [
+        Section(
+            name="whatif",
+            title="What if it were not slow",
+            help="The run is played once more, with what you think away as fast as the rank in the middle, all else as it was.",
+            blocks=[Part("whatif-answer", lambda: _answer(run, state))],
+            tools=[_choice(scenarios, state), *_price(scenarios, state)],
+        ),
+        Section(
+            name="whatif-ranks-of",
+            title="Without each rank",
+            help=f"At most {RANKS_SHOWN} ranks, those whose healing gains most. Of two equally slow ranks healing one gains "
+            "nothing: click bars to think both away.",
+            blocks=[
+                Figure(
+                    name="whatif-ranks",
+                    label="Bars of the step time without each rank",
+                    draw=partial(_bars, run, state, kinds=("rank",)),
+                    height=400,
+                    long=True,
+                    pick=toggle,
+                )
+            ],
+        ),
+        Section(
+            name="whatif-parts-of",
+            title="Without each cause, phase or stage",
+            help="On all ranks at once. Parts overlap, so savings do not add up.",
+            blocks=[
+                Figure(
+                    name="whatif-parts",
+                    label="Bars of the step time without each cause, phase, operation or stage",
+                    draw=partial(_bars, run, state, kinds=("stage", "cause", "phase", "operation")),
+                    height=300,
+                    long=True,
+                    pick=toggle,
+                )
+            ],
+        ),
+        Section(
+            name="whatif-fleet-of",
+            title="How the loss is spread",
+            help="To compare jobs by: the measures of Understanding Stragglers in Large Model Training Using What-if Analysis "
+            "(OSDI 2025).",
+            blocks=[Part("whatif-fleet", lambda: _fleet(run))],
+        ),
+        Section(
+            name="whatif-table-of",
+            title="All parts",
+            help="At most 64 ranks, those with the largest slowdown. A dash means not known.",
+            blocks=[
+                Table(
+                    name="whatif-table",
+                    columns=COLUMNS,
+                    rows=lambda: _table(run, state),
+                    file_name=f"rankscope-{run.summary.run_id}-whatif",
+                )
+            ],
+        ),
+    ]
+
+
+VIEW: Final = View(
+    slug="whatif",
+    label="What-if",
+    help=Help(
+        shows="How long a step would take without a rank, stage, cause, phase or all stragglers; in GPU-hours and money, too.",
+        formula="Between two meetings the longest own time decides: T = Σ (longest own time + least blocked time). What is "
+        "thought away counts as long as the rank in the middle took. Saved a week = 168 h × ranks × saved ÷ measured step.",
+        do="Think away what you could fix, together if it is several, and compare what that is worth. Jitter alone makes S a "
+        "little more than 1: whether a rank is slow beyond chance is what the verdict says.",
+    ),
+    blocks=_blocks,
+)

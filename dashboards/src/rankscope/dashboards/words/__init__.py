@@ -1,0 +1,1 @@
+"""Text of the pages: sanitized names, units, numbers and verdicts in words."""

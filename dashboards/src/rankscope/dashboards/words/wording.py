@@ -1,0 +1,140 @@
+"""Numbers, times and verdicts in words. ``None`` is shown as "not known", never as zero."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rankscope.analysis.result.analysis import Cause, Kind
+from rankscope.analysis.result.text import counted
+from rankscope.dashboards.words import units
+
+if TYPE_CHECKING:
+    from rankscope.dashboards.data.source import Stale, Status
+
+UNKNOWN: Final = "not known"
+
+count: Final = counted
+"""Function that formats a count: ``1 rank``, ``1,024 ranks``."""
+
+EVIDENCE: Final[dict[str, str]] = {
+    "steps": "step records",
+    "windows": "profiled steps",
+    "traces": "traces",
+    "flight_recorder": "durations of collectives (Flight Recorder)",
+    "nccl_inspector": "durations of collectives (NCCL Inspector)",
+}
+"""Records that a verdict or figure rests on, by their source."""
+
+KIND_LABELS: Final[dict[Kind, str]] = {
+    "balanced": "Balanced",
+    "straggler": "Straggler",
+    "communication_bound": "Communication bound",
+    "input_bound": "Input bound",
+    "host_bound": "Host bound",
+    "compute_bound": "Compute bound",
+    "pipeline_bubble": "Pipeline bubble",
+    "hang": "Hang",
+    "insufficient_data": "Not enough data",
+}
+
+KIND_TONES: Final[dict[Kind, str]] = {
+    "balanced": "good",
+    "straggler": "bad",
+    "communication_bound": "fair",
+    "input_bound": "fair",
+    "host_bound": "fair",
+    "compute_bound": "good",
+    "pipeline_bubble": "fair",
+    "hang": "bad",
+    "insufficient_data": "unknown",
+}
+"""Tone of each kind of verdict. assets/style.css has a colour and a sign per tone."""
+
+
+def verdict_tone(kind: Kind, *, may_be_well: bool) -> str:
+    """Return the tone of a verdict on a run. "good" becomes "plain" unless ``may_be_well``: a killed run is not healthy."""
+    tone = KIND_TONES[kind]
+    return "plain" if tone == "good" and not may_be_well else tone
+
+
+CAUSE_LABELS: Final[dict[Cause, str]] = {
+    "input": "slow input",
+    "host": "slow host",
+    "gc": "garbage collection",
+    "checkpoint": "checkpoint",
+    "evaluation": "evaluation",
+    "compute": "slow compute",
+    "imbalance": "more work than others",
+    "communication": "communication",
+    "unknown": "cause unknown",
+}
+
+STATUS_LABELS: Final[dict[Status, str]] = {
+    "starting": "Starting",
+    "live": "Live",
+    "silent": "Silent",
+    "finished": "Finished",
+    "failed": "Ended badly",
+    "unreadable": "Unreadable",
+}
+
+STATUS_TONES: Final[dict[Status, str]] = {
+    "starting": "live", "live": "live", "silent": "fair", "finished": "plain", "failed": "bad", "unreadable": "bad",
+}  # fmt: skip
+
+GOING_ON: Final[frozenset[Status]] = frozenset({"starting", "live", "silent"})
+"""Statuses of runs that may have running ranks."""
+LIVE: Final = GOING_ON | {"failed"}
+"""Statuses of runs that may still change. A failed elastic job may start its next attempt."""
+
+
+def percent(share: float | None, *, digits: int = 0) -> str:
+    """Format a fraction: ``0.38`` -> ``38%``."""
+    return UNKNOWN if share is None else f"{100 * share:.{digits}f}%"
+
+
+def slowdown(factor: float | None) -> str:
+    """Format a slowdown factor: ``1.31`` -> ``31% longer``."""
+    if factor is None:
+        return UNKNOWN
+    longer = 100 * (factor - 1)
+    return "none" if longer < 0.05 else f"{longer:.0f}% longer" if longer >= 10 else f"{longer:.1f}% longer"
+
+
+def gpu_hours(hours: float | None) -> str:
+    """Format GPU time. Below 1 GPU-h it is in GPU-minutes or GPU-seconds, with three significant digits."""
+    if hours is None:
+        return UNKNOWN
+    if hours == 0:
+        return "0 GPU-h"
+    if hours < 1 / 60:
+        return f"{hours * 3600:.3g} GPU-s"
+    if hours < 1:
+        return f"{hours * 60:.3g} GPU-min"
+    return f"{hours:,.1f} GPU-h"
+
+
+def money(amount: float, currency: str) -> str:
+    """Format an amount: ``31.0, USD`` -> ``31.00 USD``."""
+    return f"{amount:,.2f} {currency}" if amount >= 0.01 or amount == 0 else f"{amount:.2g} {currency}"
+
+
+def rate(per_second: float) -> str:
+    """Format a rate: ``1.25/s``, ``123,100/s``."""
+    return f"{per_second:,.0f}/s" if per_second >= 1000 else f"{per_second:.4g}/s"
+
+
+def milliseconds(us: float | None) -> float | None:
+    """Convert microseconds to milliseconds; ``None`` stays ``None``."""
+    return None if us is None else us / 1e3
+
+
+def moment(unix_ns: int | None) -> str:
+    """Format date and time in UTC, so that all viewers of a link see the same."""
+    text = None if unix_ns is None else units.moment(unix_ns)
+    return UNKNOWN if text is None else f"{text} UTC"
+
+
+def not_renewed(stale: Stale) -> str:
+    """Return the note that older content is shown, with its time and the reason."""
+    return f"As of {moment(stale.as_of_unix_ns)}; nothing newer could be read, and it is tried again: {stale.why}"

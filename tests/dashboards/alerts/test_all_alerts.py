@@ -1,0 +1,295 @@
+"""The page of the alerts of all runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.dashboards.blocks import draw_at, page_for
+
+from rankscope.alerts.alert import fingerprint
+from rankscope.alerts.prometheus import Prometheus, Server
+from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
+from rankscope.base.errors import InputError, RankscopeError
+from rankscope.dashboards.alerts import all_alerts as page
+from rankscope.dashboards.alerts import data as watched_alerts
+from rankscope.dashboards.alerts.all_alerts import PAGE, alert_row, picked, row_id
+from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, alert_record
+from rankscope.dashboards.alerts.figures import MOST_BARS, alert_counts, alert_times, bar_width_s
+from rankscope.dashboards.alerts.view import alert_article
+from rankscope.dashboards.app import create_app
+from rankscope.dashboards.charts.palette import PALETTES
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.web.config import DashboardConfig
+
+AT = 1_790_000_000_000_000_000
+SECOND = 10**9
+MINUTE = 60 * SECOND
+COLORS = PALETTES["light"]
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """State folder of the test instead of the user's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def alert(state: Any = "resolved", start_ns: int = AT, end_ns: int | None = AT + MINUTE, **labels: str) -> AlertRecord:
+    return alert_record(
+        {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "run-1", "rank": "2", "host": "n1", **labels},
+        {"summary": "Rank 2 is slow.", "evidence": "imposed wait"},
+        state=state,
+        started_unix_ns=start_ns,
+        ended_unix_ns=end_ns,
+        source="watcher",
+    )
+
+
+def said(component: Any) -> str:
+    return str(component.to_plotly_json() if hasattr(component, "to_plotly_json") else component)
+
+
+def finding(run: Path, status: Any, at_ns: int, *, summary: str = "It hangs.", **labels: str) -> None:
+    told = {"alertname": "TrainingHang", "severity": "critical", **labels}
+    append_finding(
+        run,
+        FindingRecord(
+            schema=FINDING_SCHEMA,
+            time_unix_ns=at_ns,
+            status=status,
+            fingerprint=fingerprint(told),
+            labels=told,
+            annotations={"summary": summary},
+        ),
+    )
+
+
+# Rows -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_has_what_is_known_and_leaves_out_what_is_not() -> None:
+    known = alert_row(
+        replace(alert(gpu_uuid="GPU-1"), evidence="/run/run-1?rank=2"), {"run-1": "bert"}, now_unix_ns=AT + 9 * MINUTE
+    )
+    unknown = alert_row(alert_record({}, {}, state="lost", started_unix_ns=AT, source="prometheus"), {}, now_unix_ns=AT)
+
+    assert known | {"id": ""} == {
+        "id": "",
+        "state": "Past",
+        "state_tone": "plain",
+        "severity": "warning",
+        "alert": "TrainingStraggler",
+        "name": "bert",
+        "href": "/run/run-1?rank=2",
+        "rank": 2,
+        "host": "n1",
+        "gpu": "GPU-1",
+        "started": "2026-09-21 14:13:20",
+        "ended": "2026-09-21 14:14:20",
+        "minutes": 1.0,
+        "summary": "Rank 2 is slow.",
+    }
+    # An alert without a known end has no duration up to now
+    assert set(unknown) == {"id", "state", "state_tone", "started"}
+
+
+def test_what_fires_has_lasted_until_now() -> None:
+    row = alert_row(alert("firing", end_ns=None), {}, now_unix_ns=AT + 9 * MINUTE)
+
+    assert row["minutes"] == 9.0
+    assert "ended" not in row
+
+
+def test_a_time_that_no_calendar_has_takes_nothing_else_away() -> None:
+    odd = alert(start_ns=-(10**22), end_ns=10**22)
+    row = alert_row(odd, {}, now_unix_ns=AT)
+    assert row["alert"]
+    assert not {"started", "ended"} & set(row)
+    assert "not known" in said(alert_article(odd))
+    assert len(alert_times([odd, alert()], COLORS, now_unix_ns=AT).data) == 4
+    assert alert_counts([odd, alert()], COLORS).says
+
+
+def test_hostile_names_are_inert_in_a_row() -> None:
+    row = alert_row(alert(alertname="x\u202e\n", host="h\x1b[31m"), {"run-1": "n\u202ex"}, now_unix_ns=AT)
+
+    assert not any(letter in f"{row['alert']}{row['host']}{row['name']}" for letter in "\u202e\n\x1b")
+
+
+# The figure -------------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 400 * 86_400), st.sampled_from(["critical", "warning", "page", None])), min_size=1, max_size=20
+    )
+)
+def test_every_alert_is_in_one_bar(starts: list[tuple[int, str | None]]) -> None:
+    alerts = [replace(alert(start_ns=AT + second * SECOND), severity=severity) for second, severity in starts]
+
+    drawn = alert_counts(alerts, COLORS)
+
+    assert sum(sum(bar.y) for bar in drawn.figure.data) == len(alerts)
+    assert len({x for bar in drawn.figure.data for x in bar.x}) <= MOST_BARS
+    critical = drawn.figure.data[0]
+    assert sum(critical.y) == sum(severity == "critical" for _, severity in starts)
+    assert len(drawn.table.rows) == len(alerts)
+
+
+def test_bars_are_as_narrow_as_the_time_allows() -> None:
+    assert bar_width_s([AT])[1] == "minute"
+    assert bar_width_s([AT, AT + 2 * 86_400 * SECOND])[1] == "hour"
+    assert bar_width_s([AT, AT + 400 * 86_400 * SECOND])[1] == "7 days"
+
+
+def test_the_figure_says_how_many_fire_and_which_most_often() -> None:
+    drawn = alert_counts([alert("firing", end_ns=None), alert(start_ns=AT + SECOND), alert(alertname="GpuDown")], COLORS)
+
+    assert drawn.says == "3 alerts, 1 of them firing; TrainingStraggler most often, 2 times."
+    # Distinguishable without colour
+    assert len({bar.marker.pattern.shape for bar in drawn.figure.data}) == 3
+
+
+# The page ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_page_says_how_to_get_alerts(memory_runs: Any) -> None:
+    shown = said(page_for(PAGE.path, "", memory_runs)[0])
+
+    assert "rankscope alerts watch" in shown
+    assert "--prometheus" in shown
+
+
+def test_who_could_not_be_asked_is_said_above_what_the_others_told(memory_runs: Any) -> None:
+    memory_runs.alerts_found["run-1"] = AlertsFound([alert()], ["http://prom:9090: cannot be reached"])
+
+    shown = said(page_for(PAGE.path, "?q=slow&sort=-minutes", memory_runs)[0])
+
+    assert shown.index("cannot be reached") < shown.index("TrainingStraggler")
+    assert "1 alert, 0 firing" in shown
+    assert "'quickFilterText': 'slow'" in shown
+    assert "'sort': 'desc'" in shown
+
+
+def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MOST_ROWS", 2)
+    memory_runs.alerts_found["run-1"] = AlertsFound([alert(start_ns=AT + n * SECOND) for n in range(5)], [])
+
+    shown = said(page_for(PAGE.path, "", memory_runs)[0])
+
+    assert "3 older alerts are not in the table" in shown
+    assert shown.count("'state': 'Past'") == 2
+    assert len(draw_at(memory_runs, PAGE.path, "alert-counts")[0].table.rows) == 5
+
+
+def test_the_selected_alert_says_what_it_rests_on_with_its_runbook(memory_runs: Any) -> None:
+    found = AlertsFound([alert(), alert(rank="3")], [])
+
+    shown = said(picked(found, (row_id(found.alerts[0]),)))
+
+    assert "imposed wait" in shown
+    assert "Markdown" in shown
+    assert "Select a row" in said(picked(found, ("another",)))
+
+
+def test_the_open_page_learns_of_new_alerts_and_else_stays_as_it_is(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs, DashboardConfig()))
+
+    def poll(seen: str) -> dict[str, Any]:
+        told: dict[str, Any] = client("alerts-grid.rowData", {"alerts-revision.data": seen}, triggered="alerts-poll.n_intervals")
+        return told
+
+    revision = poll("")["alerts-revision"]["data"]
+    assert poll(revision) == {}
+    memory_runs.alerts_found["run-1"] = AlertsFound([alert("firing", end_ns=None)], [])
+
+    answer = poll(revision)
+
+    assert [row["alert"] for row in answer["alerts-grid"]["rowData"]] == ["TrainingStraggler"]
+    assert answer["alerts-count"]["children"] == "1 alert, 1 firing"
+    memory_runs.problems["alerts"] = InputError("runs", "gone")
+    assert poll(revision) == {}
+    rows = [{"id": row_id(alert("firing", end_ns=None))}]
+    memory_runs.problems.clear()
+    chosen = client("alerts-picked.children", {"alerts-grid.selectedRows": rows}, triggered="alerts-grid.selectedRows")
+    assert "imposed wait" in str(chosen)
+
+
+def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -> None:
+    memory_runs.problems["alerts"] = InputError("runs", "Permission denied")
+
+    with pytest.raises(RankscopeError, match="Permission denied"):
+        PAGE.blocks(memory_runs, "", DashboardConfig())
+
+
+# Over folders of runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
+    tmp_path: Path, write_run: Callable[..., Path]
+) -> None:
+    # Given a live run, an ended one, a damaged one, and a Prometheus that is down
+    root = tmp_path / "runs"
+    live = write_run(root / "live", run_id="live", finished=False)
+    over = write_run(root / "over", run_id="over")
+    write_run(root / "bad", run_id="bad")
+    (root / "bad" / "run.json").write_text("{")
+    finding(live, "firing", AT, run_id="live", rank="1")
+    finding(over, "firing", AT + SECOND, run_id="over", rank="0")
+    finding(over, "resolved", AT + MINUTE, run_id="over", rank="0")
+    source = DiskRuns(root, prometheus=Prometheus(Server(url="http://127.0.0.1:9")))
+
+    found = source.all_alerts()
+
+    told = [(one.state, one.run_id, one.evidence) for one in found.alerts]
+    assert told == [("firing", "live", "/run/live?rank=1"), ("resolved", "over", "/run/over?rank=0")]
+    assert len(found.problems) == 1
+    assert "cannot be reached" in found.problems[0]
+
+
+def test_an_alert_that_is_told_again_is_the_same_one_with_what_is_known_by_then(tmp_path: Path, write_run: Any) -> None:
+    run = write_run(tmp_path / "run", run_id="a", finished=False)
+    finding(run, "firing", AT, run_id="a")
+    finding(run, "firing", AT + SECOND, run_id="b")
+    finding(run, "firing", AT + MINUTE, run_id="a", summary="Rank 3 did not come.")
+
+    found = watched_alerts.findings_of(run, over=False)
+
+    assert [(one.run_id, one.started_unix_ns, one.summary) for one in found] == [
+        ("a", AT, "Rank 3 did not come."),
+        ("b", AT + SECOND, "It hangs."),
+    ]
+
+
+def test_findings_are_read_again_only_when_they_have_changed(
+    tmp_path: Path, write_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "runs"
+    runs = [write_run(root / name, run_id=name) for name in ("a", "b")]
+    for run in runs:
+        finding(run, "firing", AT, run_id=run.name)
+    read: list[str] = []
+    follow = watched_alerts.findings_of
+
+    def counted(run: Path, *, over: bool) -> list[AlertRecord]:
+        read.append(run.name)
+        return follow(run, over=over)
+
+    monkeypatch.setattr("rankscope.dashboards.alerts.data.findings_of", counted)
+    now_s = [2e9]
+    source = DiskRuns(root, clock_s=lambda: now_s[0])
+
+    assert len(source.all_alerts().alerts) == 2
+    finding(runs[0], "resolved", AT + MINUTE, run_id="a")
+    os.utime(runs[1], None)
+    assert len(source.all_alerts().alerts) == 2, "asked again within seconds"
+    now_s[0] += 60
+
+    assert {one.run_id: one.state for one in source.all_alerts().alerts} == {"a": "resolved", "b": "lost"}
+    assert sorted(read) == ["a", "a", "b"]

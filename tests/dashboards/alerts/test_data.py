@@ -1,0 +1,207 @@
+"""Alerts of the dashboard, from the watcher's files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.alerts.alert import Alert, fingerprint
+from rankscope.alerts.store.database import Store
+from rankscope.alerts.store.folders import STORE_FILE, watcher_state
+from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
+from rankscope.alerts.watch.ledger import Entry, Ledger, Track, save_ledger
+from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, about_run, alert_record, alerts_of
+from rankscope.dashboards.data.source import RunSummary
+from rankscope.runs.paths import findings_file
+
+AT = 1_790_000_000_000_000_000
+SECOND = 10**9
+SPAN = (AT - 3600 * SECOND, AT + 3600 * SECOND)
+LABELS = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "run-1", "run": "bert", "rank": "2", "host": "n1"}
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """State folder of the test instead of the user's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunSummary:
+    (tmp_path / "runs" / "bert").mkdir(parents=True)
+    return RunSummary(run_id="run-1", name="bert", path=str(tmp_path / "runs" / "bert"), revision="a", status="live")
+
+
+def finding(run: RunSummary, status: Any, seconds: int, **annotations: str) -> None:
+    record = FindingRecord(
+        schema=FINDING_SCHEMA,
+        time_unix_ns=AT + seconds * SECOND,
+        status=status,
+        fingerprint=fingerprint(LABELS),
+        labels=LABELS,
+        annotations=annotations,
+    )
+    append_finding(Path(run.path), record)
+
+
+def found(run: RunSummary, **more: Any) -> AlertsFound:
+    return alerts_of([run], **{"root": None, "prometheus": None, "span_unix_ns": SPAN, **more})
+
+
+def test_what_the_watcher_wrote_is_one_alert_from_beginning_to_end(run: RunSummary) -> None:
+    finding(run, "firing", 0, summary="Rank 2 is slow.", evidence="imposed wait 39 ms", runbook_url="https://wiki/T.md")
+    finding(run, "resolved", 60, summary="Rank 2 is slow.")
+    finding(run, "firing", 900, summary="Rank 2 is slow again.")
+
+    now, before = found(run).alerts
+
+    assert (now.state, now.started_unix_ns, now.ended_unix_ns) == ("firing", AT + 900 * SECOND, None)
+    assert (before.state, before.started_unix_ns, before.ended_unix_ns) == ("resolved", AT, AT + 60 * SECOND)
+    assert (before.name, before.severity, before.run_id, before.rank) == ("TrainingStraggler", "warning", "run-1", 2)
+    assert (before.summary, before.description) == ("Rank 2 is slow.", "imposed wait 39 ms")
+    assert (before.evidence, before.runbook_url) == ("/run/run-1?rank=2", "https://wiki/T.md")
+    assert before.source == "watcher"
+
+
+def test_an_alert_of_a_run_that_is_over_and_that_nobody_ended_is_not_said_to_fire(run: RunSummary) -> None:
+    finding(run, "firing", 0)
+
+    [alert] = found(replace(run, status="finished")).alerts
+
+    assert (alert.state, alert.ended_unix_ns) == ("lost", None)
+
+
+def test_two_watchers_of_one_run_tell_of_one_alert(run: RunSummary) -> None:
+    for seconds in (0, 1):
+        finding(run, "firing", seconds)
+    for seconds in (60, 61):
+        finding(run, "resolved", seconds)
+
+    [alert] = found(run).alerts
+
+    assert (alert.started_unix_ns, alert.ended_unix_ns) == (AT, AT + 60 * SECOND)
+
+
+@pytest.mark.parametrize("watched", ["root", "run"])
+def test_what_the_watcher_follows_just_now_comes_from_its_state(run: RunSummary, watched: str) -> None:
+    # Given a watcher of the folder or of the run, with a pending finding of this run and one of a run elsewhere
+    root = Path(run.path).parent
+    entries = [
+        Entry(run=folder, fingerprint="1", alert=Alert(labels=LABELS, annotations={"summary": "S."}), track=Track("pending", 2))
+        for folder in (run.path, "/elsewhere")
+    ]
+    with Store(watcher_state(root if watched == "root" else Path(run.path))) as store:
+        save_ledger(store, Ledger(entries=entries))
+
+    [alert] = found(run, root=root).alerts
+
+    assert (alert.state, alert.summary, alert.rank) == ("pending", "S.", 2)
+
+
+def test_damaged_lines_are_left_out_and_what_cannot_be_read_is_said(run: RunSummary) -> None:
+    finding(run, "firing", 0)
+    with findings_file(Path(run.path)).open("ab") as file:
+        file.write(b'{"schema": 7}\n\xff\n{"half')
+    state = watcher_state(Path(run.path)) / STORE_FILE
+    state.parent.mkdir(parents=True)
+    state.write_text("no ledger")
+
+    result = found(run)
+
+    assert [alert.state for alert in result.alerts] == ["firing"]
+    [problem] = result.problems
+    assert problem.startswith(f"{state}: not a store")
+    assert state.read_text() == "no ledger"
+
+
+def test_a_folder_in_place_of_the_findings_is_a_problem_and_no_more(run: RunSummary) -> None:
+    findings_file(Path(run.path)).mkdir()
+
+    result = found(run)
+
+    assert result.alerts == []
+    assert result.problems == [f"{findings_file(Path(run.path))}: Is a directory"]
+
+
+def test_only_what_falls_into_the_time_is_told(run: RunSummary) -> None:
+    finding(run, "firing", 0)
+    finding(run, "resolved", 60)
+
+    assert found(run, span_unix_ns=(AT + 61 * SECOND, AT + 99 * SECOND)).alerts == []
+    assert len(found(run, span_unix_ns=(AT + 60 * SECOND, AT + 99 * SECOND)).alerts) == 1
+
+
+@pytest.mark.parametrize("address", ["javascript:alert(1)", "runbooks/T.md", "//evil", "http://[", "data:text/html,x"])
+def test_a_runbook_that_is_no_web_page_is_not_linked(address: str) -> None:
+    record = alert_record(LABELS, {"runbook_url": address}, state="firing", started_unix_ns=AT, source="watcher")
+
+    assert record.runbook_url is None
+
+
+@pytest.mark.parametrize("rank", ["-1", "²", "99999999", "x", ""])
+def test_a_rank_that_is_none_is_none(rank: str) -> None:
+    assert alert_record({**LABELS, "rank": rank}, {}, state="firing", started_unix_ns=AT, source="watcher").rank is None
+
+
+def test_a_run_is_told_of_its_own_alerts_and_of_those_of_its_hardware() -> None:
+    def about(**labels: str) -> AlertRecord:
+        return alert_record({"alertname": "X", **labels}, {}, state="firing", started_unix_ns=AT, source="prometheus")
+
+    mine = [
+        about(run_id="run-1", host="far"),
+        about(uuid="GPU-1", instance="n9:9400"),
+        about(instance="n1:9400"),
+        about(host="n1"),
+    ]
+    others = [about(run_id="run-2", host="n1"), about(uuid="GPU-9", instance="n1:9400"), about(instance="n2:9400"), about()]
+
+    shown = about_run(AlertsFound([*others, *mine], ["p"]), "run-1", gpus={"GPU-1"}, hosts={"n1"})
+
+    assert shown == AlertsFound(mine, ["p"])
+
+
+def test_an_alert_that_fires_is_shown_once_though_two_watchers_follow_it(run: RunSummary) -> None:
+    # Given the line in the run, and the states of two watchers, of the run and of its folder
+    root = Path(run.path).parent
+    finding(run, "firing", 0, summary="Rank 2 is slow.")
+    for watched in (root, Path(run.path)):
+        entry = Entry(
+            run=run.path,
+            fingerprint=fingerprint(LABELS),
+            alert=Alert(labels=LABELS, annotations={}),
+            track=Track("firing"),
+            starts_at_unix_ns=AT,
+        )
+        with Store(watcher_state(watched)) as store:
+            save_ledger(store, Ledger(entries=[entry]))
+
+    [alert] = found(run, root=root).alerts
+
+    assert (alert.state, alert.summary, alert.started_unix_ns) == ("firing", "Rank 2 is slow.", AT)
+
+
+def test_records_can_be_told_to_a_program(run: RunSummary) -> None:
+    finding(run, "firing", 0, summary="<b>&\u202e")
+
+    assert msgspec.json.decode(msgspec.json.encode(found(run)))["alerts"][0]["summary"] == "<b>&\u202e"
+
+
+def test_hostile_identity_makes_no_other_link(tmp_path: Path) -> None:
+    summary = RunSummary(run_id='a/../"><script>', name="x", path=str(tmp_path), revision="a", status="live")
+    append_finding(
+        tmp_path,
+        FindingRecord(
+            schema=FINDING_SCHEMA,
+            time_unix_ns=AT,
+            status="firing",
+            fingerprint="1",
+            labels={**LABELS, "run_id": summary.run_id},
+            annotations={},
+        ),
+    )
+
+    assert found(summary).alerts[0].evidence == "/run/a%2F..%2F%22%3E%3Cscript%3E?rank=2"

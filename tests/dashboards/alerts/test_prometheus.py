@@ -1,0 +1,321 @@
+"""Readings and alerts from a Prometheus: a real one, an absent one, and servers with hostile answers."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.local_http import answering, respond
+from tests.remembering_prometheus import remembering
+
+from rankscope.alerts.prometheus import Prometheus, PrometheusDownError, PrometheusError, Server, step_for
+from rankscope.base.errors import InputError
+from rankscope.dashboards.alerts.data import alerts_of
+from rankscope.dashboards.alerts.prometheus import prometheus_alerts
+from rankscope.dashboards.data.hardware import GAUGES
+from rankscope.dashboards.store.prometheus_hardware import SELECTORS, hardware_of
+from rankscope.exporter.catalogue import BY_NAME
+
+BEGAN_S = 1_790_000_000
+SPAN = (BEGAN_S * 10**9, (BEGAN_S + 600) * 10**9)
+SECRET = "s3cr3t"
+
+
+def test_every_gauge_is_a_metric_of_the_exporter() -> None:
+    assert tuple(SELECTORS) == GAUGES
+    for metric, label in SELECTORS.values():
+        assert metric in BY_NAME
+        assert not label or label.partition("=")[0] in BY_NAME[metric].labels
+
+
+@pytest.mark.parametrize(("seconds", "points", "step"), [(600, 2048, 5), (86_400, 2048, 43), (600, 2, 600), (10**8, 10**9, 9092)])
+def test_a_span_has_no_more_points_than_wanted_nor_than_prometheus_gives(seconds: int, points: int, step: float) -> None:
+    assert step_for((0, seconds * 10**9), most_points=points, least_s=5.0) == step
+
+
+# A real Prometheus -----------------------------------------------------------------------------------------------------------
+
+
+def samples(name: str, labels: str, value: Callable[[int], float], *, last_s: int = 600) -> list[str]:
+    return [f"{name}{{{labels}}} {value(second)} {BEGAN_S + second}" for second in range(0, last_s + 1, 10)]
+
+
+def past() -> str:
+    """Return series of two GPUs, one scraped by two jobs, the other with a MIG device; one disappears after a while."""
+    families: dict[str, list[str]] = {
+        "gpu_info": [
+            line
+            for job in ("a", "b")
+            for line in samples("gpu_info", f'uuid="GPU-1",host="n1",simulated="false",job="{job}"', lambda _: 1)
+        ]
+        + samples("gpu_info", 'uuid="GPU-2",host="n2",simulated="true"', lambda _: 1, last_s=200),
+        "gpu_mig_info": samples("gpu_mig_info", 'uuid="MIG-9",parent_uuid="GPU-2"', lambda _: 1),
+        "gpu_temperature_celsius": [
+            line
+            for job in ("a", "b")
+            for line in samples("gpu_temperature_celsius", f'uuid="GPU-1",job="{job}"', lambda s: 50 + s / 60)
+        ]
+        + samples("gpu_temperature_celsius", 'uuid="GPU-2"', lambda _: 80, last_s=200),
+        "gpu_clock_hertz": samples("gpu_clock_hertz", 'uuid="GPU-1",clock="sm"', lambda _: 1.5e9)
+        + samples("gpu_clock_hertz", 'uuid="GPU-1",clock="memory"', lambda _: 9e9),
+        "ALERTS": samples(
+            "ALERTS",
+            'alertname="RankSilent",alertstate="firing",run_id="r1",rank="3",severity="critical"',
+            lambda _: 1,
+            last_s=120,
+        )
+        + samples("ALERTS", 'alertname="SomebodyElses",alertstate="firing"', lambda _: 1)
+        + samples("ALERTS", 'alertname="GpuDown",alertstate="firing",uuid="GPU-2"', lambda _: 1),
+    }
+    return "".join(f"# TYPE {name} gauge\n" + "\n".join(lines) + "\n" for name, lines in families.items())
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory, require_program: Callable[[str], str]) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    with remembering(folder, past(), program=require_program) as url:
+        yield url
+
+
+@pytest.mark.slow
+def test_readings_come_per_gpu_in_the_runs_words_whoever_scraped_them(real: str) -> None:
+    # When the GPUs of four ranks are queried: one scraped twice, a MIG device by its CUDA name, an unknown one
+    found = hardware_of(Prometheus(Server(url=real)), {"GPU-1": (0, 1), "GPU-9": (2,), "GPU-7": (3,)}, SPAN)
+
+    # Then each has its gauges on one time line, with gaps where data is missing
+    first, mig = found.gpus
+    assert (first.gpu_uuid, first.host, first.ranks, first.simulated) == ("GPU-1", "n1", [0, 1], False)
+    assert set(first.gauges) == {"temperature_celsius", "sm_clock_hertz"}
+    rows = found.rows["GPU-1"]
+    np.testing.assert_allclose(rows["temperature_celsius"], 50 + (rows["unix_ns"] / 1e9 - BEGAN_S) // 10 * 10 / 60)
+    assert set(rows["sm_clock_hertz"]) == {1.5e9}
+    assert np.isnan(rows["power_watts"]).all()
+
+    # And the MIG device shows the readings of its parent GPU, as long as there are any
+    assert (mig.gpu_uuid, mig.host, mig.ranks, mig.simulated) == ("GPU-9", "n2", [2], True)
+    assert set(found.rows["GPU-9"]["temperature_celsius"]) == {80.0}
+    assert mig.last_unix_ns is not None
+    assert mig.last_unix_ns < SPAN[1]
+
+    # And the unknown GPU is reported as missing
+    assert found.missing == ["GPU-7"]
+    assert found.step_s == 5.0
+
+
+@pytest.mark.slow
+def test_of_many_points_only_so_many_are_fetched(real: str) -> None:
+    found = hardware_of(Prometheus(Server(url=real)), {"GPU-1": (0,)}, SPAN, most_points=7)
+
+    assert found.step_s == 100.0
+    assert len(found.rows["GPU-1"]) == 7
+
+
+@pytest.mark.slow
+def test_past_alerts_come_from_what_prometheus_remembers(real: str) -> None:
+    silent, down = sorted(prometheus_alerts(Prometheus(Server(url=real)), SPAN), key=lambda alert: alert.name, reverse=True)
+
+    # Then one alert is past, with start and end; Prometheus keeps a series without new samples for 5 minutes
+    assert (silent.name, silent.state, silent.run_id, silent.rank, silent.severity) == (
+        "RankSilent",
+        "resolved",
+        "r1",
+        3,
+        "critical",
+    )
+    assert silent.started_unix_ns == SPAN[0]
+    assert silent.ended_unix_ns is not None
+    assert 120 * 10**9 < silent.ended_unix_ns - SPAN[0] <= (120 + 300 + 15) * 10**9
+
+    # And one has no known end; alerts that are neither rankscope's nor about a run are left out
+    assert (down.name, down.state, down.ended_unix_ns, down.run_id) == ("GpuDown", "lost", None, None)
+
+
+@pytest.mark.slow
+def test_an_expression_that_prometheus_cannot_read_is_its_own_words(real: str) -> None:
+    with pytest.raises(PrometheusError, match=r"^http://127\.0\.0\.1:\d+: cannot answer: .*parse error"):
+        Prometheus(Server(url=real)).query("sum(", at_unix_ns=SPAN[0])
+
+
+@pytest.mark.slow
+def test_a_server_without_alerts_has_none(real: str) -> None:
+    client = Prometheus(Server(url=real))
+
+    assert client.alerts() == []
+
+
+# Servers that answer anything --------------------------------------------------------------------------------------------------
+
+
+class Hostile:
+    """A server that answers with ``answer(request)`` and keeps its requests."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.answer: Callable[[BaseHTTPRequestHandler], None] = lambda it: respond(it, 200, b"{}")
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+
+    def take(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        self.requests.append((request.path, dict(request.headers), body))
+        self.answer(request)
+
+
+@pytest.fixture
+def hostile() -> Iterator[Hostile]:
+    server = Hostile()
+    with answering(server.take) as server.url:
+        yield server
+
+
+def vector(*samples: Any) -> bytes:
+    return msgspec.json.encode({"status": "success", "data": {"resultType": "vector", "result": list(samples)}})
+
+
+def never_end(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.end_headers()
+    while True:
+        time.sleep(0.02)
+        request.wfile.write(b" ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda it: respond(it, 200, b'{"status":"succ'), "is not one of Prometheus' API"),
+        (lambda it: respond(it, 200, b"<html>"), "is a Prometheus there"),
+        (lambda it: respond(it, 200, b"{}"), "is not one of Prometheus' API"),
+        (lambda it: respond(it, 200, b"\xff\xfe"), "is not one of Prometheus' API"),
+        (lambda it: respond(it, 200, b'{"status":"success","data":{"resultType":"vector","result":7}}'), "is not one of"),
+        (lambda it: respond(it, 200, b'{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}'), "is not one of"),
+        (lambda it: respond(it, 200, vector({"metric": {}, "value": [1, "up"]})), "cannot be used"),
+        (lambda it: respond(it, 200, vector({"metric": {}, "value": [1e300, "1"]})), "a time no clock shows"),
+        (lambda it: respond(it, 200, b"x" * 100, Content_Length="9999"), "cannot be read"),
+        (lambda it: respond(it, 200, b"x" * 2**21), "larger than 1 MiB"),
+        (lambda it: respond(it, 200, gzip.compress(b" " * 2**24), Content_Encoding="gzip"), "larger than 1 MiB"),
+        (lambda it: respond(it, 200, b"no gzip", Content_Encoding="gzip"), "cannot be read"),
+        (lambda it: respond(it, 500, b"oops"), "answered 500"),
+        (lambda it: respond(it, 503, b'{"status":"error","error":"too many\\n\\u001b[31mqueries"}'), "cannot answer: too many��"),
+        (lambda it: respond(it, 404), r"has no Prometheus API \(404\)"),
+        (lambda it: respond(it, 401), "--prometheus-token-file"),
+        (lambda it: it.wfile.write(b"\x00\x01 not http\r\n\r\n"), "cannot be read"),
+    ],
+)  # fmt: skip
+def test_whatever_a_server_answers_the_error_is_one_line(
+    hostile: Hostile, answer: Callable[[BaseHTTPRequestHandler], None], says: str
+) -> None:
+    hostile.answer = answer
+
+    with pytest.raises(PrometheusError, match=says) as caught:
+        Prometheus(Server(url=hostile.url), max_bytes=2**20).query("up", at_unix_ns=SPAN[0])
+
+    assert str(caught.value).startswith(f"{hostile.url}: ")
+    assert str(caught.value).isprintable()
+
+
+def test_a_redirect_is_not_followed_and_no_credential_goes_with_it(hostile: Hostile, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(SECRET)
+    hostile.answer = lambda it: respond(it, 302, Location=f"{hostile.url}/elsewhere")
+
+    with pytest.raises(PrometheusError, match="answered 302; redirects are not followed"):
+        Prometheus(Server(url=hostile.url, token_file=tmp_path / "token")).alerts()
+
+    assert [path for path, _, _ in hostile.requests] == ["/api/v1/alerts"]
+
+
+def test_an_answer_that_never_ends_is_cut_off(hostile: Hostile) -> None:
+    hostile.answer = never_end
+
+    with pytest.raises(PrometheusDownError, match=r"no (whole )?answer within 2 s"):
+        Prometheus(Server(url=hostile.url), answer_s=2).query("up", at_unix_ns=SPAN[0])
+
+
+def test_nobody_there_is_said_with_what_to_do() -> None:
+    with pytest.raises(PrometheusDownError, match=r"cannot be reached: .*refused; is Prometheus running there"):
+        Prometheus(Server(url="http://127.0.0.1:9")).alerts()
+
+
+@pytest.mark.parametrize(
+    ("token", "header"), [(f"{SECRET}\n", f"Bearer {SECRET}"), (f"ann:{SECRET}\n", "Basic YW5uOnMzY3IzdA==")]
+)
+def test_credentials_come_from_a_file_read_each_time_or_from_the_environment(
+    hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, header: str
+) -> None:
+    hostile.answer = lambda it: respond(it, 200, b'{"status":"success","data":{"alerts":[]}}')
+    file = tmp_path / "token"
+    file.write_text("old")
+    client = Prometheus(Server(url=hostile.url, token_file=file))
+
+    # When the token file has been renewed
+    file.write_text(token)
+    client.alerts()
+    monkeypatch.setenv("RANKSCOPE_PROMETHEUS_TOKEN", token)
+    Prometheus(Server(url=hostile.url)).alerts()
+
+    assert [headers["Authorization"] for _, headers, _ in hostile.requests] == [header, header]
+
+
+@pytest.mark.parametrize("url", ["http://ann:s3cr3t@{}", "http://{}/s3cr3t", "http://{}?token=s3cr3t"])
+def test_no_message_has_a_secret(url: str) -> None:
+    with answering(lambda it, _: respond(it, 500)) as address:
+        client = Prometheus(Server(url=url.format(address.removeprefix("http://"))))
+        with pytest.raises(PrometheusError) as refused:
+            client.alerts()
+    with pytest.raises(PrometheusDownError) as gone:
+        client.alerts()
+
+    assert SECRET not in f"{refused.value} {gone.value} {client.name}"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "No such file"), (b"", "empty"), (b"a\nb", "one line"), (b"\xff", "not text")]
+)
+def test_a_token_that_cannot_be_used_is_said_before_anybody_is_asked(
+    hostile: Hostile, tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(InputError, match=says):
+        Prometheus(Server(url=hostile.url, token_file=file)).alerts()
+
+    assert hostile.requests == []
+
+
+def test_an_authority_that_is_none_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+
+    with pytest.raises(InputError, match="no certificates of an authority"):
+        Prometheus(Server(url="https://127.0.0.1", ca_file=tmp_path / "ca.pem"))
+
+
+def test_a_gpu_cannot_break_out_of_the_expression(hostile: Hostile) -> None:
+    hostile.answer = lambda it: respond(it, 200, b'{"status":"success","data":{"resultType":"matrix","result":[]}}')
+
+    found = hardware_of(Prometheus(Server(url=hostile.url)), {'GPU-1"} or vector(1) #': (0,)}, SPAN)
+
+    assert found.missing == ['GPU-1"} or vector(1) #']
+    assert all(b"%22%7D+or" not in body for _, _, body in hostile.requests)
+
+
+def test_warnings_of_an_answer_that_is_not_whole_are_kept(hostile: Hostile) -> None:
+    body = b'{"status":"success","warnings":["store gone"],"data":{"resultType":"matrix","result":[]}}'
+    hostile.answer = lambda it: respond(it, 200, body)
+
+    assert hardware_of(Prometheus(Server(url=hostile.url)), {"GPU-1": (0,)}, SPAN).warnings == ["store gone"]
+
+
+def test_without_prometheus_the_other_alerts_are_shown_and_its_absence_is_said() -> None:
+    down = Prometheus(Server(url="http://127.0.0.1:9"))
+
+    found = alerts_of([], root=None, prometheus=down, span_unix_ns=SPAN)
+
+    assert found.alerts == []
+    assert "cannot be reached" in found.problems[0]

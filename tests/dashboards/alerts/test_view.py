@@ -1,0 +1,88 @@
+"""The view of alerts: bars over time, texts, and notes about missing data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.dashboards.blocks import draw, write
+
+from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, alert_record
+from rankscope.dashboards.alerts.figures import NONE, alert_times, row_label
+from rankscope.dashboards.alerts.view import VIEW
+from rankscope.dashboards.charts.palette import PALETTES
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.model.state import PageState
+
+AT = 1_790_000_000_000_000_000
+SECOND = 10**9
+COLORS = PALETTES["light"]
+
+
+def alert(
+    state: Any = "resolved", start: int = 0, end: int | None = 60, *, summary: str = "It is slow.", **labels: str
+) -> AlertRecord:
+    return alert_record(
+        {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "run-1", "rank": "2", **labels},
+        {"summary": summary},
+        state=state,
+        started_unix_ns=AT + start * SECOND,
+        ended_unix_ns=None if end is None else AT + end * SECOND,
+        source="watcher",
+    )
+
+
+def test_bars_reach_from_the_beginning_to_the_end_or_to_now_one_row_per_alert() -> None:
+    figure = alert_times([alert("firing", 100, None), alert(), alert(rank="3")], COLORS, now_unix_ns=AT + 160 * SECOND)
+
+    bars = {bar.name: bar for bar in figure.data if len(bar.y)}
+    assert set(bars) == {"Fires", "Past"}
+    assert (list(bars["Fires"].x), list(bars["Fires"].y)) == ([60_000], [0])
+    assert (list(bars["Past"].x), list(bars["Past"].y)) == ([60_000, 60_000], [0, 1])
+    assert list(bars["Fires"].base) == ["2026-09-21 14:15:00"]
+    assert list(figure.layout.yaxis.ticktext) == ["TrainingStraggler rank 2", "TrainingStraggler rank 3"]
+    # Distinguishable without colour
+    assert bars["Fires"].marker.pattern.shape != bars["Past"].marker.pattern.shape
+
+
+def test_without_an_alert_it_is_said_what_would_make_some() -> None:
+    assert alert_times([], COLORS, now_unix_ns=AT).layout.annotations[0].text == NONE
+
+
+def test_names_in_the_figure_are_short_and_inert() -> None:
+    label = row_label(alert(alertname="<b>x</b>\u202e" + "y" * 100))
+
+    assert "<" not in label
+    assert "\u202e" not in label
+    assert len(label) == 48
+
+
+@pytest.fixture
+def run(memory_runs: Any) -> RunData:
+    memory_runs.alerts_found["run-1"] = AlertsFound([alert("firing", 0, None), alert(run_id="run-2")], ["Prometheus: gone"])
+    return RunData(memory_runs, memory_runs.summary("run-1"))
+
+
+def test_the_figure_of_a_run_has_its_numbers_and_a_sentence(run: RunData) -> None:
+    drawn = draw(VIEW, "alert-times", run, PageState(), COLORS)
+
+    assert drawn.says == "Alerts: 1 firing, 0 pending or past"
+    assert [row[:5] for row in drawn.table.rows] == [("TrainingStraggler", "warning", "firing", "run-1", 2)]
+    assert all(len(row) == len(drawn.table.columns) for row in drawn.table.rows)
+
+
+def test_what_alerts_say_comes_after_what_is_missing_and_with_the_runbook(run: RunData) -> None:
+    text = str(write(VIEW, "alert-list", run, PageState()))
+
+    assert "Prometheus: gone" in text
+    assert text.index("Prometheus: gone") < text.index("It is slow.")
+    assert "by the watcher" in text
+    assert "Markdown" in text  # without a server for runbooks, the page contains it
+
+
+def test_replaying_is_one_command_away_whatever_the_folder_is_called(memory_runs: Any, analysis: Any, table: Any) -> None:
+    memory_runs.put(analysis, table, path="/runs/a b;c")
+
+    text = str(write(VIEW, "alert-replay", RunData(memory_runs, memory_runs.summary("run-1")), PageState()))
+
+    assert "rankscope alerts replay '/runs/a b;c'" in text

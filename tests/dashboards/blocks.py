@@ -1,0 +1,89 @@
+"""Blocks of a page, found and called by name as the page does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from rankscope.dashboards.charts.palette import PALETTES, Palette
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.live.pages import Pages
+from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.page import Block, Figure, Part, Table, every, find
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.view import View
+from rankscope.dashboards.web.config import DashboardConfig
+
+
+def block(kind: type[Block], view: View, name: str, run: RunData, state: PageState) -> Any:
+    """Return a block of a view."""
+    found = find(view.blocks(run, state), kind, name)
+    assert found is not None, name
+    return found
+
+
+def figure_names(view: View, run: RunData, state: PageState) -> list[str]:
+    """Return the names of the figures of a view."""
+    return [one.name for one in every(view.blocks(run, state)) if isinstance(one, Figure)]
+
+
+def draw(view: View, name: str, run: RunData, state: PageState, colors: Palette = PALETTES["light"]) -> Drawn:
+    """Draw a figure."""
+    figure: Drawn = block(Figure, view, name, run, state).draw(colors)
+    return figure
+
+
+def write(view: View, name: str, run: RunData, state: PageState) -> Sequence[Block]:
+    """Return the blocks of a part."""
+    blocks: Sequence[Block] = block(Part, view, name, run, state).make()
+    return blocks
+
+
+def table_rows(view: View, name: str, run: RunData, state: PageState) -> list[dict[str, Any]]:
+    """Return the rows of a table."""
+    found: list[dict[str, Any]] = block(Table, view, name, run, state).rows()
+    return found
+
+
+def pick(view: View, name: str, run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    """Return the selection after a click on a point of a figure."""
+    after: PageState = block(Figure, view, name, run, state).pick(point)
+    return after
+
+
+def pick_row(view: View, name: str, run: RunData, state: PageState, row: str) -> PageState:
+    """Return the selection after a click on a row of a table."""
+    after: PageState = block(Table, view, name, run, state).pick(row)
+    return after
+
+
+def zoom(view: View, name: str, run: RunData, state: PageState, across: tuple[float, float] | None) -> PageState:
+    """Return the selection after dragging over a figure."""
+    after: PageState = block(Figure, view, name, run, state).zoom(across)
+    return after
+
+
+def text_of(what: Any, between: str = "") -> str:
+    """Return all text of blocks, with that of their parts."""
+    if isinstance(what, str):
+        return what
+    if isinstance(what, Part):
+        return text_of(what.make(), between)
+    if isinstance(what, (list, tuple)):
+        return between.join(text_of(one, between) for one in what)
+    if is_dataclass(what):
+        return between.join(text_of(getattr(what, one.name), between) for one in fields(what))
+    return ""
+
+
+def page_for(path: object, search: object, source: Any, config: DashboardConfig | None = None) -> tuple[Any, str]:
+    """Return the page of an address as components, and its name."""
+    return Pages(source, config or DashboardConfig()).page(path, search)
+
+
+def draw_at(source: Any, path: str, name: str, search: str = "", colors: Palette = PALETTES["light"]) -> tuple[Drawn, bool]:
+    """Draw the figure of a page, and return whether it is final."""
+    found = Pages(source, DashboardConfig()).figure(path, search, name, colors)
+    assert found is not None, name
+    return found

@@ -1,0 +1,179 @@
+"""The page that compares runs: its texts, its figures, and runs that cannot be compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.dashboards.blocks import draw_at, page_for
+
+from rankscope.analysis.compare.result import RankShift
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.app import create_app
+from rankscope.dashboards.compare.figures import host_rows
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
+from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.making import MadeBeside
+from rankscope.dashboards.web.config import DashboardConfig
+
+WriteRun = Callable[..., Path]
+UntilReady = Callable[[Callable[[], Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def source(folder: Path, write_run: WriteRun) -> DiskRuns:
+    """Source of a sound run, one with a slow data loader, a larger one, and one that is too short."""
+    if not (folder / "sound").exists():
+        write_run(folder / "sound", run_id="sound", name="monday", slow_rank=None, steps=120)
+        write_run(folder / "slow", run_id="slow", name="tuesday", slow_rank=2, steps=120)
+        write_run(folder / "large", run_id="large", name="eight", slow_rank=None, ranks=8, steps=120)
+        write_run(folder / "short", run_id="short", name="short", slow_rank=None, steps=8)
+    return DiskRuns(folder)
+
+
+def said(source: Any, search: str) -> str:
+    page: Any = page_for("/compare", search, source, DashboardConfig())[0]
+    return json.dumps(page.to_plotly_json(), default=lambda one: one.to_plotly_json(), ensure_ascii=False)
+
+
+def test_the_page_says_what_became_worse_and_shows_where(source: DiskRuns) -> None:
+    page = said(source, "?runs=sound,slow")
+    for expected in ("Worse", "B is slower than A", "monday", "tuesday", "/run/slow", "4 of 4", "samples/s", "compare-parts"):
+        assert expected in page, expected
+    parts, ready = draw_at(source, "/compare", "compare-parts", "?runs=sound,slow")
+    assert ready
+    assert parts.says.startswith("B is slower than A")
+    worse = next(trace for trace in parts.figure.data if trace.name == "worse")
+    names = [one[0] for one in worse.customdata]
+    assert "step time" in names
+    step = next(row for row in parts.table.rows if row[1] == "step")
+    assert step[5] == pytest.approx(40_000, rel=0.05), "the loader of rank 2 takes so much longer"
+    assert all(len(row) == len(parts.table.columns) for row in parts.table.rows)
+
+
+def test_the_other_way_round_it_became_better(source: DiskRuns) -> None:
+    assert "Better" in said(source, "?runs=slow,sound")
+
+
+def test_the_distributions_are_of_the_compared_steps(source: DiskRuns) -> None:
+    drawn, _ = draw_at(source, "/compare", "compare-steps", "?runs=sound,slow")
+    sound, slow = drawn.figure.data
+    assert (sound.name, slow.name) == ("A: monday", "B: tuesday")
+    assert sound.line.dash != slow.line.dash, "not by colour alone"
+    assert list(sound.x) == sorted(sound.x)
+    assert slow.x[50] > 1.5 * sound.x[50]
+    assert drawn.says.startswith("Median step time: A ")
+    assert len(drawn.table.rows) == 2 * 101
+
+
+def test_changes_are_shown_per_host_and_per_rank(source: DiskRuns) -> None:
+    hosts, _ = draw_at(source, "/compare", "compare-ranks", "?runs=sound,slow")
+    ranks, _ = draw_at(source, "/compare", "compare-ranks", "?runs=sound,slow&by=rank")
+    assert set(hosts.figure.layout.yaxis.ticktext) == {"node-0", "node-1"}
+    assert ranks.figure.layout.yaxis.ticktext[0] == "rank 2 on node-1"
+    assert "rank 2 on node-1" in ranks.says
+
+
+def test_a_swapped_node_is_named_with_the_one_it_replaced() -> None:
+    def shift(rank: int, host_a: str, host_b: str, change: float, outcome: Any) -> RankShift:
+        return RankShift(
+            rank=rank, host_a=host_a, host_b=host_b, own_a_us=1.0, own_b_us=1.0, excess_a_us=0.0, excess_b_us=change,
+            typical=None, average=None, phase=None, outcome=outcome,
+        )  # fmt: skip
+
+    rows = host_rows([shift(0, "n1", "n9", 4.0, "worse"), shift(1, "n1", "n9", 2.0, "worse"), shift(2, "n2", "n2", 0.0, "same")])
+    assert [(row.name, row.difference, row.outcome) for row in rows] == [("n9 (before n1)", 3.0, "worse"), ("n2", 0.0, "same")]
+
+
+def test_runs_of_two_sizes_are_judged_by_their_scaling(source: DiskRuns) -> None:
+    page = said(source, "?runs=sound,large")
+    assert "scaling-efficiency" in page
+    assert "compare-parts" not in page
+    drawn, _ = draw_at(source, "/compare", "scaling-efficiency", "?runs=sound,large")
+    measured, ideal = drawn.figure.data
+    assert list(ideal.y) == [100, 100]
+    assert measured.y[0] == pytest.approx(100)
+    losses, _ = draw_at(source, "/compare", "scaling-losses", "?runs=sound,large")
+    by_part: list[Any] = [row[3] for row in losses.table.rows if row[1] == 8]
+    efficiency: Any = drawn.table.rows[1][5]
+    assert sum(by_part) == pytest.approx(1 - efficiency, abs=1e-9), "the parts add up to what is lost"
+
+
+def test_one_run_is_compared_before_and_after_a_step(source: DiskRuns) -> None:
+    page = said(source, "?runs=sound&at=60")
+    assert "after against before" in page
+    assert "step 600 does not divide it" in said(source, "?runs=sound&at=600")
+
+
+def test_too_short_a_run_says_what_is_missing(source: DiskRuns) -> None:
+    page = said(source, "?runs=sound,short")
+    assert "Not enough data" in page
+    drawn, _ = draw_at(source, "/compare", "compare-steps", "?runs=sound,short")
+    assert drawn.figure.data[0].name == "A: monday"
+
+
+@pytest.mark.parametrize(
+    ("search", "expected"),
+    [
+        ("", "names no run"),
+        ("?runs=sound", "names one run"),
+        ("?runs=sound,slow&at=3", "several"),
+        (f"?runs={','.join(map(str, range(13)))}", "at most 12"),
+        ("?runs=sound,nope", "there is no run 'nope'"),
+        ("?runs=sound,sound", "names one run"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(source: DiskRuns, search: str, expected: str) -> None:
+    page = said(source, search)
+    assert expected in page
+    assert "See all runs" in page
+
+
+def test_a_comparison_that_is_being_made_says_how_far_and_asks_again(
+    memory_runs: Any, analysis: Analysis, table: StepTable
+) -> None:
+    memory_runs.put(analysis, table, run_id="b")
+    memory_runs.problems["compare"] = NotReadyError(Progress("reading the runs", 1, 2))
+    page = said(memory_runs, "?runs=run-1,b")
+    assert "Reading the runs: 1 of 2" in page
+    assert '"type": "again"' in page
+    assert draw_at(memory_runs, "/compare", "compare-steps", "?runs=run-1,b")[1] is False
+
+
+def test_the_choice_of_hosts_or_ranks_is_in_the_address(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+
+    chosen = client.selected(("control", "by", "rank"), "?runs=a,b", controls={"by": "host"}, path="/compare")
+    assert chosen["address"]["search"] == "?runs=a,b&by=rank"
+    back = client.selected(("address", "", None), "?runs=a,b", controls={"by": "rank"}, path="/compare")
+    assert back[json.dumps({"name": "by", "type": "control"}, separators=(",", ":"))]["value"] == "host"
+    assert "address" not in back
+
+
+def test_a_comparison_is_made_once_per_state_of_its_runs(source: DiskRuns) -> None:
+    assert source.compared(["sound", "slow"]) is source.compared(["sound", "slow"])
+    with pytest.raises(UnknownRunError):
+        source.compared(["sound", "nope"])
+
+
+@pytest.mark.slow
+def test_comparisons_are_made_beside_the_server(source: DiskRuns, folder: Path, tmp_path: Path, until_ready: UntilReady) -> None:
+    beside = DiskRuns(folder, MadeBeside(Store(tmp_path / "cache"), patience_s=0.0))
+    with pytest.raises(NotReadyError):
+        beside.compared(["sound", "slow"])
+    made = until_ready(lambda: beside.compared(["sound", "slow"]))
+    assert made.result.comparisons[0].outcome == source.compared(["sound", "slow"]).result.comparisons[0].outcome
+    with pytest.raises(RankscopeError, match="does not divide it"):
+        until_ready(lambda: beside.compared(["sound"], 10**6))

@@ -1,0 +1,327 @@
+"""The view of a run's GPUs: figures, table and notes about missing data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.dashboards.blocks import draw, figure_names, pick, pick_row, table_rows, text_of, write, zoom
+from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, samples_of, uuid, write_samples
+from tests.dashboards.recorded_run import START_NS
+
+from rankscope.alerts.prometheus import Prometheus, Server
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.charts.palette import PALETTES
+from rankscope.dashboards.data.events import Events, StepClock
+from rankscope.dashboards.data.hardware import OF_PROMETHEUS, OF_RUN, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState
+from rankscope.dashboards.data.metrics import METRICS
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.hardware.data import MOST_COLUMNS, GroupPower, figures_of, means_in, time_columns, worst_in
+from rankscope.dashboards.hardware.figures import MapRows, group_power_bars
+from rankscope.dashboards.hardware.hints import gpu_hints
+from rankscope.dashboards.hardware.table import gpu_rows
+from rankscope.dashboards.hardware.view import VIEW
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.prometheus_hardware import HardwareFound
+from rankscope.profiler.helper.exporter_page import read_page
+
+LIGHT = PALETTES["light"]
+WriteRun = Callable[..., Path]
+
+
+@pytest.fixture
+def run(tmp_path: Path, write_run: WriteRun) -> RunData:
+    """Run with samples of the two simulated GPUs of node-1, and none of the two GPUs of node-0."""
+    path = write_run(tmp_path / "run", simulated=True)
+    write_samples(path, "node-1", samples_of(2, simulated=True), samples_of(3, simulated=True))
+    source = DiskRuns(path)
+    return RunData(source, source.summary("run-1"))
+
+
+def test_the_map_has_a_row_per_gpu_and_the_gauge_of_every_step(run: RunData) -> None:
+    drawn = draw(VIEW, "gpu-map", run, PageState(rank=3), LIGHT)
+    (heat,) = drawn.figure.data
+    assert list(heat.y) == ["node-1 · GPU 0", "node-1 · GPU 1"]
+    np.testing.assert_array_equal(heat.x, range(STEPS))
+    np.testing.assert_array_equal(heat.z[1], [88 if hot(step) else 63 for step in range(STEPS)])
+    assert "▸ node-1 · GPU 1" in drawn.figure.layout.yaxis.ticktext[1]
+    assert "SIMULATED" in drawn.figure.layout.title.text
+    assert "SIMULATED" in drawn.says
+    assert "highest is on node-1 · GPU 1" in drawn.says
+    assert drawn.table.columns[-1] == "GPU temperature, highest [celsius]"
+    assert drawn.table.rows[STEPS + 20] == ("node-1 · GPU 1", 20.0, START_NS + 20 * STEP_NS, 88.0)
+
+
+def test_the_picked_gpu_is_marked_however_its_uuid_is_written_and_a_rank_that_is_picked_later_goes_before_it(
+    run: RunData,
+) -> None:
+    for state, row in (
+        (PageState(gpu=uuid(3).removeprefix("GPU-")), 1),
+        (PageState(gpu=uuid(3), rank=3), 1),
+        (PageState(gpu=uuid(3), rank=2), 0),
+    ):
+        figure = draw(VIEW, "gpu-map", run, state, LIGHT).figure
+        assert ["▸" in text for text in figure.layout.yaxis.ticktext] == [row == 0, row == 1], state
+        assert f"node-1 · GPU {row}," in draw(VIEW, "gpu-lines", run, state, LIGHT).says
+
+
+def test_of_clocks_the_lowest_is_the_worst(run: RunData) -> None:
+    drawn = draw(VIEW, "gpu-map", run, PageState(gauge="sm_clock_hertz"), LIGHT)
+    assert drawn.figure.data[0].reversescale
+    assert drawn.figure.data[0].z.min() == 1200
+    assert "lowest is on node-1 · GPU 1" in drawn.says
+
+
+def test_a_gauge_that_nobody_told_says_why_and_one_that_is_none_is_the_usual_one(run: RunData) -> None:
+    drawn = draw(VIEW, "gpu-map", run, PageState(gauge="memory_used_bytes"), LIGHT)
+    assert "No GPU memory used is known" in drawn.figure.layout.annotations[0].text
+    other = draw(VIEW, "gpu-map", run, PageState(gauge="own_us"), LIGHT)
+    assert "GPU temperature" in other.says
+
+
+def test_a_clock_that_drops_stands_above_the_own_time_of_the_rank(run: RunData) -> None:
+    figure = draw(VIEW, "gpu-lines", run, PageState(rank=3), LIGHT).figure
+    lines = {trace.name: trace for trace in figure.data}
+    assert {"heat (hardware)", "clock dropped", "Xid error", "SM clock", "Own time of rank 3"} <= set(lines)
+    heat = lines["heat (hardware)"]
+    assert list(heat.x[:2]) == [20.5, 39.5], "samples lie in the middle of their steps"
+    assert "SIMULATED" in heat.hovertext[0]
+    assert {(shape.x0, shape.x1) for shape in figure.layout.shapes} == {(20.5, 39.5)}
+    assert lines["SM clock"].y[25] == 1200
+    assert list(lines["Own time of rank 3"].x) == list(range(STEPS))
+    assert {trace.xaxis for trace in figure.data} == {None}, "one axis for all"
+
+
+def test_the_steps_of_the_address_are_those_that_are_shown(run: RunData) -> None:
+    state = PageState(rank=3, steps=(30, 34))
+    heat = draw(VIEW, "gpu-map", run, state, LIGHT).figure.data[0]
+    np.testing.assert_array_equal(heat.x, range(30, 35))
+    lines = draw(VIEW, "gpu-lines", run, state, LIGHT)
+    assert len(lines.table.rows) == 5
+    (row,) = [row for row in table_rows(VIEW, "gpu-table", run, state) if row["ranks"] == "3"]
+    assert row["temperature_median"] == 88
+    assert zoom(VIEW, "gpu-lines", run, state, (30.4, 33.2)).steps == (31, 33)
+    with pytest.raises(RankscopeError, match="None of these steps has a time"):
+        draw(VIEW, "gpu-map", run, PageState(steps=(900, 901)), LIGHT)
+
+
+def test_the_table_has_what_was_told_and_nothing_for_what_was_not(run: RunData) -> None:
+    calm, throttled = table_rows(VIEW, "gpu-table", run, PageState())
+    assert throttled["throttled"] == pytest.approx(100 / 3)
+    assert throttled["throttled_by"] == "heat (hardware) 33.3 %"
+    assert throttled["clock_low"] == pytest.approx(100 * 1.2 / 1.98)
+    assert (throttled["thermal_headroom"], throttled["power_headroom"]) == (2, 197)
+    assert (throttled["xid"], calm["xid"], calm["throttled"], calm["throttled_by"]) == (1, 0, 0, "nothing")
+    assert (calm["links"], calm["simulated"]) == ("PCIe x16", "SIMULATED")
+    for unknown in ("ecc", "link_errors", "memory", "memory_total", "name"):
+        assert calm[unknown] is None
+
+
+def test_power_of_a_host_of_which_nothing_is_known_is_not_zero(run: RunData) -> None:
+    drawn = draw(VIEW, "host-power", run, PageState(), LIGHT)
+    assert drawn.table.rows == [("node-1", 2, 2, 1005.0, 1005.0, 2.0), ("node-0", 0, 2, None, None, None)]
+    assert list(drawn.figure.data[0].y) == ["node-1"]
+    assert "of 1 only a part" in drawn.says
+    assert "least thermal headroom 2 °C on node-1" in drawn.says
+
+
+def test_a_sum_over_some_gpus_says_over_how_many_without_colour() -> None:
+    figure = group_power_bars([GroupPower("a", 8, 8, 5000, 5100, None), GroupPower("b", 6, 8, 4000, 4200, None)], LIGHT)
+    bars, marks = figure.data
+    assert list(bars.marker.pattern.shape) == ["", "/"]
+    assert list(marks.text) == ["", "6 of 8 GPUs"]
+    assert "not known" not in str(figure.layout.annotations)
+    assert "is known" in group_power_bars([GroupPower("a", 0, 8, None, None, None)], LIGHT).layout.annotations[0].text
+
+
+def test_racks_have_bars_where_ranks_tell_theirs(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "RANKSCOPE_COORDINATES" in text_of(VIEW.blocks(run, PageState()))
+    topology = run.topology
+    places = [msgspec.structs.replace(place, coordinates={"rack": place.rank // 2}) for place in topology.places]
+    monkeypatch.setattr(DiskRuns, "topology", lambda *_: msgspec.structs.replace(topology, places=places))
+    run = RunData(run.source, run.summary)
+    rows = draw(VIEW, "rack-power", run, PageState(), LIGHT).table.rows
+    assert [row[:4] for row in rows] == [("rack 1", 2, 2, 1005.0), ("rack 0", 0, 2, None)]
+    assert "RANKSCOPE_COORDINATES" not in text_of(VIEW.blocks(run, PageState()))
+
+
+def test_clicks_pick_the_gpu_and_the_rank_on_it(run: RunData) -> None:
+    cell = pick(VIEW, "gpu-map", run, PageState(), {"x": 30, "y": "node-1 · GPU 1"})
+    row = pick_row(VIEW, "gpu-table", run, PageState(), uuid(3))
+    assert cell == row == PageState(gpu=uuid(3), rank=3)
+    assert pick(VIEW, "host-power", run, PageState(), {"y": "<b>▸ node-1</b>"}).host == "node-1"
+
+
+def test_a_gpu_of_which_there_is_nothing_is_said_in_a_line(run: RunData) -> None:
+    with pytest.raises(RankscopeError, match="no samples of GPU GPU-x"):
+        draw(VIEW, "gpu-lines", run, PageState(gpu="GPU-x"), LIGHT)
+    with pytest.raises(RankscopeError, match="GPU of rank 0"):
+        draw(VIEW, "gpu-lines", run, PageState(rank=0), LIGHT)
+
+
+def test_what_is_missing_is_said_with_how_to_get_it(run: RunData) -> None:
+    said = text_of(write(VIEW, "gpu-hints", run, PageState()))
+    assert f"Source: {OF_RUN}. 2 GPUs on 1 host" in said
+    assert "No samples of the GPUs of ranks 0, 1" in said
+    assert "Simulated GPUs" in said
+
+
+def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: WriteRun) -> None:
+    source = DiskRuns(write_run(tmp_path / "run"))
+    run = RunData(source, source.summary("run-1"))
+    said = text_of(VIEW.blocks(run, PageState()))
+    for part in ("rankscope exporter", "--exporter-url URL", "--no-hardware"):
+        assert part in said
+    assert table_rows(VIEW, "gpu-table", run, PageState()) == []
+    for name in figure_names(VIEW, run, PageState()):
+        with pytest.raises(RankscopeError, match="Nothing is known of this run's GPUs"):
+            draw(VIEW, name, run, PageState(), LIGHT)
+
+
+# Without a disk ---------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(times: list[int], **gauges: list[float]) -> Any:
+    rows = np.zeros(len(times), ROW)
+    for name in ROW.names or ():
+        rows[name] = gauges.get(name, np.nan) if name != "unix_ns" else times
+    return rows
+
+
+def in_memory(rows: dict[str, Any], clock: StepClock | None = None, **about: dict[str, Any]) -> Hardware:
+    gpus = [
+        Gpu(
+            gpu_uuid=name,
+            host="a",
+            samples=len(own),
+            first_unix_ns=int(own["unix_ns"][0]),
+            last_unix_ns=int(own["unix_ns"][-1]),
+            gauges={
+                gauge: GaugeRange(0, 0, 0) for gauge in ROW.names or () if gauge != "unix_ns" and np.isfinite(own[gauge]).any()
+            },
+            **about.get(name, {}),
+        )
+        for name, own in rows.items()
+    ]
+    return Hardware(HardwareIndex(gpus), lambda gpu: rows[gpu.gpu_uuid], clock)
+
+
+def test_a_long_run_has_few_columns_and_keeps_the_worst_sample() -> None:
+    steps = 5_000
+    clock = StepClock(np.arange(steps), 1000 + np.arange(steps) * 100)
+    watts = [500.0] * steps
+    watts[3_333] = 900.0
+    hardware = in_memory({"one": rows_of((clock.starts_ns + 50).tolist(), power_watts=watts)}, clock)
+    columns = time_columns(hardware, None)
+    assert len(columns.at) <= MOST_COLUMNS
+    worst = worst_in(hardware, "power_watts", columns)[0]
+    assert columns.at[int(np.argmax(worst))] <= 3_333 < columns.at[int(np.argmax(worst)) + 1]
+    assert worst.max() == 900
+    assert means_in(hardware, "power_watts", columns).max() < 540
+    assert columns.along(np.array([1000, 1050, 10**9])).tolist() == [0, 0.5, pytest.approx(columns.at[-1] + columns.steps_each)]
+
+
+def test_without_steps_the_axis_is_the_time() -> None:
+    second = 10**9
+    hardware = in_memory({"one": rows_of([second, 2 * second, 3 * second], power_watts=[1, 2, 3])})
+    columns = time_columns(hardware, (5, 6))
+    assert columns.steps_each == 0
+    assert worst_in(hardware, "power_watts", columns)[0].tolist() == [1, 2, 3]
+    assert "No step has a time" in text_of(gpu_hints(hardware, Events(), None))
+
+
+def test_idle_clocks_do_not_count_as_low() -> None:
+    rows = rows_of(list(range(10)), sm_clock_hertz=[3e8] * 5 + [2e9] * 5, utilization_ratio=[0.0] * 5 + [0.9] * 5)
+    hardware = in_memory({"one": rows}, StepClock(np.arange(10), np.arange(10) + 1))
+    (found,) = figures_of(hardware, time_columns(hardware, None))
+    assert found.usual_clock_hertz == found.low_clock_hertz == pytest.approx(2e9)
+
+
+def test_a_mig_device_has_the_heat_of_its_gpu_and_no_power_of_its_own() -> None:
+    times = list(range(100, 1100, 100))
+    rows = {
+        "GPU-whole": rows_of(times, temperature_celsius=[70.0] * 10, power_watts=[300.0] * 10),
+        "MIG-part": rows_of(times, memory_used_bytes=[2.0**30] * 10),
+    }
+    hardware = in_memory(rows, StepClock(np.arange(10), np.array(times)), **{"MIG-part": {"parent_uuid": "GPU-whole"}})
+    columns = time_columns(hardware, None)
+    assert worst_in(hardware, "temperature_celsius", columns)[1].tolist() == [70.0] * 10
+    assert np.isnan(means_in(hardware, "power_watts", columns)[1]).all()
+    whole, part = figures_of(hardware, columns)
+    row = gpu_rows(hardware.gpus, [whole, part], {"MIG-part": whole})[1]
+    assert (row["temperature_highest"], row["memory"], row["gpu"]) == (70, 1, "MIG of GPU-whole")
+    assert "1 MIG device" in text_of(gpu_hints(hardware, Events(), None))
+
+
+def test_a_gpu_whose_samples_ended_early_is_stale() -> None:
+    second = 10**9
+    rows = {"old": rows_of([second, 2 * second], power_watts=[1, 1]), "new": rows_of([second, 200 * second], power_watts=[1, 1])}
+    said = text_of(gpu_hints(in_memory(rows, StepClock(np.array([0]), np.array([900 * second]))), Events(), None))
+    assert "newest sample of a GPU old is more than a minute older" in said
+    assert "the last step began" in said
+    assert "Why clocks were held down is not known" in said
+
+
+def test_links_say_what_they_were() -> None:
+    gpu = Gpu(
+        gpu_uuid="one",
+        host="a",
+        links={"pcie_link_width": LinkState(8, 8, 16), "nvlinks_down": LinkState(0, 0, 2)},
+        rises={"pcie_replays": 3},
+    )
+    (found,) = figures_of(
+        in_memory({"one": rows_of([1, 2], power_watts=[1, 1])}),
+        time_columns(in_memory({"one": rows_of([1, 2], power_watts=[1, 1])}), None),
+    )
+    (row,) = gpu_rows([gpu], [found], {})
+    assert row["links"] == "PCIe x8 (had 16), 0 NVLinks down (was 2)"
+    assert row["link_errors"] == 3
+
+
+def test_a_prometheus_is_asked_for_the_gpus_of_the_ranks_over_the_time_of_the_run(
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def answer(_prometheus: Any, gpus: Any, span: tuple[int, int], **_: Any) -> HardwareFound:
+        asked.append((gpus, span))
+        rows = np.full(STEPS, 400, ROW)
+        rows["unix_ns"] = START_NS + np.arange(STEPS) * STEP_NS
+        gauges = {"power_watts": GaugeRange(400, 400, 400)}
+        gpu = Gpu(gpu_uuid=uuid(3), host="node-1", ranks=[3], samples=STEPS, gauges=gauges)
+        return HardwareFound([gpu], {uuid(3): rows}, [uuid(rank) for rank in range(3)], 5.0, ["half an answer"])
+
+    monkeypatch.setattr("rankscope.dashboards.store.prometheus_hardware.hardware_of", answer)
+    path = write_run(tmp_path / "run")
+    assert not DiskRuns(path).hardware("run-1").gpus, "there is none"
+    source = DiskRuns(path, prometheus=Prometheus(Server(url="http://127.0.0.1:9")))
+    run = RunData(source, source.summary("run-1"))
+    drawn = draw(VIEW, "host-power", run, PageState(), LIGHT)
+    assert ("node-1", 1, 2, 400.0) in [row[:4] for row in drawn.table.rows]
+    assert source.hardware("run-1") is source.hardware("run-1"), "not asked again at once"
+    ((gpus, span),) = asked
+    assert gpus == {uuid(rank): (rank,) for rank in range(4)}
+    assert span[0] == START_NS
+    said = text_of(write(VIEW, "gpu-hints", run, PageState()))
+    assert OF_PROMETHEUS in said
+    assert "half an answer" in said
+    assert "No samples of the GPUs of ranks 0, 1, 2" in said
+
+
+def test_a_sample_has_the_margin_that_the_exporter_tells() -> None:
+    (sample,) = read_page(b'gpu_temperature_margin_celsius{uuid="GPU-1"} 12.5\n', 1)
+    assert sample.temperature_margin_celsius == 12.5
+
+
+def test_names_of_hosts_are_text() -> None:
+    gpus = [Gpu(gpu_uuid="one", host="<b>n", index=0), Gpu(gpu_uuid="two", host="n")]
+    rows = MapRows.of(np.ones((2, 3), np.float32), gpus, METRICS["power_watts"])
+    assert rows.labels == ["&lt;b&gt;n · GPU 0", "n · two"]
+    bars = group_power_bars([GroupPower("<b>n", 1, 1, 5.0, 6.0, None)], LIGHT).data[0]
+    assert bars.y[0] == "&lt;b&gt;n"
+    assert "<b>&lt;b&gt;n</b>" in bars.hovertext[0]

@@ -1,0 +1,79 @@
+"""Selections survive in the page's address."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rankscope.analysis.evidence.steps import METRICS
+from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_of, run_path
+from rankscope.runs.links import overview_url
+
+ranges = st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)).map(lambda pair: (min(pair), max(pair)))
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+states = st.builds(
+    PageState,
+    rank=st.none() | st.integers(0, 9_999_999),
+    metric=st.sampled_from(sorted(METRICS)),
+    steps=st.none() | ranges,
+    sort=st.sampled_from(["rank", "host", "imposed"]),
+    group=st.none() | words,
+    window=st.none() | st.integers(0, 10**12),
+    span=st.none() | ranges,
+    without=st.lists(words.filter(lambda word: "," not in word), max_size=5, unique=True).map(tuple),
+    gpu=st.none() | words,
+)
+
+
+@given(states)
+def test_what_is_written_is_read_back(state: PageState) -> None:
+    assert PageState.parse(state.search) == state
+
+
+@given(st.text())
+@example("?rank=²&metric=own_us")
+@example("?rank=" + "9" * 5000)
+@example("&".join(["rank=1"] * 100))
+def test_any_address_gives_a_state_that_can_be_written(search: str) -> None:
+    state = PageState.parse(search)
+    assert PageState.parse(state.search) == state
+
+
+def test_nothing_selected_leaves_the_address_clean() -> None:
+    assert PageState().search == ""
+    assert PageState.parse(None) == PageState.parse("") == PageState()
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        "?rank=-1",
+        "?rank=two",
+        "?rank=",
+        "?metric=<script>",
+        "?metric=",
+        "?steps=5-3",
+        "?steps=5",
+        "?steps=-1-3",
+        "?v=2&rank=1&metric=wall_us",
+    ],
+)
+def test_what_cannot_be_read_is_at_its_default(search: str) -> None:
+    assert PageState.parse(search) == PageState(rank=None, metric=DEFAULT_METRIC)
+
+
+@given(st.text(min_size=1), st.none() | st.integers(0, 10_000))
+def test_links_of_alerts_lead_to_the_page_they_mean(run_id: str, rank: int | None) -> None:
+    url = urlsplit(overview_url("http://host:1", run_id, rank=rank))
+    assert url.path == run_path(run_id)
+    assert run_of(url.path) == (run_id, "")
+    assert run_of(run_path(run_id, "ranks")) == (run_id, "ranks")
+    assert PageState.parse(url.query) == PageState(rank=rank)
+
+
+@pytest.mark.parametrize("path", [None, "", "/", "/run", "/run/", "/runs/x", "/run/a/b/c", "/x"])
+def test_other_paths_are_no_run(path: str | None) -> None:
+    assert run_of(path) is None

@@ -1,0 +1,117 @@
+"""Figures of collectives and of the spread of the overlap ratio, and their texts for unknown values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from rankscope.analysis.result.collectives import CollectiveBandwidth
+from rankscope.dashboards.charts.palette import PALETTES
+from rankscope.dashboards.overlap.figures import (
+    NO_COLLECTIVE,
+    NO_COMMUNICATION,
+    NO_SIZE,
+    NO_TRANSFER,
+    NO_WINDOW,
+    SHOWN,
+    against,
+    bandwidth_bars,
+    by_cost,
+    name_of,
+    overlap_spread,
+    wait_bars,
+)
+
+LIGHT = PALETTES["light"]
+
+GRADIENTS = CollectiveBandwidth(
+    op="all_reduce", group="dp", group_size=8, size_bucket_bytes=4 << 20, bytes=4 << 20, count=12, matched=10,
+    transfer_us=2_000.0, transfer_p10_us=1_900.0, transfer_p90_us=2_500.0, wait_us=6_000.0,
+    algorithm_gb_s=2.1, bus_gb_s=38.0, bus_p10_gb_s=30.0,
+    bus_p90_gb_s=40.0, bus_at_least_gb_s=None, link="NVLink", link_source="told", expected_gb_s=50.0, expected_unknown=None,
+    share=0.76, bound_by="bandwidth",
+)  # fmt: skip
+UNKNOWN = msgspec.structs.replace(
+    GRADIENTS, op="all_gather", group="tp", transfer_us=None, wait_us=None, bus_gb_s=None, bus_p10_gb_s=None, bus_p90_gb_s=None,
+    expected_gb_s=None, share=None, matched=0,
+)  # fmt: skip
+
+
+def texts(figure: Any) -> list[str]:
+    return [annotation.text for annotation in figure.layout.annotations]
+
+
+def test_transfer_and_waiting_are_stacked_and_the_costliest_is_first() -> None:
+    # Given two collectives, of which the second costs more, and one without known times
+    cheap = msgspec.structs.replace(GRADIENTS, op="barrier", bytes=None, wait_us=0.0, matched=1)
+    rows = by_cost([cheap, UNKNOWN, GRADIENTS], None)
+    assert [row.op for row in rows] == ["all_reduce", "barrier", "all_gather"]
+    # When they are drawn
+    figure = wait_bars(rows, LIGHT)
+    # Then each bar is instances × transfer time plus instances × waiting time
+    assert [(bar.name, list(bar.x)) for bar in figure.data] == [("Transfer", [20, 2]), ("Waiting for later ranks", [60, 0])]
+    assert texts(figure) == [
+        "80 ms · 75% waiting", "2 ms · 0% waiting", "all_reduce · dp (8 ranks) · 4.0 MiB",
+        "barrier · dp (8 ranks) · size not known",
+    ]  # fmt: skip
+
+
+def test_a_process_group_can_be_picked_out() -> None:
+    assert by_cost([GRADIENTS, UNKNOWN], "tp") == [UNKNOWN]
+
+
+def test_only_the_costliest_are_drawn() -> None:
+    rows = [msgspec.structs.replace(GRADIENTS, op=f"op{number}") for number in range(SHOWN + 5)]
+    assert len(wait_bars(rows, LIGHT).data[0].x) == SHOWN
+
+
+def test_bandwidth_is_drawn_with_its_deciles_against_a_mark() -> None:
+    figure = bandwidth_bars([GRADIENTS], LIGHT)
+    (bar,) = figure.data
+    assert list(bar.x) == [38]
+    assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([2], [8])
+    assert [shape.x0 for shape in figure.layout.shapes] == [50]
+    assert texts(figure)[0] == "38 of 50 GB/s · 76%"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"expected_gb_s": None, "share": None}, "38 GB/s · expected not known"),
+        ({"bus_gb_s": None, "bus_at_least_gb_s": 12.0, "share": None}, "at least 12 of 50 GB/s"),
+        ({"bound_by": "latency"}, "38 of 50 GB/s · 76%, bound by latency"),
+    ],
+)
+def test_what_must_be_known_of_a_bandwidth_is_said(change: dict[str, Any], said: str) -> None:
+    row = msgspec.structs.replace(GRADIENTS, **change)
+    assert against(row) == said
+    marks = bandwidth_bars([row], LIGHT).layout.shapes
+    assert len(marks) == (0 if row.expected_gb_s is None else 1)
+
+
+def test_what_is_missing_is_said_with_how_to_get_it() -> None:
+    sizeless = msgspec.structs.replace(GRADIENTS, bus_gb_s=None, bytes=None)
+    assert texts(wait_bars([], LIGHT)) == texts(bandwidth_bars([], LIGHT)) == [NO_COLLECTIVE]
+    assert texts(wait_bars([UNKNOWN], LIGHT)) == texts(bandwidth_bars([UNKNOWN], LIGHT)) == [NO_TRANSFER]
+    assert texts(bandwidth_bars([sizeless], LIGHT)) == [NO_SIZE]
+    assert name_of(sizeless) == "all_reduce · dp (8 ranks) · size not known"
+
+
+def test_the_spread_counts_ranks_and_steps_and_points_out_ranks() -> None:
+    # Given nine ratios of ranks 0, 1 and 4, one of them unknown
+    ratios = np.array([[0.02, 0.03, 0.04], [0.52, 0.53, np.nan], [0.96, 0.97, 1.0]], np.float32)
+    # When they are drawn with rank 4 as the straggler and a missing rank selected
+    figure = overlap_spread(ratios, [0, 1, 4], LIGHT, profiled=True, blamed=4, picked=3)
+    # Then shares are those of the known values
+    (bars,) = figure.data
+    assert {int(x): round(float(y), 1) for x, y in zip(bars.x, bars.y, strict=True) if y} == {2: 37.5, 52: 25.0, 97: 37.5}
+    assert texts(figure) == ["median", "<b>⚑ rank 4</b>"]
+
+
+def test_without_ratios_it_is_told_whether_anything_was_profiled() -> None:
+    nothing = np.full((2, 3), np.nan, np.float32)
+    assert texts(overlap_spread(nothing, [0, 1], LIGHT, profiled=True)) == [NO_COMMUNICATION]
+    assert texts(overlap_spread(nothing, [0, 1], LIGHT, profiled=False)) == [NO_WINDOW]

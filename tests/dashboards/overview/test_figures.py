@@ -1,0 +1,150 @@
+"""Figures of waterfall, trend and throughput, with small numbers that can be checked by eye."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.costs.waterfall import Amount, Costs, waterfall
+from rankscope.analysis.inference.change_points import ChangePoint
+from rankscope.dashboards.charts.palette import PALETTES, Scheme
+from rankscope.dashboards.data.trend import PERCENTILES, Trend
+from rankscope.dashboards.overview.figures import (
+    LOOKS,
+    MOST_POINTS,
+    NO_RATE,
+    NO_STEPS,
+    NO_WATERFALL,
+    course_of,
+    rate_line,
+    trend_lines,
+    waterfall_bars,
+)
+
+LIGHT = PALETTES["light"]
+
+
+def texts(figure: Any) -> list[str]:
+    return [annotation.text for annotation in figure.layout.annotations]
+
+
+def trend(count: int = 4, **others: Any) -> Trend:
+    """Return a trend of steps from 10 on; percentiles are 1 ms apart, the median rank is at 12 ms."""
+    rows = np.arange(len(PERCENTILES), dtype=np.float32)[:, None] * 1_000 + 10_000
+    times = np.broadcast_to(rows, (len(PERCENTILES), count)).copy()
+    whole = Trend(
+        steps=10 + np.arange(count),
+        wall_us=times,
+        own_us=times - 5_000,
+        slowest=np.full(count, 7),
+        samples=np.full(count, 6, np.float32),
+        tokens=np.full(count, np.nan, np.float32),
+        profiled=np.zeros(count, bool),
+    )
+    return replace(whole, **others)
+
+
+def test_parts_of_the_waterfall_begin_where_the_one_before_ends_and_what_is_not_known_has_no_bar() -> None:
+    # Given a step of 100 ms with known compute, communication and input
+    costs = Costs(
+        step_us=100_000,
+        steps=50,
+        known={
+            "compute": Amount(40_000, "steps"),
+            "exposed_communication": Amount(30_000, "windows"),
+            "input": Amount(0, "steps"),
+        },
+    )
+    # When it is drawn
+    figure = waterfall_bars(waterfall(costs), LIGHT)
+    # Then each bar begins where the previous one ends, and the last is the whole step
+    assert [(bar.name, bar.base[0] if bar.base else 0, bar.x[0]) for bar in figure.data] == [
+        ("compute", 0, 40),
+        ("exposed communication", 40, 30),
+        ("input", 70, 0),
+        ("unexplained", 70, 30),
+        ("actual", 0, 100),
+    ]
+    # And each duration is below its name, where it is not cut off; zero and unknown are distinct
+    assert list(figure.layout.yaxis.ticktext) == [
+        "ideal<br><i>not known</i>", "compute<br><b>40 ms</b> · 40%", "exposed communication<br><b>30 ms</b> · 30%",
+        "straggler wait<br><i>not known</i>", "copies<br><i>not known</i>", "input<br><b>0 ms</b> · 0%",
+        "host<br><i>not known</i>", "pipeline bubble<br><i>not known</i>", "unexplained<br><b>30 ms</b> · 30%",
+        "<b>actual step<br>100 ms</b>",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_parts_of_the_waterfall_differ_in_colour_and_all_but_compute_are_hatched(scheme: Scheme) -> None:
+    assert len({getattr(PALETTES[scheme], look.key) for look in LOOKS.values()}) == len(LOOKS)
+    hatches = [look.hatch for name, look in LOOKS.items() if name not in {"ideal", "compute"}]
+    assert all(hatches)
+    assert len(set(hatches)) == len(hatches)
+
+
+def test_without_a_waterfall_it_is_said_what_it_takes() -> None:
+    assert texts(waterfall_bars(None, LIGHT)) == [NO_WATERFALL]
+
+
+def test_trend_has_bands_the_median_and_the_slowest_rank() -> None:
+    figure = trend_lines(trend(), 0, 4, LIGHT)
+    lines = {line.name: line for line in figure.data if line.name}
+    assert [*lines] == ["5 to 95% of the ranks", "25 to 75% of the ranks", "step time, median rank", "own time, slowest rank"]
+    assert lines["step time, median rank"].x.tolist() == [10, 11, 12, 13]
+    assert lines["step time, median rank"].y.tolist() == [12, 12, 12, 12]
+    assert lines["25 to 75% of the ranks"].y.tolist() == [13, 13, 13, 13]
+    assert lines["own time, slowest rank"].y.tolist() == [10, 10, 10, 10]
+    assert set(lines["own time, slowest rank"].customdata) == {"rank 7"}
+
+
+def test_changes_profiled_steps_and_a_later_attempt_are_marked() -> None:
+    flags = np.array([False, True, True, False])
+    marked = trend(profiled=flags, changes=(ChangePoint(2, 10_000.0, 13_100.0),))
+    figure = trend_lines(marked, 0, 4, LIGHT, attempt="attempt 2")
+    assert texts(figure) == ["+31%", "attempt 2"]
+    assert [(shape.x0, shape.x1) for shape in figure.layout.shapes] == [(10.5, 12.5), (12, 12), (10, 10)]
+    # And marks outside the shown range are not drawn
+    assert texts(trend_lines(marked, 3, 4, LIGHT, attempt="attempt 2")) == []
+
+
+def test_own_times_that_are_not_known_are_not_drawn_as_zero() -> None:
+    figure = trend_lines(trend(own_us=np.full((len(PERCENTILES), 4), np.nan, np.float32)), 0, 4, LIGHT)
+    assert not any("own time" in (line.name or "") for line in figure.data)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_trend_of_nothing_says_so(count: int) -> None:
+    nothing = trend(count, wall_us=np.full((len(PERCENTILES), count), np.nan, np.float32))
+    assert texts(trend_lines(nothing, 0, count, LIGHT)) == [NO_STEPS]
+
+
+def test_of_many_steps_the_slowest_one_and_its_rank_are_kept() -> None:
+    # Given 10,000 steps, at one of which rank 3 takes a second
+    long = trend(10_000)
+    long.own_us[-1, 5_003], long.slowest[5_003] = 1e6, 3
+    # When they are reduced to the number of points of a screen
+    course = course_of(long, 0, 10_000)
+    # Then the slow step is still there, and the median is unchanged
+    assert len(course.steps) <= MOST_POINTS
+    at = int(course.highest_own_us.argmax())
+    assert course.highest_own_us[at] == 1e6
+    assert course.slowest[at] == 3
+    assert course.steps[at] <= 5_013 < course.steps[at] + course.steps_per_point
+    assert (course.wall_us[2] == 12_000).all()
+
+
+def test_throughput_is_of_the_job_where_its_replicas_are_known() -> None:
+    profiled = np.array([False, False, True, False])
+    for replicas, each, of in ((8, 4_000, "of the job"), (None, 500, "of one rank")):
+        figure, rate, _ = rate_line(trend(profiled=profiled), 0, 4, LIGHT, replicas=replicas)
+        assert rate.tolist() == pytest.approx([each, each, np.nan, each], nan_ok=True)
+        assert figure.layout.yaxis.title.text == f"samples/s {of}"
+
+
+def test_throughput_that_is_not_told_is_not_known() -> None:
+    figure, rate, _ = rate_line(trend(samples=np.full(4, np.nan, np.float32)), 0, 4, LIGHT, replicas=8)
+    assert np.isnan(rate).all()
+    assert texts(figure) == [NO_RATE]

@@ -1,0 +1,366 @@
+"""The list of runs: rows, verdicts on request, the address, and updates after changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.dashboards.blocks import page_for
+
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.result.analysis import Analysis, Verdict
+from rankscope.base.errors import InputError, RankscopeError
+from rankscope.dashboards.app import create_app
+from rankscope.dashboards.data.lately import FACTOR, Lately
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.live.grid import column_def
+from rankscope.dashboards.live.listing import MOST_ASKED, MOST_FOLLOWED, asked_rows, sorted_as
+from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.runs.view import COLUMNS, asked_row, first_row, list_revision
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.web.config import DashboardConfig
+
+START_NS = 1_790_000_000_000_000_000
+WriteRun = Callable[..., Path]
+
+
+def listed(client: Any, search: str = "") -> dict[str, Any]:
+    """Return the table of the list of runs from the page."""
+    response = client("page.children", {"url.pathname": "/", "url.search": search}, triggered="url.pathname")
+    return grid_of(response["page"]["children"])
+
+
+def grid_of(component: Any) -> dict[str, Any]:
+    found = find(component, "runs-grid")
+    assert found is not None
+    return found
+
+
+def find(component: Any, identifier: str) -> dict[str, Any] | None:
+    if isinstance(component, list):
+        return next((found for item in component if (found := find(item, identifier)) is not None), None)
+    if isinstance(component, dict):
+        props: dict[str, Any] = component.get("props", {})
+        return props if props.get("id") == identifier else find(props.get("children"), identifier)
+    return None
+
+
+def ask(client: Any, *run_ids: str) -> Any:
+    """Return the response to a request for the rows in view."""
+    return client("runs-answer.data", {"runs-asked.data": {"number": 3, "ids": list(run_ids)}}, triggered="runs-asked.data")
+
+
+def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    (row,) = listed(client)["rowData"]
+    assert memory_runs.analysed == 0, "a list of thousands analyses nothing by itself"
+    assert (row["name"], row["ranks"], row["hosts"], row["ask"]) == ("bert-base", 4, 2, True)
+    assert "verdict" not in row
+    assert "steps" not in row, "not known, and not 0"
+
+    answer = ask(client, "run-1")
+
+    (told,) = answer["runs-answer"]["data"]["rows"]
+    assert "makes the other 3 ranks wait" in told["verdict"]
+    assert (told["id"], told["kind"], told["tone"]) == ("run-1", "Straggler", "bad")
+    assert (told["steps"], told["lost"], told["cost"], told["currency"]) == (60, 12.4, 31.0, "USD")
+    assert "ask" not in told
+    assert answer["runs-answer"]["data"]["number"] == 3
+
+
+def test_what_has_been_analysed_before_is_there_at_once(memory_runs: Any, caller: Any) -> None:
+    memory_runs.known.add("run-1")
+    (row,) = listed(caller(create_app(memory_runs)))["rowData"]
+    assert row["kind"] == "Straggler"
+    assert "ask" not in row
+
+
+def test_a_run_that_is_being_analysed_says_how_far_and_is_asked_for_again(memory_runs: Any) -> None:
+    memory_runs.problems["run-1"] = NotReadyError(Progress("reading the records of all ranks", 3, 8))
+    row = asked_row(memory_runs, memory_runs.summary("run-1"))
+    assert row["verdict"] == "Reading the records of all ranks: 3 of 8 …"
+    assert row["ask"] is True
+
+
+def test_a_run_that_cannot_be_analysed_says_why_and_is_not_asked_for_again(memory_runs: Any) -> None:
+    memory_runs.problems["run-1"] = InputError("runs/bert", "nothing recorded")
+    row = asked_row(memory_runs, memory_runs.summary("run-1"))
+    assert row["verdict"] == "runs/bert: nothing recorded"
+    assert row["ask"] is False
+
+
+def test_an_unreadable_run_is_a_row_with_its_problem_and_no_link(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+    memory_runs.put(analysis, table, run_id="bad", name="broken", status="unreadable", problem="broken/run.json: not JSON")
+    row = first_row(memory_runs, memory_runs.summary("bad"))
+    assert (row["verdict"], row["kind"], row["problem"]) == ("broken/run.json: not JSON", "Unreadable", True)
+    assert "href" not in row
+    assert "ask" not in row
+    assert asked_row(memory_runs, memory_runs.summary("bad")) == row
+
+
+@pytest.mark.parametrize(
+    "about", [{"status": "failed", "losses": "rank 1 killed"}, {"status": "live", "losses": "rank 1 killed"}]
+)
+def test_a_run_that_lost_ranks_says_so_and_is_never_green(
+    memory_runs: Any, analysis: Analysis, table: StepTable, about: dict[str, Any]
+) -> None:
+    sound = msgspec.structs.replace(
+        analysis,
+        source=msgspec.structs.replace(analysis.source, warnings=["rank 1 killed before the end of training", "and so on"]),
+        verdict=Verdict(kind="balanced", summary="No rank stands out."),
+    )
+    memory_runs.put(sound, table, **about)
+    row = asked_row(memory_runs, memory_runs.summary("run-1"))
+    assert row["health"] == "rank 1 killed; rank 1 killed before the end of training (and 1 more)"
+    assert (row["kind"], row["tone"]) == ("Balanced", "plain")
+
+
+def test_runs_of_one_name_are_told_apart_by_folder_and_second(tmp_path: Path, write_run: WriteRun, caller: Any) -> None:
+    for second in (1, 2):
+        write_run(tmp_path / f"job-{second}", run_id=f"run-{second}", start_unix_ns=START_NS + second * 10**9, steps=3)
+    rows = listed(caller(create_app(DiskRuns(tmp_path))))["rowData"]
+    assert [row["folder"] for row in rows] == ["job-2", "job-1"]
+    assert rows[0]["start"] != rows[1]["start"]
+
+
+def test_so_many_are_answered_at_a_time_and_nonsense_is_not(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    rows = ask(client, "no-such-run", *["run-1"] * 100)["runs-answer"]["data"]["rows"]
+    assert len(rows) == MOST_ASKED - 1, "the unknown one is left out"
+    for nonsense in (None, 5, {"ids": 5}, {"number": 1}):
+        assert client("runs-answer.data", {"runs-asked.data": nonsense}, triggered="runs-asked.data") == {}
+
+
+def test_only_some_of_many_live_runs_are_followed(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+    for number in range(MOST_FOLLOWED + 2):
+        memory_runs.put(analysis, table, run_id=f"live-{number}", status="live")
+    memory_runs.put(analysis, table, run_id="starting", status="starting", ranks=0)
+    rows = asked_rows(memory_runs, ["starting", *(f"live-{number}" for number in range(MOST_FOLLOWED + 2)), "run-1"])
+    assert memory_runs.analysed == MOST_FOLLOWED + 1
+    assert [row["verdict"] for row in rows if "kind" not in row] == [
+        "No rank has shown up yet.", *["Open it to see its verdict."] * 2
+    ]  # fmt: skip
+    assert rows[-1]["kind"] == "Straggler"
+
+
+def test_only_what_changed_is_sent(memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any) -> None:
+    memory_runs.put(analysis, table, run_id="live", status="live")
+    seen = list_revision(memory_runs.runs())
+
+    def poll() -> Any:  # a new app each time, because answers are cached for a while
+        client = caller(create_app(memory_runs))
+        values = {"run-list-poll.n_intervals": 1, "run-list-revision.data": seen}
+        return client("runs-grid.rowData", values, triggered="run-list-poll.n_intervals")
+
+    assert poll() == {}
+    memory_runs.summaries["live"] = replace(memory_runs.summaries["live"], revision="b")
+    assert poll() == {}, "rows of runs that go on are asked for while they are in view"
+    memory_runs.summaries["live"] = replace(memory_runs.summaries["live"], status="finished")
+    assert [row["state"] for row in poll()["runs-grid"]["rowData"]] == ["Finished", "Finished"]
+    memory_runs.summaries.pop("live")
+    assert len(poll()["runs-grid"]["rowData"]) == 1
+
+
+def test_an_empty_folder_says_how_to_record_a_run_and_looks_again(tmp_path: Path, write_run: WriteRun, caller: Any) -> None:
+    client = caller(create_app(DiskRuns(tmp_path)))
+    page = client("page.children", {"url.pathname": "/"}, triggered="url.pathname")["page"]["children"]
+    shown = json.dumps(page)
+    assert "rankscope run -- torchrun" in shown
+    assert '"type": "again"' in shown, "so it is made again until there is a run"
+
+    write_run(tmp_path / "first", steps=12)
+
+    page = client("page.children", {"url.pathname": "/"}, triggered="url.pathname")["page"]["children"]
+    seen = find(page, "run-list-revision")
+    assert seen is not None
+    write_run(tmp_path / "second", run_id="b", steps=12)
+    values = {"run-list-poll.n_intervals": 1, "run-list-revision.data": seen["data"]}
+    after = client("runs-grid.rowData", values, triggered="run-list-poll.n_intervals")
+    assert [row["name"] for row in after["runs-grid"]["rowData"]] == ["bert-base", "bert-base"]
+    assert after["runs-count"]["children"] == "2 runs"
+
+
+def test_search_and_order_are_in_the_address_and_come_from_it(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    grid = listed(client, "?q=bert&sort=-lost")
+    assert grid["dashGridOptions"]["quickFilterText"] == "bert"
+    assert {column["field"]: column["sort"] for column in grid["columnDefs"] if column.get("sort")} == {"lost": "desc"}
+    columns = [{"colId": "name", "sort": None}, {"colId": "lost", "sort": "desc"}]
+
+    def select(triggered: str, q: str, search: str, *, agreed: str | None = None) -> Any:
+        values = {"runs-q.value": q, "runs-grid.columnState": columns, "runs-address.search": search}
+        agreed = search if agreed is None else agreed
+        return client("runs-search.data", {**values, "runs-agreed.data": agreed}, triggered=triggered)
+
+    typed = select("runs-q.value", "gpt", "?q=bert&sort=-lost")
+    assert typed["runs-search"]["data"] == ["/", "?q=gpt&sort=-lost"]
+    clicked = select("runs-grid.columnState", "bert", "?q=bert")
+    assert clicked["runs-search"]["data"] == ["/", "?q=bert&sort=-lost"]
+    back = select("runs-address.search", "bert", "?sort=name", agreed="?q=bert")
+    assert back["runs-q"]["value"] == ""
+    assert [(column["colId"], column["sort"]) for column in back["runs-grid"]["columnState"]] == [("name", "asc"), ("lost", None)]
+    assert "runs-search" not in back, "the address has the say"
+
+
+def test_the_selection_is_in_the_address(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+
+    def answer(triggered: str, rows: Any, search: str, *, agreed: str | None = None) -> Any:
+        values = {"runs-q.value": "", "runs-grid.selectedRows": rows, "runs-address.search": search}
+        values["runs-grid.dashGridOptions"] = {"quickFilterText": ""}
+        agreed = search if agreed is None else agreed
+        return client("runs-search.data", {**values, "runs-agreed.data": agreed}, triggered=triggered)
+
+    ticked = answer("runs-grid.selectedRows", [{"id": "a"}, {"id": "b,c"}], "")
+    assert ticked["runs-search"]["data"] == ["/", "?picked=a,b%2Cc"]
+    back = answer("runs-address.search", [{"id": "a"}, {"id": "b,c"}], "?picked=a", agreed="?picked=a,b%2Cc")
+    assert back["runs-grid"]["selectedRows"] == {"ids": ["a"]}
+    assert "runs-search" not in back
+    still = answer("runs-q.value", {"ids": ["a"]}, "?picked=a")
+    assert still == {}, "it is as the address says"
+    turned = answer("runs-grid.selectedRows", [{"id": "b"}, {"id": "a"}], "?picked=a,b")
+    assert turned == {}, "the order is the table's"
+
+
+def test_going_back_is_not_overtaken_by_what_the_table_tells(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    values = {
+        "runs-q.value": "",
+        "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
+        "runs-address.search": "?picked=a",
+        "runs-agreed.data": "?picked=a,b",
+    }
+    told = client("runs-search.data", values, triggered="runs-grid.selectedRows")
+    assert "runs-search" not in told
+    assert told["runs-grid"]["selectedRows"] == {"ids": ["a"]}
+    assert told["runs-agreed"]["data"] == "?picked=a"
+
+
+def test_the_second_choice_may_come_together_with_the_address_of_the_first(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    values = {
+        "runs-q.value": "",
+        "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
+        "runs-address.search": "?picked=a",
+        "runs-agreed.data": "?picked=a",
+    }
+    told = client("runs-search.data", values, triggered="runs-address.search")
+    assert told["runs-search"]["data"] == ["/", "?picked=a,b"]
+    assert "selectedRows" not in told["runs-grid"]
+
+
+def test_a_search_may_come_together_with_what_the_table_tells(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    values = {
+        "runs-q.value": "gpt",
+        "runs-grid.columnState": [{"colId": "name", "sort": None}],
+        "runs-grid.dashGridOptions": {"quickFilterText": ""},
+        "runs-address.search": "",
+        "runs-agreed.data": "",
+    }
+    told = client("runs-search.data", values, triggered="runs-grid.columnState")
+    assert told["runs-search"]["data"] == ["/", "?q=gpt"]
+    assert "quickFilterText" in str(told["runs-grid"]["dashGridOptions"])
+
+
+def test_the_address_of_the_next_page_is_left_alone(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    values = {
+        "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
+        "runs-address.search": "?runs=a,b",
+        "runs-address.pathname": "/compare",
+    }
+    for triggered in ("runs-address.search", "runs-grid.selectedRows", "runs-grid.columnState"):
+        assert client("runs-search.data", values, triggered=triggered) == {}
+
+
+def test_two_selected_runs_can_be_compared(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+
+    def select(*ids: str) -> str:
+        values = {"runs-grid.selectedRows": [{"id": one} for one in ids]}
+        return json.dumps(client("runs-compare.children", values, triggered="runs-grid.selectedRows"))
+
+    assert "/compare" not in select("a")
+    assert "/compare?runs=a,b%252Cc" in select("a", "b,c")
+    assert f"At most {MOST_COMPARED}" in select(*map(str, range(MOST_COMPARED + 1)))
+
+
+def test_a_folder_that_cannot_be_read_is_said(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> None:
+        raise RankscopeError("/shared/runs: stale file handle")
+
+    monkeypatch.setattr(memory_runs, "runs", away)
+    for path in ("/", "/lost-hours"):
+        page: Any = page_for(path, "", memory_runs, DashboardConfig())[0]
+        assert "stale file handle" in json.dumps(page.to_plotly_json(), default=lambda one: one.to_plotly_json())
+
+
+def test_the_navigation_names_the_page_that_is_open(memory_runs: Any, caller: Any) -> None:
+    client = caller(create_app(memory_runs))
+    links = client("site-links.children", {"url.pathname": "/lost-hours"}, triggered="url.pathname")["site-links"]["children"]
+    current = [link["props"]["children"]["props"]["href"] for link in links if link["props"]["aria-current"] == "page"]
+    assert current == ["/lost-hours"]
+
+
+def test_every_column_has_a_dash_for_what_is_not_known() -> None:
+    assert all("null ? '-'" in column_def(column)["valueFormatter"]["function"] for column in COLUMNS)
+
+
+def test_many_viewers_share_a_look() -> None:
+    now, asked = [0.0], []
+
+    def look() -> int:
+        asked.append(1)
+        now[0] += 0.5  # duration of the call
+        return len(asked)
+
+    lately = Lately(look, clock_s=lambda: now[0])
+    assert [lately.get(), lately.get()] == [1, 1]
+    now[0] += FACTOR * 0.5
+    assert lately.get() == 2
+
+
+def test_a_table_without_an_order_has_none() -> None:
+    assert sorted_as([{"colId": "name"}], ListState("q", "lost", descending=True)) == ListState("q")
+    assert sorted_as(None, ListState("q", "lost")) == ListState("q", "lost")
+
+
+texts = st.text(min_size=1, max_size=40)
+
+
+@given(st.text(max_size=40), st.none() | st.from_regex(r"[a-z][a-z_]{0,10}", fullmatch=True), st.booleans())
+def test_the_state_of_the_list_survives_its_address(q: str, sort: str | None, descending: bool) -> None:
+    state = ListState(q, sort, descending and sort is not None)
+    assert ListState.parse(state.search) == state
+
+
+@given(st.lists(texts, unique=True, max_size=5), st.none() | st.integers(0, 10**12), st.sampled_from(["host", "rank"]))
+def test_the_state_of_a_comparison_survives_its_address(runs: list[str], at: int | None, by: Any) -> None:
+    state = PageState(runs=tuple(runs), at=at, by=by)
+    assert PageState.parse(state.search) == state
+
+
+@given(st.none() | st.integers(1, 9999))
+def test_the_state_of_the_ledger_survives_its_address(days: int | None) -> None:
+    assert PageState.parse(PageState(since=days).search) == PageState(since=days)
+
+
+@given(st.text(max_size=60) | st.integers() | st.none())
+def test_any_address_shows_something(nonsense: object) -> None:
+    for search in (
+        nonsense,
+        f"?runs={quote(str(nonsense), safe='', errors='replace')}&at={nonsense}&sort={nonsense}&since={nonsense}",
+    ):
+        assert isinstance(ListState.parse(search), ListState)
+        assert isinstance(PageState.parse(cast("Any", search)), PageState)

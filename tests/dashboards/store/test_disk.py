@@ -1,0 +1,264 @@
+"""Runs on disk: discovery, status, and caching of computed results."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.step_files import add_rows, load, steps_file
+
+from rankscope.base.errors import InputError, RankscopeError
+from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
+from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.footprint import footprint
+from rankscope.dashboards.store.making import MadeHere
+from rankscope.dashboards.store.run_folder import SILENT_AFTER_S
+from rankscope.runs.paths import inspector_dir
+
+WriteRun = Callable[..., Path]
+
+
+def test_a_folder_of_runs_lists_them_newest_first(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "a", run_id="old", start_unix_ns=1_000)
+    write_run(tmp_path / "b", run_id="new", start_unix_ns=2_000, simulated=True)
+    (tmp_path / "not-a-run").mkdir()
+    (tmp_path / "notes.txt").write_text("hello")
+
+    new, old = DiskRuns(tmp_path).runs()
+
+    assert (new.run_id, old.run_id) == ("new", "old")
+    assert new.simulated
+    assert not old.simulated
+    assert (old.status, old.world_size, old.ranks, old.hosts, old.attempts) == ("finished", 4, 4, 2, 1)
+
+
+def test_a_run_directory_is_a_list_of_one(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run")
+    source = DiskRuns(run)
+    assert [summary.run_id for summary in source.runs()] == ["run-1"]
+    assert source.analysis("run-1").verdict.rank == 2
+    assert source.steps("run-1").part("own_us").values.shape == (4, 60)
+
+
+def test_a_path_that_is_no_folder_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="no such file or folder"):
+        DiskRuns(tmp_path / "nothing")
+    with pytest.raises(InputError, match="not a folder"):
+        DiskRuns(tmp_path / "file")
+
+
+def test_an_empty_folder_has_no_runs_until_one_appears(tmp_path: Path, write_run: WriteRun) -> None:
+    source = DiskRuns(tmp_path)
+    assert source.runs() == []
+    write_run(tmp_path / "first")
+    assert [summary.run_id for summary in source.runs()] == ["run-1"]
+
+
+def test_somebodys_private_folder_does_not_hide_the_other_runs(
+    tmp_path: Path, write_run: WriteRun, without_privilege: list[str]
+) -> None:
+    write_run(tmp_path / "open", steps=12)
+    (tmp_path / "private").mkdir(mode=0)
+    script = (
+        "import sys; from pathlib import Path; from rankscope.dashboards.store.disk import DiskRuns; "
+        "source = DiskRuns(Path(sys.argv[1])); print([run.run_id for run in source.runs()])"
+    )
+    command = [*without_privilege, sys.executable, "-c", script, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "['run-1']\n"
+
+
+def test_an_unknown_run_id_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UnknownRunError):
+        DiskRuns(tmp_path).summary("nope")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"schema": "rankscope.run/9", "run_id": "x"}'])
+def test_an_unreadable_run_is_listed_with_the_reason(tmp_path: Path, content: bytes, write_run: WriteRun) -> None:
+    write_run(tmp_path / "good")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_bytes(content)
+    source = DiskRuns(tmp_path)
+
+    broken = source.summary("broken")
+
+    assert broken.status == "unreadable"
+    assert str(tmp_path / "broken") in (broken.problem or "")
+    with pytest.raises(RankscopeError, match="broken"):
+        source.analysis("broken")
+    assert source.summary("run-1").problem is None, "the other runs are not affected"
+
+
+def test_two_folders_with_one_run_id_are_both_listed(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "copy", steps=12)
+    write_run(tmp_path / "a", steps=12)
+    source = DiskRuns(tmp_path)
+    by_id = {summary.run_id: summary for summary in source.runs()}
+    assert by_id["run-1"].path.endswith("/a")
+    assert "same run id" in (by_id["copy"].problem or "")
+
+
+def test_a_copy_does_not_hide_the_run_whose_folder_is_called_as_its_id(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "run-1", run_id="run-1")
+    write_run(tmp_path / "backup", run_id="run-1")
+    source = DiskRuns(tmp_path)
+    problems = {Path(run.path).name: run.problem for run in source.runs()}
+    assert problems["backup"] is None
+    assert "has the same run id (run-1)" in str(problems["run-1"])
+    assert source.analysis("run-1").verdict.rank == 2
+
+    # Nor does an unreadable copy hide the run
+    (tmp_path / "run-1" / "run.json").write_text("{")
+    problems = {Path(run.path).name: run.problem for run in source.runs()}
+    assert problems["backup"] is None
+    assert "run.json" in str(problems["run-1"])
+    assert source.summary("run-1").problem is None
+
+
+def test_a_run_is_starting_live_silent_finished(tmp_path: Path, write_run: WriteRun) -> None:
+    now = [0.0]
+    source = DiskRuns(tmp_path, clock_s=lambda: now[0])
+    write_run(tmp_path / "starting", run_id="starting", ranks=0)
+    live = write_run(tmp_path / "live", run_id="live", finished=False, steps=12)
+    write_run(tmp_path / "finished", run_id="finished", steps=12)
+
+    now[0] = footprint(live).newest_unix_ns / 1e9 + 1
+    assert {run.run_id: run.status for run in source.runs()} == {"starting": "starting", "live": "live", "finished": "finished"}
+    now[0] += SILENT_AFTER_S
+    assert source.summary("live").status == "silent"
+    assert source.summary("finished").status == "finished", "a finished run may be old"
+
+
+@pytest.mark.parametrize(
+    ("ends", "losses"),
+    [
+        ({1: "killed"}, "rank 1 killed"),
+        ({1: "crash", 0: "killed", 2: "killed"}, "rank 1 crashed, ranks 0 and 2 killed"),
+        (dict.fromkeys(range(4), "killed"), "all 4 ranks killed"),
+    ],
+)
+def test_a_run_that_lost_ranks_has_failed_and_says_which(
+    tmp_path: Path, write_run: WriteRun, ends: dict[int, str], losses: str
+) -> None:
+    write_run(tmp_path / "over", run_id="over", steps=12, ends=ends)
+    write_run(tmp_path / "going-on", run_id="going-on", steps=12, finished=False, ends={3: "killed"})
+    source = DiskRuns(tmp_path)
+
+    assert (source.summary("over").status, source.summary("over").losses) == ("failed", losses)
+    # the other ranks have not ended yet, even if they wait for the killed one
+    assert (source.summary("going-on").status, source.summary("going-on").losses) == ("live", "rank 3 killed")
+
+
+def test_many_lost_ranks_are_counted(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path, steps=1, ranks=8, ends=dict.fromkeys(range(6), "killed"))
+    assert DiskRuns(tmp_path).summary("run-1").losses == "ranks 0, 1, 2 and 3 more killed"
+
+
+def test_a_recorder_that_gave_up_is_no_failure_of_the_job(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path, steps=12, ends={2: "disabled"})
+    summary = DiskRuns(tmp_path).summary("run-1")
+    assert (summary.status, summary.losses, summary.unrecorded) == ("finished", None, "rank 2")
+
+
+def test_live_runs_come_before_newer_ones(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "a", run_id="live", start_unix_ns=1_000, finished=False, steps=12)
+    write_run(tmp_path / "b", run_id="old", start_unix_ns=2_000, steps=12)
+    write_run(tmp_path / "c", run_id="new", start_unix_ns=3_000, steps=12)
+    assert [run.run_id for run in DiskRuns(tmp_path).runs()] == ["live", "new", "old"]
+
+
+def test_the_revision_changes_with_the_evidence_only(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=12)
+    before = footprint(run)
+    (run / "control").mkdir()
+    (run / "control" / "request").write_text("x")
+    (run / ".run.json.tmp").write_text("x")
+    inspector_dir(run).mkdir()
+    (inspector_dir(run) / "h-pid1.log").write_text("x")
+    assert footprint(run).revision == before.revision
+    steps = steps_file(run, 1)
+    add_rows(steps, load(steps)[-1:])
+    assert footprint(run).revision != before.revision
+    assert footprint(run).standing == before.standing, "who takes part is the same"
+
+
+def test_an_unchanged_run_is_analysed_once(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=12)
+    source = DiskRuns(run)
+    analysis, table = source.analysis("run-1"), source.steps("run-1")
+
+    assert source.analysis("run-1") is analysis
+    assert source.steps("run-1") is table
+
+    os.utime(run / "run.json", ns=(1, 1))
+    assert source.analysis("run-1") is not analysis, "what changed is analysed again"
+    assert source.steps("run-1") is not table
+
+
+def test_concurrent_callers_share_one_computation() -> None:
+    memo: Memo[int] = Memo(4)
+    made: list[int] = []
+    together = threading.Barrier(4)
+
+    def make() -> int:
+        made.append(1)
+        return 42
+
+    def ask() -> None:
+        together.wait()
+        assert memo.get("key", "1", make) == 42
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_memory_is_bounded_and_failures_are_not_remembered() -> None:
+    memo: Memo[str] = Memo(2)
+    for key in ("a", "b", "c"):
+        memo.get(key, "1", lambda key=key: key)  # type: ignore[misc]
+    assert memo.get("c", "1", lambda: "again") == "c"
+    assert memo.get("a", "1", lambda: "again") == "again", "the oldest was dropped"
+
+    def fail() -> str:
+        raise InputError("x", "broken")
+
+    with pytest.raises(InputError):
+        memo.get("d", "1", fail)
+    assert memo.get("d", "1", lambda: "mended") == "mended"
+
+
+def test_of_two_folders_with_one_run_id_the_one_written_last_is_the_run(tmp_path: Path, write_run: WriteRun) -> None:
+    """A backup beside the run may come first in the alphabet."""
+    backup = write_run(tmp_path / "a-backup", steps=12)
+    write_run(tmp_path / "run", steps=12)
+    for file in backup.rglob("*"):
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+    problems = {Path(run.path).name: run.problem for run in DiskRuns(tmp_path).runs()}
+    assert problems["run"] is None
+    assert "same run id" in str(problems["a-backup"])
+
+
+def test_comparisons_that_nobody_waits_for_are_forgotten(tmp_path: Path, write_run: WriteRun) -> None:
+    class Busy(MadeHere):
+        def made(self, *_arguments: Any, **_options: Any) -> Path:
+            raise NotReadyError(Progress("comparing"))
+
+    write_run(tmp_path / "runs" / "a", run_id="a", steps=3)
+    source = DiskRuns(tmp_path / "runs", Busy(Store(tmp_path / "cache")))
+    for step in range(5_000):
+        with pytest.raises(NotReadyError):
+            source.compared(["a"], step)
+    assert len(source._comparing) < 1_000

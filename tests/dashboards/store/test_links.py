@@ -1,0 +1,162 @@
+"""Symbolic links in and around runs: data outside the served folder is not shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.app import create_app
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.jobs import in_words
+from rankscope.dashboards.timeline.windows import Window
+from rankscope.runs.paths import host_dir, rank_dir
+
+WriteRun = Callable[..., Path]
+
+
+@pytest.fixture
+def secret(tmp_path: Path, write_run: WriteRun) -> Path:
+    """Folder of a run outside the served folder."""
+    return write_run(tmp_path / "private" / "secret", run_id="secret", name="secret-project")
+
+
+@pytest.fixture
+def root(tmp_path: Path, write_run: WriteRun) -> Path:
+    """The served folder, with one run."""
+    write_run(tmp_path / "runs" / "own", run_id="own")
+    return tmp_path / "runs"
+
+
+def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path, caller: Any) -> None:
+    (root / "link").symlink_to(secret)
+    source = DiskRuns(root)
+    assert [run.run_id for run in source.runs()] == ["own", "link"]
+    link = source.summary("link")
+    assert link.status == "unreadable"
+    assert link.problem == f"{root}/link: a symbolic link that leads out of {root}. Nothing of it is shown"
+    with pytest.raises(RankscopeError, match="there is no run 'secret'"):
+        source.summary("secret")
+    with pytest.raises(RankscopeError, match="leads out"):
+        source.analysis("link")
+
+    app = create_app(source)
+    downloaded = app.server.test_client().get("/run/link/perfetto?window=20&ask=1", base_url="http://localhost")
+    assert "leads out" in downloaded.get_json()["error"]
+    window = Window(attempt=0, first=20, past=23, ranks=4, start_unix_ns=0)
+    for read in (source.window, source.perfetto, partial(source.window_steps, rank=0)):
+        with pytest.raises(RankscopeError, match="leads out"):
+            read(link, window)
+
+    client = caller(app)
+    listed = str(client("page.children", {"url.pathname": "/"}, triggered="url.pathname"))
+    assert "a symbolic link that leads out" in listed
+    assert "secret" not in listed
+    assert str(secret) not in listed
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda run: run / "attempts",
+        lambda run: run / "attempts" / "000",
+        lambda run: run / "attempts" / "000" / "ranks",
+        lambda run: rank_dir(run, 0, 2),
+        lambda run: rank_dir(run, 0, 2) / "rank.json",
+        lambda run: rank_dir(run, 0, 2) / "steps-000000.npy",
+        lambda run: rank_dir(run, 0, 2) / "traces",
+        lambda run: host_dir(run, "node-0"),
+        lambda run: run / "hosts" / ".hidden",
+        lambda run: run / "run.json",
+        lambda run: run / "control",
+        lambda run: run / "findings.jsonl",
+    ],
+)
+def test_a_run_with_a_link_outside_is_not_shown(root: Path, secret: Path, inside: Callable[[Path], Path]) -> None:
+    link = inside(root / "own")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.exists():
+        link.rename(link.parent / ".aside")
+    link.symlink_to(inside(secret))
+
+    [run] = DiskRuns(root).runs()
+
+    assert run.status == "unreadable"
+    assert run.problem is not None
+    assert str(link) in run.problem
+    assert "Nothing of this run is shown" in run.problem
+    assert "secret" not in f"{run}"
+    with pytest.raises(RankscopeError, match="leads out"):
+        DiskRuns(root).steps(run.run_id)
+    with pytest.raises(RankscopeError, match="leads out"):
+        DiskRuns(root).windows(run)
+
+
+def test_a_link_that_comes_later_ends_it(root: Path, secret: Path) -> None:
+    source = DiskRuns(root)
+    assert source.analysis("own").verdict.rank == 2
+    moved = rank_dir(root / "own", 0, 2).rename(root / "own" / ".aside")
+    assert moved.is_dir()
+    rank_dir(root / "own", 0, 2).symlink_to(rank_dir(secret, 0, 2))
+    with pytest.raises(RankscopeError):
+        source.analysis("own")
+
+
+def test_a_run_that_becomes_a_link_is_gone(root: Path, secret: Path) -> None:
+    source = DiskRuns(root)
+    assert source.summary("own").problem is None
+    (root / "own").rename(root.parent / "moved")
+    (root / "own").symlink_to(secret)
+    assert source.summary("own").problem is not None, "goes by its folder's name"
+
+
+def test_links_that_stay_inside_are_followed(root: Path, tmp_path: Path) -> None:
+    (root / "archive").mkdir()
+    (root / "own").rename(root / "archive" / "own")
+    (root / "own").symlink_to("archive/own")
+    (tmp_path / "alias").symlink_to(root)
+    for path in (root, tmp_path / "alias", tmp_path / "alias" / "own"):
+        [run] = DiskRuns(path).runs()
+        assert run.problem is None, "also where the folder that is served is itself a link"
+        assert DiskRuns(path).analysis("own").verdict.rank == 2
+
+
+def test_links_that_lead_nowhere_or_in_circles_harm_nobody(root: Path) -> None:
+    (root / "own" / "circle").symlink_to("circle")
+    (root / "own" / "nowhere").symlink_to("nothing")
+    (root / "circle").symlink_to("circle")
+    [run] = DiskRuns(root).runs()
+    assert run.problem is None
+
+
+def test_a_folder_whose_name_is_no_text_is_listed(root: Path, caller: Any) -> None:
+    folder = root / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    client = caller(create_app(DiskRuns(root)))
+    listed = client("page.children", {"url.pathname": "/"}, triggered="url.pathname")
+    assert r"caf\\udce9" in str(listed)
+    page = client("page.children", {"url.pathname": "/run/caf%E9"}, triggered="url.pathname")
+    assert "not a rankscope run" in str(page)
+
+
+def test_a_run_in_a_folder_whose_name_is_no_text_has_all_its_views(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    root = tmp_path / os.fsdecode(b"caf\xe9")
+    for run_id in ("a", "b"):
+        write_run(root / run_id, run_id=run_id)
+    trace = rank_dir(root / "a", 0, 0) / "traces" / "window-20.json"
+    trace.parent.mkdir()
+    trace.write_text("{")
+    source = DiskRuns(root)
+
+    assert source.scenarios("a").answer.result.slowdown is not None
+    assert len(source.compared(["a", "b"]).result.sides) == 2
+    run = source.summary("a")
+    [damaged] = source.window(run, source.windows(run).windows[0]).about.left_out
+    assert r"caf\udce9" in damaged
+    assert r"caf\udce9" in in_words(OSError(2, "No such file or directory", root))

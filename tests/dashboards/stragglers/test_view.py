@@ -1,0 +1,191 @@
+"""The view of wait attribution: its data, its figures, and the selection by a click."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from tests.dashboards.blocks import draw, figure_names, pick, table_rows, text_of, write
+
+from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.stragglers.data import BlameBook, CauseTimeline, WaitGroup
+from rankscope.dashboards.stragglers.figures import NO_STEPS, cause_bars, cause_timeline, wait_cells, wait_matrix
+from rankscope.dashboards.stragglers.figures import NO_WAIT_IN_GROUP as NOBODY
+from rankscope.dashboards.stragglers.view import VIEW
+
+COLORS = palette("light")
+SLOW = 2
+
+
+def opened(path: Path) -> RunData:
+    source = DiskRuns(path)
+    return RunData(source, source.runs()[0])
+
+
+def group_of(names: list[str], *, by_host: bool = False, cells: list[tuple[int, int, float]] | None = None) -> WaitGroup:
+    """Return a wait group; ``cells`` are victim, origin, and waiting time in microseconds."""
+    cells = [(0, 1, 5_000.0), (2, 1, 8_000.0)] if cells is None else cells
+    return WaitGroup(
+        key="dp", label="dp", ranks=len(names), imposed_us=sum(cell[2] for cell in cells), by_host=by_host, names=names,
+        worst=list(range(len(names))), victims=[cell[0] for cell in cells], origins=[cell[1] for cell in cells],
+        waited_us=[cell[2] for cell in cells],
+    )  # fmt: skip
+
+
+def test_windows_tell_pairs_and_step_records_tell_causes(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given a run with a slow data loader on rank 2, when waits are attributed, then all waited for rank 2's input."""
+    book = opened(write_run(tmp_path / "run")).blame
+
+    assert book.matrix_source == "windows"
+    cells = wait_cells(book.groups[0])
+    assert np.nansum(cells[:, SLOW]) > 0.9 * np.nansum(cells)
+    assert np.isnan(np.diag(cells)).all()
+    worst = book.ranks[0]
+    assert worst.rank == SLOW
+    assert worst.steps_us is not None
+    assert worst.causes_us["input"] > 0.9 * worst.steps_us
+    assert worst.direct_us == pytest.approx(book.groups[0].imposed_us, rel=0.1)
+    assert worst.knock_on_us == 0
+
+
+def test_causes_add_up_to_the_imposed_wait_of_the_analysis(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given step records only, when causes are separated, then they add up to the imposed wait, by rank and over the steps."""
+    run = opened(write_run(tmp_path / "run", windows=False))
+    book = run.blame
+
+    imposed = {row.rank: row.imposed_us for row in run.analysis.imposed_wait}
+    assert {rank.rank: sum(rank.causes_us.values()) for rank in book.ranks} == pytest.approx(
+        {rank.rank: imposed[rank.rank] for rank in book.ranks}, rel=1e-4
+    )
+    assert book.timeline is not None
+    assert sum(map(sum, book.timeline.causes_us.values())) == pytest.approx(sum(imposed.values()), rel=1e-4)
+    assert book.matrix_source == "steps"
+    assert book.groups[0].imposed_us == pytest.approx(sum(imposed.values()), rel=1e-4)
+    assert book.ranks[0].direct_us is None
+
+
+def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given more ranks than fit, when the matrix is made, then its rows are hosts, and it holds all of the waiting."""
+    run = opened(write_run(tmp_path / "run", ranks=70, steps=12, windows=False))
+    group = run.blame.groups[0]
+
+    assert group.by_host
+    assert len(group.names) == 35
+    assert sum(group.waited_us) == pytest.approx(group.imposed_us, rel=1e-4)
+    assert group.worst[group.names.index("node-1")] == SLOW
+    assert "host by host" in text_of(write(VIEW, "about-matrix", run, PageState()))
+
+
+def test_the_view_says_that_groups_take_a_window(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given step records only, when the matrix is shown, then it explains that groups need a profiled window."""
+    run = opened(write_run(tmp_path / "run", windows=False))
+
+    assert "Groups take a profiled window" in text_of(write(VIEW, "about-matrix", run, PageState()))
+
+
+@pytest.mark.parametrize("name", ["imposed-bars", "wait-matrix", "cause-bars", "cause-timeline"])
+def test_figures_without_evidence_say_what_is_missing(tmp_path: Path, write_run: Callable[..., Path], name: str) -> None:
+    """Given a run of one rank, when a figure is drawn, then it is only a note."""
+    drawn = draw(VIEW, name, opened(write_run(tmp_path / "run", ranks=1, windows=False, slow_rank=None)), PageState(), COLORS)
+
+    assert not drawn.figure.data
+    assert drawn.figure.layout.annotations
+    assert not drawn.table.rows
+
+
+def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given a straggler, when the figures are drawn, then their tables and sentences agree."""
+    run = opened(write_run(tmp_path / "run"))
+    drawn = {name: draw(VIEW, name, run, PageState(), COLORS) for name in figure_names(VIEW, run, PageState())}
+
+    assert drawn["wait-matrix"].table.columns == ("rank that waited", "rank waited for", "wait [us]")
+    assert {row[1] for row in drawn["wait-matrix"].table.rows[:3]} == {str(SLOW)}
+    assert f"Rank {SLOW}" in drawn["cause-bars"].says
+    assert "slow input" in drawn["cause-bars"].says
+    assert f"rank {SLOW}" in drawn["cause-timeline"].says
+    assert all(len(row) == len(one.table.columns) for one in drawn.values() for row in one.table.rows)
+
+
+def test_the_ledger_has_dashes_for_what_is_not_known(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given step records only, when the wait attribution is filled, then direct and knock-on waits are unknown, not 0."""
+    (worst, *_) = table_rows(VIEW, "blame-ledger", opened(write_run(tmp_path / "run", windows=False)), PageState())
+
+    assert worst["rank"] == SLOW
+    assert worst["host"] == "node-1"
+    assert worst["direct_ms"] is None
+    assert worst["input_ms"] > 0
+
+
+def test_a_click_on_a_cell_picks_who_was_waited_for(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given matrices of ranks and of hosts, when a cell is clicked, then the delaying rank is selected."""
+    run = opened(write_run(tmp_path / "run"))
+    ranks = wait_matrix(group_of(["0", "1", "2"]), COLORS)
+    hosts = wait_matrix(msgspec.structs.replace(group_of(["a 7", "<b>b", "c"], by_host=True), worst=[11, 12, 13]), COLORS)
+
+    assert pick(VIEW, "wait-matrix", run, PageState(), {"x": ranks.data[0].x[1]}) == PageState(rank=1)
+    assert pick(VIEW, "wait-matrix", run, PageState(), {"x": hosts.data[0].x[0]}) == PageState(rank=11)
+    assert "<" not in str(hosts.data[0].x[1])
+
+
+def test_a_group_without_waits_is_a_note() -> None:
+    """Given a group without waits, when it is drawn, then a note replaces the matrix."""
+    assert wait_matrix(group_of(["0", "1"], cells=[]), COLORS).layout.annotations[0].text == NOBODY
+
+
+def test_an_unknown_group_in_the_address_is_the_first(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given an old link, when its group no longer exists, then the first group is drawn."""
+    run = opened(write_run(tmp_path / "run"))
+    first = draw(VIEW, "wait-matrix", run, PageState(), COLORS)
+
+    assert draw(VIEW, "wait-matrix", run, PageState(group="gone"), COLORS).says == first.says
+
+
+def test_the_timeline_is_per_step_and_names_who_is_charged() -> None:
+    """Given bins of steps, when they are drawn, then heights are per step and hovering names the rank."""
+    timeline = CauseTimeline(
+        first=[0, 10], last=[9, 14], steps=[10, 5], causes_us={"input": [50_000.0, 50_000.0], "gc": [0.0, 10_000.0]},
+        worst=[3, 1], worst_share=[1.0, 0.6],
+    )  # fmt: skip
+
+    figure = cause_timeline(timeline, COLORS)
+
+    assert [trace.name for trace in figure.data] == ["Slow input", "Garbage collection"]
+    assert figure.data[0].y == pytest.approx([5.0, 10.0])
+    assert figure.data[0].hovertext[1] == "steps 10 to 14<br>most of it: rank 1 (60%)"
+
+
+def test_without_step_records_causes_are_not_known() -> None:
+    """Given no ranks with enough data, when causes are drawn, then a note names the required data."""
+    assert cause_bars([], COLORS).layout.annotations[0].text == NO_STEPS
+    assert cause_timeline(None, COLORS).layout.annotations[0].text == NO_STEPS
+
+
+def test_a_book_survives_being_written(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given a run, when it is opened twice, then the second opening reads the cached result."""
+    source = DiskRuns(write_run(tmp_path / "run"))
+
+    assert isinstance(source.blame("run-1"), BlameBook)
+    assert source.blame("run-1") is source.blame("run-1")
+
+
+def test_a_long_name_at_the_axis_is_cut_off_before_it_is_escaped() -> None:
+    """Given a host name of characters that are escaped, when it is cut off, then no escape is cut in two."""
+    group = msgspec.structs.replace(group_of(["&" * 40, "b"], by_host=True, cells=[(0, 1, 5.0)]), worst=[0, 1])
+    assert wait_matrix(group, COLORS).layout.yaxis.ticktext[0] == "&amp;" * 28 + "…"
+
+
+def test_names_in_the_book_are_inert(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given hosts with invisible characters in their names, when waits are attributed, then the characters are escaped."""
+    path = write_run(tmp_path / "run", ranks=70, steps=12, windows=False)
+    for about in path.rglob("rank.json"):
+        about.write_text(json.dumps({**json.loads(about.read_text()), "host": f"n\u202e{about.parent.name}"}))
+    groups = opened(path).blame.groups
+    assert all(name.isprintable() for group in groups for name in group.names)
+    assert any("u202e" in name for group in groups for name in group.names)

@@ -1,0 +1,199 @@
+"""Split of a rank's time into parts and of parts into cells: without loss or double counting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.trace.intervals import EMPTY, Spans, join, measure, union
+from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.timeline.figures import (
+    FIRST_PHASE,
+    LOOKS,
+    MOST_BARS,
+    MOST_LANES,
+    NOTHING,
+    SHOWN,
+    Arrival,
+    Lanes,
+    arrival_bars,
+    cut,
+    kind_label,
+    timeline,
+)
+from rankscope.dashboards.timeline.lanes import representatives
+from rankscope.dashboards.timeline.parts import NOBODY, Kind, Parts, Recorded, parts_of
+
+END = 10_000
+
+
+def spans(*pairs: tuple[int, int]) -> Spans:
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def recorded(
+    steps: Spans = EMPTY, calls: Spans = EMPTY, waits: list[int] | None = None, *, compute: Spans = EMPTY, is_whole: bool = False
+) -> Recorded:
+    waited = np.array([NOBODY] * len(calls) if waits is None else waits, dtype=np.int64)
+    return Recorded(steps, calls, waited, np.arange(len(calls)), compute, EMPTY, is_whole=is_whole)
+
+
+def rows(parts: Parts) -> list[tuple[int, int, int, int]]:
+    return list(zip(parts.start.tolist(), parts.end.tolist(), parts.kind.tolist(), parts.about.tolist(), strict=True))
+
+
+@st.composite
+def some_spans(draw: st.DrawFn) -> Spans:
+    pairs = draw(st.lists(st.tuples(st.integers(0, END - 1), st.integers(1, 3_000)), max_size=12))
+    return spans(*((begin, min(END, begin + length)) for begin, length in pairs))
+
+
+@st.composite
+def some_parts(draw: st.DrawFn) -> Parts:
+    """Draw parts of up to three lanes, disjoint within each lane."""
+    found: list[tuple[int, int, int, int, int]] = []
+    for lane in range(draw(st.integers(1, 3))):
+        edges = sorted(draw(st.sets(st.integers(0, END), max_size=30)))
+        for begin, end in zip(edges[::2], edges[1::2], strict=False):
+            found.append((lane, begin, end, draw(st.integers(0, NOTHING - 1)), draw(st.integers(-1, 5))))
+    return Parts(*np.array(found, dtype=np.int64).reshape(-1, 5).T)
+
+
+@given(parts=some_parts(), columns=st.integers(1, 700), first=st.integers(0, END - 1), length=st.integers(1, END))
+def test_cutting_into_columns_keeps_the_time_of_every_kind(parts: Parts, columns: int, first: int, length: int) -> None:
+    past = min(END, first + length)
+    shown = parts.of(np.arange(3), first, past)
+
+    cells = cut(shown, 3, first, past, columns)
+
+    expected = np.zeros((3, NOTHING))
+    np.add.at(expected, (shown.lane, shown.kind), shown.end - shown.start)
+    assert (cells.times.sum(axis=1) == expected).all()
+    assert (cells.times.sum(axis=2) <= np.diff(cells.edges)).all()
+    assert ((cells.prevailing == NOTHING) == (cells.times.sum(axis=2) == 0)).all()
+
+
+@given(
+    steps=some_spans(), calls=some_spans(), compute=some_spans(), waits=st.lists(st.integers(-1, 4_000), min_size=12, max_size=12)
+)
+def test_every_moment_of_a_step_or_collective_is_in_exactly_one_part(
+    steps: Spans, calls: Spans, compute: Spans, waits: list[int]
+) -> None:
+    merged, computing = union(steps[:, 0], steps[:, 1]), union(compute[:, 0], compute[:, 1])
+
+    parts = parts_of(0, recorded(merged, calls, waits[: len(calls)], compute=computing))
+
+    lengths = parts.end - parts.start
+    assert (lengths > 0).all()
+    assert (parts.start[1:] >= parts.end[:-1]).all()
+    assert int(lengths.sum()) == measure(join(merged, calls, computing))
+
+
+def test_a_rank_waits_until_the_last_has_come_and_then_transfers() -> None:
+    parts = parts_of(0, recorded(spans((0, 100)), spans((20, 60)), [25], compute=spans((50, 55))))
+
+    assert rows(parts) == [
+        (0, 20, Kind.NOT_TOLD, NOBODY),
+        (20, 45, Kind.WAITING, 0),
+        (45, 50, Kind.TRANSFER, 0),
+        (50, 55, Kind.OVERLAP, 0),
+        (55, 60, Kind.TRANSFER, 0),
+        (60, 100, Kind.NOT_TOLD, NOBODY),
+    ]
+
+
+def test_without_a_match_waiting_is_not_made_up() -> None:
+    parts = parts_of(0, recorded(EMPTY, spans((20, 60))))
+
+    assert rows(parts) == [(20, 60, Kind.COMMUNICATION, 0)]
+
+
+def test_idle_is_said_only_where_the_raw_trace_tells() -> None:
+    parts = parts_of(0, recorded(spans((0, 10)), compute=spans((2, 5)), is_whole=True))
+
+    assert rows(parts) == [(0, 2, Kind.IDLE, NOBODY), (2, 5, Kind.COMPUTE, NOBODY), (5, 10, Kind.IDLE, NOBODY)]
+
+
+def test_the_cell_of_a_column_has_what_took_most_of_it() -> None:
+    parts = Parts(*np.array([[0, 0, 6, Kind.WAITING, 3], [0, 6, 10, Kind.TRANSFER, 3]], dtype=np.int64).T)
+
+    cells = cut(parts, 2, 0, 20, 2)
+
+    assert cells.edges.tolist() == [0, 10, 20]
+    assert cells.prevailing.tolist() == [[Kind.WAITING, NOTHING], [NOTHING, NOTHING]]
+    assert cells.about.tolist() == [[3, NOBODY], [NOBODY, NOBODY]]
+
+
+def lanes(count: int) -> Lanes:
+    """Return one lane with ``count`` parts of a microsecond each."""
+    at = np.arange(count, dtype=np.int64) * 1000
+    parts = Parts(np.zeros(count, np.int64), at, at + 1000, at // 1000 % len(Kind), np.zeros(count, np.int64))
+    return Lanes(["rank 0"], parts, ["all_reduce · pg · 7"], [0])
+
+
+def test_few_parts_are_bars_that_name_what_they_are() -> None:
+    figure = timeline(lanes(4), 0, 4_000, palette(None))
+
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert [bar.name for bar in bars] == [look.label for look in LOOKS[:4]]
+    assert all("all_reduce · pg · 7" in bar.hovertext[0] for bar in bars)
+    assert sum(float(bar.x[0]) for bar in bars) == pytest.approx(0.004)
+
+
+def test_many_parts_are_one_heat_map_and_no_shapes() -> None:
+    count = MOST_BARS + 1
+
+    figure = timeline(lanes(count), 0, count * 1000, palette("dark"))
+
+    assert [trace.type for trace in figure.data] == ["scatter", "heatmap"]
+    assert not figure.layout.shapes
+    assert "all_reduce" in figure.data[1].text[0][0]
+
+
+def test_a_part_of_the_window_without_anything_says_so() -> None:
+    figure = timeline(Lanes(["rank 0"], lanes(0).parts, [], [0]), 0, 1000, palette(None))
+
+    assert "Nothing was recorded" in figure.layout.annotations[0].text
+
+
+def test_phases_are_named() -> None:
+    assert [kind_label(kind) for kind in range(FIRST_PHASE, NOTHING)] == [
+        "Data", "Copy to the device", "Forward", "Backward", "Optimizer", "Between steps",
+    ]  # fmt: skip
+
+
+def test_the_first_and_the_last_of_a_thousand_are_drawn() -> None:
+    arrivals = [Arrival(rank, float(rank), 1023.0 - rank, 1030.0) for rank in range(1024)]
+
+    figure = arrival_bars(arrivals, palette(None), last=1023)
+
+    labels = figure.layout.yaxis.ticktext
+    assert len(labels) == SHOWN
+    assert labels[0] == "rank 0"
+    assert labels[-1] == "<b>⚑ rank 1023</b>"
+    assert "976 more ranks" in figure.layout.annotations[0].text
+
+
+def test_a_wait_that_is_not_known_is_not_drawn_as_one() -> None:
+    figure = arrival_bars([Arrival(0, 0.0, None, 2.0), Arrival(1, 1.0, None, 2.0)], palette(None), last=None)
+
+    waiting, inside = figure.data
+    assert list(waiting.x) == [0, 0]
+    assert inside.name == "In the collective"
+    assert list(inside.x) == [2, 1]
+
+
+def test_of_many_ranks_the_one_that_waits_least_stands_for_its_neighbours() -> None:
+    ranks = 2 * MOST_LANES
+    waits = np.full(ranks, 90)
+    waits[[1, 2, 5]] = 10
+    rows_ = [(rank, 0, wait, int(Kind.WAITING), 0) for rank, wait in enumerate(waits.tolist())]
+    parts = Parts(*np.array(rows_, dtype=np.int64).T)
+
+    shown, each = representatives(parts, ranks)
+
+    assert each == 2
+    assert shown[:4].tolist() == [1, 2, 5, 6]
+    assert len(shown) == MOST_LANES

@@ -1,0 +1,192 @@
+"""The timeline of a captured window, from the run directory to the page."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.dashboards.blocks import draw, pick, text_of, write, zoom
+from tests.step_files import steps_file
+
+from rankscope.dashboards.app import create_app
+from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.timeline.view import VIEW
+from rankscope.runs.paths import rank_dir
+
+WriteRun = Callable[..., Path]
+
+
+@pytest.fixture
+def run(tmp_path: Path, write_run: WriteRun) -> RunData:
+    """Run of four ranks with a window of steps 20 to 22, in which rank 2 is late by 40 ms."""
+    source = DiskRuns(write_run(tmp_path / "run"))
+    return RunData(source, source.summary("run-1"))
+
+
+def picture(run: RunData, search: str, name: str = "timeline-lanes") -> Any:
+    return draw(VIEW, name, run, PageState.parse(search), palette(None))
+
+
+def as_text(components: Any) -> str:
+    return text_of(components)
+
+
+def test_the_newest_window_is_found_with_its_ranks_and_steps(run: RunData) -> None:
+    windows = run.source.windows(run.summary)
+
+    assert [(one.first, one.past, one.ranks) for one in windows.windows] == [(20, 23, 4)]
+    assert windows.chosen(None) == windows.chosen(21) == windows.chosen(999) == windows.windows[0]
+
+
+def test_the_late_rank_is_named_and_the_others_wait_for_it(run: RunData) -> None:
+    drawn = picture(run, "", "timeline-arrival")
+
+    assert drawn.says.startswith("all_reduce · default_pg · ")
+    assert "last: rank 2" in drawn.says
+    ranks = {row[0]: row for row in drawn.table.rows}
+    assert ranks[2][2] == pytest.approx(0, abs=0.01)
+    assert all(ranks[rank][2] == pytest.approx(40, abs=1.5) for rank in (0, 1, 3))
+
+
+def test_lanes_of_few_ranks_are_shown_in_detail_and_their_times_add_up(run: RunData) -> None:
+    drawn = picture(run, "")
+
+    assert [row[:2] for row in drawn.table.rows[:3]] == [(0, "rank 0"), (0, "host: phases"), (0, "group default_pg")]
+    at = drawn.table.columns.index("waiting for later ranks [us]")
+    waited = {row[0]: row[at] for row in drawn.table.rows if row[1].startswith("rank ")}
+    assert waited[2] < 100
+    assert all(waited[rank] > 3 * 35_000 for rank in (0, 1, 3))
+
+
+def test_a_part_of_the_window_is_what_is_in_the_address(run: RunData) -> None:
+    drawn = picture(run, "?span=10000-20000")
+
+    times = [sum(value for value in row[2:] if value is not None) for row in drawn.table.rows]
+    assert 0 < max(times) <= 10_000
+    assert "10.00 to 20.00 ms" in drawn.says
+    assert "0.00 to" in picture(run, "?span=999999999-9999999999").says  # outside the window: everything is shown
+
+
+def test_dragging_and_double_click_set_and_clear_the_part(run: RunData) -> None:
+    assert zoom(VIEW, "timeline-lanes", run, PageState(), (1.25, 2.0)).span == (1250, 2000)
+    assert zoom(VIEW, "timeline-lanes", run, PageState(span=(1, 2)), None).span is None
+
+
+def test_a_click_on_a_collective_chooses_it_and_one_beside_it_the_rank(run: RunData) -> None:
+    in_it = pick(VIEW, "timeline-lanes", run, PageState(), {"x": 50.0, "y": 0})
+    beside = pick(VIEW, "timeline-lanes", run, PageState(), {"x": 1.0, "y": 0})
+
+    assert in_it.collective == "default_pg:20"
+    assert PageState.parse(in_it.search) == in_it
+    assert (beside.rank, beside.collective) == (0, None)
+
+
+def test_the_chosen_collective_is_framed_on_all_ranks(run: RunData) -> None:
+    drawn = picture(run, "?collective=default_pg:21")
+
+    frames = drawn.figure.data[-1]
+    assert list(frames.x).count(None) == 4
+    assert len(picture(run, "?collective=no:such").figure.data) == len(drawn.figure.data) - 1
+
+
+def test_what_could_be_matched_and_how_good_the_clock_is_are_said(run: RunData) -> None:
+    text = as_text(write(VIEW, "timeline-facts", run, PageState()))
+
+    assert "4 of 4 ranks captured, 3 collectives matched, 0 not" in text
+    assert "Clocks corrected by the ends of 3 collectives" in text
+    assert "Raw traces were not kept" in text
+
+
+def test_without_a_window_the_page_says_how_to_get_one(tmp_path: Path, write_run: WriteRun) -> None:
+    source = DiskRuns(write_run(tmp_path / "run", windows=False))
+    run = RunData(source, source.summary("run-1"))
+
+    text = as_text(VIEW.blocks(run, PageState()))
+
+    assert "No window has been captured yet" in text
+    assert f"rankscope capture {run.summary.path} --steps 3" in text
+
+
+@pytest.mark.parametrize(("finished", "asks"), [(True, False), (False, True)])
+def test_only_a_run_that_goes_on_can_be_asked_for_a_capture(
+    tmp_path: Path, write_run: WriteRun, *, finished: bool, asks: bool
+) -> None:
+    source = DiskRuns(write_run(tmp_path / "run", finished=finished))
+
+    text = as_text(VIEW.blocks(RunData(source, source.summary("run-1")), PageState()))
+
+    assert ("/api/run/run-1/capture" in text) == asks
+    assert "rankscope capture" in text
+
+
+def test_a_window_is_saved_for_perfetto(run: RunData) -> None:
+    http = create_app(run.source).server.test_client()
+
+    asked = http.get("/run/run-1/perfetto?window=20&ask=1")
+    saved = http.get("/run/run-1/perfetto?window=20")
+
+    data = saved.data
+    saved.close()
+    assert asked.json["bytes"] == len(data)
+    assert "run-1-step-20.json.gz" in saved.headers["Content-Disposition"]
+    events = msgspec.json.decode(gzip.decompress(data))["traceEvents"]
+    assert {event["name"] for event in events} >= {"all_reduce", "waiting for rank 2", "step 21"}
+    assert "step 23" not in {event["name"] for event in events}
+
+
+def test_what_cannot_be_saved_is_said_in_a_line(tmp_path: Path, write_run: WriteRun) -> None:
+    http = create_app(DiskRuns(write_run(tmp_path / "run", windows=False))).server.test_client()
+
+    assert (found := http.get("/run/run-1/perfetto")).status_code == 404
+    assert found.json == {"error": "no window has been captured yet"}
+    assert http.get("/run/none/perfetto").status_code == 404
+
+
+def test_while_it_is_being_made_the_progress_is_said(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_yet(*_: object) -> Path:
+        raise NotReadyError(Progress("Writing", 3, 8))
+
+    monkeypatch.setattr(run.source, "perfetto", not_yet)
+    http = create_app(run.source).server.test_client()
+
+    assert http.get("/run/run-1/perfetto?ask=1").json == {"state": "Writing: 3 of 8"}
+    assert http.get("/run/run-1/perfetto").status_code == 503
+
+
+def test_a_raw_trace_that_comes_after_its_window_is_read(tmp_path: Path, write_run: WriteRun) -> None:
+    path = write_run(tmp_path / "run", finished=False)
+    source = DiskRuns(path)
+
+    def left_out() -> list[str]:
+        run = source.summary("run-1")
+        return source.window(run, source.windows(run).windows[0]).about.left_out
+
+    assert left_out() == []
+    trace = rank_dir(path, 0, 0) / "traces" / "window-20.json"
+    trace.parent.mkdir()
+    trace.write_text("{")
+    steps_file(path, 0).touch()
+    assert str(trace) in left_out()[0]
+
+
+def test_names_from_a_run_are_text_in_figures(tmp_path: Path, write_run: WriteRun) -> None:
+    path = write_run(tmp_path / "run")
+    for file in path.rglob("collectives-*"):
+        file.write_bytes(file.read_bytes().replace(b"default_pg", b"<a href='x'>pg</a>"))
+    source = DiskRuns(path)
+
+    drawn = picture(RunData(source, source.summary("run-1")), "")
+
+    shown = drawn.figure.to_json()
+    assert "&lt;a href" in shown or "\\u0026lt;a href" in shown
+    assert "<a href" not in shown
+    assert "\\u003ca href" not in shown

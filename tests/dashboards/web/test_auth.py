@@ -1,0 +1,348 @@
+"""Access to the pages: tokens, sessions, proxies, and requests from other sites."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.base.errors import InputError
+from rankscope.dashboards.app import create_app
+from rankscope.dashboards.web.attempts import MAX_WRONG, WITHIN_S, WrongTokens
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.web.login import local
+from rankscope.dashboards.web.token import SESSION_S, Token, read_token
+from rankscope.dashboards.web.trusted_proxy import TrustedProxy
+
+SECRET = "0123456789abcdef0123456789abcdef"
+TOKEN = Token(SECRET)
+PROXY = TrustedProxy("X-Forwarded-User", (ip_network("10.0.0.0/30"),))
+NAVIGATION = {"Sec-Fetch-Site": "none"}
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def http(memory_runs: Any) -> Callable[..., Any]:
+    """Factory ``http(token=…, …)`` of an HTTP client of an app with those settings."""
+
+    def make(**settings: Any) -> Any:
+        return create_app(memory_runs, DashboardConfig(**settings)).server.test_client()
+
+    return make
+
+
+def log_in(browser: Any, token: str = SECRET, to: str = "/run/run-1", **options: Any) -> Any:
+    return browser.post("/login", data={"token": token, "next": to}, **options)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "",
+        "short",
+        "a" * 64,
+        "abcdefg" * 10,
+        "two words that are long enough",
+        "ümläutümläutümläutümläut",
+        "0123456789abcdef0123456789\n",
+    ],
+)
+def test_a_token_that_could_be_guessed_or_is_no_word_is_refused(secret: str) -> None:
+    with pytest.raises(ValueError, match="openssl rand"):
+        Token(secret)
+
+
+def test_a_token_never_shows_itself(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"{SECRET}\n")
+    token = read_token(tmp_path / "token")
+    assert token.matches(SECRET)
+    assert SECRET not in f"{token!r} {DashboardConfig(token=token)!r} {token.cookie} {token.new_session()}"
+
+
+def test_a_token_file_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "token").open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(InputError, match="no token"):
+        read_token(tmp_path / "token")
+
+
+def test_a_session_ends_and_is_of_one_token_alone() -> None:
+    clock = Clock()
+    token = Token(SECRET, clock_s=clock)
+    session = token.new_session()
+    assert token.is_session(session)
+    assert Token(SECRET, clock_s=clock).is_session(session), "another worker, or the next start"
+    assert not Token(SECRET[::-1], clock_s=clock).is_session(session)
+    clock.now += SESSION_S - 1
+    assert token.is_session(session)
+    clock.now += 1
+    assert not token.is_session(session)
+
+
+@given(st.text() | st.from_regex(r"[0-9]{1,12}\.[0-9a-f]{32}\.[0-9a-f]{64}", fullmatch=True))
+def test_nobody_makes_up_a_session(cookie: str) -> None:
+    assert not TOKEN.is_session(cookie)
+    assert not TOKEN.matches(cookie)
+
+
+def test_a_session_cannot_be_made_to_last() -> None:
+    until, _, rest = TOKEN.new_session().partition(".")
+    assert not TOKEN.is_session(f"{int(until) + 1}.{rest}")
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/run/run-1", "/run/run-1?rank=2&metric=wall_us", "/run/%2e%2e", "/run/%D7%A9", "/nothing"]
+)
+def test_whoever_is_not_logged_in_is_sent_to_the_login_and_then_on(http: Any, path: str) -> None:
+    browser = http(token=TOKEN)
+    sent = browser.get(path)
+    assert sent.status_code == 302
+    page = browser.get(sent.location)
+    assert page.status_code == 200
+    assert "<script" not in page.text
+    assert "form-action 'self'" in page.headers["Content-Security-Policy"]
+    to = page.text.partition('name="next" value="')[2].partition('"')[0].replace("&amp;", "&")
+
+    done = log_in(browser, to=to)
+    assert (done.status_code, done.location) == (303, to)
+    assert browser.get(done.location).status_code in (200, 302)
+    assert "login" not in str(browser.get(done.location).location)
+
+
+@pytest.mark.parametrize(
+    "path", ["/_dash-layout", "/_dash-dependencies", "/_reload-hash", "/api/run/run-1/capture/1", "/_favicon.ico"]
+)
+def test_what_scripts_ask_for_is_refused_in_json(http: Any, path: str) -> None:
+    refused = http(token=TOKEN).get(path)
+    assert refused.status_code == 401
+    assert "Bearer" in refused.json["error"]
+    assert refused.headers["WWW-Authenticate"].startswith("Bearer")
+
+
+def test_callbacks_are_refused_without_login_and_answered_with_it(http: Any) -> None:
+    browser = http(token=TOKEN)
+    body: dict[str, Any] = {"output": "x.y", "inputs": []}
+    refused = browser.post("/_dash-update-component", json=body)
+    assert refused.status_code == 401
+    assert "log in" in refused.json["error"]
+    log_in(browser)
+    assert browser.post("/_dash-update-component", json=body).status_code not in (401, 403)
+
+
+def test_health_scripts_and_styles_are_open(http: Any) -> None:
+    browser = http(token=TOKEN)
+    for path in ("/-/healthy", "/assets/style.css", "/login"):
+        with browser.get(path) as answer:
+            assert answer.status_code == 200
+    for path in (
+        "/assets/../_dash-layout",
+        "/assets/%2e%2e/_dash-layout",
+        "/-/healthy/../../run/run-1",
+        "/login/x",
+    ):
+        with browser.get(path) as answer:
+            assert "_dash-component-suites" not in answer.text
+            assert answer.status_code in (302, 308, 401, 404), path
+
+
+def test_the_cookie_is_kept_from_scripts_and_other_sites(http: Any) -> None:
+    cookie = log_in(http(token=TOKEN)).headers["Set-Cookie"]
+    for part in ("HttpOnly", "SameSite=Strict", "Path=/", f"Max-Age={SESSION_S}"):
+        assert part in cookie
+    assert "Secure" not in cookie, "it would not be sent by HTTP at all"
+    behind = http(token=TOKEN, proxy=PROXY)
+    https = {"X-Forwarded-Proto": "https"}
+    assert "Secure" in log_in(behind, headers=https, environ_base={"REMOTE_ADDR": "10.0.0.1"}).headers["Set-Cookie"]
+
+
+def test_the_cookie_is_secure_behind_any_proxy_that_ends_tls(http: Any) -> None:
+    for headers in ({"X-Forwarded-Proto": "https"}, {"X-Forwarded-Proto": "http, https"}):
+        assert "Secure" in log_in(http(token=TOKEN), headers=headers).headers["Set-Cookie"]
+    assert "Secure" not in log_in(http(token=TOKEN), headers={"X-Forwarded-Proto": "http"}).headers["Set-Cookie"]
+
+
+@pytest.mark.parametrize(("proxy", "address"), [(PROXY, "10.0.0.1"), (None, "127.0.0.1")])
+def test_many_wrong_tokens_behind_a_proxy_lock_out_only_their_sender(http: Any, proxy: Any, address: str) -> None:
+    browser = http(token=TOKEN, proxy=proxy)
+    proxied: Any = {"environ_base": {"REMOTE_ADDR": address}}
+    for number in range(MAX_WRONG):
+        # the sender may write addresses of its own before the one that the proxy appends
+        forwarded = {"X-Forwarded-For": f"198.51.100.{number}, 203.0.113.9"}
+        assert log_in(browser, "wrong", headers=forwarded, **proxied).status_code == 401
+    assert log_in(browser, headers={"X-Forwarded-For": "203.0.113.9"}, **proxied).status_code == 429
+    assert log_in(browser, headers={"X-Forwarded-For": "203.0.113.10"}, **proxied).status_code == 303
+
+
+def test_a_wrong_token_says_so_and_many_have_to_wait(http: Any) -> None:
+    browser = http(token=TOKEN)
+    for _ in range(MAX_WRONG):
+        wrong = log_in(browser, "<b>wrong</b>")
+        assert wrong.status_code == 401
+        assert "That is not the token." in wrong.text
+        assert "wrong</b>" not in wrong.text
+        assert "Set-Cookie" not in wrong.headers
+    waiting = log_in(browser)
+    assert waiting.status_code == 429, "also the right one: whoever tries does not learn which it is"
+    assert int(waiting.headers["Retry-After"]) <= WITHIN_S
+    assert browser.get("/_dash-layout", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 429
+    assert log_in(browser, environ_base={"REMOTE_ADDR": "127.0.0.9"}).status_code == 303, "another sender"
+
+
+def test_wrong_tokens_are_forgotten_in_time() -> None:
+    clock = Clock()
+    wrong = WrongTokens(clock)
+    for _ in range(MAX_WRONG):
+        assert wrong.wait_s("a") == 0
+        wrong.note("a")
+        clock.now += 1
+    assert wrong.wait_s("a") == WITHIN_S - MAX_WRONG
+    assert wrong.wait_s("b") == 0
+    clock.now += WITHIN_S - MAX_WRONG
+    assert wrong.wait_s("a") == 0
+
+
+def test_scripts_send_the_token_itself(http: Any) -> None:
+    browser = http(token=TOKEN)
+    assert browser.get("/_dash-layout", headers={"Authorization": f"bearer {SECRET}"}).status_code == 200
+    for wrong in ("Bearer", "Bearer x", f"Basic {SECRET}", SECRET):
+        assert browser.get("/_dash-layout", headers={"Authorization": wrong}).status_code == 401
+    assert browser.get("/", headers={"Authorization": "Bearer x"}).status_code == 401
+    passed_on_by_a_proxy = {"Authorization": "Basic YW5uOnMzY3IzdA=="}
+    assert browser.get("/", headers=passed_on_by_a_proxy).location.startswith("/login")
+
+
+def test_logging_out_takes_the_session_away(http: Any) -> None:
+    browser = http(token=TOKEN)
+    log_in(browser)
+    assert "Log out" in browser.get("/login").text
+    assert browser.get("/login?next=/run/run-1").location == "/run/run-1", "nothing to ask for"
+    assert browser.post("/logout").location == "/login"
+    assert browser.get("/_dash-layout").status_code == 401
+
+
+def test_pages_are_not_kept_where_there_is_a_login(http: Any) -> None:
+    browser = http(token=TOKEN)
+    log_in(browser)
+    assert browser.get("/run/run-1").headers["Cache-Control"] == "no-store"
+
+
+def test_a_link_on_another_site_leads_in(http: Any) -> None:
+    """The browser withholds the cookie from the cross-site request; the redirect repeats it from our own page."""
+    browser = http(token=TOKEN)
+    between = browser.get("/run/run-1?rank=2", headers={"Sec-Fetch-Site": "cross-site"})
+    assert between.status_code == 200
+    assert '<meta http-equiv="refresh" content="0; url=/login?next=/run/run-1%3Frank%3D2">' in between.text
+    log_in(browser)
+    assert browser.get("/login?next=/run/run-1%3Frank%3D2").location == "/run/run-1?rank=2"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://evil.example/",
+        "//evil.example",
+        "/\\evil.example",
+        "\\\\evil.example",
+        "javascript:alert(1)",
+        "evil",
+        "",
+        "/\t/evil.example",
+        "/\n",
+        "http://[",
+        "///evil.example",
+        "/é",
+    ],
+)
+def test_nobody_is_led_elsewhere_after_logging_in(http: Any, address: str) -> None:
+    assert local(address) == "/"
+    assert log_in(http(token=TOKEN), to=address).location == "/"
+
+
+@given(st.text())
+def test_whatever_is_next_is_here(address: str) -> None:
+    to = local(address)
+    assert to.startswith("/")
+    assert to[1:2] not in ("/", "\\")
+
+
+def test_a_hostile_next_is_inert_in_the_page(http: Any) -> None:
+    page = http(token=TOKEN).get("/login?next=/%22%3E%3Cscript%3Ealert(1)%3C/script%3E").text
+    assert "<script" not in page
+
+
+def test_a_proxy_says_who_is_there_and_nobody_else_can(http: Any) -> None:
+    browser = http(proxy=PROXY)
+    alice = {"X-Forwarded-User": "alice"}
+    inside = {"environ_base": {"REMOTE_ADDR": "10.0.0.2"}}
+    assert browser.get("/_dash-layout", headers=alice, **inside).status_code == 200
+    assert browser.get("/_dash-layout", headers=alice, environ_base={"REMOTE_ADDR": "::ffff:10.0.0.2"}).status_code == 200
+    assert browser.get("/_dash-layout", headers={"X-Forwarded-User": "  "}, **inside).status_code == 401
+    assert browser.get("/_dash-layout", **inside).status_code == 401
+    for address in ("10.0.0.4", "127.0.0.1", "::1", "", "nonsense"):
+        refused = browser.get(
+            "/_dash-layout", headers={**alice, "X-Forwarded-For": "10.0.0.2"}, environ_base={"REMOTE_ADDR": address}
+        )
+        assert refused.status_code == 401, address
+
+
+def test_behind_a_proxy_without_token_the_login_says_who_decides(http: Any) -> None:
+    browser = http(proxy=PROXY)
+    page = browser.get(browser.get("/").location)
+    assert "the proxy in front of it" in page.text
+    assert "<form" not in page.text
+    assert log_in(browser, "").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
+        ({"Origin": ""}, 403),
+        ({"Origin": "http://localhost:9999"}, 403),
+        ({"Origin": "http://localhost.evil.example"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, 403),
+        ({"Origin": "http://localhost"}, 303),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "null"}, 303),
+        ({}, 303),
+    ],
+)
+def test_what_a_page_of_another_site_sends_is_refused(http: Any, headers: dict[str, str], status: int) -> None:
+    assert log_in(http(token=TOKEN), headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("settings", [{}, {"token": TOKEN}])
+def test_so_it_is_for_callbacks_on_loopback(http: Any, settings: dict[str, Any]) -> None:
+    browser = http(**settings)
+    for method in ("post", "put", "delete", "patch"):
+        refused = getattr(browser, method)("/_dash-update-component", json={}, headers={"Sec-Fetch-Site": "cross-site"})
+        assert refused.status_code == 403
+        assert "another site" in json.loads(refused.text)["error"]
+
+
+def test_without_token_and_proxy_nobody_logs_in(http: Any) -> None:
+    browser = http()
+    assert browser.get("/run/run-1").status_code == 200
+    assert "nobody needs to log in" in browser.get("/login").text
+    assert "Log in" not in json.dumps(browser.get("/_dash-layout").json)
+
+
+def test_no_header_pretends_to_be_the_server_itself(http: Any) -> None:
+    browser = http(token=TOKEN)
+    for name in ("rankscope.ourselves", "Rankscope.Ourselves", "HTTP_RANKSCOPE_OURSELVES"):
+        assert browser.get("/_dash-layout", headers={name: "True"}).status_code == 401

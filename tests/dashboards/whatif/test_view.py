@@ -1,0 +1,218 @@
+"""The what-if view: removed delays, their gain, and their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.dashboards.blocks import draw, pick, table_rows, text_of, write
+
+from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.disk import WHATIF_EVERY_S, DiskRuns
+from rankscope.dashboards.store.making import MadeHere
+from rankscope.dashboards.whatif.data import joined, pace_of, thought_away
+from rankscope.dashboards.whatif.view import VIEW
+
+COLORS = palette("dark")
+SLOW = 2
+
+
+def opened(path: Path) -> RunData:
+    source = DiskRuns(path)
+    return RunData(source, source.runs()[0])
+
+
+@pytest.fixture
+def run(tmp_path: Path, write_run: Callable[..., Path]) -> RunData:
+    return opened(write_run(tmp_path / "run"))
+
+
+def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
+    """Given a straggler, when it, its cause or all delays are removed, then the step is shorter by the 40 ms of its delay."""
+    result = run.scenarios.answer.result
+    assert result.step_seconds is not None
+    for items in (("rank:2",), ("cause:input",), ("rank:2", "rank:0"), ("rank:2", "cause:input"), ("all",)):
+        thought = thought_away(run.scenarios, items)
+        assert thought is not None
+        assert thought.step_seconds == pytest.approx(result.step_seconds - 0.04, abs=0.002), items
+    assert thought_away(run.scenarios, ()) is None
+
+
+@pytest.mark.parametrize(
+    ("items", "why"),
+    [
+        (("rank:77", "rank:0"), "does not have rank 77"),
+        (("rank:77",), "does not have rank 77"),
+        (("cause:nonsense", "rank:0"), "does not have nonsense"),
+        (("op:data", "rank:2"), "one at a time"),
+        (("rank:x",), "one at a time"),
+        (("<b>",), "one at a time"),
+    ],
+)
+def test_what_cannot_be_thought_away_says_why(run: RunData, items: tuple[str, ...], why: str) -> None:
+    """Given items that cannot be removed, when the address is answered, then the result is unknown with a reason, not 0."""
+    thought = thought_away(run.scenarios, items)
+
+    assert thought is not None
+    assert thought.step_seconds is None
+    assert why in thought.why
+    assert why in text_of(write(VIEW, "whatif-answer", run, PageState(without=items)))
+
+
+def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given nine ranks, when they are removed together, then the answer names the limit."""
+    run = opened(write_run(tmp_path / "run", ranks=12, steps=20, windows=False))
+
+    thought = thought_away(run.scenarios, [f"rank:{rank}" for rank in range(9)])
+
+    assert thought is not None
+    assert "At most 8 ranks" in thought.why
+
+
+def test_a_cause_that_costs_little_is_thought_away_only_alone(run: RunData) -> None:
+    """Given more causes than are combined, when one that costs least is removed with a rank, then the reason is said."""
+    scenarios = run.scenarios
+    assert scenarios.combinations is not None
+    causes = [row.cause for row in scenarios.answer.result.by_cause]
+    assert list(scenarios.combinations.causes) == causes[:4]
+
+    alone, together = (thought_away(scenarios, items) for items in ((f"cause:{causes[4]}",), (f"cause:{causes[4]}", "rank:2")))
+
+    assert alone is not None
+    assert alone.step_seconds == scenarios.answer.result.by_cause[4].without_step_seconds
+    assert together is not None
+    assert together.step_seconds is None
+    assert "only alone" in together.why
+
+
+def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None:
+    """Given a recorded price, when the address has another, then costs use the address's price."""
+    answer = run.scenarios.answer
+    recorded, told = pace_of(answer), pace_of(answer, price=5.0, currency="EUR")
+
+    assert (recorded.price_per_gpu_hour, recorded.currency) == (2.5, "USD")
+    assert recorded.gpu_hours == 168 * 4
+    assert told.money_of(0.01) == pytest.approx(2 * (recorded.money_of(0.01) or 0))
+    bars = draw(VIEW, "whatif-ranks", run, PageState(price=5.0, currency="EUR"), COLORS).figure
+    assert any(text.text.endswith("EUR a week") for text in bars.layout.annotations)
+    assert "as given above" in text_of(write(VIEW, "whatif-answer", run, PageState(without=("rank:2",), price=5.0)))
+
+
+def test_ranks_on_cpus_without_a_price_have_no_gpu_hours(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given CPU ranks without a price, when savings are shown, then hours and cost are unknown, with the way to get them."""
+    path = write_run(tmp_path / "run")
+    info = msgspec.json.decode((path / "run.json").read_bytes())
+    (path / "run.json").write_bytes(msgspec.json.encode({**info, "price_per_gpu_hour": None}))
+    run = opened(path)
+
+    text = text_of(write(VIEW, "whatif-answer", run, PageState(without=("rank:2",))))
+
+    assert "give a price" in text
+    assert "not known" in text
+    assert all(row["gpu_hours"] is None and row["money"] is None for row in table_rows(VIEW, "whatif-table", run, PageState()))
+
+
+def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:
+    """Given an answer, when ranks are drawn, then the largest gain comes first, and the table has each rank's gain."""
+    drawn = draw(VIEW, "whatif-ranks", run, PageState(without=("rank:2",)), COLORS)
+
+    actual, parts, ideal = drawn.figure.data
+    assert parts.hovertext[0] == "rank:2"
+    assert parts.x[0] < actual.x[0]
+    assert ideal.x[0] <= min(parts.x)
+    assert "✓" in drawn.figure.layout.yaxis.ticktext[1]
+    assert drawn.table.rows[0][0] == "rank:2"
+    assert "rank 2 gains most" in drawn.says
+    causes = draw(VIEW, "whatif-parts", run, PageState(), COLORS)
+    assert {row[0] for row in causes.table.rows} >= {"cause:input", "op:data"}
+
+
+def test_clicks_think_away_and_take_back(run: RunData) -> None:
+    """Given bars, when one is clicked, then its delay is removed, and restored by a second click; the first bar restores all."""
+    one = pick(VIEW, "whatif-ranks", run, PageState(without=("cause:gc",)), {"hovertext": "rank:2"})
+
+    assert one.without == ("cause:gc", "rank:2")
+    assert pick(VIEW, "whatif-ranks", run, one, {"hovertext": "rank:2"}).without == ("cause:gc",)
+    assert pick(VIEW, "whatif-ranks", run, one, {"hovertext": ""}).without == ()
+
+
+def test_fleet_measures_are_said_with_what_they_mean(run: RunData) -> None:
+    """Given one straggler of four ranks, when the measures are shown, then M_W is near 1 and M_S is unknown."""
+    text = text_of(write(VIEW, "whatif-fleet", run, PageState()))
+
+    assert "a few ranks are to blame" in text
+    assert "no pipeline stages" in text
+    assert "step records: 4 ranks" in text
+
+
+def test_too_little_says_what_is_missing(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given one rank, when a what-if is requested, then every part gives the reason why there is none."""
+    run = opened(write_run(tmp_path / "run", ranks=1, slow_rank=None, windows=False))
+
+    assert "Not enough data" in text_of(write(VIEW, "whatif-answer", run, PageState(without=("all",))))
+    assert table_rows(VIEW, "whatif-table", run, PageState()) == []
+    assert not draw(VIEW, "whatif-ranks", run, PageState(), COLORS).figure.data
+
+
+def test_while_it_is_made_the_view_shows_progress(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a slow what-if, when the view is opened, then it shows the progress and polls again."""
+
+    def busy(*_: object) -> None:
+        raise NotReadyError(Progress("playing the run", 3, 8))
+
+    monkeypatch.setattr(DiskRuns, "scenarios", busy)
+
+    with pytest.raises(NotReadyError, match="Playing the run: 3 of 8"):
+        VIEW.blocks(run, PageState())
+
+
+def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given a live run, when minutes pass, then the answer is computed from the run's current state."""
+    path, now = write_run(tmp_path / "run", finished=False), [1e9]
+    source = DiskRuns(path, MadeHere(Store(tmp_path / "store")), clock_s=lambda: now[0])
+    first = source.scenarios("run-1")
+
+    assert source.scenarios("run-1") is first
+    now[0] += WHATIF_EVERY_S
+    assert source.scenarios("run-1") is not first
+
+
+def test_two_live_runs_of_one_id_do_not_have_the_same_answer(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given two runs with the same id in different folders, when both are queried, then each gets its own answer."""
+    store = Store(tmp_path / "store")
+    runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
+    slow, even = (DiskRuns(run, MadeHere(store), clock_s=lambda: 1e9).scenarios("run-1").answer.result.slowdown for run in runs)
+
+    assert slow is not None
+    assert even is not None
+    assert slow > 1.3 > even
+
+
+@pytest.mark.parametrize(
+    ("search", "price", "currency"),
+    [
+        ("?price=2.5&currency=eur", 2.5, "EUR"),
+        ("?price=-1&currency=<b>", None, None),
+        ("?price=nan&currency=EURO", None, None),
+        ("?price=1e9", None, None),
+        ("?price=0", 0.0, None),
+    ],
+)
+def test_prices_in_addresses(search: str, price: float | None, currency: str | None) -> None:
+    """Given arbitrary input, when the address is parsed, then only valid prices are kept, and they survive a round trip."""
+    state = PageState.parse(search)
+
+    assert (state.price, state.currency) == (price, currency)
+    assert PageState.parse(state.search) == state
+
+
+def test_joined() -> None:
+    """Given names, when they are joined, then they form an English enumeration."""
+    assert [joined(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
