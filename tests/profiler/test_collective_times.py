@@ -11,7 +11,7 @@ import pytest
 from rankscope.alerts.watch.findings import candidates
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.online import OnlineAnalysis
-from rankscope.dashboards.data.disk import DiskRuns
+from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.runs.reader import RunReader
 

@@ -2,7 +2,7 @@
 
 Read ``run_verdict`` first: it decides which verdict a run gets, from step records or else from profiled windows. Traces, captures
 and dumps are decided in ``trace_analysis``, ``captured`` and ``durations.verdict``. They all call ``builders``, which writes the
-sentences and computes what was lost.
+sentences and computes what was lost. ``reasons`` has the signals and the evidence of a rank that a run names.
 
 If no rank is slow, ``bottleneck`` has the limits of the parts of a step, and ``builders.no_straggler`` the choice between them
 and "balanced". Other modules then add to the verdict: ``bubble`` (parts of a pipeline's bubble), ``slow_links`` (transfers below

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -12,22 +12,18 @@ import numpy as np
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.costs.waterfall import Costs
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS, WARM_UP, Judged, imposed_wait
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, WARM_UP, Judged
 from rankscope.analysis.evidence.device_times import times_of_windows
-from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
-from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.device_stragglers import device_named, device_step_signals, judge_windows
 from rankscope.analysis.inference.explained import explained
-from rankscope.analysis.inference.late import busy_excess, late_named, slow_steps
-from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.late import late_named, slow_steps
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.inference.slow import Slow
-from rankscope.analysis.inference.step_signals import signals_of
-from rankscope.analysis.inference.stragglers import Suspect, by_chance_elsewhere, find_slow, period, too_short
-from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
+from rankscope.analysis.inference.stragglers import Suspect, by_chance_elsewhere, find_slow, too_short
+from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
 from rankscope.analysis.verdict.builders import (
@@ -43,6 +39,7 @@ from rankscope.analysis.verdict.builders import (
     straggler,
 )
 from rankscope.analysis.verdict.endings import endings
+from rankscope.analysis.verdict.reasons import signals_beside_windows, slow_named
 from rankscope.base.text import duration, ranks_text
 
 CAPTURE: Final = 20
@@ -103,7 +100,7 @@ def _run_verdict(
     if not slow_groups:
         return _nobody_slow(run, setting, shares)
     judged, slow = max(slow_groups, key=lambda one: one[1].gain_us)
-    verdict, finding = straggler(_explained(run, judged, slow), setting)
+    verdict, finding = straggler(slow_named(run, judged, slow), setting)
     return verdict, [finding, *limits(shares_of(costs(tuple(slow.ranks))), setting, lead="Besides that, ")]
 
 
@@ -112,7 +109,7 @@ def _without_own_times(
 ) -> tuple[Verdict, list[Finding]]:
     """Return the verdict where step records cannot decide: durations of collectives are of all steps, windows of some."""
     every = np.ones(len(run.table.steps), dtype=bool)
-    beside = Beside(shares, partial(_signals_beside_windows, run), lambda named: explained(named, run.witness, every, every))
+    beside = Beside(shares, partial(signals_beside_windows, run), lambda named: explained(named, run.witness, every, every))
     found = None if by_durations is None else by_durations(setting, beside)
     if isinstance(found, tuple):
         return found
@@ -231,7 +228,7 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
     every = np.ones(len(run.table.steps), dtype=bool)
     if found.device is not None:
         slow = found.device.slow
-        signals = _signals_beside_windows(run, slow.ranks, slow.excess_us)
+        signals = signals_beside_windows(run, slow.ranks, slow.excess_us)
         signals = replace(signals, device_busy_us=device_step_signals(found.device, times).device_busy_us)
         stage = stage_of(run.infos.get(slow.ranks[0]))
         named = device_named(found.device, signals, run.blame, stage=stage)
@@ -240,7 +237,7 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
         steps = max(counts)
         slow_ones = slow_steps(found.late, run.blame)
         gain = found.late.gain_us / steps if slow_ones is None else found.late.excess_us / len(run.blame.steps)
-        signals = _signals_beside_windows(run, found.late.ranks, gain, slow_ones)
+        signals = signals_beside_windows(run, found.late.ranks, gain, slow_ones)
         named = late_named(found.late, run.blame, window, signals, steps=steps)
     elif _reporting(run) < 2:
         # A few profiled steps are not evidence for all the steps without a record.
@@ -253,145 +250,6 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
         return no_straggler(shares, by_windows, confidence=None, why=why)
     verdict, finding = straggler(explained(named, run.witness, every, every), by_windows)
     return verdict, [finding]
-
-
-def _signals_beside_windows(
-    run: RunEvidence, ranks: Sequence[int], gain_us: float, steps: Container[int] | None = None
-) -> Signals:
-    """Return the signals in the step records of the first of ``ranks``, which windows named, to find out why it was late.
-
-    ``steps``: profiled steps in which it was, if not in all.
-    """
-    table, rank, count = run.table, ranks[0], len(run.table.steps)
-    usual = (np.arange(count) >= min(WARM_UP, count // 5)) & ~table.profiled.any(axis=0)
-    others = [one for one in run.ranks if one != rank]
-    alike = next(group for group in peer_groups(run.ranks, run.infos) if rank in group)
-    peers = [one for one in alike if one not in ranks] or [one for one in others if one not in ranks] or others
-    busy = _busy_excess(run, rank, peers, steps)
-    found = signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
-    # Where no profiled step shows the device, a host that uses no CPU may wait for it.
-    unseen = busy is None and any(info.device_kind != "cpu" for info in run.infos.values())
-    return replace(found, run_queue_us=None) if unseen else found
-
-
-def _busy_excess(run: RunEvidence, rank: int, peers: Sequence[int], steps: Container[int] | None = None) -> float | None:
-    """Return ``busy_excess`` of a rank over ``peers`` in the profiled steps, or in those of them that are in ``steps``."""
-    found = {one: run.windows[one].breakdowns for one in (rank, *peers) if one in run.windows}
-    if steps is not None:
-        found = {one: [row for row in rows if row.step in steps] for one, rows in found.items()}
-    return busy_excess(rank, found)
-
-
-def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess_us: float) -> frozenset[int]:
-    """Return the profiled steps of a rank in which its own time was longer than its peers' by at least half of ``excess_us``."""
-    profiled = [row.step for row in run.windows[rank].breakdowns] if rank in run.windows else []
-    some = run.table.columns(np.isin(run.table.steps, profiled))
-    mine, others = np.searchsorted(some.ranks, rank), np.searchsorted(some.ranks, peers)
-    own = some.stored("own_us")
-    slow = own[mine] - np.median(own[others], axis=0) >= excess_us / 2
-    return frozenset(some.steps[slow].tolist())
-
-
-def _explained(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
-    """Return the slow rank, with the physical reason if there is one."""
-    looked_at = np.isin(run.table.steps, judged.table.steps)
-    late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
-    named = _named(run, judged, slow)
-    found = explained(named, run.witness, late, looked_at)
-    return found if found.cause is named.cause else replace(found, cause_confidence=None)
-
-
-def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
-    worst = slow.ranks[0]
-    peers = [rank for rank in judged.ranks if rank not in slow.ranks] or [rank for rank in judged.ranks if rank != worst]
-    affected = slow.affected
-    if slow.pattern == "rotating":
-        affected = affected & (last_ranks(judged.own) == judged.ranks.index(worst))
-        peers = [rank for rank in judged.ranks if rank != worst]
-    busy = None
-    if any(info.device_kind != "cpu" for info in run.infos.values()):
-        # Profiled steps between the slow ones would show a device that is as fast as the others.
-        seen = None if slow.pattern == "fixed" else _slow_and_profiled(run, worst, peers, slow.excess_us)
-        busy = _busy_excess(run, worst, peers, seen)
-    signals = signals_of(judged.table, worst, affected, peers, device_busy_us=busy)
-    imposed = imposed_wait(judged)
-    steps = judged.own.shape[1]
-    victims = max(1, len(judged.ranks) - (1 if slow.pattern == "rotating" else len(slow.ranks)))
-    wait = sum(imposed[rank] for rank in slow.ranks) / steps / victims
-    confidence = slow.stability * (1 - (slow.p_value or 0.0))
-    evidence = [
-        Evidence(name="imposed_wait", value=wait, unit="us", detail="per step and waiting rank"),
-        Evidence(
-            name="saved",
-            value=slow.gain_us,
-            unit="us",
-            detail="per step, if it delayed the others no more than a typical rank does",
-        ),
-        Evidence(
-            name="own_time_excess",
-            value=slow.excess_us,
-            unit="us",
-            detail="over the median of its peers, in its slow steps",
-        ),
-        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps"),
-        Evidence(name="steps_judged", value=float(steps), unit="steps"),
-    ]
-    note = ""
-    if slow.pattern == "intermittent":
-        share, every = float(slow.affected.mean()), period(judged.table.steps[slow.affected])
-        evidence.append(Evidence(name="slow_steps", value=share, unit="ratio", detail="of the steps, in which it was an outlier"))
-        if every is not None:
-            evidence.append(Evidence(name="period", value=float(every), unit="steps", detail="between slow steps"))
-        note = f"It is slow in {share:.0%} of the steps" + (f", one in {every}." if every is not None else ".")
-    if slow.p_value is not None:
-        evidence.append(
-            Evidence(
-                name="p_value", value=slow.p_value, unit="probability", detail="permutation test against the run's own noise"
-            )
-        )
-    for name, value, unit in (
-        ("cpu_excess", signals.cpu_us, "us"),
-        ("run_queue_excess", signals.run_queue_us, "us"),
-        ("gc_excess", signals.gc_us, "us"),
-        ("device_busy_excess", signals.device_busy_us, "us"),
-        ("work_excess", signals.work, "ratio"),
-        ("loaded_work_excess", signals.loaded_work, "ratio"),
-    ):
-        if value is not None:
-            evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers"))
-    evidence.extend(
-        Evidence(name=f"phase_excess.{phase}", value=value, unit="us", detail="own time over the median of its peers")
-        for phase, value in signals.phases_us.items()
-    )
-    return Named(
-        ranks=slow.ranks,
-        pattern=slow.pattern,
-        cause=cause_of(signals),
-        phase=signals.phase,
-        stage=stage_of(run.infos.get(worst)),
-        gain_us=slow.gain_us,
-        wait_us=wait,
-        step_us=judged.wall_us,
-        confidence=round(min(0.99, confidence), 3),
-        cause_confidence=signals.agreement,
-        evidence=evidence,
-        note=f"{note} {_shared(run, judged, slow, signals)}".strip(),
-    )
-
-
-def _shared(run: RunEvidence, judged: Judged, slow: Slow, signals: Signals) -> str:
-    """Return the note that a small difference in CPU time may be the machine's, where ranks share the CPUs of a host."""
-    hosts = {info.host for info in run.infos.values()}
-    cpus = all(info.device_kind == "cpu" for info in run.infos.values())
-    share = slow.gain_us / judged.wall_us
-    if len(hosts) != 1 or not cpus or share >= _SMALL or cause_of(signals).cause != "compute":
-        return ""
-    lasting = f"a lasting difference as small as {share:.0%} of the step may be the machine's"
-    return f"All ranks share the CPUs of host {hosts.pop()}: {lasting}."
-
-
-_SMALL: Final = 0.15
-"""Share of the step below which a lasting difference in CPU time may be due to cores, caches and other processes."""
 
 
 def _calm(judged: Judged) -> float:
