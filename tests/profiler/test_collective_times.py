@@ -11,8 +11,8 @@ import pytest
 from rankscope.alerts.watch.findings import candidates
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.online import OnlineAnalysis
-from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.runs.reader import RunReader
 
 JOB = Path(__file__).parent / "jobs" / "plays_nccl.py"
