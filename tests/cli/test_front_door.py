@@ -266,7 +266,7 @@ def test_doctor_says_how_to_get_what_is_missing(cli: Cli, monkeypatch: pytest.Mo
         ("steps", "pyarrow", "analysis"),
         ("alerts", "httpx", "alerts"),
         pytest.param("dashboard", "dash", "dashboards", marks=pytest.mark.full),
-        pytest.param("report", "dash", "dashboards", marks=pytest.mark.full),
+        pytest.param("report", "plotly", "dashboards", marks=pytest.mark.full),
     ],
 )
 def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Path, verb: str, module: str, extra: str) -> None:
