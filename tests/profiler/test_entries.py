@@ -205,7 +205,7 @@ KINDS: dict[int, st.SearchStrategy[Any]] = {
     **{kind: st.none() for kind in (DATA, BACKWARD, OPTIMIZER, BETWEEN, LEAVE)},
     BATCH: st.none() | st.tuples(st.none() | st.integers(0, 100), st.none() | st.integers(0, 1000)),
     SHAPE: st.lists(st.integers(0, 100), max_size=3),
-    MODEL_INPUT: st.tuples(st.none() | st.integers(0, 100), st.none() | st.integers(0, 1000)),
+    MODEL_INPUT: st.none() | st.integers(0, 1000),
     WAITED: st.tuples(st.integers(0, 50), st.none(), st.none()),
     BATCH_WITHOUT_GRADIENTS: st.none(),
     MODEL_EVALUATES: st.booleans(),
@@ -236,8 +236,8 @@ def test_the_helper_understands_a_step_as_its_rank_would(story: list[tuple[int, 
     assert sum(max(time, 0) for time in entry.phases_ns) == entry.wall_ns == at + 10 - started
     assert entry.blocked_ns == {NOT_KNOWN: None, NOT_AT_ALL: [0] * len(PHASES), AS_NOTED: here.clock.blocked}[waiting]
     assert entry.tags == ["own", *here.measures.tags]
-    samples, elements, given_samples, given = here.measures.work
-    assert entry.samples == (given_samples if samples is None else samples)
+    samples, elements, given = here.measures.work
+    assert entry.samples == samples
     assert (entry.input_elements, entry.model_elements) == (elements, given)
     assert (entry.cpu_ns, entry.usage) == (500, Usage(5, 60, 2, 0))
 
@@ -269,15 +269,15 @@ def test_what_the_script_says_of_its_work_counts_and_an_unknown_delay_stays_unkn
     assert (entry.profiled, entry.sections_ns) == (True, {"loss": 6})
 
 
-def test_work_at_the_model_adds_up_without_evaluation_and_gives_the_samples_that_no_loader_gave() -> None:
+def test_work_at_the_model_adds_up_without_evaluation_and_is_not_taken_for_samples() -> None:
     # Given two calls of the model, an evaluation between them, and a loader that is not seen
     noted: list[object] = [
-        *(1 << SHIFT | MODEL_INPUT, (8, 16), 2 << SHIFT | BACKWARD, 3 << SHIFT | LEAVE),
-        *(4 << SHIFT | MODEL_EVALUATES, False, 5 << SHIFT | MODEL_INPUT, (9, 99), 6 << SHIFT | MODEL_TRAINS, True),
-        *(7 << SHIFT | MODEL_INPUT, (2, 4), 8 << SHIFT | BACKWARD, 9 << SHIFT | LEAVE),
+        *(1 << SHIFT | MODEL_INPUT, 16, 2 << SHIFT | BACKWARD, 3 << SHIFT | LEAVE),
+        *(4 << SHIFT | MODEL_EVALUATES, False, 5 << SHIFT | MODEL_INPUT, 99, 6 << SHIFT | MODEL_TRAINS, True),
+        *(7 << SHIFT | MODEL_INPUT, 4, 8 << SHIFT | BACKWARD, 9 << SHIFT | LEAVE),
     ]
     entry = unpack_raw(pack_raw((7, 1, 0, 60, False, NOT_KNOWN, 0, 0, None, None, None, [], None, noted)))
-    assert (entry.model_elements, entry.input_elements, entry.samples, entry.tags) == (20, None, 10, ["eval"])
+    assert (entry.model_elements, entry.input_elements, entry.samples, entry.tags) == (20, None, None, ["eval"])
 
 
 def test_the_shape_of_a_batch_is_its_samples_and_elements_and_a_tail_is_a_wait() -> None:

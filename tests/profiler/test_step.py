@@ -99,7 +99,7 @@ def test_batches_are_the_data_phase_and_what_they_hold_the_work() -> None:
         pass
     assert recorder._events is not None
     recorder._events.understand()
-    assert recorder._events.measures.work == (12, 12, None, None)
+    assert recorder._events.measures.work == (12, 12, None)
     recorder.close(End.EXIT)
 
 

@@ -89,7 +89,7 @@ def test_the_model_counts_with_gradients_outside_of_backward_and_a_fault_switche
     recorder.enter_model((x,), {})  # recomputed by a checkpoint
     assert recorder._events is not None
     recorder._events.understand()
-    assert recorder._events.measures.work == (None, None, 8, 12 + 28)
+    assert recorder._events.measures.work == (None, None, 12 + 28)
     # When the recorder itself fails, training goes on and one line says so
     recorder.leave_backward()
     monkeypatch.setattr(recorder_module, "measure", None)
@@ -427,5 +427,5 @@ def test_a_batch_of_one_tensor_is_noted_by_its_shape_and_a_nested_one_all_the_sa
     assert not recorder.off
     assert recorder._events is not None
     recorder._events.understand()
-    assert recorder._events.measures.work == (8 + 2 + 3 + 2, 24 + 10 + 3 + 18, None, None)
+    assert recorder._events.measures.work == (8 + 2 + 3 + 2, 24 + 10 + 3 + 18, None)
     recorder.disable("the test is over")

@@ -44,7 +44,7 @@ BATCH: Final = DETAILED
 SHAPE: Final = 21
 """``BATCH``, where the batch is one tensor. Details: its shape."""
 MODEL_INPUT: Final = 22
-"""The model is called to train. Details: samples and elements of its arguments."""
+"""The model is called to train. Details: elements of its arguments, or ``None``."""
 TAIL: Final = 18
 """A backward pass that waited for other ranks at its end is over. Details: when the wait began, in nanoseconds."""
 MODEL_EVALUATES: Final = 19
@@ -144,7 +144,7 @@ class StepEvents(Generic[_W]):
         if kind == TAIL:
             clock.wait(at - more)
         elif kind == MODEL_INPUT:
-            measures.add_model_work(*more)
+            measures.add_model_work(more)
         elif kind == RAISED:
             clock.abandon(OPTIMIZER)
         elif kind == BATCH_WITHOUT_GRADIENTS:

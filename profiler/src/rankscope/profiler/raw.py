@@ -89,7 +89,7 @@ def evaluate_raw(raw: RawStep, clock: PhaseClock) -> StepEvents[StepWork]:
 
 def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = False) -> StepEntry:
     """Return the entry of a step all of whose events ``events`` has evaluated."""
-    samples, elements, given_samples, given = events.measures.work
+    samples, elements, given = events.measures.work
     samples_told, tokens, flops = raw.told or (None, None, None)
     return StepEntry(
         step=raw.step,
@@ -101,7 +101,7 @@ def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = Fals
         awaits_device=awaits_device,
         cpu_ns=raw.cpu_ns,
         gc_ns=raw.gc_ns,
-        samples=next((known for known in (samples_told, samples, given_samples) if known is not None), None),
+        samples=samples if samples_told is None else samples_told,
         tokens=tokens,
         input_elements=elements,
         flops=flops,

@@ -64,9 +64,9 @@ class Sections:
             self._times[name] = self._times.get(name, 0) + nanoseconds
 
 
-Work = tuple[int | None, int | None, int | None, int | None]
-"""Samples and elements as loaded, then as given to the model."""
-NO_WORK: Final[Work] = (None, None, None, None)
+Work = tuple[int | None, int | None, int | None]
+"""Samples and elements as loaded, and elements as given to the model."""
+NO_WORK: Final[Work] = (None, None, None)
 
 
 class StepWork:
@@ -80,12 +80,12 @@ class StepWork:
     def add_work(self, samples: int | None, elements: int | None) -> None:
         """Add a batch of ``samples`` samples and ``elements`` elements that was loaded."""
         before = self.work
-        self.work = _sum(before[0], samples), _sum(before[1], elements), before[2], before[3]
+        self.work = _sum(before[0], samples), _sum(before[1], elements), before[2]
 
-    def add_model_work(self, samples: int | None, elements: int | None) -> None:
-        """Add a batch of ``samples`` samples and ``elements`` elements that was given to the model."""
+    def add_model_work(self, elements: int | None) -> None:
+        """Add ``elements`` elements that were given to the model."""
         before = self.work
-        self.work = before[0], before[1], _sum(before[2], samples), _sum(before[3], elements)
+        self.work = before[0], before[1], _sum(before[2], elements)
 
     def tag(self, tag: str) -> None:
         """Add ``tag`` to the step, if it is new and fewer than ``_MAX_TAGS`` are set."""

@@ -121,7 +121,8 @@ class Recorder(Recording):
         at = now()
         self.listening = 0
         try:
-            self._events.note(MODEL_INPUT, at, measure(args[0] if len(args) == 1 and not kwargs else (args, kwargs)))
+            _, elements = measure(args[0] if len(args) == 1 and not kwargs else (args, kwargs))
+            self._events.note(MODEL_INPUT, at, elements)
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
         finally:
