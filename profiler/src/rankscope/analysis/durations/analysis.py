@@ -146,8 +146,9 @@ def compare_durations(durations: Durations) -> Compared:
     blame = assign_blame(reduced, Clocks(residual_ns=0.0), sorted(ranks))
     matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, kind)
     step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
-    # The logs of NCCL Inspector have neither the order of operations nor all sends and receives.
-    whole = kind == "flight_recorder" and in_steps and set(kept) == set(range(world_size))
+    # Of logs of NCCL Inspector own times are known in pipelines only, whose sends and receives are all in them.
+    whole = (kind == "flight_recorder" or bool(durations.stages)) and in_steps and set(kept) == set(range(world_size))
+    stages = durations.stages or {rank: stage_of_calls(rank, calls, ranks[rank].members) for rank, calls in kept.items()}
     evidence = DurationEvidence(
         matched,
         step_us=step_us,
@@ -156,8 +157,9 @@ def compare_durations(durations: Durations) -> Compared:
         gathers=any(match.op.startswith("all_gather") and match.group in overlapping for match in matching.matches),
         unmatched_us=_unmatched_us(kept, _between(ranks, steps, numbers), matching.matches),
         matched_us=_matched_us(matching.matches),
-        own=own_times(ranks, kept, overlapping=overlapping, matches=reduced, step_us=step_us) if whole else [],
-        stages={rank: stage_of_calls(rank, calls, ranks[rank].members) for rank, calls in kept.items()},
+        own=own_times(stages, kept, overlapping=overlapping, matches=reduced, step_us=step_us) if whole else [],
+        stages=stages,
+        is_pipeline=bool(durations.stages),
         wording=durations.wording,
         is_exact=kind == "flight_recorder",
         waiting=_waiting(matching.matches, len(ranks), step_us),

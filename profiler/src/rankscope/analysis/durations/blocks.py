@@ -68,7 +68,7 @@ def blocks_of_calls(calls: RankCalls) -> Iterator[DurationBlock]:
             call.issued.created_ns // 1000,
             None,
             call.duration_us,
-            TRANSFER * (call.op in _TRANSFERS) | PART * call.is_part | AUTOGRAD * call.issued.backward,
+            TRANSFER * call.is_transfer | PART * call.is_part | AUTOGRAD * call.issued.backward,
             call.bytes,
         )
         for call in calls.calls
@@ -76,7 +76,6 @@ def blocks_of_calls(calls: RankCalls) -> Iterator[DurationBlock]:
     return _blocks("flight_recorder", rows, groups)
 
 
-_TRANSFERS: Final = ("send", "recv", "coalesced")
 
 
 def _blocks(source: DurationSource, rows: Sequence[_Row], groups: Mapping[str, DurationGroup]) -> Iterator[DurationBlock]:

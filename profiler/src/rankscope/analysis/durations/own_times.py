@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rankscope.analysis.collectives.matching import Match
-from rankscope.analysis.durations.calls import Call, RankCalls
+from rankscope.analysis.durations.calls import Call
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, pipeline_place
 
 
 def own_times(
-    ranks: Mapping[int, RankCalls],
+    stages: Mapping[int, int | None],
     kept: Mapping[int, Sequence[tuple[Call, int]]],
     *,
     overlapping: set[str],
@@ -26,7 +26,7 @@ def own_times(
 ) -> list[DeviceOwnTimes]:
     """Return the own times of each pipeline stage with several ranks; of all ranks where there is no pipeline.
 
-    ``kept``: the operations that count, with their steps. ``overlapping``: groups whose collectives run beside compute.
+    ``stages``: stage of each rank, ``None`` without a pipeline. ``kept``: the operations that count, with their steps. ``overlapping``: groups whose collectives run beside compute.
     ``matches``: matched collectives with the waits that count. ``step_us``: mean time of a step, which is the same on all ranks.
     Empty where any rank's operations have no durations, or a stage has one rank.
     """
@@ -37,11 +37,11 @@ def own_times(
             for rank, inside in zip(match.ranks, match.inside_ns, strict=True):
                 if match.step in waits[rank]:
                     waits[rank][match.step] += (inside - least) / 1000
-    stages: dict[int | None, list[int]] = {}
-    for rank, calls in kept.items():
-        stages.setdefault(stage_of_calls(rank, calls, ranks[rank].members), []).append(rank)
+    by_stage: dict[int | None, list[int]] = {}
+    for rank in kept:
+        by_stage.setdefault(stages[rank], []).append(rank)
     found: list[DeviceOwnTimes] = []
-    for members in stages.values():
+    for members in by_stage.values():
         steps = sorted(set.intersection(*(set(waits[rank]) for rank in members)))
         if len(members) < 2 or not steps:
             return []
@@ -52,7 +52,7 @@ def own_times(
 
 def stage_of_calls(rank: int, calls: Sequence[tuple[Call, int]], members: Mapping[str, list[int]]) -> int | None:
     """Return the rank's place in the group of its sends and receives; ``None`` without any, or without known members."""
-    return pipeline_place(rank, (members.get(call.group) for call, _ in calls if call.op in ("send", "recv", "coalesced")))
+    return pipeline_place(rank, (members.get(call.group) for call, _ in calls if call.is_transfer))
 
 
 def _waited_us(calls: Sequence[tuple[Call, int]], overlapping: set[str]) -> dict[int, float]:

@@ -61,6 +61,8 @@ class DurationEvidence:
     """Own times of each pipeline stage, or of all ranks. Empty where they are not known."""
     stages: dict[int, int | None] = field(default_factory=dict)
     """Pipeline stage of each rank; ``None`` without a pipeline."""
+    is_pipeline: bool = False
+    """True if only own times show which rank is late: at collectives, all stages before and after it are late with it."""
     is_exact: bool = True
     """True if the source has the order of operations of different groups, and shows which of them run beside compute."""
     waiting: float = 0.0
@@ -96,7 +98,8 @@ def judge_durations(
     window = evidence.step_us * max(1, len(blame.steps))
     late = None
     missing = _useless(evidence)
-    if missing is None and (evidence.explained or 0.0) < _MOST and are_tested(evidence.own):
+    by_own_times = evidence.is_pipeline or (evidence.explained or 0.0) < _MOST
+    if missing is None and by_own_times and are_tested(evidence.own):
         return _by_own_times(evidence, setting, beside)
     if missing is None:
         late = find_late(blame, window)
@@ -131,6 +134,11 @@ def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) 
     """Return the verdict where most communication is of ranks that cannot be matched: by the time outside of communication."""
     blame = evidence.matched.blame
     device, calm = slowest(evidence.own, lambda _slow, group: _delay_us(evidence) / len(group.steps))
+    if device is not None and not evidence.is_exact and len(evidence.own) - len(calm) > 1:
+        return (
+            f"rank {device.slow.ranks[0]} and ranks of other stages are slow, or wait in messages that are not in the "
+            f"{evidence.wording.many}; {evidence.wording.more_evidence}"
+        )
     if device is not None:
         worst = device.slow.ranks[0]
         excess = device.slow.excess_us
@@ -163,6 +171,11 @@ def _useless(evidence: DurationEvidence) -> str | None:
         return (
             f"{ranks_text(apart)} {'has' if len(apart) == 1 else 'have'} no collective in the steps of the others; ranks that "
             "meet in sends and receives only, as the stages of a pipeline, cannot be judged"
+        )
+    if evidence.is_pipeline and not are_tested(evidence.own):
+        return (
+            "the own times of some ranks of the pipeline are not known, or of too few steps, and at collectives ranks may be late "
+            f"because of another stage that sends and receives; {evidence.wording.more_steps}"
         )
     if evidence.step_us <= 0:
         return "the times at which operations were issued make no sense, so the length of a step is not known"
