@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ from rankscope.analysis.durations.inspector import read_inspector_durations
 from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
 from rankscope.analysis.durations.own_times import own_times, stage_of_calls
 from rankscope.analysis.durations.verdict import DurationEvidence, duration_verdict
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.report.assessment import assessed_windows
 from rankscope.analysis.report.ranks import rank_result
@@ -149,6 +151,11 @@ def compare_durations(durations: Durations) -> Compared:
     # Of logs of NCCL Inspector own times are known in pipelines only, whose sends and receives are all in them.
     whole = (kind == "flight_recorder" or bool(durations.stages)) and in_steps and set(kept) == set(range(world_size))
     stages = durations.stages or {rank: stage_of_calls(rank, calls, ranks[rank].members) for rank, calls in kept.items()}
+    own: list[DeviceOwnTimes] = []
+    least: list[DeviceOwnTimes] = []
+    if whole:
+        of_calls = partial(own_times, stages, kept, overlapping=overlapping, matches=reduced, step_us=step_us)
+        own, least = of_calls(), of_calls(without_queued=True) if durations.stages else []
     evidence = DurationEvidence(
         matched,
         step_us=step_us,
@@ -157,7 +164,8 @@ def compare_durations(durations: Durations) -> Compared:
         gathers=any(match.op.startswith("all_gather") and match.group in overlapping for match in matching.matches),
         unmatched_us=_unmatched_us(kept, _between(ranks, steps, numbers), matching.matches),
         matched_us=_matched_us(matching.matches),
-        own=own_times(stages, kept, overlapping=overlapping, matches=reduced, step_us=step_us) if whole else [],
+        own=own,
+        least_own=least,
         stages=stages,
         is_pipeline=bool(durations.stages),
         wording=durations.wording,

@@ -76,8 +76,6 @@ def blocks_of_calls(calls: RankCalls) -> Iterator[DurationBlock]:
     return _blocks("flight_recorder", rows, groups)
 
 
-
-
 def _blocks(source: DurationSource, rows: Sequence[_Row], groups: Mapping[str, DurationGroup]) -> Iterator[DurationBlock]:
     remaining = iter(rows)
     while some := list(islice(remaining, BLOCK_CALLS)):

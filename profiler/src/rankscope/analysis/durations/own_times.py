@@ -8,6 +8,7 @@ only the longest wait of a step counts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -23,14 +24,16 @@ def own_times(
     overlapping: set[str],
     matches: Sequence[Match],
     step_us: float,
+    without_queued: bool = False,
 ) -> list[DeviceOwnTimes]:
     """Return the own times of each pipeline stage with several ranks; of all ranks where there is no pipeline.
 
-    ``stages``: stage of each rank, ``None`` without a pipeline. ``kept``: the operations that count, with their steps. ``overlapping``: groups whose collectives run beside compute.
-    ``matches``: matched collectives with the waits that count. ``step_us``: mean time of a step, which is the same on all ranks.
-    Empty where any rank's operations have no durations, or a stage has one rank.
+    ``stages``: stage of each rank, ``None`` without a pipeline. ``kept``: the operations that count, with their steps.
+    ``overlapping``: groups whose collectives run beside compute. ``matches``: matched collectives with the waits that count.
+    ``step_us``: mean time of a step, which is the same on all ranks. ``without_queued``: leave out all that may be waiting for
+    sends, too, see ``_queued_before``. Empty where any rank's operations have no durations, or a stage has one rank.
     """
-    waits = {rank: _waited_us(calls, overlapping) for rank, calls in kept.items()}
+    waits = {rank: _waited_us(calls, overlapping, without_queued=without_queued) for rank, calls in kept.items()}
     for match in matches:
         if match.group in overlapping:
             least = min(match.inside_ns)
@@ -55,14 +58,34 @@ def stage_of_calls(rank: int, calls: Sequence[tuple[Call, int]], members: Mappin
     return pipeline_place(rank, (members.get(call.group) for call, _ in calls if call.is_transfer))
 
 
-def _waited_us(calls: Sequence[tuple[Call, int]], overlapping: set[str]) -> dict[int, float]:
+def _waited_us(calls: Sequence[tuple[Call, int]], overlapping: set[str], *, without_queued: bool) -> dict[int, float]:
     """Return the time of communication that compute waits for, by step; without steps in which a duration is missing."""
     waited: dict[int, float] = {}
     incomplete: set[int] = set()
-    for call, step in calls:
-        if call.group in overlapping or call.is_part or call.op == "send":
+    queued = _queued_before(calls) if without_queued else set()
+    for at, (call, step) in enumerate(calls):
+        if call.group in overlapping or call.is_part or (call.op == "send" and at not in queued):
             continue
         if call.duration_us is None:
             incomplete.add(step)
         waited[step] = waited.get(step, 0.0) + (call.duration_us or 0.0)
     return {step: us for step, us in waited.items() if step not in incomplete}
+
+
+def _queued_before(calls: Sequence[tuple[Call, int]]) -> set[int]:
+    """Return the places of sends at whose end another message of the same group starts at once.
+
+    It was queued behind the send, and compute may have waited for it all the time of the send, or for none of it.
+    """
+    found: set[int] = set()
+    last: dict[str, int] = {}
+    for at, (call, _) in enumerate(calls):
+        if call.is_transfer and call.duration_us is not None:
+            before = last.get(call.group)
+            if before is not None and call.ended_ns / 1000 - call.duration_us < calls[before][0].ended_ns / 1000 + _AT_ONCE_US:
+                found.add(before)
+            last[call.group] = at
+    return found
+
+
+_AT_ONCE_US: Final = 50.0

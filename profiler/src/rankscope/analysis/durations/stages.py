@@ -35,7 +35,7 @@ def pipeline_stages(ranks: Mapping[int, RankCalls]) -> dict[int, int]:
         return {}
     if all(len(names) == 1 for names in groups.values()):
         pipelines = [*dict.fromkeys(members.values())]
-    elif all(len(pair) == 2 for pair in members.values()):  # noqa: PLR2004  # a pair
+    elif all(len(pair) == 2 for pair in members.values()):
         pipelines = _chains(set(members.values()))
     else:
         return {}
