@@ -183,7 +183,8 @@ def _useless(evidence: DurationEvidence) -> str | None:
     if not evidence.is_exact and (apart := [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]):
         return (
             f"{ranks_text(apart)} {'has' if len(apart) == 1 else 'have'} no collective in the steps of the others; ranks that "
-            "meet in sends and receives only, as the stages of a pipeline, cannot be judged"
+            "meet in sends and receives only, as the stages of a pipeline, are judged where verbose logs of NCCL 2.30 or later "
+            "have all of these, and each stage has several ranks"
         )
     if evidence.step_us <= 0:
         return "the times at which operations were issued make no sense, so the length of a step is not known"
