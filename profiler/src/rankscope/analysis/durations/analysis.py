@@ -150,7 +150,9 @@ def compare_durations(durations: Durations) -> Compared:
     step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
     # Of logs of NCCL Inspector own times are known in pipelines only, whose sends and receives are all in them.
     whole = (kind == "flight_recorder" or bool(durations.stages)) and in_steps and set(kept) == set(range(world_size))
-    stages = durations.stages or {rank: stage_of_calls(rank, calls, ranks[rank].members) for rank, calls in kept.items()}
+    stages: dict[int, int | None] = dict(durations.stages)
+    if not stages:
+        stages = {rank: stage_of_calls(rank, calls, ranks[rank].members) for rank, calls in kept.items()}
     own: list[DeviceOwnTimes] = []
     least: list[DeviceOwnTimes] = []
     if whole:
