@@ -90,6 +90,12 @@ def online(run: Path) -> Analysis:
     return OnlineAnalysis(run).update()
 
 
+@pytest.mark.parametrize("layout", ["pp", "pp interleaved"])
+def test_logs_name_the_rank_of_a_pipeline(write: Write, layout: str) -> None:
+    verdict = analyze([write(layout, "slow device")]).verdict
+    assert (verdict.kind, verdict.ranks, verdict.evidence_source) == ("straggler", [3], "nccl_inspector"), verdict.summary
+
+
 @pytest.mark.parametrize("source", ["nccl_inspector", "flight_recorder"])
 @pytest.mark.parametrize("layout", ["fsdp", "tp", "tp x dp"])
 def test_durations_name_the_rank_of_a_run_that_does_not_know_own_times(write: Write, layout: str, source: DurationSource) -> None:

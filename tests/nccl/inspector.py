@@ -1,6 +1,8 @@
 """Logs of the NCCL Inspector plugin of a simulated NCCL job, one per process.
 
-- NCCL numbers the collectives of each communicator and kind apart, from 0.
+- NCCL numbers the collectives of each communicator and kind apart, from 0; the plugin numbers all sends and receives of a
+  communicator together, from 1.
+- A single send or receive is on a communicator of the two ranks, a batch on that of the group, as torch issues them.
 - A dump thread writes what has completed since its last dump, communicator by communicator. Records have the time of the dump.
   Each process dumps at moments of its own.
 - Plugins before NCCL 2.30 (``old``) write only the last completed collective of each communicator, no sends and receives, and no
@@ -16,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tests.nccl.device import Job, Launch, Rank
 from tests.nccl.traces import BASE_NS, ON_HOST
@@ -62,22 +64,45 @@ def communicator(name: str) -> str:
     return f"0x{int.from_bytes(name.encode()[-7:].rjust(7, b'x'), 'big'):x}"
 
 
+class _Record(NamedTuple):
+    dump: int
+    members: tuple[int, ...]
+    """Ranks of the communicator."""
+    name: str
+    """Name of the communicator."""
+    number: int
+    launch: Launch
+    part: tuple[str, int, int] | None
+    """Operation, place of the other rank in the communicator, and elements of a send or receive."""
+
+
 def _records(rank: Rank, interval_us: int, *, verbose: bool, old: bool, least_bytes: int) -> Iterator[dict[str, Any]]:
-    done: list[tuple[int, str, int, Launch]] = []
+    done: list[_Record] = []
     numbers: Counter[tuple[str, str]] = Counter()
     for launch in rank.launches:
-        if launch.op in ("exchange", "all_to_allv", "send", "recv"):
-            done += [(_dump(rank, launch, interval_us), launch.group, number, launch) for number in range(len(_parts(launch)))]
-        elif launch.op:
-            number = numbers[launch.group, launch.op]
-            numbers[launch.group, launch.op] += 1
+        if not launch.op:
+            continue
+        name, members = launch.group, tuple(rank.job.groups[launch.group])
+        dump = _dump(rank, launch, interval_us)
+        parts = _parts(launch)
+        for op, place, elements in parts:
+            other = place
+            if launch.op in ("send", "recv"):
+                pair = tuple(sorted((rank.rank, rank.job.groups[launch.group][place])))
+                name, members, other = f"{pair[0]}-{pair[1]}", pair, pair.index(rank.job.groups[launch.group][place])
+            if elements and 2 * elements >= least_bytes:
+                numbers[name, "p2p"] += 1
+                done.append(_Record(dump, members, name, numbers[name, "p2p"], launch, (op, other, elements)))
+        if not parts:
+            number = numbers[name, launch.op]
+            numbers[name, launch.op] += 1
             if 2 * launch.elements[0] >= least_bytes:
-                done.append((_dump(rank, launch, interval_us), launch.group, number, launch))
-    done.sort(key=lambda one: (one[0], one[1], one[3].end_us))
-    for (dump, group), same in groupby(done, key=lambda one: one[:2]):
-        batch = [one for one in same if not (old and _parts(one[3]))]
-        for _, _, number, launch in batch[-1:] if old else batch:
-            yield _header(rank, group, dump, old=old) | _perf(rank, launch, number, verbose=verbose)
+                done.append(_Record(dump, members, name, number, launch, None))
+    done.sort(key=lambda one: (one.dump, one.name, one.part is not None, one.launch.end_us))
+    for _, same in groupby(done, key=lambda one: (one.dump, one.name)):
+        batch = [one for one in same if not (old and one.part)]
+        for record in batch[-1:] if old else batch:
+            yield _header(rank, record, old=old) | _perf(record, verbose=verbose)
 
 
 def _parts(launch: Launch) -> list[tuple[str, int, int]]:
@@ -93,33 +118,33 @@ def _dump(rank: Rank, launch: Launch, interval_us: int) -> int:
     return BASE_NS // 1000 + (int(launch.end_us - phase) // interval_us + 1) * interval_us + phase
 
 
-def _header(rank: Rank, group: str, dump: int, *, old: bool) -> dict[str, Any]:
-    members = rank.job.groups[group]
+def _header(rank: Rank, record: _Record, *, old: bool) -> dict[str, Any]:
+    members = record.members
     host, pid = host_and_pid(rank.rank)
     place = {"rank": members.index(rank.rank), "n_ranks": len(members), "nnodes": len({one // ON_HOST for one in members})}
     return {
-        "header": {"id": communicator(group)} | ({} if old else {"comm_name": "unknown"}) | place,
+        "header": {"id": communicator(record.name)} | ({} if old else {"comm_name": "unknown"}) | place,
         "metadata": {
             "inspector_output_format_version": "v4.0",
             "git_rev": "",
             "rec_mechanism": "nccl_profiler_interface",
-            "dump_timestamp_us": dump,
+            "dump_timestamp_us": record.dump,
             "hostname": host,
             "pid": pid,
         },
     }
 
 
-def _perf(rank: Rank, launch: Launch, number: int, *, verbose: bool) -> dict[str, Any]:
-    parts = _parts(launch)
-    kind = "p2p" if parts else "coll"
+def _perf(record: _Record, *, verbose: bool) -> dict[str, Any]:
+    launch = record.launch
+    kind = "coll" if record.part is None else "p2p"
     own: dict[str, Any]
-    if kind == "p2p":
-        op, peer, elements = parts[number]
-        own = {"p2p": op.capitalize(), "p2p_sn": number + 1, "p2p_peer": peer}
+    if record.part is not None:
+        op, peer, elements = record.part
+        own = {"p2p": op.capitalize(), "p2p_sn": record.number, "p2p_peer": peer}
     else:
         elements = launch.elements[0]
-        own = {"coll": _NAMES[launch.op], "coll_sn": number}
+        own = {"coll": _NAMES[launch.op], "coll_sn": record.number}
     took = round(launch.end_us - launch.start_us)
     own |= {
         f"{kind}_msg_size_bytes": 2 * elements,

@@ -49,13 +49,13 @@ def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None
     return _steps_of(ranks, _cut, apart=True)
 
 
-def steps_by_group(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None]]:
+def steps_by_group(ranks: Mapping[int, Sequence[Issued]], *, apart: bool = False) -> dict[int, list[int | None]]:
     """Return the same as ``steps_of`` where only the order within each group is exact.
 
     The group whose operations repeat least often marks the steps of a rank: mostly the one that reduces gradients, at the end of
-    a step. So operations of other groups belong to the step of the next operation of that group.
+    a step. So operations of other groups belong to the step of the next operation of that group. ``apart``: see ``_steps_of``.
     """
-    return _steps_of(ranks, _cut_by_group, apart=False)
+    return _steps_of(ranks, _cut_by_group, apart=apart)
 
 
 def _steps_of(ranks: Mapping[int, Sequence[Issued]], cut: Cut, *, apart: bool) -> dict[int, list[int | None]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ from rankscope.analysis.durations.inspector import read_inspector_durations
 from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
 from rankscope.analysis.durations.own_times import own_times, stage_of_calls
 from rankscope.analysis.durations.verdict import DurationEvidence, duration_verdict
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.report.assessment import assessed_windows
 from rankscope.analysis.report.ranks import rank_result
@@ -146,8 +148,16 @@ def compare_durations(durations: Durations) -> Compared:
     blame = assign_blame(reduced, Clocks(residual_ns=0.0), sorted(ranks))
     matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, kind)
     step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
-    # The logs of NCCL Inspector have neither the order of operations nor all sends and receives.
-    whole = kind == "flight_recorder" and in_steps and set(kept) == set(range(world_size))
+    # Of logs of NCCL Inspector own times are known in pipelines only, whose sends and receives are all in them.
+    whole = (kind == "flight_recorder" or bool(durations.stages)) and in_steps and set(kept) == set(range(world_size))
+    stages: dict[int, int | None] = dict(durations.stages)
+    if not stages:
+        stages = {rank: stage_of_calls(rank, calls, ranks[rank].members) for rank, calls in kept.items()}
+    own: list[DeviceOwnTimes] = []
+    least: list[DeviceOwnTimes] = []
+    if whole:
+        of_calls = partial(own_times, stages, kept, overlapping=overlapping, matches=reduced, step_us=step_us)
+        own, least = of_calls(), of_calls(without_queued=True) if durations.stages else []
     evidence = DurationEvidence(
         matched,
         step_us=step_us,
@@ -156,8 +166,10 @@ def compare_durations(durations: Durations) -> Compared:
         gathers=any(match.op.startswith("all_gather") and match.group in overlapping for match in matching.matches),
         unmatched_us=_unmatched_us(kept, _between(ranks, steps, numbers), matching.matches),
         matched_us=_matched_us(matching.matches),
-        own=own_times(ranks, kept, overlapping=overlapping, matches=reduced, step_us=step_us) if whole else [],
-        stages={rank: stage_of_calls(rank, calls, ranks[rank].members) for rank, calls in kept.items()},
+        own=own,
+        least_own=least,
+        stages=stages,
+        is_pipeline=bool(durations.stages),
         wording=durations.wording,
         is_exact=kind == "flight_recorder",
         waiting=_waiting(matching.matches, len(ranks), step_us),

@@ -68,15 +68,12 @@ def blocks_of_calls(calls: RankCalls) -> Iterator[DurationBlock]:
             call.issued.created_ns // 1000,
             None,
             call.duration_us,
-            TRANSFER * (call.op in _TRANSFERS) | PART * call.is_part | AUTOGRAD * call.issued.backward,
+            TRANSFER * call.is_transfer | PART * call.is_part | AUTOGRAD * call.issued.backward,
             call.bytes,
         )
         for call in calls.calls
     ]
     return _blocks("flight_recorder", rows, groups)
-
-
-_TRANSFERS: Final = ("send", "recv", "coalesced")
 
 
 def _blocks(source: DurationSource, rows: Sequence[_Row], groups: Mapping[str, DurationGroup]) -> Iterator[DurationBlock]:

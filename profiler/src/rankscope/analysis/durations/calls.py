@@ -14,6 +14,9 @@ from rankscope.runs.durations import DurationSource
 MAX_CALLS: Final = 500_000
 """Maximum number of operations of all ranks that are compared, the last ones."""
 
+TRANSFERS: Final = ("send", "recv", "coalesced")
+"""Operations between two ranks, and batches of them."""
+
 RECORD_IT: Final = "record the job with `rankscope run`"
 """Way to more evidence where a job is not recorded."""
 
@@ -36,6 +39,11 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """True for a send or receive of a batch, whose duration is that of the batch."""
     ended_ns: int = 0
     """End on the rank's clock in unix nanoseconds; 0 where unknown."""
+
+    @property
+    def is_transfer(self) -> bool:
+        """True for a send, a receive, or a batch of them."""
+        return self.op in TRANSFERS
 
 
 @dataclass(slots=True)
@@ -83,3 +91,5 @@ class Durations:
     """Number of collectives per rank that the source left out, where known."""
     names: Mapping[int, str] = field(default_factory=dict)
     """Process of each rank, where ranks are numbers that only this analysis gives."""
+    stages: Mapping[int, int] = field(default_factory=dict)
+    """Pipeline stage of each rank, where the source shows that from all sends and receives; empty otherwise."""

@@ -7,10 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from rankscope.analysis.collectives.cycles import Issued, steps_by_group
 from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Call, Durations, RankCalls, Wording
 from rankscope.analysis.durations.logs import LogRecord, ProcessLog, find_logs, read_log
 from rankscope.analysis.durations.processes import Processes, identify
+from rankscope.analysis.durations.stages import block_on_sends, pipeline_stages
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted
 from rankscope.base.errors import InputError
@@ -73,9 +76,12 @@ def durations_of(processes: Processes, warnings: list[str], *, most: int) -> Dur
     """
     members, labels = processes.members(), _labels(processes.ranks)
     ranks = {
-        rank: RankCalls([*_calls(log, labels)], {labels[one]: members[one] for one in log.communicators}, log.damaged)
+        rank: RankCalls(_calls(log, labels), {labels[one]: members[one] for one in log.communicators}, log.damaged)
         for rank, log in processes.ranks.items()
     }
+    stages = {} if any(_lacks_transfers(log.records) for log in processes.ranks.values()) else pipeline_stages(ranks)
+    if stages:
+        block_on_sends(ranks)
     warnings += _limits(processes.ranks, ranks, most)
     hidden = {rank: _hidden(log.records) for rank, log in processes.ranks.items()}
     return Durations(
@@ -83,10 +89,11 @@ def durations_of(processes: Processes, warnings: list[str], *, most: int) -> Dur
         ranks,
         processes.world_size,
         INSPECTOR_WORDING,
-        steps_by_group,
+        partial(steps_by_group, apart=True) if stages else steps_by_group,
         warnings,
         hidden=hidden,
         names=processes.names,
+        stages=stages,
     )
 
 
@@ -113,30 +120,55 @@ def _labels(logs: Mapping[int, ProcessLog]) -> dict[str, str]:
     return known
 
 
-def _calls(log: ProcessLog, labels: Mapping[str, str]) -> Iterator[Call]:
-    """Yield the operations of a process in the order in which it issued them, which only verbose logs have exactly.
+def _calls(log: ProcessLog, labels: Mapping[str, str]) -> list[Call]:
+    """Return the operations of a process in the order in which it issued them, which only verbose logs have exactly.
 
-    Otherwise the order is that of their starts. Sends and receives that overlap are one batch.
+    Otherwise the order is that of their starts. Sends and receives that overlap on one communicator are one batch.
     """
-    last: dict[str, int] = {}
+    last: dict[tuple[str, bool], int] = {}
     ordered: list[tuple[int, LogRecord]] = []
     for record in log.records:
         began = record.ended_us - round(record.duration_us or 0.0)
-        # Operations of a communicator are logged in their order.
-        began = last[record.communicator] = max(last.get(record.communicator, 0), record.issued_us or began)
+        # Collectives of a communicator are logged in their order, and so are its sends and receives.
+        kind = (record.communicator, record.is_p2p)
+        began = last[kind] = max(last.get(kind, 0), record.issued_us or began)
         ordered.append((began, record))
     ordered.sort(key=lambda one: one[0])
-    batches: dict[str, float] = {}
+    calls: list[Call] = []
+    batches: dict[str, int] = {}
     for began, record in ordered:
-        is_part = False
+        group = labels[record.communicator]
+        call = _call(record, began, group)
         if record.is_p2p:
-            start = record.ended_us - (record.duration_us or 0.0)
-            is_part = start < batches.get(record.communicator, 0.0) - (record.duration_us or 0.0) / 2
-            batches[record.communicator] = max(batches.get(record.communicator, 0.0), record.ended_us)
+            at = batches.get(group)
+            if at is not None and _overlap(calls[at], call):
+                calls[at] = _joined(calls[at], call)
+                continue
+            batches[group] = len(calls)
         elif record.number == 0:
             continue  # It sets up the connections.
-        if not is_part:
-            yield _call(record, began, labels[record.communicator])
+        calls.append(call)
+    return calls
+
+
+def _overlap(one: Call, other: Call) -> bool:
+    """Return whether two operations ran at the same time; kernels of one communicator run one after the other."""
+    took = min(one.duration_us or 0.0, other.duration_us or 0.0)
+    starts = [call.ended_ns / 1000 - (call.duration_us or 0.0) for call in (one, other)]
+    return min(one.ended_ns, other.ended_ns) / 1000 - max(starts) > took / 2
+
+
+def _joined(batch: Call, part: Call) -> Call:
+    """Return a batch with one more send or receive: its kernel ends with the longest of them."""
+    longer = max(batch, part, key=lambda call: call.duration_us or 0.0)
+    return msgspec.structs.replace(
+        batch,
+        op="coalesced",
+        elements=batch.elements + 1,
+        duration_us=longer.duration_us,
+        ended_ns=max(batch.ended_ns, part.ended_ns),
+        issued=Issued(None, (batch.group, "coalesced", 0), batch.issued.created_ns),
+    )
 
 
 def _call(record: LogRecord, began_us: int, group: str) -> Call:
@@ -149,7 +181,7 @@ def _call(record: LogRecord, began_us: int, group: str) -> Call:
         op,
         sequence,
         not record.is_p2p,
-        record.bytes,
+        1 if record.is_p2p else record.bytes,
         record.bytes if op == "all_to_all" else None,
         record.duration_us,
         is_part=False,
@@ -164,3 +196,22 @@ def _hidden(records: Sequence[LogRecord]) -> int:
         if not record.is_p2p and record.number > 0:
             numbers.setdefault((record.communicator, record.op), []).append(record.number)
     return sum(max(found) - min(found) + 1 - len(set(found)) for found in numbers.values())
+
+
+def _lacks_transfers(records: Sequence[LogRecord]) -> bool:
+    """Return whether the order of sends and receives is not known, or more than a few of them are not logged.
+
+    NCCL Inspector numbers the sends and receives of a communicator together.
+    """
+    numbers: dict[str, list[int]] = {}
+    for record in records:
+        if record.is_p2p:
+            if record.issued_us is None:
+                return True
+            numbers.setdefault(record.communicator, []).append(record.number)
+    span = sum(max(found) - min(found) + 1 for found in numbers.values())
+    return span - sum(len(set(found)) for found in numbers.values()) > _LOST * span
+
+
+_LOST: Final = 0.01
+"""Largest share of the sends and receives that may be missing where pipelines are judged by them."""

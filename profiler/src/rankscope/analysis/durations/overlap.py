@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -42,8 +43,10 @@ def overlapping_by_gaps(matches: Sequence[Match], kept: Mapping[int, Sequence[tu
 
     Where compute waits for a collective, a rank computes for as long after a long wait as after a short one. Where it does not, a
     wait takes up the pause: it is shorter by the wait, or nothing of it is left. Groups with one collective per step are left
-    out, because their longest wait is their only one.
+    out, because their longest wait is their only one. So are pauses with sends and receives, in which a rank waits, too. Groups
+    of one form, as of several replicas, run beside compute only if all do: own times of ranks in them are compared.
     """
+    transfers = {rank: sorted(call.ended_ns / 1000 for call, _ in calls if call.is_transfer) for rank, calls in kept.items()}
     ended_us = {
         (rank, call.group, call.sequence): call.ended_ns / 1000
         for rank, calls in kept.items()
@@ -53,10 +56,22 @@ def overlapping_by_gaps(matches: Sequence[Match], kept: Mapping[int, Sequence[tu
     found: defaultdict[str, defaultdict[int, list[Match]]] = defaultdict(lambda: defaultdict(list))
     for match in matches:
         found[match.group][match.step].append(match)
-    return {group for group, steps in found.items() if _is_beside_compute(steps.values(), ended_us)}
+    beside = {group for group, steps in found.items() if _is_beside_compute(steps.values(), ended_us, transfers)}
+    forms = {group: _form(next(iter(steps.values()))) for group, steps in found.items()}
+    blocking = {forms[group] for group in found.keys() - beside} if any(transfers.values()) else set()
+    return {group for group in beside if forms[group] not in blocking}
 
 
-def _is_beside_compute(steps: Iterable[Sequence[Match]], ended_us: Mapping[tuple[int, str, int], float]) -> bool:
+def _form(row: Sequence[Match]) -> tuple[int, frozenset[tuple[str, int | None]]]:
+    """Return what groups of several replicas have in common: their size, and the operations of a step."""
+    return len(row[0].ranks), frozenset((match.op, match.records[0].bytes) for match in row)
+
+
+def _is_beside_compute(
+    steps: Iterable[Sequence[Match]],
+    ended_us: Mapping[tuple[int, str, int], float],
+    transfers: Mapping[int, Sequence[float]],
+) -> bool:
     """Return whether most of the waiting, by place in the step, is at places that look so."""
     places: defaultdict[int, defaultdict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in steps:
@@ -64,7 +79,7 @@ def _is_beside_compute(steps: Iterable[Sequence[Match]], ended_us: Mapping[tuple
             if before.ranks != after.ranks:
                 continue
             for at, rank in enumerate(before.ranks):
-                pause = _pause(before, after, at, ended_us)
+                pause = _pause(before, after, at, ended_us, transfers[rank])
                 if pause is not None:
                     wait = min(one.inside_ns[at] - min(one.inside_ns) for one in (before, after)) / 1000
                     places[place][rank].append((before.inside_ns[at] / 1000, pause, wait))
@@ -79,10 +94,21 @@ def _is_beside_compute(steps: Iterable[Sequence[Match]], ended_us: Mapping[tuple
     return 2 * beside > total
 
 
-def _pause(before: Match, after: Match, at: int, ended_us: Mapping[tuple[int, str, int], float]) -> float | None:
-    """Return the time from the end of a collective to the start of the next on one rank, in microseconds."""
+def _pause(
+    before: Match,
+    after: Match,
+    at: int,
+    ended_us: Mapping[tuple[int, str, int], float],
+    transfers: Sequence[float],
+) -> float | None:
+    """Return the time from the end of a collective to the start of the next on one rank, in microseconds.
+
+    ``None`` where it is not known, or a send or receive ended in between (``transfers``: their ends, ascending).
+    """
     ends = [ended_us.get((one.ranks[at], one.group, one.records[at].sequence or 0)) for one in (before, after)]
-    return None if ends[0] is None or ends[1] is None else ends[1] - after.inside_ns[at] / 1000 - ends[0]
+    if ends[0] is None or ends[1] is None or bisect(transfers, ends[0]) < bisect(transfers, ends[1]):
+        return None
+    return ends[1] - after.inside_ns[at] / 1000 - ends[0]
 
 
 def _slope(rows: Iterable[NDArray[np.float64]]) -> float:

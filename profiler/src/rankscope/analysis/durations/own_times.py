@@ -8,40 +8,43 @@ only the longest wait of a step counts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
 from rankscope.analysis.collectives.matching import Match
-from rankscope.analysis.durations.calls import Call, RankCalls
+from rankscope.analysis.durations.calls import Call
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, pipeline_place
 
 
 def own_times(
-    ranks: Mapping[int, RankCalls],
+    stages: Mapping[int, int | None],
     kept: Mapping[int, Sequence[tuple[Call, int]]],
     *,
     overlapping: set[str],
     matches: Sequence[Match],
     step_us: float,
+    without_queued: bool = False,
 ) -> list[DeviceOwnTimes]:
     """Return the own times of each pipeline stage with several ranks; of all ranks where there is no pipeline.
 
-    ``kept``: the operations that count, with their steps. ``overlapping``: groups whose collectives run beside compute.
-    ``matches``: matched collectives with the waits that count. ``step_us``: mean time of a step, which is the same on all ranks.
-    Empty where any rank's operations have no durations, or a stage has one rank.
+    ``stages``: stage of each rank, ``None`` without a pipeline. ``kept``: the operations that count, with their steps.
+    ``overlapping``: groups whose collectives run beside compute. ``matches``: matched collectives with the waits that count.
+    ``step_us``: mean time of a step, which is the same on all ranks. ``without_queued``: leave out all that may be waiting for
+    sends, too, see ``_queued_before``. Empty where any rank's operations have no durations, or a stage has one rank.
     """
-    waits = {rank: _waited_us(calls, overlapping) for rank, calls in kept.items()}
+    waits = {rank: _waited_us(calls, overlapping, without_queued=without_queued) for rank, calls in kept.items()}
     for match in matches:
         if match.group in overlapping:
             least = min(match.inside_ns)
             for rank, inside in zip(match.ranks, match.inside_ns, strict=True):
                 if match.step in waits[rank]:
                     waits[rank][match.step] += (inside - least) / 1000
-    stages: dict[int | None, list[int]] = {}
-    for rank, calls in kept.items():
-        stages.setdefault(stage_of_calls(rank, calls, ranks[rank].members), []).append(rank)
+    by_stage: dict[int | None, list[int]] = {}
+    for rank in kept:
+        by_stage.setdefault(stages[rank], []).append(rank)
     found: list[DeviceOwnTimes] = []
-    for members in stages.values():
+    for members in by_stage.values():
         steps = sorted(set.intersection(*(set(waits[rank]) for rank in members)))
         if len(members) < 2 or not steps:
             return []
@@ -52,17 +55,37 @@ def own_times(
 
 def stage_of_calls(rank: int, calls: Sequence[tuple[Call, int]], members: Mapping[str, list[int]]) -> int | None:
     """Return the rank's place in the group of its sends and receives; ``None`` without any, or without known members."""
-    return pipeline_place(rank, (members.get(call.group) for call, _ in calls if call.op in ("send", "recv", "coalesced")))
+    return pipeline_place(rank, (members.get(call.group) for call, _ in calls if call.is_transfer))
 
 
-def _waited_us(calls: Sequence[tuple[Call, int]], overlapping: set[str]) -> dict[int, float]:
+def _waited_us(calls: Sequence[tuple[Call, int]], overlapping: set[str], *, without_queued: bool) -> dict[int, float]:
     """Return the time of communication that compute waits for, by step; without steps in which a duration is missing."""
     waited: dict[int, float] = {}
     incomplete: set[int] = set()
-    for call, step in calls:
-        if call.group in overlapping or call.is_part or call.op == "send":
+    queued = _queued_before(calls) if without_queued else set()
+    for at, (call, step) in enumerate(calls):
+        if call.group in overlapping or call.is_part or (call.op == "send" and at not in queued):
             continue
         if call.duration_us is None:
             incomplete.add(step)
         waited[step] = waited.get(step, 0.0) + (call.duration_us or 0.0)
     return {step: us for step, us in waited.items() if step not in incomplete}
+
+
+def _queued_before(calls: Sequence[tuple[Call, int]]) -> set[int]:
+    """Return the places of sends at whose end another message of the same group starts at once.
+
+    It was queued behind the send, and compute may have waited for it all the time of the send, or for none of it.
+    """
+    found: set[int] = set()
+    last: dict[str, int] = {}
+    for at, (call, _) in enumerate(calls):
+        if call.is_transfer and call.duration_us is not None:
+            before = last.get(call.group)
+            if before is not None and call.ended_ns / 1000 - call.duration_us < calls[before][0].ended_ns / 1000 + _AT_ONCE_US:
+                found.add(before)
+            last[call.group] = at
+    return found
+
+
+_AT_ONCE_US: Final = 50.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -14,10 +14,11 @@ from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.durations.calls import Wording
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import Signals
-from rankscope.analysis.inference.device_stragglers import are_tested, device_named, slowest, suspected
+from rankscope.analysis.inference.device_stragglers import DeviceStraggler, are_tested, device_named, slowest, suspected
 from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, late_signals, too_few
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.stragglers import find_slow
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import (
@@ -61,6 +62,10 @@ class DurationEvidence:
     """Own times of each pipeline stage, or of all ranks. Empty where they are not known."""
     stages: dict[int, int | None] = field(default_factory=dict)
     """Pipeline stage of each rank; ``None`` without a pipeline."""
+    least_own: list[DeviceOwnTimes] = field(default_factory=list)
+    """The same without all time in which ranks of a pipeline may have waited for their sends."""
+    is_pipeline: bool = False
+    """True if only own times show which rank is late: at collectives, all stages before and after it are late with it."""
     is_exact: bool = True
     """True if the source has the order of operations of different groups, and shows which of them run beside compute."""
     waiting: float = 0.0
@@ -95,8 +100,9 @@ def judge_durations(
     blame = evidence.matched.blame
     window = evidence.step_us * max(1, len(blame.steps))
     late = None
-    missing = _useless(evidence)
-    if missing is None and (evidence.explained or 0.0) < _MOST and are_tested(evidence.own):
+    missing = _useless(evidence) or _untested(evidence)
+    by_own_times = evidence.is_pipeline or (evidence.explained or 0.0) < _MOST
+    if missing is None and by_own_times and are_tested(evidence.own):
         return _by_own_times(evidence, setting, beside)
     if missing is None:
         late = find_late(blame, window)
@@ -131,6 +137,11 @@ def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) 
     """Return the verdict where most communication is of ranks that cannot be matched: by the time outside of communication."""
     blame = evidence.matched.blame
     device, calm = slowest(evidence.own, lambda _slow, group: _delay_us(evidence) / len(group.steps))
+    if device is not None and evidence.is_pipeline and (others := _also_slow(device, calm, evidence)):
+        return (
+            f"{ranks_were([*device.slow.ranks, *others])} slow, in several stages: one may wait for another in messages that are "
+            f"not in the {evidence.wording.many}; {evidence.wording.more_evidence}"
+        )
     if device is not None:
         worst = device.slow.ranks[0]
         excess = device.slow.excess_us
@@ -141,6 +152,16 @@ def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) 
         return f"{ranks_were(suspects)} slow, but so rarely that it may be chance; repeat with more steps"
     restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
     return no_straggler(beside.shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
+
+
+def _also_slow(device: DeviceStraggler, calm: Sequence[DeviceOwnTimes], evidence: DurationEvidence) -> list[int]:
+    """Return the ranks of other stages that are slow, however long compute waited for sends.
+
+    Where messages are missing, as small ones are by default, all stages before and after a slow one seem slow with it.
+    """
+    surely = {rank for group in evidence.least_own if (slow := find_slow(group)) is not None for rank in slow.ranks}
+    others = [group for group in evidence.own if group is not device.compared and not any(group is one for one in calm)]
+    return sorted(rank for group in others if (slow := find_slow(group)) is not None for rank in surely & set(slow.ranks))
 
 
 def _delay_us(evidence: DurationEvidence) -> float:
@@ -162,7 +183,8 @@ def _useless(evidence: DurationEvidence) -> str | None:
     if not evidence.is_exact and (apart := [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]):
         return (
             f"{ranks_text(apart)} {'has' if len(apart) == 1 else 'have'} no collective in the steps of the others; ranks that "
-            "meet in sends and receives only, as the stages of a pipeline, cannot be judged"
+            "meet in sends and receives only, as the stages of a pipeline, are judged where verbose logs of NCCL 2.30 or later "
+            "have all of these, and each stage has several ranks"
         )
     if evidence.step_us <= 0:
         return "the times at which operations were issued make no sense, so the length of a step is not known"
@@ -172,6 +194,16 @@ def _useless(evidence: DurationEvidence) -> str | None:
             f"shows at many collectives of a step; {evidence.wording.more_steps}"
         )
     return None
+
+
+def _untested(evidence: DurationEvidence) -> str | None:
+    """Return why ranks of a pipeline that only own times can judge are not judged; ``None`` where they are."""
+    if not evidence.is_pipeline or are_tested(evidence.own):
+        return None
+    return (
+        "the own times of some ranks of the pipeline are not known, or of too few steps, and at collectives ranks may be late "
+        f"for ranks of another stage, to which they send and from which they receive; {evidence.wording.more_steps}"
+    )
 
 
 def _nobody_unclear(evidence: DurationEvidence, window_us: float) -> str | None:

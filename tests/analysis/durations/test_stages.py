@@ -1,0 +1,74 @@
+"""Stages of a pipeline from the communicators of sends and receives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from rankscope.analysis.collectives.cycles import Issued
+from rankscope.analysis.durations.calls import Call, RankCalls
+from rankscope.analysis.durations.stages import block_on_sends, pipeline_stages
+
+
+def message(group: str, op: str = "send", *, start_us: int = 0, took_us: float = 10.0, parts: int = 1) -> Call:
+    """Return a send, a receive or a batch."""
+    ended_ns = 1000 * (start_us + round(took_us))
+    issued = Issued(None, (group, op), 1000 * start_us)
+    return Call(issued, group, op, 1, False, parts, 0, took_us, is_part=False, ended_ns=ended_ns)
+
+
+def ranks_of(groups: Mapping[str, Sequence[int]]) -> dict[int, RankCalls]:
+    """Return the ranks of groups, with one send in each group."""
+    every = sorted({rank for members in groups.values() for rank in members})
+    mine = {rank: {name: [*members] for name, members in groups.items() if rank in members} for rank in every}
+    return {rank: RankCalls([message(name) for name in names], names) for rank, names in mine.items()}
+
+
+PAIRS = {f"{one}-{other}": [one, other] for one, other in [(0, 2), (2, 4), (1, 3), (3, 5)]}
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"pp0": [0, 2, 4], "pp1": [1, 3, 5]},
+        PAIRS,
+        # The last stage sends to the first in an interleaved schedule.
+        PAIRS | {"0-4": [0, 4], "1-5": [1, 5]},
+    ],
+)
+def test_stages_are_the_places_in_the_pipeline(groups: dict[str, list[int]]) -> None:
+    assert pipeline_stages(ranks_of(groups)) == {0: 0, 2: 1, 4: 2, 1: 0, 3: 1, 5: 2}
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        # One replica: no rank does the same work as another.
+        {"pp0": [0, 1, 2, 3]},
+        # Pipelines of different lengths.
+        {"pp0": [0, 1, 2], "pp1": [3, 4]},
+        # Context parallelism with sends and receives in each stage: places in two groups.
+        {"pp0": [0, 2], "pp1": [1, 3], "cp0": [0, 1], "cp1": [2, 3]},
+        {"pp0": [0, 4, 8], "pp1": [1, 5, 9], "cp0": [0, 1], "cp1": [4, 5], "cp2": [8, 9]},
+        # A rank whose log is missing.
+        {"pp0": [0, 2, -1], "pp1": [1, 3, 5]},
+    ],
+)
+def test_other_forms_have_no_stages(groups: dict[str, list[int]]) -> None:
+    ranks = ranks_of(groups)
+    ranks.pop(-1, None)
+    assert pipeline_stages(ranks) == {}
+
+
+def test_batches_of_many_messages_are_no_pipeline() -> None:
+    ranks = ranks_of({"ep0": [0, 1, 2], "ep1": [3, 4, 5]})
+    ranks[0].calls.append(message("ep0", "coalesced", parts=6))
+    assert pipeline_stages(ranks) == {}
+
+
+@pytest.mark.parametrize(("start_us", "op"), [(500, "send"), (1000, "coalesced")])
+def test_compute_waits_for_sends_unless_others_start_during_them(start_us: int, op: str) -> None:
+    ranks = {0: RankCalls([message("0-1", took_us=1000.0), message("0-2", "recv", start_us=start_us)])}
+    block_on_sends(ranks)
+    assert ranks[0].calls[0].op == op
