@@ -43,8 +43,8 @@ _WITHOUT_WRAPPER: Final = ("tp", *_SCHEDULES)
 _GRAPHED: Final = "ddp in a CUDA graph"
 
 
-def write_run(job: LayoutJob, run: Path, source: DurationSource = "flight_recorder", *, seed: int = 0, verbose: bool = True) -> Path:
-    """Write the run of a job, and return its folder. ``verbose``: that of the logs of NCCL Inspector."""
+def write_run(job: LayoutJob, run: Path, source: DurationSource = "flight_recorder", *, seed: int = 0) -> Path:
+    """Write the run of a job, and return its folder."""
     layout, kind, inner = job.layout, job.layout.kind, _INNER.get(job.layout.kind, "tp")
     sizes = {"dp": layout.replicas, "pp": layout.stages, inner: layout.inner}
     schedule, chunks = _SCHEDULES.get(kind, (None, 1))
@@ -60,7 +60,7 @@ def write_run(job: LayoutJob, run: Path, source: DurationSource = "flight_record
     create_attempt(run, attempt)
     ahead_us = [clock.offset_us for clock in clocks(job.world, seed=seed)]
     with tempfile.TemporaryDirectory() as folder:
-        blocks = dumped(job, Path(folder)) if source == "flight_recorder" else logged(job, Path(folder), verbose=verbose)
+        blocks = dumped(job, Path(folder)) if source == "flight_recorder" else logged(job, Path(folder))
         for rank, rows in zip(job.ranks, blocks, strict=True):
             place = dict(zip(sizes, layout.place(rank.rank), strict=True))
             into, ahead_ns = rank_dir(run, 0, rank.rank), round(1000 * ahead_us[rank.rank])

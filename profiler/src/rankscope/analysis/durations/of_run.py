@@ -44,6 +44,8 @@ class RunDurations:
             step_count=setting.step_count if known else 1,
             unit="step" if known else "window",
         )
+        if not self.by_time and (signals := beside.signals) is not None:
+            beside = replace(beside, signals=lambda ranks, gain_us, _: signals(ranks, gain_us, None))
         return judge_durations(self.compared.evidence, setting, beside)
 
 
