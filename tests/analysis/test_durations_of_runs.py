@@ -113,11 +113,15 @@ def test_the_cause_is_that_of_the_step_records(write: Write) -> None:
 @pytest.mark.parametrize("fault", ["slow device", "late input"])
 @pytest.mark.parametrize("layout", ["ddp", "tp x dp", "pp x tp"])
 def test_a_whole_run_names_the_rank_whatever_shows_it(tmp_path: Path, layout: str, fault: str) -> None:
-    verdict = analyze([write_run(LayoutJob(LAYOUTS[layout], FAULTS[fault], late=1, steps=STEPS), tmp_path / "run")]).verdict
+    analysis = analyze([write_run(LayoutJob(LAYOUTS[layout], FAULTS[fault], late=1, steps=STEPS), tmp_path / "run")])
+    verdict = analysis.verdict
     assert verdict.ranks == [1], verdict.summary
     assert verdict.evidence_source == ("steps" if layout == "ddp" else "flight_recorder")
     # without a profiled step nothing shows whether the device or its host is slow
     assert verdict.cause == ("input" if fault == "late input" else "unknown"), verdict.summary
+    # a host that takes longer than its device for a step has its last operations in it, too
+    judged = next(row.value for row in analysis.findings[0].evidence if row.name == "steps_judged")
+    assert layout == "ddp" or judged == STEPS - 3
 
 
 @pytest.mark.parametrize("fault", ["more tokens", "checkpoint of one rank"])
