@@ -4,8 +4,8 @@
   torch's wait uses the CPU.
 - Pauses, data loading and checkpoints use no CPU of the training thread, launches of forward and the optimizer do. Autograd
   launches on a thread of its own.
-- The device's phases lie between events at the bounds of those of the host. Its blocked time is known under plain
-  DistributedDataParallel only, from the end of the own backward pass to the end of the reduction.
+- The device's phases lie between events at the bounds of those of the host. Its blocked time is known for one
+  process, and under plain DistributedDataParallel from the end of the own backward pass to the end of the reduction.
 - Work as given to the model is known where DistributedDataParallel or FSDP wraps it.
 - A replayed CUDA graph has no backward pass for the recorder, and no collective for either source of durations.
 - Each host has a clock of its own; durations have the times of that clock, too.
@@ -110,7 +110,7 @@ def step_records(job: LayoutJob, rank: Rank, ahead_ns: int = 0) -> Iterator[Step
             input_elements=round(TOKENS * work),
             model_elements=None if kind in _WITHOUT_WRAPPER else round(TOKENS * work),
             device_us=_phases([(cut.phase, after.device_us - cut.device_us) for cut, after in pairwise(cuts)]),
-            device_blocked_us=PhaseTimes(backward=blocked) if kind == "ddp" else None,
+            device_blocked_us=PhaseTimes(backward=blocked) if kind == "ddp" or job.world == 1 else None,
             tags=["gc"] * (gc_us > 0) + ["checkpoint"] * (_noted_us(rank, "save_checkpoint", begin, end) > 0),
         )
 
