@@ -136,7 +136,7 @@ def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) 
         worst = device.slow.ranks[0]
         signals = Signals(own_us=device.slow.excess_us)
         if beside.signals is not None:
-            signals = beside.signals(device.slow.ranks, device.slow.excess_us, device.late_steps)
+            signals = beside.signals(device.slow.ranks, device.slow.excess_us, frozenset(device.late_steps))
         named = device_named(device, signals, blame, stage=evidence.stages.get(worst))
         return _named(named, evidence, setting, beside)
     if suspects := suspected(calm):

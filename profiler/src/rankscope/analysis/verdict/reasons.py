@@ -46,7 +46,8 @@ def signals_beside_windows(
     others = [one for one in run.ranks if one != rank]
     alike = next(group for group in peer_groups(run.ranks, run.infos) if rank in group)
     peers = [one for one in alike if one not in ranks] or [one for one in others if one not in ranks] or others
-    busy = _busy_excess(run, rank, peers, steps)
+    # Profiled steps between the slow ones would show a device that is as fast as the others.
+    busy = _busy_excess(run, rank, peers, affected if steps is None else steps)
     found = signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
     return replace(found, device_unseen=busy is None and _is_accelerated(run))
 
@@ -56,7 +57,7 @@ def _is_accelerated(run: RunEvidence) -> bool:
 
 
 def _is_on_device(table: StepTable, rank: int) -> bool:
-    """Return whether the own times of a rank are those of its device: in no phase of a host are they longer than the phase."""
+    """Return whether the own times of a rank are those of its device: those of a host are never longer than its phases."""
     row = int(np.searchsorted(table.ranks, rank))
     return any(
         bool((table.of_rank(f"own_{phase}_us", row) > 1.001 * table.of_rank(f"{phase}_us", row) + 1.0).any()) for phase in PHASES
