@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.analysis.conftest import SyntheticRun
-from tests.nccl.dumps import write_dumps
-from tests.nccl.inspector import host_and_pid, write_logs
 from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
+from tests.nccl.runs import dumped, logged, write_run
 from tests.nccl.traces import BASE_NS
 from tests.step_files import append
 
-from rankscope.analysis.durations.blocks import blocks_of_calls, blocks_of_log
-from rankscope.analysis.durations.flight import calls_of_dump
-from rankscope.analysis.durations.follow import LogFollower
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.hang.files import find_dumps, read_dump
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
@@ -30,26 +25,6 @@ pytestmark = pytest.mark.slow
 
 STEPS = 32
 Write = Callable[..., Path]
-
-
-def logged(job: LayoutJob, folder: Path, *, verbose: bool = True) -> Iterator[list[DurationBlock]]:
-    """Yield the blocks of each rank, from its log of NCCL Inspector."""
-    write_logs(job, folder, verbose=verbose)
-    for rank in range(job.world):
-        host, pid = host_and_pid(rank)
-        follower = LogFollower(folder / f"{host}-pid{pid}.log", pid=pid, is_own=True)
-        while follower.read():
-            pass
-        yield list(blocks_of_log(follower.log, follower.take()))
-
-
-def dumped(job: LayoutJob, folder: Path) -> Iterator[list[DurationBlock]]:
-    """Yield the blocks of each rank, from its dump."""
-    folder.mkdir()
-    write_dumps(job, folder)
-    for file in find_dumps([folder])[0]:
-        dump = read_dump(file.path, backend=None, whole_history=True)
-        yield list(blocks_of_calls(calls_of_dump(dump, dump.records)))
 
 
 @pytest.fixture
@@ -139,6 +114,27 @@ def test_steps_are_inferred_where_no_time_of_the_host_is_known(write: Write) -> 
 def test_the_cause_is_that_of_the_step_records(write: Write) -> None:
     verdict = analyze([write("tp", "pause of the host", gc_us=lambda rank: 12_000.0 if rank == 3 else 0.0)]).verdict
     assert (verdict.ranks, verdict.cause) == ([3], "gc"), verdict.summary
+
+
+@pytest.mark.parametrize("fault", ["slow device", "late input"])
+@pytest.mark.parametrize("layout", ["ddp", "tp x dp", "pp x tp"])
+def test_a_whole_run_names_the_rank_whatever_shows_it(tmp_path: Path, layout: str, fault: str) -> None:
+    analysis = analyze([write_run(LayoutJob(LAYOUTS[layout], FAULTS[fault], late=1, steps=STEPS), tmp_path / "run")])
+    verdict = analysis.verdict
+    assert verdict.ranks == [1], verdict.summary
+    assert verdict.evidence_source == ("steps" if layout == "ddp" else "flight_recorder")
+    # without a profiled step nothing shows whether the device or its host is slow
+    assert verdict.cause == ("input" if fault == "late input" else "unknown"), verdict.summary
+    # a host that takes longer than its device for a step has its last operations in it, too
+    judged = next(row.value for row in analysis.findings[0].evidence if row.name == "steps_judged")
+    assert layout == "ddp" or judged == STEPS - 3
+
+
+@pytest.mark.parametrize("fault", ["more tokens", "checkpoint of one rank"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def test_a_cause_that_step_records_show_needs_no_profiled_step(tmp_path: Path, layout: str, fault: str) -> None:
+    verdict = analyze([write_run(LayoutJob(LAYOUTS[layout], FAULTS[fault], steps=STEPS), tmp_path / "run")]).verdict
+    assert (verdict.ranks, verdict.cause) == ([3], FAULTS[fault].cause), verdict.summary
 
 
 def test_a_host_that_waits_is_not_to_blame_where_its_device_was_not_seen(write: Write) -> None:

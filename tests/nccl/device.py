@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -92,6 +93,14 @@ class Note:
     end_us: float
 
 
+class Cut(NamedTuple):
+    """Begin of a phase of the step: when the host was there, and when the stream that computes is done with all before it."""
+
+    phase: str
+    host_us: float
+    device_us: float
+
+
 @dataclass(slots=True)
 class _Meeting:
     """Collective, or one message, for which ranks arrive one by one."""
@@ -117,13 +126,22 @@ class Rank:
         self.job, self.rank = job, rank
         self.host_us = 0.0
         self.step = 0
-        self.autograd = False
+        self.cuts: list[Cut] = []
         self.launches: list[Launch] = []
         self.notes: list[Note] = []
         self._compute = 0.0
         self._streams: dict[str, Event] = {}
         self._numbers: dict[str, int] = {}
         self._sequence: Counter[str] = Counter()
+
+    @property
+    def autograd(self) -> bool:
+        """True in a backward pass."""
+        return bool(self.cuts) and self.cuts[-1].phase == "backward"
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase of the step."""
+        self.cuts.append(Cut(phase, self.host_us, max(self.host_us, self._compute)))
 
     def host(self, us: float, note: str = "") -> None:
         """Let the host work, under an annotation if it has a name."""

@@ -201,16 +201,20 @@ class LayoutJob(Job):
             self._speed[rank.rank] = 1 + self._lasting[rank.rank]
             if self.rng.random() < 0.02:
                 rank.host(float(self.rng.exponential(3_000.0)))
+            rank.enter("data")
             loading = 300.0 + float(self.rng.exponential(60.0)) + (self.fault.data_us(step) if own else 0.0)
             rank.host(loading, "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
+            rank.enter("forward")
             rank.host(100.0 + float(self.rng.exponential(40.0)))
             if own and (paused := self.fault.host_us(step)):
                 rank.host(paused, self.fault.host_note)
             yield from step_of(rank)
             updated = rank.host_us
+            rank.enter("optimizer")
             rank.kernel("multi_tensor_apply_kernel<adam>", 600.0)
             rank.host(20.0 + (self.fault.optimizer_us(step) if own else 0.0))
             rank.notes.append(Note("Optimizer.step#AdamW.step", step, updated, rank.host_us))
+            rank.enter("between_steps")
             rank.synchronize()
             if own and (saving := self.fault.saving_us(step)):
                 rank.host(saving, "save_checkpoint")
@@ -233,7 +237,8 @@ class LayoutJob(Job):
         buckets: list[Event] = []
         micro_steps = 4 if name == "accumulation" else 1
         for number in range(2 * micro_steps):
-            backward = rank.autograd = bool(number % 2)
+            backward = bool(number % 2)
+            rank.enter("backward" if backward else "forward")
             for layer in reversed(range(LAYERS)) if backward else range(LAYERS):
                 if backward and name == "recompute":
                     for part in KERNELS:
@@ -242,7 +247,7 @@ class LayoutJob(Job):
                     yield from self._part(rank, part, backward=backward, share=1 / micro_steps)
                 if backward and number == 2 * micro_steps - 1 and layer % 2 == 0 and data in self.groups:
                     buckets.append(rank.collective(data, "all_reduce", (HIDDEN * HIDDEN + layer,) * 2, 900.0))
-        rank.autograd = False
+        rank.enter("reduction")
         for bucket in buckets:
             yield from rank.wait(bucket)
 
@@ -299,7 +304,7 @@ class LayoutJob(Job):
         reduced: list[Event] = []
         sizes = (HIDDEN * HIDDEN // len(self.groups[shard]), HIDDEN * HIDDEN)
         for backward in (False, True):
-            rank.autograd = backward
+            rank.enter("backward" if backward else "forward")
             gathered = rank.collective(shard, "_all_gather_base", sizes, 350.0)
             for layer in range(LAYERS):
                 yield from rank.wait(gathered)
@@ -314,7 +319,7 @@ class LayoutJob(Job):
                     else:
                         yield from rank.wait(scattered)
                         reduced.append(rank.collective(replicate, "all_reduce", (sizes[0],) * 2, 300.0))
-        rank.autograd = False
+        rank.enter("reduction")
         for event in reduced:
             yield from rank.wait(event)
 
@@ -346,13 +351,13 @@ class LayoutJob(Job):
         """Play one pass of a stage."""
         replica, stage, _ = self.layout.place(rank.rank)
         group = f"in{replica}-{stage}"
-        rank.autograd = backward
+        rank.enter("backward" if backward else "forward")
         for _ in range(2):
             for part in reversed(KERNELS) if backward else KERNELS:
                 self._layer(rank, part, backward=backward, share=0.5)
                 if group in self.groups:
                     yield from rank.wait(rank.collective(group, "all_reduce", (TOKENS * 512,) * 2, 60.0))
-        rank.autograd = False
+        rank.enter("forward")
 
     def _exchange(self, rank: Rank, *parts: tuple[str, int]) -> Program:
         """Play a batch of sends and receives with other stages; those that do not exist are left out."""

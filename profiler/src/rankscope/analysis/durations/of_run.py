@@ -44,6 +44,8 @@ class RunDurations:
             step_count=setting.step_count if known else 1,
             unit="step" if known else "window",
         )
+        if not self.by_time and (signals := beside.signals) is not None:
+            beside = replace(beside, signals=lambda ranks, gain_us, _: signals(ranks, gain_us, None))
         return judge_durations(self.compared.evidence, setting, beside)
 
 
@@ -108,7 +110,10 @@ def _steps_at(run: RunEvidence) -> StepsAt:
         starts = run.table.starts(row)[there]
         order = np.argsort(starts, kind="stable")
         there, starts = there[order], starts[order]
-        known[rank] = (starts, starts + (1000 * walls[row][there].astype(np.float64)).astype(np.int64), run.table.steps[there])
+        steps, ends = run.table.steps[there], starts + (1000 * walls[row][there].astype(np.float64)).astype(np.int64)
+        # The time of a step may be that of the device, while the host was in the step until the next one began.
+        ends[:-1] = np.where(np.diff(steps) == 1, np.maximum(ends[:-1], starts[1:]), ends[:-1])
+        known[rank] = (starts, ends, steps)
 
     def steps_at(rank: int, unix_ns: NDArray[np.int64]) -> list[int | None]:
         if rank not in known or not len(known[rank][0]):

@@ -15,7 +15,7 @@ from rankscope.analysis.durations.calls import Wording
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.device_stragglers import DeviceStraggler, are_tested, device_named, slowest, suspected
-from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, late_signals, too_few
+from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, late_signals, slow_steps, too_few
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.stragglers import find_slow
@@ -117,7 +117,8 @@ def judge_durations(
     steps = max(1, len(blame.steps))
     signals = late_signals(late, {}, blame, steps=steps)
     if beside.signals is not None:
-        signals = replace(beside.signals(late.ranks, late.gain_us / steps), transfer_us=signals.transfer_us)
+        found = beside.signals(late.ranks, signals.own_us, slow_steps(late, blame) if steps > 1 else None)
+        signals = replace(found, transfer_us=signals.transfer_us)
     named = late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=evidence.explained)
     if evidence.overlapping:
         named = replace(named, note=f"{named.note} {_AT_LEAST}".strip())
@@ -144,8 +145,9 @@ def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) 
         )
     if device is not None:
         worst = device.slow.ranks[0]
-        excess = device.slow.excess_us
-        signals = Signals(own_us=excess) if beside.signals is None else beside.signals(device.slow.ranks, excess)
+        signals = Signals(own_us=device.slow.excess_us)
+        if beside.signals is not None:
+            signals = beside.signals(device.slow.ranks, device.slow.excess_us, frozenset(device.late_steps))
         named = device_named(device, signals, blame, stage=evidence.stages.get(worst))
         return _named(named, evidence, setting, beside)
     if suspects := suspected(calm):

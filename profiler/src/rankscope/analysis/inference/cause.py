@@ -29,6 +29,8 @@ class Signals:
     """Activities that most of its slow steps are tagged with, those of its peers, too, and its other steps are not."""
     device_busy_us: float | None = None
     """Compute and copies per step on the accelerator, from profiled windows."""
+    device_unseen: bool = False
+    """True if it trains on an accelerator and no profiled window shows it: a host that uses no CPU may wait for its device."""
     transfer_us: float | None = None
     """Time in which collectives transfer, without waiting."""
     agreement: float | None = None
@@ -116,7 +118,7 @@ CAUSE_RULES: Final[tuple[CauseRule, ...]] = (
     CauseRule(
         "host",
         None,
-        lambda s: s.cpu_us is not None and s.run_queue_us is not None,
+        lambda s: s.cpu_us is not None and s.run_queue_us is not None and not s.device_unseen,
         "for most of the delay its training thread waits or sleeps, and uses no CPU",
     ),
     CauseRule(
@@ -135,7 +137,7 @@ def _may_be_between(signals: Signals) -> bool:
 
 
 def _has_more_work(signals: Signals) -> bool:
-    measured = signals.cpu_us is not None or signals.device_busy_us is not None
+    measured = not signals.device_unseen and (signals.cpu_us is not None or signals.device_busy_us is not None)
     return (signals.work or 0) >= 0.1 and signals.phase != "data" and (_uses_processor(signals) or not measured)
 
 

@@ -40,6 +40,11 @@ class DeviceStraggler:
     slow: Slow
     compared: DeviceOwnTimes
 
+    @property
+    def late_steps(self) -> list[int]:
+        """Steps in which the ranks were slow."""
+        return [step for step, affected in zip(self.compared.steps, self.slow.affected.tolist(), strict=True) if affected]
+
 
 @dataclass(frozen=True, slots=True)
 class WindowJudgement:
@@ -161,7 +166,7 @@ def device_step_signals(found: DeviceStraggler, times: Mapping[int, DeviceTimes]
     slow, compared = found.slow, found.compared
     rank = slow.ranks[0]
     peers = [peer for peer in compared.ranks if peer not in slow.ranks]
-    steps = [step for step, affected in zip(compared.steps, slow.affected.tolist(), strict=True) if affected]
+    steps = found.late_steps
     busy = _excess({one: _busy(times[one].by_step, steps) for one in (rank, *peers)}, rank)
     return with_traces(Signals(own_us=slow.excess_us, device_busy_us=busy), times, rank, peers, steps)
 

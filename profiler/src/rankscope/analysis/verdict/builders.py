@@ -6,7 +6,7 @@ They write the sentences and compute slowdown, GPU-hours and money. Which outcom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -51,8 +51,8 @@ class Beside:
 
     shares: Figures = field(default_factory=dict)
     """Shares of the step's parts, for the verdict where no rank is late."""
-    signals: Callable[[Sequence[int], float], Signals] | None = None
-    """Function from late ranks and their gain per step to the signals of the cause."""
+    signals: Callable[[Sequence[int], float, Collection[int] | None], Signals] | None = None
+    """Function from late ranks, their gain per step, and their late steps if not all, to the signals of the cause."""
     explain: Callable[[Named], Named] = lambda named: named
     """Function that adds the physical reason, where there is one."""
 

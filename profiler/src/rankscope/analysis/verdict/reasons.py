@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.analysis.evidence.compared import WARM_UP, Judged, imposed_wait
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
+from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.late import busy_excess
@@ -20,28 +21,47 @@ from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.step_signals import signals_of
 from rankscope.analysis.inference.stragglers import period
 from rankscope.analysis.result.analysis import Evidence
+from rankscope.runs.records import PHASES
 
 _SMALL: Final = 0.15
 """Share of the step below which a lasting difference in CPU time may be due to cores, caches and other processes."""
 
 
 def signals_beside_windows(
-    run: RunEvidence, ranks: Sequence[int], gain_us: float, steps: Container[int] | None = None
+    run: RunEvidence,
+    ranks: Sequence[int],
+    gain_us: float,
+    steps: Container[int] | None = None,
+    *,
+    affected: Collection[int] | None = None,
 ) -> Signals:
-    """Return the signals in the step records of the first of ``ranks``, which windows named, to find out why it was late.
+    """Return the signals in the step records of the first of ``ranks``, which was late elsewhere, to find out why.
 
-    ``steps``: profiled steps in which it was, if not in all.
+    ``steps``: profiled steps in which it was, if not in all. ``affected``: the same of all steps.
     """
     table, rank, count = run.table, ranks[0], len(run.table.steps)
     usual = (np.arange(count) >= min(WARM_UP, count // 5)) & ~table.profiled.any(axis=0)
+    if affected is not None and (there := usual & np.isin(table.steps, list(affected))).any():
+        usual = there
     others = [one for one in run.ranks if one != rank]
     alike = next(group for group in peer_groups(run.ranks, run.infos) if rank in group)
     peers = [one for one in alike if one not in ranks] or [one for one in others if one not in ranks] or others
-    busy = _busy_excess(run, rank, peers, steps)
+    # Profiled steps between the slow ones would show a device that is as fast as the others.
+    busy = _busy_excess(run, rank, peers, affected if steps is None else steps)
     found = signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
-    # Where no profiled step shows the device, a host that uses no CPU may wait for it.
-    unseen = busy is None and any(info.device_kind != "cpu" for info in run.infos.values())
-    return replace(found, run_queue_us=None) if unseen else found
+    return replace(found, device_unseen=busy is None and _is_accelerated(run))
+
+
+def _is_accelerated(run: RunEvidence) -> bool:
+    return any(info.device_kind != "cpu" for info in run.infos.values())
+
+
+def _is_on_device(table: StepTable, rank: int) -> bool:
+    """Return whether the own times of a rank are those of its device: those of a host are never longer than its phases."""
+    row = int(np.searchsorted(table.ranks, rank))
+    return any(
+        bool((table.of_rank(f"own_{phase}_us", row) > 1.001 * table.of_rank(f"{phase}_us", row) + 1.0).any()) for phase in PHASES
+    )
 
 
 def _busy_excess(run: RunEvidence, rank: int, peers: Sequence[int], steps: Container[int] | None = None) -> float | None:
@@ -79,11 +99,12 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         affected = affected & (last_ranks(judged.own) == judged.ranks.index(worst))
         peers = [rank for rank in judged.ranks if rank != worst]
     busy = None
-    if any(info.device_kind != "cpu" for info in run.infos.values()):
+    if _is_accelerated(run):
         # Profiled steps between the slow ones would show a device that is as fast as the others.
         seen = None if slow.pattern == "fixed" else _slow_and_profiled(run, worst, peers, slow.excess_us)
         busy = _busy_excess(run, worst, peers, seen)
     signals = signals_of(judged.table, worst, affected, peers, device_busy_us=busy)
+    signals = replace(signals, device_unseen=busy is None and _is_on_device(judged.table, worst))
     imposed = imposed_wait(judged)
     steps = judged.own.shape[1]
     victims = max(1, len(judged.ranks) - (1 if slow.pattern == "rotating" else len(slow.ranks)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -109,7 +108,11 @@ def _without_own_times(
 ) -> tuple[Verdict, list[Finding]]:
     """Return the verdict where step records cannot decide: durations of collectives are of all steps, windows of some."""
     every = np.ones(len(run.table.steps), dtype=bool)
-    beside = Beside(shares, partial(signals_beside_windows, run), lambda named: explained(named, run.witness, every, every))
+    beside = Beside(
+        shares,
+        lambda ranks, gain_us, affected: signals_beside_windows(run, ranks, gain_us, affected=affected),
+        lambda named: explained(named, run.witness, every, every),
+    )
     found = None if by_durations is None else by_durations(setting, beside)
     if isinstance(found, tuple):
         return found
