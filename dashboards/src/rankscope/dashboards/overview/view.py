@@ -245,7 +245,7 @@ VIEW: Final = View(
     help=Help(
         shows="Who makes everybody else wait, why, what it costs, what to do next; where a step's time goes; how the run went.",
         formula="The sentence says how long the others wait for the blamed rank in a typical step; the waterfall has the mean "
-        "over all steps and ranks; what to try and what-if say what a fix gains, less where somebody else is then the last. "
+        "over all steps and ranks; what to try and what-if say what a fix gains, less where another rank is then the last. "
         "GPU time lost is the time that steps took longer than without the cause, times the number of ranks. The parts of the "
         "waterfall sum to the mean step after warm-up. Bands: percentiles over the ranks at each step; of several steps at a "
         "point their median, of the slowest rank the highest. Changes: lasting ones of the median step time, of 5% or more, "

@@ -34,7 +34,7 @@ class Savings:
         waited = np.where(np.isnan(blame.waited_us[:, ~healed]), np.inf, blame.waited_us[:, ~healed])
         ahead = waited.min(axis=1, initial=np.inf)
         own = np.divide(charged, every, out=np.ones_like(every), where=every > 0)
-        sooner = np.where(np.isfinite(ahead) & (ahead > 0), ahead * own, charged)
+        sooner = np.where(np.isfinite(ahead) & (ahead > 0), np.where(np.isfinite(ahead), ahead, 0.0) * own, charged)
         exposed = np.minimum(sooner[:, None], blame.exposed_at_us[:, ~healed])
         return self._by_step(np.nansum(exposed, axis=1) / max(1, int((~healed).sum())))
 

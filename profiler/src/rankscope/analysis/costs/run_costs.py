@@ -22,7 +22,7 @@ def costs_of_run(run: RunEvidence, throughput: Throughput | None) -> Callable[[t
     The excluded ranks are those that a verdict names: the costs of the others show what limits the step besides. Step records
     need no correction, because they describe the typical rank. Windows are those of the other ranks, if there are any.
     """
-    accelerated = any(info.device_kind != "cpu" for info in run.infos.values())
+    accelerated = run.accelerated
     steps = costs_of_steps(run.table, world_size=run.world_size, accelerated=accelerated, pipeline=run.pipeline)
     return cache(lambda without: _with_ideal(together(steps, _windows(run, without), accelerated=accelerated), throughput))
 

@@ -80,6 +80,11 @@ class RunEvidence:
         return {rank: info.host for rank, info in self.infos.items()}
 
     @property
+    def accelerated(self) -> bool:
+        """Whether any rank has an accelerator."""
+        return any(info.device_kind != "cpu" for info in self.infos.values())
+
+    @property
     def ranks(self) -> list[int]:
         """Ranks with a folder in the run directory, ascending."""
         return [int(rank) for rank in self.table.ranks]

@@ -49,11 +49,7 @@ def signals_beside_windows(
     # Profiled steps between the slow ones would show a device that is as fast as the others.
     busy = _busy_excess(run, rank, peers, affected if steps is None else steps)
     found = signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
-    return replace(found, device_unseen=busy is None and _is_accelerated(run))
-
-
-def _is_accelerated(run: RunEvidence) -> bool:
-    return any(info.device_kind != "cpu" for info in run.infos.values())
+    return replace(found, device_unseen=busy is None and run.accelerated)
 
 
 def _is_on_device(table: StepTable, rank: int) -> bool:
@@ -99,7 +95,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         affected = affected & (last_ranks(judged.own) == judged.ranks.index(worst))
         peers = [rank for rank in judged.ranks if rank != worst]
     busy = None
-    if _is_accelerated(run):
+    if run.accelerated:
         # Profiled steps between the slow ones would show a device that is as fast as the others.
         seen = None if slow.pattern == "fixed" else _slow_and_profiled(run, worst, peers, slow.excess_us)
         busy = _busy_excess(run, worst, peers, seen)

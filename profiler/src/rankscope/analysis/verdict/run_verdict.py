@@ -53,7 +53,7 @@ def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
         steps=(int(steps[0]), int(steps[-1]) + 1) if len(steps) else None,
         step_count=len(steps),
         unit="step",
-        accelerated=any(info.device_kind != "cpu" for info in run.infos.values()),
+        accelerated=run.accelerated,
         hosts=run.hosts,
         price_per_gpu_hour=price,
         currency=currency,
