@@ -86,7 +86,7 @@ def test_a_simulated_run_says_so_loudly(memory_runs: Any, analysis: Analysis, ta
     memory_runs.put(simulated, table, simulated=True)
     said = texts(open_page(caller(create_app(memory_runs)), "/run/run-1"))
     assert "SIMULATED" in said
-    assert "made up" in said
+    assert "readings of this run are simulated" in said
 
 
 def test_warnings_and_what_is_not_known_are_said(memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any) -> None:

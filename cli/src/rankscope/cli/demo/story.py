@@ -108,7 +108,7 @@ def _start_exporter(story: Story, spool: Path, detail: list[str]) -> None:
     port = free_port(EXPORTER_PORT)
     arguments: list[str | Path] = ["exporter", "--listen", f"{HOST}:{port}", "--spool", spool]
     if story.simulated:
-        story.say(f"no GPU here: the exporter SIMULATES {SIMULATED_GPUS} GPUs; their readings are made up, the training is real")
+        story.say(f"no GPU here: the exporter SIMULATES {SIMULATED_GPUS} GPUs; the training is real")
         arguments += ["--simulate", str(SIMULATED_GPUS)]
     story.services.start("exporter", rankscope_command(*arguments))
     url = f"http://{HOST}:{port}/metrics"

@@ -45,7 +45,7 @@ def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None)
     where = f"{count(len(gpus), 'GPU')} on {count(hosts, 'host')}"
     source = f"Source: {hardware.origin}. {where}, {moment(first)} to {moment(last)}.{shown}"
     simulated = any(gpu.simulated for gpu in gpus)
-    mark = badge("Simulated GPUs", tone="simulated", title="These readings are made up")
+    mark = badge("Simulated GPUs", tone="simulated", title="These readings are simulated")
     line: list[Piece] = [mark, f" {source}"] if simulated else [source]
     said = list(_said(hardware, events, last))
     return [Text(line, "help"), *([Items(said, "help")] if said else [])]

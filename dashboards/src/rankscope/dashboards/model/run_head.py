@@ -49,7 +49,7 @@ def _badges(run: RunSummary) -> list[Badge]:
 
 def simulated_band() -> Block:
     """Return the banner above all content of a run with simulated GPUs."""
-    says = " The GPU readings of this run are made up. The times of its ranks were measured."
+    says = " The GPU readings of this run are simulated. The times of its ranks were measured."
     return Group([Pieces([Span("SIMULATED GPUS", "strong"), says], "")], "simulated-band", role="note")
 
 

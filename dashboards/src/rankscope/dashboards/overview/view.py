@@ -192,8 +192,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="waterfall",
             title="Where a step's time goes",
-            help="From the ideal step to the actual one: each part begins where the one before it ends. What is not known is "
-            "said; its time is then in what is unexplained.",
+            help="From the ideal step to the actual one: each part begins where the one before it ends. Unmeasured "
+            "parts are counted as unexplained.",
             blocks=[
                 Figure(
                     name="waterfall",
