@@ -135,6 +135,18 @@ def test_ranks_of_one_stage_count_once() -> None:
     assert [(one.stage, one.ranks, one.busy_us) for one in found.stages] == [(0, [0, 1], 50.0), (1, [2, 3], 90.0)]
 
 
+def test_a_slow_replica_does_not_make_its_stage_slow() -> None:
+    found = pipeline_of(
+        table({0: 50.0, 1: 50.0, 2: 50.0, 3: 110.0}, 200.0, noise=0.05), infos({0: 0, 1: 0, 2: 1, 3: 1}), SCHEDULE, {}
+    )
+    assert found is not None
+    assert (found.slowest_stage, found.slowest_excess) == (None, None)
+    assert found.imbalance_us == pytest.approx(0, abs=3)
+    assert [one.busy_us for one in found.stages] == pytest.approx([50, 80], abs=3), "busy is still the mean of the replicas"
+    assert found.rest_us is not None
+    assert found.rest_us > 0.6 * found.bubble * 200, "most of the waiting is for the slow replica"
+
+
 @pytest.mark.parametrize("stages", [{0: 0, 1: 0}, {}, {0: 0}])
 def test_what_is_no_pipeline_has_no_bubble(stages: dict[int, int]) -> None:
     assert pipeline_of(table({0: 50.0, 1: 50.0}, 100.0), infos(stages), None, {}) is None

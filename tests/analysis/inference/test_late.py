@@ -69,6 +69,30 @@ def test_an_intermittent_cause_is_looked_for_in_the_slow_steps() -> None:
     assert cause_of(signals).cause == "compute"
 
 
+def test_a_rank_that_is_late_at_some_collectives_of_each_step_is_late_always() -> None:
+    """It is last at four of ten, and what follows is noise."""
+    ranks, steps, each = 4, 2, 10
+    rng = np.random.default_rng(0)
+    gain = rng.exponential(1.0, (steps * each, ranks))
+    gain[np.arange(steps * each) % each < 4, 1] = 100.0
+    total = {rank: float(gain[:, rank].sum()) for rank in range(ranks)}
+    found = Blame(
+        ranks=list(range(ranks)),
+        imposed_us=total,
+        exposed_us=total,
+        transfer_us=dict.fromkeys(range(ranks), 1.0),
+        wait_us=dict.fromkeys(range(ranks), 1.0),
+        steps=list(range(steps)),
+        gain_us=gain,
+        instance_step=np.repeat(np.arange(steps), each),
+        waited_us=gain.max(axis=1, keepdims=True) - gain,
+        exposed_at_us=gain,
+    )
+    late = find_late(found, 1000.0 * steps)
+    assert late is not None
+    assert (late.ranks, late.pattern) == ([1], "fixed")
+
+
 def row(step: int, compute_us: float) -> StepBreakdown:
     return StepBreakdown(
         step=step,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -71,3 +73,42 @@ def test_agreement_is_the_share_of_resamples_with_the_same_cause() -> None:
     # then the cause is doubtful where it depends on the steps that happen to be there
     assert causes[9][1] is not None
     assert 0.4 < causes[9][1] < 0.8
+
+
+@pytest.mark.parametrize(
+    ("slow", "peers", "cause"),
+    [
+        # The rank sleeps, and the others use the CPU while they wait for their devices.
+        ((20.0, 0.0), (95.0, 0.0), "host"),
+        # All threads use the CPU while they wait, this one for its slow device.
+        ((95.0, 0.0), (95.0, 0.0), "unknown"),
+        # Nobody's wait uses the CPU.
+        ((20.0, 0.0), (20.0, 0.0), "unknown"),
+        # It queues for a CPU.
+        ((20.0, 75.0), (95.0, 0.0), "compute"),
+    ],
+)
+def test_a_host_that_sleeps_is_told_from_a_slow_device_by_its_cpu_time(
+    slow: tuple[float, float], peers: tuple[float, float], cause: str
+) -> None:
+    """Own times of a device are as long whichever of the two is late."""
+
+    def record(rank: int, step: int) -> StepRecord:
+        own, (cpu, queue) = (80.0, slow) if rank == SLOW else (20.0, peers)
+        return StepRecord(
+            step=step,
+            start_unix_ns=1,
+            wall_us=100.0,
+            phases_us=PhaseTimes(forward=20.0),
+            device_us=PhaseTimes(forward=100.0),
+            device_blocked_us=PhaseTimes(forward=100 - own),
+            cpu_us=cpu,
+            run_queue_us=queue,
+        )
+
+    table = StepTable.from_records(0, {rank: [record(rank, step) for step in range(STEPS)] for rank in range(4)})
+    others = [rank for rank in range(4) if rank != SLOW]
+    found = signals_of(table, SLOW, np.ones(STEPS, dtype=bool), others, device_busy_us=None)
+    found = replace(found, device_unseen=True)
+    assert found.own_us == pytest.approx(60)
+    assert (cause_of(found).cause, found.sleeps) == (cause, cause == "host")

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import threading
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from shared_gpu import cuda_device  # type: ignore[import-not-found]  # beside this script
 from torch.distributed import distributed_c10d
 
 STEPS = 3
-
-
-def cuda_device() -> torch.device:
-    """Return this rank's GPU, and prepare NCCL for ranks that share one. Fewer GPUs than ranks: all take the first."""
-    local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    if int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus:
-        return torch.device("cuda", local)
-    # NCCL refuses two ranks on one GPU of one host, so each rank is a host of its own, connected over the loopback device.
-    os.environ |= {"NCCL_HOSTID": f"rank-{local}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    return torch.device("cuda", 0)
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""A tiny training on gloo in the layout ``--layout`` that knows nothing of rankscope. ``--fault PHASE:RANK`` plants one stall."""
+"""A tiny training in the layout ``--layout`` that knows nothing of rankscope. ``--fault PHASE:RANK`` plants one stall.
+
+On gloo and the CPU, or with ``--device cuda`` on NCCL and GPUs; ranks without a GPU of their own share the first one.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import argparse
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from shared_gpu import cuda_device  # type: ignore[import-not-found]  # beside this script
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,6 +28,8 @@ WIDTH = 32
 BLOCKS = 4
 BATCH = 8
 MICROBATCHES = 4
+TRACED = 6
+"""Number of steps at the end that are traced on request."""
 
 SCHEDULES = {"pp-gpipe": ScheduleGPipe, "pp-1f1b": Schedule1F1B, "pp-interleaved": ScheduleInterleaved1F1B}
 PIPELINES = [name + also for name in SCHEDULES for also in ("", "+fsdp2", "+ddp")]
@@ -111,15 +118,15 @@ def build(args: argparse.Namespace, make: Callable[[int], Model]) -> tuple[list[
     model = make(BLOCKS)
     trained: nn.Module = model
     if layout == "tp":
-        split(model, init_device_mesh("cpu", (world,), mesh_dim_names=("tp",)))
+        split(model, init_device_mesh(args.device, (world,), mesh_dim_names=("tp",)))
     elif layout == "fsdp2+tp":
-        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+        mesh = init_device_mesh(args.device, (2, world // 2), mesh_dim_names=("dp", "tp"))
         split(model, mesh["tp"])
         shard(model, mesh["dp"])
     elif layout == "fsdp2":
-        shard(model, init_device_mesh("cpu", (world,), mesh_dim_names=("fsdp",)))
+        shard(model, init_device_mesh(args.device, (world,), mesh_dim_names=("fsdp",)))
     elif layout == "hsdp":
-        shard(model, init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard")))
+        shard(model, init_device_mesh(args.device, (2, world // 2), mesh_dim_names=("replicate", "shard")))
     if args.compile:
         for block in model.blocks:
             block.compile(fullgraph=True, backend=args.backend)
@@ -127,7 +134,7 @@ def build(args: argparse.Namespace, make: Callable[[int], Model]) -> tuple[list[
         trained = DistributedDataParallel(model)
 
     def train(batch: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16) if args.amp else contextlib.nullcontext():
+        with torch.autocast(args.device, dtype=torch.bfloat16) if args.amp else contextlib.nullcontext():
             loss: Tensor = trained(batch).float().square().mean()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -140,7 +147,7 @@ def pipeline(
 ) -> tuple[list[nn.Module], Callable[[Tensor], Tensor]]:
     """Build a pipeline of two stages; with four ranks every stage has two replicas."""
     name, _, data = args.layout.partition("+")
-    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("pp", "dp"))
+    mesh = init_device_mesh(args.device, (2, world // 2), mesh_dim_names=("pp", "dp"))
     depth, place = 2, mesh.get_local_rank("pp")
     per_rank = 2 if name == "pp-interleaved" else 1
     parts: list[nn.Module] = [make(BLOCKS // (depth * per_rank) or 1) for _ in range(per_rank)]
@@ -153,7 +160,7 @@ def pipeline(
     if data == "ddp":
         parts = [DistributedDataParallel(part, process_group=mesh.get_group("dp")) for part in parts]
     stages = [
-        PipelineStage(part, place + depth * turn, depth * per_rank, torch.device("cpu"), group=mesh.get_group("pp"))
+        PipelineStage(part, place + depth * turn, depth * per_rank, args.at, group=mesh.get_group("pp"))
         for turn, part in enumerate(parts)
     ]
     kind: Any = SCHEDULES[name]
@@ -161,19 +168,19 @@ def pipeline(
 
     def train(batch: Tensor) -> Tensor:
         losses: list[Tensor] = []
-        with torch.autocast("cpu", dtype=torch.bfloat16) if args.amp else contextlib.nullcontext():
+        with torch.autocast(args.device, dtype=torch.bfloat16) if args.amp else contextlib.nullcontext():
             given = [batch] if place == 0 else []
             if place == depth - 1:
                 schedule.step(*given, target=torch.zeros_like(batch), losses=losses)
             else:
                 schedule.step(*given)
-        return torch.stack(losses).mean().detach() if losses else torch.zeros(())
+        return torch.stack(losses).mean().detach() if losses else torch.zeros((), device=args.at)
 
     return parts, train
 
 
-def main() -> None:
-    """Train."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--layout", choices=LAYOUTS, required=True)
     parser.add_argument("--steps", type=int, default=16)
@@ -184,12 +191,52 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--backend", default="aot_eager")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--sync", action="store_true", help="read the loss in each step")
+    parser.add_argument("--dumps", type=Path, help="folder for a dump of the Flight Recorder at the end")
+    parser.add_argument("--traces", type=Path, help="folder for a trace of the last steps")
+    return parser.parse_args()
+
+
+def start(args: argparse.Namespace) -> int:
+    """Join the job. Return the rank."""
+    args.at = torch.device("cpu") if args.device == "cpu" else cuda_device()
+    if args.device == "cuda":
+        torch.cuda.set_device(args.at)
+    if args.layout == "single":
+        return 0
+    dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
+    return dist.get_rank()
+
+
+def train_steps(
+    args: argparse.Namespace, loader: DataLoader[Tensor], optimizer: torch.optim.Optimizer, train: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Train, and return the last loss. The last steps are traced on request."""
+    loss, profiler = torch.zeros(()), torch.profiler.profile()
+    for step, batch in enumerate(loader):
+        if step == args.steps:
+            break
+        if args.traces is not None and step == args.steps - TRACED:
+            profiler.start()
+        optimizer.zero_grad()
+        loss = train(batch.to(args.at))
+        optimizer.step()
+        if args.sync:
+            loss.item()
+        if args.traces is not None and step >= args.steps - TRACED:
+            profiler.step()
+    if args.traces is not None:
+        profiler.stop()
+        profiler.export_chrome_trace(str(args.traces / f"rank{dist.get_rank()}.json"))
+    return loss
+
+
+def main() -> None:
+    """Train."""
+    args = arguments()
     torch.manual_seed(args.seed)
-    rank = 0
-    if args.layout != "single":
-        dist.init_process_group("gloo")
-        rank = dist.get_rank()
+    rank = start(args)
     kind, _, target = args.fault.partition(":")
     mine = kind if rank == int(target) else "none"
     # A pipeline runs every part once per microbatch.
@@ -199,20 +246,18 @@ def main() -> None:
 
     def make(blocks: int) -> Model:
         forward, backward = (share if mine == phase else 0.0 for phase in ("forward", "backward"))
-        return Model(blocks, forward=forward, backward=backward, checkpointing=args.checkpointing)
+        return Model(blocks, forward=forward, backward=backward, checkpointing=args.checkpointing).to(args.at)
 
     modules, train = build(args, make)
     optimizer = torch.optim.SGD([parameter for module in modules for parameter in module.parameters()], lr=0.01)
     if mine == "optimizer":
         optimizer.register_step_pre_hook(lambda *_: time.sleep(args.pause))
     loader = DataLoader(Noise(args.pause / BATCH if mine == "data" else 0.0), batch_size=BATCH)
-    loss = torch.zeros(())
-    for step, batch in enumerate(loader):
-        if step == args.steps:
-            break
-        optimizer.zero_grad()
-        loss = train(batch)
-        optimizer.step()
+    loss = train_steps(args, loader, optimizer, train)
+    if args.dumps is not None:
+        time.sleep(5)  # until the watchdog has seen the last ones complete
+        dump = torch._C._distributed_c10d._dump_nccl_trace(includeStackTraces=False)  # as torch's own tools do
+        (args.dumps / f"nccl_trace_rank_{rank}").write_bytes(dump)
     if args.compile:
         from torch._dynamo.utils import counters
 

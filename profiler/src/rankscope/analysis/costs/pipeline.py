@@ -6,7 +6,8 @@ et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021).
 
 With unequal stages, stage s is busy for b(s). It begins only when the first micro-batch has come forward through the stages
 before it, and the last one still has to go back through them. So no step is shorter than the largest of
-b(s) + (b(0) + … + b(s - 1)) / (v·m). Time beyond that is due to transfers, stalls and other collectives.
+b(s) + (b(0) + … + b(s - 1)) / (v·m), with the times of each stage's quickest replica. Time beyond that is due to transfers,
+stalls, slow ranks and other collectives.
 """
 
 from __future__ import annotations
@@ -53,13 +54,16 @@ def pipeline_of(
     busy = np.stack([own[[rows[rank] for rank in ranks]].mean(axis=0) for ranks in stages.values()])
     step = float(wall.mean())
     means = busy.mean(axis=1)
+    # What the work of a stage takes shows in its quickest replica: a slower one is a slow rank, and no reason to move layers.
+    quickest = np.stack([_quickest(own[[rows[rank] for rank in ranks]]) for ranks in stages.values()])
+    work = quickest.mean(axis=1)
     turns = _turns(told)
     ideal = imbalance = rest = None
     if turns is not None:
-        equal = schedule_us(np.full(len(means), means.mean()), turns)
-        cut = schedule_us(means, turns)
-        ideal, imbalance, rest = equal - float(means.mean()), cut - equal, step - cut
-    slowest = _slowest(busy, step)
+        equal = schedule_us(np.full(len(work), work.mean()), turns)
+        cut = schedule_us(work, turns)
+        ideal, imbalance, rest = equal - float(work.mean()), cut - equal, step - cut
+    slowest = _slowest(quickest, step)
     return PipelineResult(
         stages=[
             StageResult(stage=stage, ranks=ranks, busy_us=float(mean), bubble=1 - float(mean) / step)
@@ -76,7 +80,7 @@ def pipeline_of(
         imbalance_us=imbalance,
         rest_us=rest,
         slowest_stage=None if slowest is None else list(stages)[slowest],
-        slowest_excess=None if slowest is None else float(means[slowest] / np.median(np.delete(means, slowest))) - 1,
+        slowest_excess=None if slowest is None else float(work[slowest] / np.median(np.delete(work, slowest))) - 1,
         microbatch_imbalance=_microbatch_imbalance([collectives.get(rank, ()) for rank in stages[max(stages)]]),
     )
 
@@ -129,6 +133,12 @@ def _usable(table: StepTable) -> tuple[Matrix, Matrix] | tuple[None, None]:
     if plain.sum() >= MINIMUM_STEPS:
         keep = plain
     return (own[:, keep], wall[:, keep]) if keep.sum() >= MINIMUM_STEPS else (None, None)
+
+
+def _quickest(own: Matrix) -> Matrix:
+    """Return the own times of the replica with the least mean, [steps], of those of one stage, [replicas, steps]."""
+    quickest: Matrix = own[own.mean(axis=1).argmin()]
+    return quickest
 
 
 def _slowest(busy: Matrix, step_us: float) -> int | None:

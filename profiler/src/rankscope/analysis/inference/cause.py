@@ -16,6 +16,7 @@ class Signals:
 
     own_us: float
     phases_us: dict[Phase, float] = field(default_factory=dict)
+    wall_us: float | None = None
     cpu_us: float | None = None
     run_queue_us: float | None = None
     gc_us: float | None = None
@@ -35,6 +36,22 @@ class Signals:
     """Time in which collectives transfer, without waiting."""
     agreement: float | None = None
     """Share of bootstrap samples of the slow steps that give the same cause; ``None``: not from steps."""
+
+    @property
+    def off_cpu_us(self) -> float | None:
+        """Time in which the training thread neither runs nor waits for a CPU: it sleeps, or waits for a file or lock."""
+        if self.wall_us is None or self.cpu_us is None or self.run_queue_us is None:
+            return None
+        return self.wall_us - self.cpu_us - self.run_queue_us
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether most of the excess is ``off_cpu_us``.
+
+        Then the host is late, whatever its device does: a thread that waits for its device uses the CPU, as those of its peers do
+        while they wait for this rank; where waits use no CPU, those of the peers do not either, and there is no excess.
+        """
+        return self.part(self.off_cpu_us) >= 0.5
 
     @property
     def phase(self) -> Phase | None:
@@ -61,6 +78,9 @@ class CauseRule:
     called: str = ""
     """Name of the cause for people, where it may be more than ``cause``."""
 
+
+HOST_OR_DEVICE: Final = ("device_busy_excess", "off_cpu_excess")
+"""Evidence that tells whether the host or the device of a rank is late."""
 
 _BOTH: Final[frozenset[Cause]] = frozenset({"checkpoint", "evaluation"})
 _EITHER: Final = "checkpoint or evaluation"
@@ -120,6 +140,12 @@ CAUSE_RULES: Final[tuple[CauseRule, ...]] = (
         None,
         lambda s: s.cpu_us is not None and s.run_queue_us is not None and not s.device_unseen,
         "for most of the delay its training thread waits or sleeps, and uses no CPU",
+    ),
+    CauseRule(
+        "host",
+        None,
+        lambda s: s.sleeps,
+        "for most of the delay its training thread waits or sleeps, and uses no CPU, unlike those of the others",
     ),
     CauseRule(
         "host",

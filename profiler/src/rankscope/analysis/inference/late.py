@@ -111,7 +111,8 @@ def _at_collectives(times: LateTimes, blame: Blame) -> Slow | None:
     if not agree(steps[:, row] - np.median(steps[:, others], axis=1), len(total)):
         return None
     last = times.own.argmax(axis=0) == row
-    pattern: Pattern = "fixed" if last[times.own.any(axis=0)].mean() >= FIXED else "intermittent"
+    # A rank that is late once in a step is last at one collective of many.
+    pattern: Pattern = "fixed" if (steps.argmax(axis=1) == row).mean() >= FIXED else "intermittent"
     certain = stability(times.own.T, row, at_least=0.0)
     return Slow([times.ranks[row]], pattern, gain, gain, chance, certain, float(last.mean()))
 
@@ -213,12 +214,14 @@ def late_named(
         unit="ratio",
         detail=f"of the {'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
     )
-    busy = signals.device_busy_us
-    over = (
-        []
-        if busy is None
-        else [Evidence(name="device_busy_excess", value=busy, unit="us", detail="over the median of its peers")]
-    )
+    over = [
+        Evidence(name=name, value=value, unit="us", detail="over the median of its peers")
+        for name, value in (
+            ("device_busy_excess", signals.device_busy_us),
+            ("off_cpu_excess", signals.off_cpu_us if signals.sleeps else None),
+        )
+        if value is not None
+    ]
     return Named(
         ranks=slow.ranks,
         pattern=slow.pattern,

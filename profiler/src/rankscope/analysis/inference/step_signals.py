@@ -84,6 +84,7 @@ def signals_of(
     signals = Signals(
         own_us=own_us if own_us is not None else mean_excess("own_us") or 0.0,
         phases_us=phases,
+        wall_us=mean_excess("wall_us"),
         cpu_us=mean_excess("cpu_us"),
         run_queue_us=mean_excess("run_queue_us"),
         gc_us=mean_excess("gc_us"),
@@ -117,6 +118,7 @@ def _agreement(signals: Signals, parts: Mapping[str, NDArray[np.float64]], kind:
             signals,
             own_us=value.get("own_us", signals.own_us),
             phases_us={phase: value[f"{kind}{phase}_us"] for phase in signals.phases_us},
+            wall_us=value.get("wall_us"),
             cpu_us=value.get("cpu_us"),
             run_queue_us=value.get("run_queue_us"),
             gc_us=value.get("gc_us"),

@@ -240,8 +240,8 @@ class PipelineResult(msgspec.Struct, frozen=True, kw_only=True):
     imbalance_us: float | None
     """Additional waiting per step because stages differ; below zero where the first stages can take longer than the last."""
     rest_us: float | None
-    """Waiting per step that neither explains (transfers, stalls, other collectives). Below zero where forward and backward of
-    different micro-batches overlap better than in the formula."""
+    """Waiting per step that neither explains: transfers, stalls, slow ranks, other collectives. Below zero where forward and
+    backward of different micro-batches overlap better than in the formula."""
     slowest_stage: int | None
     """Stage that is busier than the others beyond chance and by 5 % of the step; ``None`` without one."""
     slowest_excess: float | None

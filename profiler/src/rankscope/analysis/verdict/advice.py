@@ -11,6 +11,7 @@ from typing import Final
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.costs.figures import derived
+from rankscope.analysis.inference.cause import HOST_OR_DEVICE
 from rankscope.analysis.result.analysis import Cause, Evidence, Kind, Verdict
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.analysis.result.text import counted, first_of
@@ -70,12 +71,12 @@ _OF_HOST: Final[frozenset[Phase | None]] = frozenset({"data", "between_steps"})
 
 
 def reason_of(verdict: Verdict, evidence: Sequence[Evidence], *, accelerated: bool, recorded: bool) -> str | None:
-    """Return ``explained_by`` of the verdict, or ``device_unseen`` where no profiled step shows the named rank's accelerator.
+    """Return ``explained_by`` of the verdict, or ``device_unseen`` where nothing tells the named rank's host from its device.
 
-    The rank's host waits for its device inside the step, so only profiled steps tell which of them is late. ``evidence``: that of
-    the finding on the rank. ``recorded``: the job was recorded, so steps of it may be profiled.
+    The rank's host waits for its device inside the step, so profiled steps tell which of them is late, or a host that
+    sleeps. ``evidence``: that of the finding on the rank. ``recorded``: the job was recorded, so steps of it may be profiled.
     """
-    seen = not accelerated or verdict.stalls_at is not None or any(one.name == "device_busy_excess" for one in evidence)
+    seen = not accelerated or verdict.stalls_at is not None or any(one.name in HOST_OR_DEVICE for one in evidence)
     of_one = verdict.kind == "straggler" and verdict.pattern != "rotating"
     of_either = verdict.cause in _OF_HOST_OR_DEVICE and verdict.phase not in _OF_HOST
     unseen = of_one and recorded and verdict.evidence_source in _OF_ALL_STEPS and of_either and not seen

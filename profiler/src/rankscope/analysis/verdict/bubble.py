@@ -13,7 +13,7 @@ from rankscope.analysis.verdict.advice import Subject, next_actions
 _PARTS: Final = (
     ("schedule", "ideal_us", "is what the schedule costs with equal stages"),
     ("stage_imbalance", "imbalance_us", "is because stages differ"),
-    ("transfers_and_stalls", "rest_us", "is neither: transfers, stalls, other collectives"),
+    ("transfers_and_stalls", "rest_us", "is neither: transfers, stalls, slow ranks, other collectives"),
 )
 """Parts of a bubble: name, field of ``PipelineResult`` with the amount, and wording."""
 

@@ -139,6 +139,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     for name, value, unit in (
         ("cpu_excess", signals.cpu_us, "us"),
         ("run_queue_excess", signals.run_queue_us, "us"),
+        ("off_cpu_excess", signals.off_cpu_us if signals.sleeps else None, "us"),
         ("gc_excess", signals.gc_us, "us"),
         ("device_busy_excess", signals.device_busy_us, "us"),
         ("work_excess", signals.work, "ratio"),
