@@ -22,7 +22,7 @@
 #   VENV_ARGS   more arguments for making .venv           e.g. --system-site-packages in a vendor image with its own torch
 #   DEMO_ARGS   arguments for `rankscope demo`            e.g. --fault host:1
 #   TEST_ARGS   arguments for pytest                      e.g. -k exporter
-#   GPU_ARGS    arguments for benchmarks/gpu.py           e.g. --without-tests
+#   GPU_ARGS    arguments for benchmarks/gpu.py           e.g. --without-tests --nccl-inspector libnccl-profiler-inspector.so
 
 TORCH ?= torch==2.13.0
 DEMO_ARGS ?=
@@ -33,7 +33,7 @@ BIN = .venv/bin
 FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 # They run tests, and need .venv.
-OF_TESTS = benchmarks/suite.py benchmarks/mutants.py benchmarks/gpu.py
+OF_TESTS = benchmarks/suite.py benchmarks/mutants.py benchmarks/gpu.py benchmarks/gpu_nccl.py
 CODE = $(FOLDERS) benchmarks profiler/examples scripts/*.py
 
 # Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.

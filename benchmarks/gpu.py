@@ -4,7 +4,7 @@ Runs them one after the other, since they would slow each other, and writes ``be
 versions of torch, CUDA and NCCL, the outcome of each test, and the figures and budgets of each benchmark. A part that fails is
 in the result, too, and the exit status is then 1. Without a GPU nothing runs, nothing is written, and the exit status is 0.
 
-    python benchmarks/gpu.py [--without-tests]        (needs .venv; make gpu)
+    python benchmarks/gpu.py [--without-tests] [--nccl-inspector PLUGIN]        (needs .venv; make gpu)
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ TESTS = "tests/gpu"
 BENCHMARKS = {
     "overhead": ["benchmarks/overhead.py", "--device", "cuda"],
     "window_cost": ["benchmarks/window_cost.py", "--device", "cuda"],
+    "nccl": ["benchmarks/gpu_nccl.py"],
 }
 MOST_SECONDS = 3600
 """Time after which a part has failed: a GPU may hang."""
@@ -110,6 +111,7 @@ def main() -> int:
     """Run all parts and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--without-tests", action="store_true")
+    parser.add_argument("--nccl-inspector", type=Path, help="NCCL Inspector's plugin, for the jobs that need it")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the result")
     args = parser.parse_args()
     if (reason := reason_to_skip()) is not None:
@@ -119,7 +121,10 @@ def main() -> int:
     result: dict[str, Any] = {"environment": environment()}
     if not args.without_tests:
         result["tests"] = test()
-    result["benchmarks"] = {name: measure(command) for name, command in BENCHMARKS.items()}
+    commands = {name: [*command] for name, command in BENCHMARKS.items()}
+    if args.nccl_inspector is not None:
+        commands["nccl"] += ["--plugin", str(args.nccl_inspector)]
+    result["benchmarks"] = {name: measure(command) for name, command in commands.items()}
     result["budgets"] = [
         {**row, "name": f"{name}: {row['name']}"} for name, found in result["benchmarks"].items() for row in found["budgets"]
     ]

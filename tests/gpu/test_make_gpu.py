@@ -41,7 +41,7 @@ def test_without_a_usable_gpu_it_says_what_it_skips_and_why(
     monkeypatch.setattr("sys.argv", ["gpu.py"])
     assert script.main() == 0
     said = capsys.readouterr().err
-    assert all(part in said for part in (fact, "tests/gpu", "overhead.py", "window_cost.py"))
+    assert all(part in said for part in (fact, "tests/gpu", "overhead.py", "window_cost.py", "gpu_nccl.py"))
 
 
 @pytest.mark.parametrize("value", [0.9, 1.2])
@@ -72,5 +72,5 @@ def test_with_a_gpu_it_writes_a_result_with_versions_tests_and_budgets(
     assert written["environment"]["device"] == "NVIDIA H200"
     assert (written["tests"]["passed"], written["tests"]["failed"]) == (1, [])
     assert "no GPM" in written["tests"]["skipped"][0]
-    assert [row["name"] for row in written["budgets"]] == ["overhead: a share", "window_cost: a share"]
+    assert [row["name"] for row in written["budgets"]] == ["overhead: a share", "window_cost: a share", "nccl: a share"]
     assert ("over its budget" in capsys.readouterr().err) == (value > 1)
