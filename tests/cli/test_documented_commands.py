@@ -149,7 +149,7 @@ def test_a_shown_command_works_on_a_kept_run(
             folder = path.parent if "*" in path.name else path
             folder.mkdir(parents=True)
             Job(always(2, 15.0)).write(folder)
-            for dump in folder.iterdir() if "*" in path.name else ():
+            for dump in sorted(folder.iterdir()) if "*" in path.name else ():
                 dump.rename(folder / path.name.replace("*", dump.name.removeprefix("dump_")))
     if any("*" in word for word in words):
         words = [str(found) for word in words for found in sorted(Path().glob(word)) or [Path(word)]]
