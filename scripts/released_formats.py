@@ -120,8 +120,17 @@ def _add_rare_records(run: Path) -> None:
 
 
 def _gpu_sample(unix_ns: int, gpu: GpuIdentity) -> HardwareSample:
-    values = {"utilization_ratio": 0.5, "temperature_celsius": 60.0, "power_watts": 300.0, "sm_clock_hertz": 1.98e9}
-    return HardwareSample(unix_ns=unix_ns, gpu_uuid=gpu.uuid, gpu_index=gpu.index, simulated=True, throttle_reasons=[], **values)  # type: ignore[arg-type]
+    return HardwareSample(
+        unix_ns=unix_ns,
+        gpu_uuid=gpu.uuid,
+        gpu_index=gpu.index,
+        simulated=True,
+        throttle_reasons=[],
+        utilization_ratio=0.5,
+        temperature_celsius=60.0,
+        power_watts=300.0,
+        sm_clock_hertz=1.98e9,
+    )
 
 
 def _append(folder: Path, stream: Stream, *records: object) -> None:

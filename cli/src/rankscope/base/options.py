@@ -117,7 +117,8 @@ class _FormerSpelling(click.Option):
 
     def __init__(self, spelling: str, current: click.Option, removed_in: str | None) -> None:
         flag = {"is_flag": True} if current.is_flag else {"type": click.UNPROCESSED, "nargs": current.nargs}
-        super().__init__([spelling], multiple=current.multiple, hidden=True, expose_value=False, is_eager=True, **flag)
+        text = f"Former spelling of {current.opts[0]}."
+        super().__init__([spelling], help=text, multiple=current.multiple, hidden=True, expose_value=False, is_eager=True, **flag)
         self._current = current
         self._removal = f" and will be removed in {removed_in}" if removed_in else ""
 
