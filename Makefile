@@ -92,6 +92,7 @@ docs:
 	@$(SETUP) .venv test
 	$(BIN)/python scripts/cli_docs.py >docs/cli.md
 	$(BIN)/python scripts/measured.py >docs/measured.md
+	$(BIN)/python scripts/schema_docs.py
 	$(BIN)/python scripts/man_page.py
 	$(BIN)/python -m rankscope.exporter.reference docs/exporter.md
 	$(BIN)/python -m rankscope.dashboards.grafana.boards.generate

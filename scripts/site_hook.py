@@ -7,6 +7,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from rankscope.cli.schema import SCHEMAS
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -15,15 +19,19 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 
+SCHEMA = re.compile(r"`rankscope schema ([a-z-]+)`")
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 
 
 def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
-    """Add the root's pages to the files of the site."""
+    """Add the root's pages and the JSON Schemas to the files of the site."""
     from mkdocs.structure.files import File
 
     for source, page in ROOT_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    for name, kind in SCHEMAS.items():
+        schema = msgspec.json.format(msgspec.json.encode(msgspec.json.schema(kind)), indent=2).decode()
+        files.append(File.generated(config, f"schemas/{name}.json", content=schema))
     return files
 
 
@@ -47,4 +55,6 @@ def on_page_markdown(markdown: str, page: "Page", **_: object) -> str:
             return f"[{text}](index.md{anchor})"
         return f"`{name}`" if name in text else f"{text} (`{name}`)"
 
+    if page.file.src_uri.startswith("json-"):
+        markdown = SCHEMA.sub(r"[`rankscope schema \1`](schemas/\1.json)", markdown)
     return LINK.sub(replace, markdown)

@@ -20,6 +20,7 @@ from rankscope.cli import doctor
 from rankscope.cli.doctor import extras
 from rankscope.cli.main import VERBS
 from rankscope.cli.main import cli as root_command
+from rankscope.cli.schema import SCHEMAS
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,13 @@ def test_the_commands_page_is_current() -> None:
 def test_the_page_of_measurements_is_current() -> None:
     printed = subprocess.run([sys.executable, ROOT / "scripts" / "measured.py"], capture_output=True, text=True, check=True)
     assert (ROOT / "docs" / "measured.md").read_text() == printed.stdout, "run `make docs`"
+
+
+def test_the_pages_of_json_are_current_and_have_every_schema(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "schema_docs.py", tmp_path], check=True)
+    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert written == {name: (ROOT / "docs" / name).read_text() for name in written}, "run `make docs`"
+    assert sorted(re.findall(r"^## (.*)", "".join(written.values()), re.MULTILINE)) == sorted(SCHEMAS)
 
 
 def test_the_manual_page_and_the_completions_are_current(tmp_path: Path) -> None:

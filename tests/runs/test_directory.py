@@ -170,7 +170,7 @@ def test_unknown_fields_are_ignored(run: Path) -> None:
         (b"{", "not JSON"),
         (b"[]", "not a rankscope run"),
         (b'{"schema": "rankscope.run/3"}', "upgrade rankscope"),
-        (b'{"schema": "rankscope.run/1", "run_id": "r", "name": "n", "start_unix_ns": 1}', "record it again"),
+        (b'{"schema": "rankscope.run/1", "run_id": "r", "name": "n", "start_unix_ns": 1}', "version of rankscope that wrote it"),
         (b'{"schema": "something.else/1"}', "not a rankscope run"),
         (b"{}", "not a rankscope run"),
         (b'{"schema": "rankscope.run/2", "run_id": "\xff"}', "not JSON"),

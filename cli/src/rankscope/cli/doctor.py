@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
@@ -18,10 +18,11 @@ from typing import Final, Literal
 
 import click
 
+from rankscope.cli.kept_files import examine_files
 from rankscope.cli.nvml import ask_nvml
 from rankscope.cli.terminal import format_option, use_color
 
-State = Literal["ok", "absent", "missing"]
+State = Literal["ok", "absent", "missing", "other", "unreadable"]
 
 _MIN_TORCH: Final = (2, 6)
 _SHM: Final = Path("/dev/shm")  # noqa: S108  # only inspected
@@ -30,7 +31,10 @@ _MIN_SHM_BYTES: Final = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of one check. ``missing``: rankscope needs it here. ``absent``: optional; ``detail`` has the consequences."""
+    """Result of one check. ``missing``: rankscope needs it here. ``absent``: optional; ``detail`` has the consequences.
+
+    Of files: ``other``: another version wrote it, and this one reads it; ``unreadable``: this version does not read it.
+    """
 
     name: str
     state: State
@@ -153,15 +157,22 @@ def _programs() -> Iterator[Check]:
             yield Check(name, "absent", use, f"Debian: {fix}" if fix.startswith("apt-get") else fix)
 
 
-def examine() -> list[Check]:
-    """Run all checks and return them in the order of display."""
-    return [_python(), _torch(), *_extras(), _gpus(), _local_memory(), _writable(), _schedstat(), *_programs()]
+def _files(paths: Sequence[Path]) -> list[Check]:
+    return [Check(str(file.path), file.state, file.detail) for file in examine_files(paths)]
+
+
+def examine(paths: Sequence[Path] = ()) -> list[Check]:
+    """Run all checks, and those of runs and state folders, and return them in the order of display. Raises ``InputError``."""
+    machine = [_python(), _torch(), *_extras(), _gpus(), _local_memory(), _writable(), _schedstat(), *_programs()]
+    return [*machine, *_files(paths)]
 
 
 _MARKS: Final[dict[State, tuple[str, str]]] = {
     "ok": ("ok", "green"),
     "absent": ("absent", "yellow"),
     "missing": ("MISSING", "red"),
+    "other": ("other", "yellow"),
+    "unreadable": ("UNREAD", "red"),
 }
 
 
@@ -172,20 +183,25 @@ def _line(check: Check, style: Callable[[str, str], str]) -> str:
 
 
 @click.command()
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 @format_option
-def doctor(format_: str) -> int:
+def doctor(paths: tuple[Path, ...], format_: str) -> int:
     """Say what works on this machine, what is missing and how to get it.
 
-    Exit status 1 when something is missing that rankscope needs to record, analyse, show or alert on this machine. What is
-    only "absent" (GPUs, Prometheus, …) limits what can be seen here, and the line says how.
+    PATH is a run, a folder of runs, or the state folder of a watcher, a receiver or an exporter; without one, the default
+    state folders are checked. Files that another version of rankscope wrote are marked "other" where this version reads them,
+    and UNREAD where it does not.
+
+    Exit status 1 when something is missing that rankscope needs to record, analyse, show or alert on this machine, or a file
+    is unread. What is only "absent" (GPUs, Prometheus, …) limits what can be seen here, and the line says how.
     """
-    checks = examine()
-    needed = [check for check in checks if check.state == "missing"]
+    checks = examine(paths)
+    needed = [check for check in checks if check.state in {"missing", "unreadable"}]
     if format_ == "json":
         click.echo(json.dumps({"ok": not needed, "checks": [asdict(check) for check in checks]}, indent=2))
         return 1 if needed else 0
     color = use_color()
     for check in checks:
         click.echo(_line(check, lambda text, colour: click.style(text, fg=colour) if color else text), color=color)
-    click.echo("Everything needed is here." if not needed else f"{len(needed)} missing.")
+    click.echo("Everything needed is here." if not needed else f"{len(needed)} missing or unread.")
     return 1 if needed else 0

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 import msgspec
 
 from rankscope.base.errors import InputError
+from rankscope.base.formats import unread_format
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.paths import Stream, attempt_dir, attempt_file, host_dir, rank_dir, rank_file, ranks_dir, run_file
 from rankscope.runs.records import (
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from rankscope.runs.step_segments import Rows
 
 ATTEMPTS: Final = "attempts"
-_BEFORE_RELEASE: Final = "rankscope.run/1"
 MAX_INFO_BYTES: Final = 16 * 2**20
 """Maximum size of a ``run.json``, ``attempt.json`` or ``rank.json``; typical ones have a few thousand bytes."""
 _STACK_SEGMENTS: Final = 2
@@ -104,8 +104,7 @@ class RunReader:
         if schema.partition("/")[0] != RUN_SCHEMA.partition("/")[0]:
             raise InputError(file, f"not a rankscope run: schema is {schema!r}")
         if schema != RUN_SCHEMA:
-            what = "by a version before the first release: record it again" if schema == _BEFORE_RELEASE else "upgrade rankscope"
-            raise InputError(file, f"written in format {schema!r}; this version reads {RUN_SCHEMA!r}: {what}")
+            raise InputError(file, unread_format(schema, RUN_SCHEMA))
         return _decode_file(file, data, RunInfo)
 
     def attempts(self) -> list[int]:

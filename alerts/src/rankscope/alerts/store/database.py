@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.store.schema import SCHEMA, TABLES, VERSION
 from rankscope.base.errors import InputError, RankscopeError
+from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
 from rankscope.base.process import boot_id
 from rankscope.runs.segments import open_regular
@@ -312,7 +313,7 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
         raise InputError(path, "not a store of alerts; name another folder with --state")
     [version] = connection.execute("PRAGMA user_version").fetchone()
     if version != VERSION:
-        raise InputError(path, f"written by another version of rankscope (format {version}; this one reads {VERSION}); upgrade")
+        raise InputError(path, unread_format(f"{SCHEMA}/{version}", f"{SCHEMA}/{VERSION}"))
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
 from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import GpuIdentity
@@ -22,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 FORGET_AFTER_S: Final = 30 * 86400.0
 
-_FILE: Final = "gpus.json"
-_SCHEMA: Final = "rankscope.gpus/1"
+FILE_NAME: Final = "gpus.json"
+SCHEMA: Final = "rankscope.gpus/1"
 _LARGEST_BYTES: Final = 1 << 20
 _SAVE_ABSENCE_S: Final = 3600.0
 _LOCK_WAIT_S: Final = 10.0
@@ -40,12 +41,12 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class _Header(msgspec.Struct, frozen=True):
-    schema: str = _SCHEMA
+    schema: str = SCHEMA
 
 
 class _File(msgspec.Struct, frozen=True):
     gpus: tuple[Remembered, ...]
-    schema: str = _SCHEMA
+    schema: str = SCHEMA
 
 
 class Inventory:
@@ -56,7 +57,7 @@ class Inventory:
     """
 
     def __init__(self, folder: Path | None, *, forget_after_s: float = FORGET_AFTER_S, retry_s: float = 60.0) -> None:
-        self._path = folder / _FILE if folder is not None else None
+        self._path = folder / FILE_NAME if folder is not None else None
         self._forget_after_s = forget_after_s
         self._retry_s = retry_s
         self._write_at = 0.0
@@ -159,14 +160,12 @@ class Inventory:
         """Return the GPUs in the file; None if it cannot be used."""
         self._stamp = _stamp(path)
         try:
-            known = _load(path)
+            known = load(path)
         except FileNotFoundError:
             known = {}
         except OtherSchemaError as error:
             self._foreign = True
-            logger.warning(
-                "%s: %s: written by another version; it is left unchanged, and known GPUs are kept in memory only", path, error
-            )
+            logger.warning("%s: left unchanged, and known GPUs are kept in memory only: %s", path, error)
             return None
         except ValueError as error:
             self._put_aside(path, error)
@@ -216,9 +215,9 @@ def forget(folder: Path, uuid: str) -> None:
         OSError: the file cannot be read or written.
         ValueError: the file is not an inventory.
     """
-    path = folder / _FILE
+    path = folder / FILE_NAME
     with _locked(path):
-        known = _load(path)
+        known = load(path)
         del known[uuid]
         _store(path, known)
 
@@ -253,13 +252,14 @@ def _lock(path: Path) -> int | None:
     raise OSError(errno.EAGAIN, "another process keeps it locked", str(path))
 
 
-def _load(path: Path) -> dict[str, Remembered]:
+def load(path: Path) -> dict[str, Remembered]:
+    """Return the GPUs in a file by uuid. Raises ``OSError``, and ``ValueError`` for a damaged file or another format."""
     with path.open("rb") as file:
         content = file.read(_LARGEST_BYTES)
     try:
         schema = msgspec.json.decode(content, type=_Header).schema
-        if schema != _SCHEMA:
-            raise OtherSchemaError(f"its schema is {schema[:100]!r}, not {_SCHEMA}")
+        if schema != SCHEMA:
+            raise OtherSchemaError(unread_format(schema, SCHEMA))
         decoded = msgspec.json.decode(content, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error

@@ -12,11 +12,12 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
 from rankscope.exporter.xid.entry import SCHEMA, Snapshot, XidEntry
 
 MAX_BYTES: Final = 8 * 1024 * 1024
-_NAME: Final = "xids.jsonl"
+FILE_NAME: Final = "xids.jsonl"
 _LOCK: Final = "xids.lock"
 
 _decode: Final = msgspec.json.Decoder(Snapshot | XidEntry).decode
@@ -43,7 +44,7 @@ class JournalFile:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lines = 0
-        self._path = folder / _NAME
+        self._path = folder / FILE_NAME
         self._lock_fd: int | None = None
         self._size = 0
 
@@ -87,7 +88,7 @@ class JournalFile:
             if isinstance(one, XidEntry):
                 loaded.entries.append(one)
             elif one.format != SCHEMA:
-                raise JournalError(f"{self._path}: has the format {one.format!r}, not {SCHEMA}: another version's; not touched")
+                raise JournalError(f"{self._path}: not touched: {unread_format(one.format, SCHEMA)}")
             elif number == 0:
                 loaded.snapshot = one
         self.lines = len(lines)
@@ -125,7 +126,7 @@ class JournalFile:
     def rewrite(self, snapshot: Snapshot, entries: Iterable[XidEntry]) -> None:
         """Replace the file atomically. If it raises ``JournalError``, the old file is unchanged."""
         lines = [_encode(snapshot), *map(_encode, entries)]
-        fresh = self._path.with_name(f"{_NAME}.new")
+        fresh = self._path.with_name(f"{FILE_NAME}.new")
         try:
             fresh.unlink(missing_ok=True)
             fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

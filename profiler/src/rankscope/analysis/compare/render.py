@@ -239,8 +239,8 @@ def _loss_table(scaling: Scaling) -> str:
 
 def _method(result: CompareResult, width: int) -> str:
     text = (
-        f"All intervals hold at once with {exactly(result.confidence)} confidence. Of noise they know what "
-        "the steps show: runs on other nodes, or at another time, also differ for reasons that no step of theirs tells."
+        f"All intervals hold at once with {exactly(result.confidence)} confidence. They include the noise between the steps of "
+        "these runs. Runs on other nodes, or at another time, also differ for other reasons."
     )
     if result.mode != "scaling":
         text += f" What matters: {exactly(result.min_change)} of the step (--min-change)."

@@ -1,0 +1,16 @@
+"""Formats of files, named ``rankscope.NAME/NUMBER``: the reason why a file of another number is not read."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+
+def unread_format(found: str, known: str) -> str:
+    """Return the reason why a file of format ``found`` is not read by this version, which reads ``known``, and what to do."""
+    advice = "upgrade rankscope" if _number(found) > _number(known) else "use the version of rankscope that wrote it"
+    return f"written by another version, in format {found[:100]!r}; rankscope {version('rankscope')} reads {known!r}: {advice}"
+
+
+def _number(schema: str) -> int:
+    number = schema.rpartition("/")[2]
+    return int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else 0

@@ -1,0 +1,141 @@
+"""Write docs/json-results.md and docs/json-records.md: the fields of all JSON that has a schema. A test compares.
+
+usage: python scripts/schema_docs.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rankscope.cli.schema import SCHEMAS
+
+DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
+RESULTS: Final = {
+    "analysis": "rankscope analyze --format json",
+    "hang": "rankscope hang --format json",
+    "compare": "rankscope compare --format json",
+    "whatif": "rankscope whatif --format json",
+    "export": "rankscope export --format json",
+    "capture": "rankscope capture --format json",
+    "dump": "rankscope capture --flight-recorder --format json",
+    "replay": "rankscope alerts replay --format json",
+    "explain": "rankscope alerts explain --format json",
+    "outbox-list": "rankscope alerts outbox list --format json",
+    "test-webhook": "rankscope alerts test-webhook --format json",
+}
+"""Schemas of results, and the command that prints each; all other schemas are of records and requests."""
+MADE: Final = "Made by `make docs` from the code; do not edit.\n"
+RULES: Final = """
+`null` means unknown, never 0. Times are microseconds (`_us`) or nanoseconds since 1970 (`_unix_ns`), sizes bytes.
+Fields are added, never renamed ([compatibility.md](compatibility.md)): ignore those that you do not know.
+"""
+PAGES: Final = {
+    "json-results.md": f"# JSON of results\n\n{MADE}\nThe fields of what commands print with `--format json`.\n{RULES}",
+    "json-records.md": f"""# JSON of records
+
+{MADE}
+The fields of the records in a run directory, of requests to a running job, and of the answers to them.
+[recorder.md](recorder.md) describes the files. A field that is absent has its default: empty, false, 0 or `null`.
+{RULES}""",
+}
+
+
+def main() -> None:
+    """Write both pages."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
+    for page, head in PAGES.items():
+        names = [name for name in SCHEMAS if (name in RESULTS) == (page == "json-results.md")]
+        (folder / page).write_text(head + "".join(_sections(names)))
+
+
+def _sections(names: list[str]) -> Iterator[str]:
+    anchors: dict[type, str] = {}
+    for name in names:
+        kind = SCHEMAS[name]
+        structs = dict(_structs(kind))
+        schema = msgspec.json.schema(kind)["$defs"]
+        new = [title for title, struct in structs.items() if struct not in anchors]
+        anchors |= {structs[title]: name if structs[title] is kind else f"{name}-{title.lower()}" for title in new}
+        links = {title: anchors[struct] for title, struct in structs.items()}
+        for title in new:
+            struct = structs[title]
+            yield f"\n## {name}\n\n{_origin(name)}\n" if struct is kind else f"\n### {name}: {title}\n"
+            yield f"\n{_text(inspect.getdoc(struct) or '')}\n\n| field | type | meaning |\n|---|---|---|\n"
+            meanings = _meanings(struct)
+            for field, known in schema[title]["properties"].items():
+                yield f"| `{field}` | {_type(known, links)} | {_text(meanings.get(field, '')).replace('|', chr(92) + '|')} |\n"
+
+
+def _origin(name: str) -> str:
+    schema = f"JSON Schema: `rankscope schema {name}`."
+    return f"Printed by `{RESULTS[name]}`. {schema}" if name in RESULTS else schema
+
+
+def _structs(kind: Any) -> Iterator[tuple[str, type]]:
+    """Yield a struct and all that its fields refer to, by name, outer ones first."""
+    seen: set[type] = set()
+    waiting: list[Any] = [msgspec.inspect.type_info(kind)]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, msgspec.inspect.StructType):
+            if one.cls in seen:
+                continue
+            seen.add(one.cls)
+            yield one.cls.__name__, one.cls
+            waiting[:0] = [field.type for field in one.fields]
+        else:
+            parts = [getattr(one, name, ()) for name in ("types", "item_types", "item_type", "value_type", "type")]
+            waiting[:0] = [part for found in parts for part in (found if isinstance(found, tuple) else (found,))]
+
+
+def _meanings(struct: type) -> dict[str, str]:
+    """Return the text below each field of a struct and of its bases."""
+    found: dict[str, str] = {}
+    for base in reversed([one for one in struct.__mro__ if issubclass(one, msgspec.Struct) and one is not msgspec.Struct]):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        names = dict(zip(base.__struct_fields__, base.__struct_encode_fields__, strict=True))
+        for field, text in zip(definition.body, definition.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                found[names[field.target.id]] = inspect.cleandoc(ast.literal_eval(text.value))
+    return found
+
+
+def _text(docstring: str) -> str:
+    """Return a docstring as one line of Markdown per paragraph."""
+    plain = re.sub(r"``([^`]*)``", r"`\1`", docstring).replace("`None`", "`null`")
+    return " ".join(plain.split())
+
+
+def _type(schema: dict[str, Any], links: dict[str, str]) -> str:
+    """Return the type of a value in words, with a link where it is an object of named fields."""
+    match schema:
+        case {"$ref": reference}:
+            title = reference.rpartition("/")[2]
+            text = f"[{title}](#{links[title]})"
+        case {"anyOf": kinds}:
+            text = " or ".join(_type(one, links) for one in kinds)
+        case {"enum": values}:
+            text = ", ".join(f"`{value}`" for value in values)
+        case {"prefixItems": items}:
+            text = f"array of {' and '.join(_type(one, links) for one in items)}"
+        case {"type": "array", "items": dict(item)}:
+            text = f"array of {_type(item, links)}"
+        case {"type": "object", "additionalProperties": dict(item)}:
+            text = f"object of {_type(item, links)}"
+        case _:
+            text = str(schema.get("type", "any"))
+    return text
+
+
+if __name__ == "__main__":
+    main()
