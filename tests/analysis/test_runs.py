@@ -583,3 +583,13 @@ def test_a_job_of_one_host_is_not_told_to_do_without_it(synthetic: Synthetic, ex
     assert not re.search("without|DRAIN|replace", said(folder="one", rank_fields={"host": "alone"}))
     if extra.get("cpu"):
         assert re.search("without n1", said(folder="two"))
+
+
+def test_ranks_that_share_a_gpu_are_said_to(synthetic: Synthetic) -> None:
+    def shared(rank_fields: dict[str, Any]) -> list[str]:
+        warnings = result(synthetic(gpus=True, rank_fields=rank_fields)).source.warnings
+        return [warning for warning in warnings if "share" in warning]
+
+    (said,) = shared({"gpu_uuid": "GPU-0"})
+    assert said.startswith("ranks 0, 1, 2, 3 share one GPU, which runs their work in turns")
+    assert shared({}) == []

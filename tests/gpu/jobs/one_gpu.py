@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -82,12 +84,15 @@ def main() -> None:
         count_events()
     side = torch.cuda.Stream(device) if args.side_stream and on_cuda else None  # type: ignore[no-untyped-call]
     small, losses = torch.ones(8), []
+    loss: Tensor | None = None
     for step, batch in zip(range(args.steps), batches(), strict=False):
         there: AbstractContextManager[object] = nullcontext() if side is None else torch.cuda.stream(side)
         if side is not None:
             side.wait_stream(torch.cuda.default_stream(device))
         with there:
             if step == args.capture and on_cuda:
+                # The loss keeps the graph of the step before, whose gradients are accumulated on another stream.
+                loss = None
                 captured(model, optimizer, batch)
                 continue
             optimizer.zero_grad(set_to_none=args.capture < 0)
@@ -97,7 +102,9 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         losses.append(loss.detach())
-    print(json.dumps({"rank": dist.get_rank(), "loss": float(losses[-1]), "cuda_events": len(made)}), flush=True)
+    said = json.dumps({"rank": dist.get_rank(), "loss": float(losses[-1]), "cuda_events": len(made)})
+    # In one write: ranks share the pipe, and unbuffered output would write the end of the line by itself.
+    os.write(sys.stdout.fileno(), f"{said}\n".encode())
     dist.barrier()
     dist.destroy_process_group()
 

@@ -256,8 +256,8 @@ def main() -> None:
     loss = train_steps(args, loader, optimizer, train)
     if args.dumps is not None:
         time.sleep(5)  # until the watchdog has seen the last ones complete
-        dump = torch._C._distributed_c10d._dump_nccl_trace(includeStackTraces=False)  # as torch's own tools do
-        (args.dumps / f"nccl_trace_rank_{rank}").write_bytes(dump)
+        dump: Any = vars(torch._C._distributed_c10d)["_dump_nccl_trace"]  # builds without NCCL have none
+        (args.dumps / f"nccl_trace_rank_{rank}").write_bytes(dump(includeStackTraces=False))
     if args.compile:
         from torch._dynamo.utils import counters
 

@@ -252,6 +252,7 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if silent:
         warnings.append(f"not one step recorded by {ranks_text(silent)}")
     warnings += ended.warnings()
+    warnings += _shared_gpus(run)
     going_on = [rank for rank, info in run.infos.items() if info.end_reason is None and info.end_unix_ns is None]
     if run.liveness == "silent" and going_on:
         warnings.append(
@@ -265,6 +266,20 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if run.damaged:
         warnings.append(f"{counted(run.damaged, 'record')} left out, whose times make no sense")
     return warnings
+
+
+def _shared_gpus(run: RunEvidence) -> list[str]:
+    """Return the warning that ranks share GPUs, or an empty list. Slices of a GPU (MIG) have identifiers of their own."""
+    ranks_on: dict[str, list[int]] = {}
+    for rank, info in run.infos.items():
+        if info.gpu_uuid is not None:
+            ranks_on.setdefault(info.gpu_uuid, []).append(rank)
+    shared = [sorted(ranks) for ranks in ranks_on.values() if len(ranks) > 1]
+    if not shared:
+        return []
+    more = f" ({len(shared)} GPUs are shared)" if len(shared) > 1 else ""
+    turns = "which runs their work in turns of some ms: a rank also waits for the turns of the others, and may be late for them"
+    return [f"{ranks_text(shared[0])} share one GPU{more}, {turns}"]
 
 
 def _recorder_warnings(run: RunEvidence) -> list[str]:

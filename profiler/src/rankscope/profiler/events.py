@@ -158,8 +158,8 @@ class StepEvents(Generic[_W]):
         elif kind == TRAINING_BATCH:
             evaluation.batch_to_train_on(clock, measures)
 
-    def watch(self, line: DeviceLine) -> None:
-        """Also use the time line of a device, from the next step on."""
+    def watch(self, line: DeviceLine | None) -> None:
+        """Also use the time line of a device, from the next step on; ``None``: no longer."""
         self.line = self.clock.line = line
 
     def begin(self, now: int) -> None:

@@ -71,8 +71,8 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     """Return the rows of those ``peers`` that can be compared, and a mask of the steps [steps] in which they can.
 
     ``None`` with fewer than ``MINIMUM_STEPS`` such steps or fewer than two such ranks. Left out are warm-up steps; steps in which
-    any rank was profiled, where enough others remain; ranks without own time, or with less than half of the steps of the peer
-    that has most; and steps that a compared rank lacks.
+    any rank was profiled, where enough others remain; ranks without own time, or with less than a third of the steps of the peer
+    that has most; and steps that a compared rank lacks. On devices, a rank may have own times in half as many steps as others.
     """
     count = len(table.steps)
     keep = np.arange(count) >= min(WARM_UP, count // 5)
@@ -83,7 +83,7 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     per_rank = (known & keep).sum(axis=1)
     candidates = np.isin(table.ranks, peers)
     usual = per_rank[candidates].max(initial=0)
-    rows = np.flatnonzero(candidates & (per_rank > 0) & (2 * per_rank >= usual))
+    rows = np.flatnonzero(candidates & (per_rank > 0) & (3 * per_rank >= usual))
     if len(rows) < 2:
         return None
     keep = keep & known[rows].all(axis=0)

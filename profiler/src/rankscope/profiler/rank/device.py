@@ -2,7 +2,7 @@
 
 The host runs ahead of a device, so the host's clock only shows when work was launched. Nothing here makes the host wait: marks
 are put on the stream, queried some steps later, and read once the device has passed them. While a CUDA graph is captured,
-nothing is touched.
+nothing is touched. Where steps are short, most of them get no marks (see ``pace``).
 
 All marks of a rank are on the device of its parameters, on the stream there that backward passes and optimizers use, whichever
 device and stream are current at the other events. The number of marks in a step is bounded: times beyond the limits are unknown.
@@ -141,7 +141,7 @@ def _holds_memory(device: int) -> bool:
 class _Step:
     """Marks of one step."""
 
-    __slots__ = ("marks", "number", "phases", "signalled", "start", "unmarked", "waits")
+    __slots__ = ("is_last", "marks", "number", "phases", "signalled", "start", "unmarked", "waits")
 
     def __init__(self, start: Mark) -> None:
         self.number = 0
@@ -155,6 +155,8 @@ class _Step:
         """True if a wait is not in ``waits``, because it has no marks."""
         self.signalled = False
         """True if all waits of the step are in ``waits``."""
+        self.is_last = False
+        """True if no step begins at its last mark."""
 
 
 class DeviceLine:
@@ -208,9 +210,20 @@ class DeviceLine:
 
     def begin(self) -> None:
         """Begin a step here."""
+        self.pause()
         self._given = self._waits_given = 0
         mark = self._mark()
         self._step = None if mark is None else _Step(mark)
+
+    def pause(self) -> None:
+        """Place no marks until ``begin``: the step that begins gets none."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        if self._pending and self._pending[-1].marks[-1] is step.start:
+            self._pending[-1].is_last = True
+        else:
+            self._free.append(step.start)
 
     def cut(self, phase: int) -> None:
         """Assign the time between the last cut and ``here`` to ``phase``; -1: the phase is decided later."""
@@ -316,6 +329,6 @@ class DeviceLine:
         return round(self._clock.elapsed_us(earlier, later) * 1000)
 
     def _release(self, step: _Step) -> None:
-        # The last mark stays in use: it is the start of the next step.
-        self._free += [step.start, *step.marks[:-1]]
+        # The last mark stays in use where it is the start of the next step.
+        self._free += [step.start, *(step.marks if step.is_last else step.marks[:-1])]
         self._free += [mark for _, since, until in step.waits for mark in (since, until)]

@@ -33,6 +33,7 @@ from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import identify, ranks_on_host
 from rankscope.profiler.rank.measures import StepMeasures
 from rankscope.profiler.rank.optimizers import OptimizerSteps, StepBoundary
+from rankscope.profiler.rank.pace import MarkPace
 from rankscope.profiler.rank.session import Session
 from rankscope.profiler.rank.windows import Windows
 from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, RawFields, RawStep, pack_raw, pack_span, to_entry
@@ -77,7 +78,11 @@ class Recording:
         self._boundary = StepBoundary()
         self._events: StepEvents[StepMeasures] | None = None
         self._noted: list[Any] | None = None
-        """List of noted events of ``_events``; ``None`` where a device requires calls of ``StepEvents.note``."""
+        """List of noted events of ``_events``; ``None`` where marks on a device require calls of ``StepEvents.note``."""
+        self._line: DeviceLine | None = None
+        """Time line of the device; ``_events`` has it in the steps that get marks."""
+        self._mark_wait: Callable[[], Mark | None] | None = None
+        self._pace = MarkPace(settings.budget)
         self._whole = False
         self._windows: Windows | None = None
         self._helper_seen = 0
@@ -180,9 +185,10 @@ class Recording:
         else:
             self._whole = True
             measures.restart_span(self.step_number)
-        if events.line is not None:
-            self._read_device(events.line, session)
-            self._noted = None
+        line = self._line
+        if line is not None:
+            self._read_device(line, session)
+            self._choose_marks(line, events, ended, usual=not profiled, wakes=wakes)
         if measures.tags or events.understood:
             measures.forget()
         if wakes:
@@ -223,11 +229,22 @@ class Recording:
         if hello.rank.device_kind in _WITH_CUDA and self._events is not None:
             self._events.measures.memory.gpu = next(iter(used_gpus(parameters)), None)
         device = self._find_device(optimizer)
-        if device is not None and self._events is not None:
-            line = DeviceLine(device)
-            self._events.watch(line)
-            self.gradients.mark = line.mark_wait
+        if device is not None:
+            self._line = DeviceLine(device)
+            self._mark_wait = self._line.mark_wait
         return session, windows
+
+    def _choose_marks(self, line: DeviceLine, events: StepEvents[StepMeasures], ended: int, *, usual: bool, wakes: bool) -> None:
+        """Let the step that begins have marks on the device, or not."""
+        had, has = events.line is not None, self._pace.due(self.step_number, self.cost_ns, ended, usual=usual, wakes=wakes)
+        if has is not had:
+            events.watch(line if has else None)
+            self.gradients.mark = self._mark_wait if has else None
+            self._noted = None if has else events.noted
+            if has:
+                line.begin()
+            else:
+                line.pause()
 
     def _read_device(self, line: DeviceLine, session: Session) -> None:
         for entry in line.read():
@@ -294,8 +311,8 @@ class Recording:
                 self.session.ring.set_cost(self.cost_ns)
                 if here:
                     self._put_span(self.session)
-                if self._events is not None and self._events.line is not None:
-                    self._read_device(self._events.line, self.session)
+                if self._line is not None:
+                    self._read_device(self._line, self.session)
         with suppress(Exception):
             self.session.ring.set_end(end)
             if end is End.CRASH:
@@ -321,7 +338,7 @@ class Recording:
     def _release_events(self) -> None:
         if self._events is not None:
             self._events.measures.close()
-            self._events = self._noted = None
+            self._events = self._noted = self._line = self._mark_wait = None
 
     def _switch_off(self) -> None:
         self.off = True
@@ -338,7 +355,7 @@ class Recording:
             self.session.forget()
         with suppress(Exception):
             # CUDA must not be called in a forked child, not even to destroy an event.
-            for holder in (self._events, self._wait_mark, self._windows, *self.gradients.tails()):
+            for holder in (self._events, self._line, self._wait_mark, self._windows, *self.gradients.tails()):
                 _never_free(holder)
         self._windows = self.session = None
         self._release()

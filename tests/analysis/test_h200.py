@@ -1,0 +1,43 @@
+"""What NCCL left on a real GPU (``tests/data/h200``): Flight Recorder dumps, logs of NCCL Inspector, answers of NCCL RAS."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.hang.ras.json_form import read_json
+from rankscope.analysis.hang.ras.judging import judge
+from rankscope.analysis.hang.ras.text_form import read_text
+
+RECORDED = Path(__file__).parents[1] / "data" / "h200"
+
+
+def unpacked(folder: Path, pattern: str) -> Path:
+    for path in RECORDED.glob(pattern):
+        (folder / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pattern", "source"), [("nccl_trace_rank_*.gz", "flight_recorder"), ("vm-pid*.log.gz", "nccl_inspector")]
+)
+def test_both_sources_name_the_rank_that_slept(tmp_path: Path, pattern: str, source: str) -> None:
+    found = analyze([unpacked(tmp_path, pattern)])
+    assert (found.verdict.kind, found.verdict.rank, found.verdict.evidence_source) == ("straggler", 1, source)
+    assert found.verdict.pattern == "fixed"
+    (straggler, *_) = found.findings
+    (saved,) = [row.value for row in straggler.evidence if row.name == "saved"]
+    assert saved == pytest.approx(56_000, rel=0.1), "per step, of the 60 ms that it slept"
+    assert found.source.coverage == 1
+
+
+@pytest.mark.parametrize("form", ["json", "txt"])
+def test_the_rank_that_never_came_is_named(form: str) -> None:
+    text = (RECORDED / f"ras.{form}").read_text()
+    read = read_json if form == "json" else read_text
+    found = judge(read(text), read(text), world_size=2, pids={0: 1348, 1: 1349})
+    assert (found.kind, found.cause) == ("hang", "not_arrived")
+    assert [found.places.of(one.communicator, one.rank) for one in found.named] == [1]
