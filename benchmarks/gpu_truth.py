@@ -7,15 +7,15 @@ per process group. Its semantics are stated in tests/nccl/device.py. Each job is
 
 - traces: Kineto traces of all ranks, of 16 steps, on the clocks of their hosts.
 - dumps: Flight Recorder dumps with durations, of 48 steps. They have no compute, so the cause is not told.
-- inspector: verbose logs of the NCCL Inspector plugin, of 24 steps. Faults of some steps of a pipeline need more, so "not enough
-  data" is a frequent answer there.
+- inspector: verbose logs of the NCCL Inspector plugin, of 48 steps.
 - run: the run directory of 48 steps, with step records and the durations of a Flight Recorder, without profiled steps.
 
-Operations inside a CUDA graph are in traces only; of a run of such a job no own time and no duration is known.
+Operations inside a CUDA graph are in traces only; of a run of such a job no own time and no duration is known, so these runs are
+counted apart.
 
 The cause of a run is right if it is that of the fault, for causes that step records show: late input, more work, checkpoints and
-garbage collection. Whether a device or its host is slow only profiled steps show, so there "unknown" is right, too; naming the
-wrong one of them is not.
+garbage collection. Whether a device or its host is slow only profiled steps show, or a host that uses no CPU meanwhile, so there
+"unknown" is right, too; naming the wrong one of them is not.
 
 Jobs of 64 to 1,024 ranks have one seed, some of the faults, 10 steps of traces and 16 of dumps, and budgets of their own.
 
@@ -53,13 +53,14 @@ from tests.nccl.traces import write_traces
 
 from rankscope.analysis.engine import analyze
 
-STEPS = {"traces": 16, "dumps": 48, "inspector": 24, "run": 48}
+STEPS = {"traces": 16, "dumps": 48, "inspector": 48, "run": 48}
 """Steps of a job by source."""
 STEPS_OF_LARGE = {"traces": 10, "dumps": 16}
 FAULTS_OF_LARGE = ("none", "slow device", "pause of the host", "slow host")
 EVERY = LAYOUTS | LARGE
-UNANSWERED = {"traces": 0.05, "dumps": 0.05, "inspector": 0.2, "run": 0.12}
+UNANSWERED = 0.05
 """Largest share of jobs without an answer."""
+GRAPHED = "run of a CUDA graph"
 UNSEEN = ("compute", "host")
 """Causes between which only profiled steps decide."""
 COSTS = 0.05
@@ -128,6 +129,13 @@ def share(answers: list[Answer], said: str) -> float:
     return sum(answer.said == said for answer in answers) / max(1, len(answers))
 
 
+def kind_of(answer: Answer) -> str:
+    """Return the name of the answers that an answer is counted with."""
+    if answer.layout in LARGE:
+        return f"{answer.source} of 64 ranks or more"
+    return GRAPHED if answer.source == "run" and "CUDA graph" in answer.layout else answer.source
+
+
 def jobs_of(layouts: Sequence[str], sources: Sequence[str], seeds: int) -> list[tuple[str, str, str, int]]:
     """Return layout, fault, source and seed of each job, the longest first."""
     usual = [
@@ -165,19 +173,19 @@ def main() -> int:
                 print(f"{number} of {len(jobs)}", file=sys.stderr, flush=True)
     figures: dict[str, Any] = {}
     budgets: list[dict[str, object]] = []
-    for source, large in product(args.source, (False, True)):
-        of = [answer for answer in answers if answer.source == source and (answer.layout in LARGE) == large]
-        if not of:
-            continue
-        kind = f"{source} of 64 ranks or more" if large else source
+    kinds: dict[tuple[str, str], list[Answer]] = {}
+    for answer in answers:
+        kinds.setdefault((kind_of(answer), answer.source), []).append(answer)
+    for (kind, source), of in kinds.items():
         faulty = [answer for answer in of if FAULTS[answer.fault].cause is not None and answer.cost >= COSTS]
         answered = [answer for answer in faulty if answer.said != "not enough data"]
         causes = [answer.cause for answer in faulty if answer.cause is not None]
-        budgets += [
-            budget(f"{kind}: right rank, of jobs with a fault and an answer", share(answered, "right"), 0.98, at_least=True),
-            budget(f"{kind}: another rank named, of all jobs", share(of, "wrong"), 0.01),
-            budget(f"{kind}: not enough data, of all jobs", share(of, "not enough data"), UNANSWERED[source]),
-        ]
+        if answered:
+            right = share(answered, "right")
+            budgets.append(budget(f"{kind}: right rank, of jobs with a fault and an answer", right, 0.98, at_least=True))
+        budgets.append(budget(f"{kind}: another rank named, of all jobs", share(of, "wrong"), 0.01))
+        if kind != GRAPHED:
+            budgets.append(budget(f"{kind}: not enough data, of all jobs", share(of, "not enough data"), UNANSWERED))
         if causes:
             right = sum(causes) / max(1, len(causes))
             budgets.append(budget(f"{kind}: right cause, of right ranks", right, 0.9, at_least=True))
