@@ -155,6 +155,33 @@ def jobs_of(layouts: Sequence[str], sources: Sequence[str], seeds: int) -> list[
     return sorted(large, key=lambda job: (job[2] != "traces", -LARGE[job[0]].world)) + usual
 
 
+def budgets_of(kind: str, of: list[Answer]) -> list[dict[str, object]]:
+    """Return the budgets of the answers that are counted together."""
+    faulty = [answer for answer in of if FAULTS[answer.fault].cause is not None and answer.cost >= COSTS]
+    answered = [answer for answer in faulty if answer.said != "not enough data"]
+    causes = [answer.cause for answer in faulty if answer.cause is not None]
+    budgets = [budget(f"{kind}: another rank named, of all jobs", share(of, "wrong"), 0.01)]
+    if answered:
+        right = share(answered, "right")
+        budgets.insert(0, budget(f"{kind}: right rank, of jobs with a fault and an answer", right, 0.98, at_least=True))
+    if kind != GRAPHED:
+        budgets.append(budget(f"{kind}: not enough data, of all jobs", share(of, "not enough data"), UNANSWERED))
+    if causes:
+        budgets.append(budget(f"{kind}: right cause, of right ranks", sum(causes) / len(causes), 0.9, at_least=True))
+    return budgets
+
+
+def figures_of(rows: list[Answer]) -> dict[str, Any]:
+    """Return the figures of the answers on one layout."""
+    stated = [answer.stated for answer in rows if answer.stated is not None]
+    quantiles = [round(float(value), 2) for value in np.quantile(stated, (0.1, 0.5, 0.9))] if stated else None
+    wrong = sum(answer.cause is False for answer in rows)
+    return Counter(answer.said for answer in rows) | {
+        "wrong_causes": wrong,
+        "stated_over_true_gain_p10_p50_p90": quantiles,
+    }
+
+
 def main() -> int:
     """Measure, print the figures; exit status 1 if a budget does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -171,35 +198,15 @@ def main() -> int:
                 print(f"{jobs[number - 1]}: {answer.said}, cause {answer.cause}, costs {answer.cost:.1%}", file=sys.stderr)
             if number % 20 == 0:
                 print(f"{number} of {len(jobs)}", file=sys.stderr, flush=True)
-    figures: dict[str, Any] = {}
-    budgets: list[dict[str, object]] = []
-    kinds: dict[tuple[str, str], list[Answer]] = {}
+    kinds: dict[str, list[Answer]] = {}
     for answer in answers:
-        kinds.setdefault((kind_of(answer), answer.source), []).append(answer)
-    for (kind, source), of in kinds.items():
-        faulty = [answer for answer in of if FAULTS[answer.fault].cause is not None and answer.cost >= COSTS]
-        answered = [answer for answer in faulty if answer.said != "not enough data"]
-        causes = [answer.cause for answer in faulty if answer.cause is not None]
-        if answered:
-            right = share(answered, "right")
-            budgets.append(budget(f"{kind}: right rank, of jobs with a fault and an answer", right, 0.98, at_least=True))
-        budgets.append(budget(f"{kind}: another rank named, of all jobs", share(of, "wrong"), 0.01))
-        if kind != GRAPHED:
-            budgets.append(budget(f"{kind}: not enough data, of all jobs", share(of, "not enough data"), UNANSWERED))
-        if causes:
-            right = sum(causes) / max(1, len(causes))
-            budgets.append(budget(f"{kind}: right cause, of right ranks", right, 0.9, at_least=True))
-        for layout in args.layout:
-            rows = [answer for answer in of if answer.layout == layout]
-            if not rows:
-                continue
-            stated = [answer.stated for answer in rows if answer.stated is not None]
-            figures[f"{source}, {layout}"] = dict(Counter(answer.said for answer in rows)) | {
-                "wrong_causes": sum(answer.cause is False for answer in rows),
-                "stated_over_true_gain_p10_p50_p90": [round(float(value), 2) for value in np.quantile(stated, (0.1, 0.5, 0.9))]
-                if stated
-                else None,
-            }
+        kinds.setdefault(kind_of(answer), []).append(answer)
+    figures = {
+        f"{of[0].source}, {layout}": figures_of(rows)
+        for of, layout in product(kinds.values(), args.layout)
+        if (rows := [answer for answer in of if answer.layout == layout])
+    }
+    budgets = [row for kind, of in kinds.items() for row in budgets_of(kind, of)]
     environment = {"python": platform.python_version(), "numpy": version("numpy"), "rankscope": version("rankscope")}
     print(json.dumps({"jobs": len(jobs), "figures": figures, "budgets": budgets, "environment": environment}, indent=1))
     return 0 if all(row["ok"] for row in budgets) else 1
