@@ -29,7 +29,6 @@ from rankscope.dashboards.store.cache import Store, is_followed, key_of
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.making import MadeHere, Making
-from rankscope.dashboards.store.mirror import not_renewed
 from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.stragglers.data import BlameBook
 from rankscope.dashboards.timeline.data import WindowData, read_window
@@ -62,7 +61,7 @@ class DiskRuns:
 
     ``prometheus`` adds alerts to those in the runs' files, and supplies GPU readings of runs without samples.
     ``making`` runs the slow tasks; without one, the caller waits for them and their results are deleted with this object.
-    ``look_again_s``, ``copy_of`` and the errors raised: see ``RunFolder``.
+    ``look_again_s`` and the errors raised: see ``RunFolder``.
     """
 
     def __init__(
@@ -73,9 +72,8 @@ class DiskRuns:
         prometheus: Prometheus | None = None,
         clock_s: Callable[[], float] = time.time,
         look_again_s: float = 0.0,
-        copy_of: str | None = None,
     ) -> None:
-        self._folder = RunFolder(path, clock_s=clock_s, look_again_s=look_again_s, copy_of=copy_of)
+        self._folder = RunFolder(path, clock_s=clock_s, look_again_s=look_again_s)
         self._alerts = FolderAlerts(self._folder, prometheus, clock_s=clock_s)
         self._clock_s = clock_s
         self._prometheus = prometheus
@@ -118,9 +116,8 @@ class DiskRuns:
         return self._derived(run_id).version
 
     def stale(self, run_id: str) -> Stale | None:
-        """Return the reason and age of outdated data: a live run whose follower fails, or a copy that was not renewed."""
-        late = None if self._folder.copy_of is None else not_renewed(self._folder.path)
-        return late or self._derived(run_id, wait=False).stale
+        """Return the reason and age of outdated data: a live run whose follower fails."""
+        return self._derived(run_id, wait=False).stale
 
     def analysis(self, run_id: str) -> Analysis:
         """Return the verdict and its evidence, computed once per revision of the files."""
