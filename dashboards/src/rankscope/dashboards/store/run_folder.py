@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,12 +46,10 @@ class RunFolder:
         self._leads_out = f"a symbolic link that leads out of {self.path}"
         self._clock_s = clock_s
         self._look_again_s = look_again_s
-        self._looked: dict[str, tuple[float, Footprint]] = {}
-        """Folder to its cached footprint, and the time at which that expires."""
-        self._looking: dict[str, threading.Lock] = {}
+        self._looked = Memo(_KEPT)
         self._where: dict[str, Path] = {}
         """Folder in which a run was last seen, so that a request for one run does not read all runs."""
-        self._summaries: Memo[RunSummary] = Memo(_KEPT)
+        self._summaries = Memo(_KEPT)
 
     def runs(self) -> list[RunSummary]:
         """Return all runs: the live ones, then the others, newest first.
@@ -110,22 +106,10 @@ class RunFolder:
         return read
 
     def _footprint(self, folder: Path) -> Footprint:
-        place = str(folder)
-        if (known := self._as_it_was(place)) is not None:
-            return known
-        # A page requests all its parts at once: the first request looks, the others wait for its result.
-        with self._looking.setdefault(place, threading.Lock()):
-            if (known := self._as_it_was(place)) is not None:
-                return known
-            began = time.monotonic()
-            found = footprint(folder, within=self.path)
-            ended = time.monotonic()
-            self._looked[place] = (ended + self._look_again_s * max(1.0, (ended - began) / _QUICK_LOOK_S), found)
-            return found
+        def lifetime_s(cost_s: float) -> float:
+            return self._look_again_s * max(1.0, cost_s / _QUICK_LOOK_S)
 
-    def _as_it_was(self, place: str) -> Footprint | None:
-        until, found = self._looked.get(place, (0.0, None))
-        return found if time.monotonic() < until else None
+        return self._looked.get(str(folder), "", lambda: footprint(folder, within=self.path), lifetime_s=lifetime_s)
 
 
 def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
