@@ -12,8 +12,8 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.base.text import shortened
 from rankscope.dashboards.alerts.data import AlertRecord, State
-from rankscope.dashboards.charts.bars import Look, row_bars
-from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
+from rankscope.dashboards.charts.bars import Look
+from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
@@ -46,14 +46,14 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
     for state, look in _STATES.items():
         some = [alert for alert in alerts if alert.state == state and row_label(alert) in rows]
         ends = [alert.ended_unix_ns or max(now_unix_ns, alert.started_unix_ns) for alert in some]
-        row_bars(
-            figure,
-            look,
-            [(end - alert.started_unix_ns) / 1e6 for alert, end in zip(some, ends, strict=True)],
-            colors,
+        figure.add_bar(
             base=[moment(alert.started_unix_ns) for alert in some],
+            x=[(end - alert.started_unix_ns) / 1e6 for alert, end in zip(some, ends, strict=True)],
             y=[rows.index(row_label(alert)) for alert in some],
+            orientation="h",
+            name=look.label,
             showlegend=bool(some),
+            marker=look.marker(colors),
             customdata=[
                 [look.label, duration((end - alert.started_unix_ns) / 1e3), moment(alert.started_unix_ns)]
                 for alert, end in zip(some, ends, strict=True)
@@ -209,20 +209,22 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
     pending = [(row, spell.pending_unix_ns, spell.fired_unix_ns or spell.ended_unix_ns or end) for row, spell in drawn]
     firing = [(row, spell.fired_unix_ns, spell.ended_unix_ns or end) for row, spell in drawn if spell.fired_unix_ns is not None]
     figure = go.Figure()
-    for look, bars in ((_STATES["pending"], pending), (_STATES["firing"], firing)):
-        row_bars(
-            figure,
-            look,
-            [(last - first) / 1e6 for _, first, last in bars],
-            colors,
+    for name, color, hatch, bars in (
+        ("Pending", colors.exposed_memcpy, ".", pending),
+        ("Fires", colors.exposed_communication, "", firing),
+    ):
+        figure.add_bar(
             base=[moment(first) for _, first, _ in bars],
+            x=[(last - first) / 1e6 for _, first, last in bars],
             y=[row for row, *_ in bars],
+            orientation="h",
+            name=name,
             showlegend=bool(bars),
+            marker=hatched(color, hatch, colors),
             customdata=[
                 [duration((first - replay.start_unix_ns) / 1e3), duration((last - first) / 1e3)] for _, first, last in bars
             ],
-            hovertemplate=f"<b>{look.label}</b> from %{{customdata[0]}} after the run began, for %{{customdata[1]}}"
-            "<extra></extra>",
+            hovertemplate=f"<b>{name}</b> from %{{customdata[0]}} after the run began, for %{{customdata[1]}}<extra></extra>",
         )
     # An alert that ended at once has no visible bar, such as in a run shorter than an evaluation interval.
     figure.add_scatter(

@@ -1,30 +1,23 @@
-"""Callbacks that show the page of an address, draw its figures, parts and tables, and follow a run that grows."""
+"""Callbacks that draw figures, parts and tables of a page from what is at its address and the colour scheme."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any
 
-from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
-from dash.development.base_component import Component
+from dash import ALL, MATCH, Dash, Input, Output, State, ctx, html, no_update
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import palette
-from rankscope.dashboards.live.components import AGAIN, drawn, identity, part, part_or_why
-from rankscope.dashboards.live.pages import OUR_FAULT, Pages, site_links, stale_note
+from rankscope.dashboards.live.components import identity, part, part_or_why
+from rankscope.dashboards.live.pages import OUR_FAULT, Pages
 from rankscope.dashboards.model.page import Part, Table
-from rankscope.dashboards.model.run_head import run_head
-from rankscope.dashboards.words.wording import LIVE
-
-AS_IT_WAS: Final = "The run cannot be read at the moment; what is shown is as it was before."
 
 _LOG = logging.getLogger(__name__)
 
 
 def register(app: Dash, pages: Pages) -> None:
     """Add the callbacks."""
-    _register_address(app, pages)
-    _register_following(app, pages)
     each: Any = MATCH
     every: Any = ALL
 
@@ -42,8 +35,8 @@ def register(app: Dash, pages: Pages) -> None:
         found = pages.figure(_path(shown), search, which["name"], palette(scheme))
         if found is None:
             return no_update, no_update, no_update
-        picture, ready = found
-        return picture.figure, picture.says, ready
+        drawn, ready = found
+        return drawn.figure, drawn.says, ready
 
     @app.callback(
         Output(identity("part", each), "children"),
@@ -85,63 +78,3 @@ def register(app: Dash, pages: Pages) -> None:
 
 def _path(shown: Any) -> Any:
     return shown.get("path") if isinstance(shown, dict) else None
-
-
-def _register_following(app: Dash, pages: Pages) -> None:
-    """Add the callback that checks for changes of the run. Figures are drawn and sent only after a change."""
-
-    @app.callback(
-        Output("shown", "data"),
-        Output("run-head", "children"),
-        Output("poll", "disabled"),
-        Output("run-away", "children"),
-        Input("poll", "n_intervals"),
-        State("shown", "data"),
-        State("run-away", "children"),
-        prevent_initial_call=True,
-    )
-    def follow(_ticks: int | None, before: dict[str, str] | None, away: str | None) -> tuple[Any, Any, Any, Any]:
-        try:
-            found = None if before is None else pages.run_at(before["path"])
-            if found is None:
-                return (no_update,) * 4
-            run, view = found
-            now, note = pages.version(run, view), stale_note(run)
-        except RankscopeError as error:
-            # The run is being moved or written: the page keeps its content and polls again.
-            return no_update, no_update, no_update, f"{AS_IT_WAS} {error}"
-        said = no_update if note == (away or "") else note
-        if now == before:
-            return no_update, no_update, no_update, said
-        return now, drawn(run_head(run.summary)), now["status"] not in LIVE, said
-
-
-def _register_address(app: Dash, pages: Pages) -> None:
-    """Add the callbacks that show the page of an address, links, title and colour scheme."""
-
-    @app.callback(
-        Output("page", "children"),
-        Output("page-title", "data"),
-        Input("url", "pathname"),
-        Input({"type": AGAIN, "of": ALL}, "n_intervals"),
-        State("url", "search"),
-    )
-    def show_page(pathname: str | None, again: list[int | None], search: str | None) -> tuple[Any, Any]:
-        if again and not any(again) and ctx.triggered_id != "url":
-            return no_update, no_update  # the polling timer was only just created
-        page, name = pages.page(pathname, search)
-        return page, f"{name} · {pages.config.title}"
-
-    @app.callback(Output("site-links", "children"), Input("url", "pathname"))
-    def show_links(pathname: str | None) -> list[Component]:
-        return site_links(pathname)
-
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "scheme"),
-        Output("provider", "forceColorScheme"),
-        Output("scheme", "data"),
-        Input("scheme-choice", "value"),
-    )
-    app.clientside_callback(  # type: ignore[no-untyped-call]
-        ClientsideFunction("rankscope", "title"), Output("page-title-sink", "title"), Input("page-title", "data")
-    )
