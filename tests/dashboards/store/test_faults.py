@@ -21,8 +21,8 @@ from tests.step_files import steps_file
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.live.following import AS_IT_WAS
 from rankscope.dashboards.live.pages import OUR_FAULT
-from rankscope.dashboards.live.routing import AS_IT_WAS
 from rankscope.dashboards.store import follow, jobs
 from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store
 from rankscope.dashboards.store.derive import Derived

@@ -1,24 +1,18 @@
-"""Callbacks that show the page of an address, links, title and colour scheme, and follow a run that is still being written."""
+"""Callbacks that show the page of an address, links, title and colour scheme."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, no_update
 from dash.development.base_component import Component
 
-from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.live.components import AGAIN, drawn
-from rankscope.dashboards.live.pages import Pages, site_links, stale_note
-from rankscope.dashboards.model.run_head import run_head
-from rankscope.dashboards.words.wording import LIVE
-
-AS_IT_WAS: Final = "The run cannot be read at the moment; what is shown is as it was before."
+from rankscope.dashboards.live.components import AGAIN
+from rankscope.dashboards.live.pages import Pages, site_links
 
 
 def register(app: Dash, pages: Pages) -> None:
     """Add the callbacks."""
-    _register_following(app, pages)
 
     @app.callback(
         Output("page", "children"),
@@ -46,32 +40,3 @@ def register(app: Dash, pages: Pages) -> None:
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "title"), Output("page-title-sink", "title"), Input("page-title", "data")
     )
-
-
-def _register_following(app: Dash, pages: Pages) -> None:
-    """Add the callback that checks for changes of the run. Figures are drawn and sent only after a change."""
-
-    @app.callback(
-        Output("shown", "data"),
-        Output("run-head", "children"),
-        Output("poll", "disabled"),
-        Output("run-away", "children"),
-        Input("poll", "n_intervals"),
-        State("shown", "data"),
-        State("run-away", "children"),
-        prevent_initial_call=True,
-    )
-    def follow(_ticks: int | None, before: dict[str, str] | None, away: str | None) -> tuple[Any, Any, Any, Any]:
-        try:
-            found = None if before is None else pages.run_at(before["path"])
-            if found is None:
-                return (no_update,) * 4
-            run, view = found
-            now, note = pages.version(run, view), stale_note(run)
-        except RankscopeError as error:
-            # The run is being moved or written: the page keeps its content and polls again.
-            return no_update, no_update, no_update, f"{AS_IT_WAS} {error}"
-        said = no_update if note == (away or "") else note
-        if now == before:
-            return no_update, no_update, no_update, said
-        return now, drawn(run_head(run.summary)), now["status"] not in LIVE, said

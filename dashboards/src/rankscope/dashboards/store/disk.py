@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rankscope.alerts.replay.result import Replay
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.dashboards.alerts.data import AlertsFound, FolderAlerts
+from rankscope.dashboards.alerts.data import FolderAlerts
 from rankscope.dashboards.alerts.replay import read_replay
 from rankscope.dashboards.compare.data import Compared, read_comparison
 from rankscope.dashboards.data.brief import Brief
@@ -77,7 +77,9 @@ class DiskRuns:
         look_again_s: float = 0.0,
     ) -> None:
         self._folder = RunFolder(path, clock_s=clock_s, look_again_s=look_again_s)
-        self._alerts = FolderAlerts(self._folder, prometheus, clock_s=clock_s)
+        alerts = FolderAlerts(self._folder, prometheus, clock_s=clock_s)
+        self.runs, self.summary = self._folder.runs, self._folder.summary
+        self.alerts, self.all_alerts = alerts.of_run, alerts.of_all
         self._clock_s = clock_s
         self._prometheus = prometheus
         if making is None:
@@ -92,14 +94,6 @@ class DiskRuns:
         self._windows = Memo(_KEPT_WINDOWS)
         self._damaged: set[Path] = set()
         """Cached folders that could not be read."""
-
-    def runs(self) -> list[RunSummary]:
-        """Return all runs, the live ones first."""
-        return self._folder.runs()
-
-    def summary(self, run_id: str) -> RunSummary:
-        """Return one run as it is now."""
-        return self._folder.summary(run_id)
 
     def version(self, run_id: str) -> str:
         """Return the version of the derived data, which may be older than the run's files."""
@@ -253,14 +247,6 @@ class DiskRuns:
         if summary.problem is not None:
             raise RankscopeError(summary.problem)
         return summary
-
-    def alerts(self, run_id: str) -> AlertsFound:
-        """Return alerts about a run, at most some seconds old."""
-        return self._alerts.of_run(run_id)
-
-    def all_alerts(self) -> AlertsFound:
-        """Return alerts of all runs, at most some seconds old."""
-        return self._alerts.of_all()
 
 
 def _named_window(run: RunSummary, window: Window) -> list[object]:
