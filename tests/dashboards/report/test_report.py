@@ -32,8 +32,7 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.registry import VIEWS
 from rankscope.dashboards.report import document
-from rankscope.dashboards.report.document import MOST_CSV_ROWS, MOST_ROWS, Report, report
-from rankscope.dashboards.report.schemes import differences
+from rankscope.dashboards.report.document import MOST_CSV_ROWS, MOST_ROWS, Report, differences, report
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.making import MadeHere
 

@@ -19,7 +19,7 @@ from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.data.lately import FACTOR, Lately
+from rankscope.dashboards.data.memo import FACTOR, Memo, adaptive
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
@@ -325,10 +325,10 @@ def test_many_viewers_share_a_look() -> None:
         now[0] += 0.5  # duration of the call
         return len(asked)
 
-    lately = Lately(look, clock_s=lambda: now[0])
-    assert [lately.get(), lately.get()] == [1, 1]
+    memo = Memo(1, clock_s=lambda: now[0])
+    assert [memo.get("", "", look, lifetime_s=adaptive) for _ in range(2)] == [1, 1]
     now[0] += FACTOR * 0.5
-    assert lately.get() == 2
+    assert memo.get("", "", look, lifetime_s=adaptive) == 2
 
 
 def test_a_table_without_an_order_has_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from ipaddress import ip_network
 from pathlib import Path
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.web.attempts import MAX_WRONG, WITHIN_S, WrongTokens
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.web.login import local
 from rankscope.dashboards.web.token import SESSION_S, Token, read_token
@@ -24,13 +24,6 @@ SECRET = "0123456789abcdef0123456789abcdef"
 TOKEN = Token(SECRET)
 PROXY = TrustedProxy("X-Forwarded-User", (ip_network("10.0.0.0/30"),))
 NAVIGATION = {"Sec-Fetch-Site": "none"}
-
-
-class Clock:
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -78,28 +71,27 @@ def test_a_token_file_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
         read_token(tmp_path / "token")
 
 
-def test_a_session_ends_and_is_of_one_token_alone() -> None:
-    clock = Clock()
-    token = Token(SECRET, clock_s=clock)
-    session = token.new_session()
-    assert token.is_session(session)
-    assert Token(SECRET, clock_s=clock).is_session(session), "another worker, or the next start"
-    assert not Token(SECRET[::-1], clock_s=clock).is_session(session)
-    clock.now += SESSION_S - 1
-    assert token.is_session(session)
-    clock.now += 1
-    assert not token.is_session(session)
+def test_a_session_ends_and_is_of_one_token_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    session = TOKEN.new_session()
+    assert TOKEN.is_session(session)
+    assert Token(SECRET).is_session(session), "another worker, or the next start"
+    assert not Token(SECRET[::-1]).is_session(session)
+    monkeypatch.setattr(time, "time", lambda: now + SESSION_S - 1)
+    assert TOKEN.is_session(session)
+    monkeypatch.setattr(time, "time", lambda: now + SESSION_S + 2)
+    assert not TOKEN.is_session(session)
 
 
-@given(st.text() | st.from_regex(r"[0-9]{1,12}\.[0-9a-f]{32}\.[0-9a-f]{64}", fullmatch=True))
+@given(st.text() | st.from_regex(r"session\.[\w-]{6}\.[\w-]{43}", fullmatch=True))
 def test_nobody_makes_up_a_session(cookie: str) -> None:
     assert not TOKEN.is_session(cookie)
     assert not TOKEN.matches(cookie)
 
 
 def test_a_session_cannot_be_made_to_last() -> None:
-    until, _, rest = TOKEN.new_session().partition(".")
-    assert not TOKEN.is_session(f"{int(until) + 1}.{rest}")
+    about, at, signature = TOKEN.new_session().split(".")
+    assert not TOKEN.is_session(f"{about}.{at[:-1]}{'A' if at[-1] != 'A' else 'B'}.{signature}")
 
 
 @pytest.mark.parametrize(
@@ -173,44 +165,15 @@ def test_the_cookie_is_secure_behind_any_proxy_that_ends_tls(http: Any) -> None:
     assert "Secure" not in log_in(http(token=TOKEN), headers={"X-Forwarded-Proto": "http"}).headers["Set-Cookie"]
 
 
-@pytest.mark.parametrize(("proxy", "address"), [(PROXY, "10.0.0.1"), (None, "127.0.0.1")])
-def test_many_wrong_tokens_behind_a_proxy_lock_out_only_their_sender(http: Any, proxy: Any, address: str) -> None:
-    browser = http(token=TOKEN, proxy=proxy)
-    proxied: Any = {"environ_base": {"REMOTE_ADDR": address}}
-    for number in range(MAX_WRONG):
-        # the sender may write addresses of its own before the one that the proxy appends
-        forwarded = {"X-Forwarded-For": f"198.51.100.{number}, 203.0.113.9"}
-        assert log_in(browser, "wrong", headers=forwarded, **proxied).status_code == 401
-    assert log_in(browser, headers={"X-Forwarded-For": "203.0.113.9"}, **proxied).status_code == 429
-    assert log_in(browser, headers={"X-Forwarded-For": "203.0.113.10"}, **proxied).status_code == 303
-
-
-def test_a_wrong_token_says_so_and_many_have_to_wait(http: Any) -> None:
+def test_a_wrong_token_says_so(http: Any) -> None:
     browser = http(token=TOKEN)
-    for _ in range(MAX_WRONG):
+    for _ in range(20):
         wrong = log_in(browser, "<b>wrong</b>")
         assert wrong.status_code == 401
         assert "That is not the token." in wrong.text
         assert "wrong</b>" not in wrong.text
         assert "Set-Cookie" not in wrong.headers
-    waiting = log_in(browser)
-    assert waiting.status_code == 429, "also the right one: whoever tries does not learn which it is"
-    assert int(waiting.headers["Retry-After"]) <= WITHIN_S
-    assert browser.get("/_dash-layout", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 429
-    assert log_in(browser, environ_base={"REMOTE_ADDR": "127.0.0.9"}).status_code == 303, "another sender"
-
-
-def test_wrong_tokens_are_forgotten_in_time() -> None:
-    clock = Clock()
-    wrong = WrongTokens(clock)
-    for _ in range(MAX_WRONG):
-        assert wrong.wait_s("a") == 0
-        wrong.note("a")
-        clock.now += 1
-    assert wrong.wait_s("a") == WITHIN_S - MAX_WRONG
-    assert wrong.wait_s("b") == 0
-    clock.now += WITHIN_S - MAX_WRONG
-    assert wrong.wait_s("a") == 0
+    assert log_in(browser).status_code == 303, "the right one, also after others behind the same proxy were wrong"
 
 
 def test_scripts_send_the_token_itself(http: Any) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rankscope.alerts.output import progress_line
-from rankscope.analysis.trace.locations import Location, local_path, location
+from rankscope.analysis.trace.locations import local_path
 from rankscope.base.errors import MissingError, RankscopeError
 from rankscope.base.http import host_port, is_loopback, open_listener
 from rankscope.base.options import ListenAddress, http_url
@@ -47,7 +46,6 @@ Examples:
   rankscope dashboard                              all runs in rankscope-runs
   rankscope dashboard RUN --open                   one run, in the browser
   rankscope dashboard /shared/runs --listen 127.0.0.1:9000
-  rankscope dashboard s3://bucket/runs             needs fsspec and s3fs
 \b
 For other machines, with a token (make one: openssl rand -hex 32 > token):
   rankscope dashboard RUNS --token-file token --listen 10.0.0.7:8050
@@ -59,7 +57,7 @@ Behind a proxy on this machine that logs people in:
 The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
 """
 )
-@click.argument("path", default=DEFAULT_PATH, callback=lambda _context, _option, value: location(value))
+@click.argument("path", default=DEFAULT_PATH, callback=lambda _context, _option, value: local_path(value))
 @click.option(
     "--listen", type=ListenAddress(), default="127.0.0.1:8050", show_default=True, help="Where to serve; port 0 for any free one."
 )
@@ -105,7 +103,7 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
 )
 def dashboard(
     *,
-    path: Location,
+    path: Path,
     listen: tuple[str, int],
     workers: int,
     open_browser: bool,
@@ -119,8 +117,7 @@ def dashboard(
 ) -> None:
     """Serve the pages that show the evidence: verdict, bars, heat map, tables.
 
-    PATH is a run directory, or a folder of run directories (default: rankscope-runs); a URL of fsspec's (s3://…, gs://…) is
-    copied here and kept up to date. Live runs are followed. Ctrl-C ends it.
+    PATH is a run directory, or a folder of run directories (default: rankscope-runs). Live runs are followed. Ctrl-C ends it.
     """
     host, port = listen
     # Removed from the environment, so that child processes do not inherit it.
@@ -164,8 +161,7 @@ def dashboard(
         ) from error
     config = replace(_config(token_file, secret, trusted_proxy_header, trusted_proxies, allowed_hosts), idle_gpus=idle_gpus)
     making = MadeBeside(Store(cache_folder()))
-    copy_of = path if isinstance(path, str) else None
-    source = DiskRuns(_brought_here(path), making, prometheus=prometheus, look_again_s=_LOOK_AGAIN_S, copy_of=copy_of)
+    source = DiskRuns(path, making, prometheus=prometheus, look_again_s=_LOOK_AGAIN_S)
     sock = open_listener(host, port)
     app = create_app(source, config)
     # A browser cannot open the wildcard address.
@@ -178,18 +174,6 @@ def dashboard(
             click.launch(url)
 
     server.serve(app, sock, workers=workers, ready=announce)
-
-
-def _brought_here(path: Location) -> Path:
-    """Return the folder of runs, or of their copy, which a process beside this one keeps up to date."""
-    if isinstance(path, Path):
-        return path
-    from rankscope.dashboards.store.mirror import copied, keep_copied
-
-    with progress_line() as tell:
-        folder = copied(path, tell)
-    keep_copied(path, folder)
-    return folder
 
 
 def _names_of(host: str) -> tuple[str, ...]:

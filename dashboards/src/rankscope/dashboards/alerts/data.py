@@ -294,8 +294,8 @@ class FolderAlerts:
         self._folder = folder
         self._prometheus = prometheus
         self._clock_s = clock_s
-        self._alerts: Memo[AlertsFound] = Memo(_KEPT_RUNS)
-        self._findings: Memo[list[AlertRecord]] = Memo(_KEPT_FILES)
+        self._alerts = Memo(_KEPT_RUNS)
+        self._findings = Memo(_KEPT_FILES)
 
     def of_run(self, run_id: str) -> AlertsFound:
         """Return alerts from the start of the run until ``ALERTS_AFTER_S`` after its last record."""

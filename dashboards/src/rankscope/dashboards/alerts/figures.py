@@ -12,6 +12,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.base.text import shortened
 from rankscope.dashboards.alerts.data import AlertRecord, State
+from rankscope.dashboards.charts.bars import Look
 from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import StepClock
@@ -28,13 +29,12 @@ COLUMNS: Final = (
 
 NONE: Final = "No alert is known: nothing was found,<br>or nobody watched. rankscope alerts watch RUNS watches."
 
-_STATES: Final[tuple[tuple[State, str, str], ...]] = (
-    ("firing", "Fires", ""),
-    ("pending", "Pending", "."),
-    ("lost", "End unknown", "/"),
-    ("resolved", "Past", "x"),
-)
-"""State, its name, and the hatching that shows it without colour."""
+_STATES: Final[dict[State, Look]] = {
+    "firing": Look("Fires", "exposed_communication"),
+    "pending": Look("Pending", "exposed_memcpy", "."),
+    "lost": Look("End unknown", "missing", "/"),
+    "resolved": Look("Past", "idle", "x"),
+}
 
 
 def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: int) -> go.Figure:
@@ -42,11 +42,8 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
     rows = list(dict.fromkeys(row_label(alert) for alert in alerts))[:MOST_ROWS]
     if not rows:
         return note(NONE, colors)
-    fills = {
-        "firing": colors.exposed_communication, "pending": colors.exposed_memcpy, "lost": colors.missing, "resolved": colors.idle,
-    }  # fmt: skip
     figure = go.Figure()
-    for state, name, hatch in _STATES:
+    for state, look in _STATES.items():
         some = [alert for alert in alerts if alert.state == state and row_label(alert) in rows]
         ends = [alert.ended_unix_ns or max(now_unix_ns, alert.started_unix_ns) for alert in some]
         figure.add_bar(
@@ -54,11 +51,11 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
             x=[(end - alert.started_unix_ns) / 1e6 for alert, end in zip(some, ends, strict=True)],
             y=[rows.index(row_label(alert)) for alert in some],
             orientation="h",
-            name=name,
+            name=look.label,
             showlegend=bool(some),
-            marker=hatched(fills[state], hatch, colors),
+            marker=look.marker(colors),
             customdata=[
-                [name, duration((end - alert.started_unix_ns) / 1e3), moment(alert.started_unix_ns)]
+                [look.label, duration((end - alert.started_unix_ns) / 1e3), moment(alert.started_unix_ns)]
                 for alert, end in zip(some, ends, strict=True)
             ],
             hovertemplate="<b>%{customdata[0]}</b> since %{customdata[2]} UTC, for %{customdata[1]}<extra></extra>",
@@ -114,12 +111,11 @@ _WIDTHS_S: Final = (
 )  # fmt: skip
 """Allowed bar widths: seconds, and their name."""
 
-_SEVERITIES: Final = (
-    ("critical", "Critical", "exposed_communication", ""),
-    ("warning", "Warning", "exposed_memcpy", "/"),
-    (None, "Other", "idle", "x"),
-)
-"""Severity, its name, role of its colour, hatching."""
+_SEVERITIES: Final = {
+    "critical": Look("Critical", "exposed_communication"),
+    "warning": Look("Warning", "exposed_memcpy", "/"),
+    None: Look("Other", "idle", "x"),
+}
 
 
 def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
@@ -127,20 +123,19 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
     if not alerts:
         return Drawn(note(NONE, colors), NO_DATA, NONE.replace("<br>", " "))
     width_s, words = bar_width_s([alert.started_unix_ns for alert in alerts])
-    named = {severity for severity, *_ in _SEVERITIES}
     figure = go.Figure()
-    for severity, name, role, hatch in _SEVERITIES:
-        some = [alert for alert in alerts if (alert.severity if alert.severity in named else None) == severity]
+    for severity, look in _SEVERITIES.items():
+        some = [alert for alert in alerts if (alert.severity if alert.severity in _SEVERITIES else None) == severity]
         counts = sorted(Counter(_bin(alert.started_unix_ns, width_s) for alert in some).items())
         figure.add_bar(
             x=[moment(second * 10**9 + width_s * 10**9 // 2) for second, _ in counts],
             y=[count for _, count in counts],
             width=width_s * 900,
-            name=name,
+            name=look.label,
             showlegend=bool(some),
-            marker=hatched(getattr(colors, role), hatch, colors),
+            marker=look.marker(colors),
             customdata=[moment(second * 10**9) for second, _ in counts],
-            hovertemplate=f"<b>{name}</b>: %{{y}} in the {words} from %{{customdata}} UTC<extra></extra>",
+            hovertemplate=f"<b>{look.label}</b>: %{{y}} in the {words} from %{{customdata}} UTC<extra></extra>",
         )
     highest = max(Counter(_bin(alert.started_unix_ns, width_s) for alert in alerts).values())
     framed(figure, colors, height=240)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, overload
 
 import numpy as np
@@ -37,28 +38,21 @@ class CellRows(Sequence[tuple[Cell, ...]]):
         return (*self.rows[row], *self.columns[column], None if np.isnan(value) else value)
 
 
-@dataclass(slots=True)
 class Later(Sequence[tuple[Cell, ...]]):
     """Table rows that are computed on first access: most figures are viewed and never saved."""
 
-    make: Callable[[], Sequence[tuple[Cell, ...]]]
-    _made: Sequence[tuple[Cell, ...]] | None = None
-
-    @property
-    def _rows(self) -> Sequence[tuple[Cell, ...]]:
-        if self._made is None:
-            self._made = self.make()
-        return self._made
+    def __init__(self, make: Callable[[], Sequence[tuple[Cell, ...]]]) -> None:
+        self._rows = cache(make)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows())
 
     @overload
     def __getitem__(self, at: int) -> tuple[Cell, ...]: ...
     @overload
     def __getitem__(self, at: slice) -> Sequence[tuple[Cell, ...]]: ...
     def __getitem__(self, at: int | slice) -> Any:
-        return self._rows[at]
+        return self._rows()[at]
 
 
 MAX_ROWS: Final = 256

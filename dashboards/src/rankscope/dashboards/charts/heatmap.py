@@ -11,6 +11,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.text import first_of
+from rankscope.dashboards.charts.bars import frame_row
 from rankscope.dashboards.charts.cells import bin_worst
 from rankscope.dashboards.charts.frame import framed, note, rank_label
 from rankscope.dashboards.charts.palette import Palette
@@ -203,15 +204,7 @@ def _rows_axis(
         fixedrange=True,  # dragging chooses steps
     )
     for number in marked if bins <= _FRAMED_UP_TO else ():
-        figure.add_shape(
-            type="rect",
-            xref="x domain",
-            x0=0,
-            x1=1,
-            y0=number * at - half,
-            y1=number * at + half,
-            line={"color": colors.emphasis, "width": 2},
-        )
+        frame_row(figure, number * at, colors, half=half)
 
 
 def _rank_of_row(rows: int, ranks: NDArray[np.int64], order: Sequence[int] | None) -> NDArray[np.int64]:

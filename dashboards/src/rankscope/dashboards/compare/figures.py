@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity, RankShift, Scaling, Side
+from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity, RankShift, Scaling, Shift, Side
 from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.compare.data import PERCENTS, Compared
@@ -157,70 +158,37 @@ def quantities_table(comparison: Comparison) -> FigureData:
         "quantity", "role", "unit", "A", "B", "difference", "average: low", "average: high", "typical: difference",
         "typical: low", "typical: high", "p value", "outcome", "why",
     )  # fmt: skip
-    return FigureData(
-        columns,
-        [
-            (
-                one.label,
-                one.role,
-                one.unit,
-                one.a,
-                one.b,
-                one.difference,
-                *((None, None) if one.average is None else (one.average.low, one.average.high)),
-                *(
-                    (None,) * 4
-                    if one.typical is None
-                    else (one.typical.difference, one.typical.low, one.typical.high, one.typical.p_value)
-                ),
-                one.outcome,
-                one.why,
-            )
-            for one in comparison.quantities
-        ],
-    )
+    rows = [
+        (
+            one.label, one.role, one.unit, one.a, one.b, one.difference, *_of_shift(one.average, "low", "high"),
+            *_of_shift(one.typical, "difference", "low", "high", "p_value"), one.outcome, one.why,
+        )
+        for one in comparison.quantities
+    ]  # fmt: skip
+    return FigureData(columns, rows)
+
+
+def _of_shift(shift: Shift | None, *fields: str) -> list[float | None]:
+    return [None if shift is None else getattr(shift, field) for field in fields]
 
 
 def _ranks_table(comparison: Comparison) -> FigureData:
-    return FigureData(
-        (
-            "rank",
-            "host in A",
-            "host in B",
-            "own A [us]",
-            "own B [us]",
-            "above peers A [us]",
-            "above peers B [us]",
-            "phase",
-            "outcome",
-        ),
-        [
-            (
-                one.rank,
-                one.host_a,
-                one.host_b,
-                one.own_a_us,
-                one.own_b_us,
-                one.excess_a_us,
-                one.excess_b_us,
-                one.phase,
-                one.outcome,
-            )
-            for one in comparison.ranks
-        ],
-    )
+    columns = (
+        "rank", "host in A", "host in B", "own A [us]", "own B [us]", "above peers A [us]", "above peers B [us]", "phase",
+        "outcome",
+    )  # fmt: skip
+    fields = "rank", "host_a", "host_b", "own_a_us", "own_b_us", "excess_a_us", "excess_b_us", "phase", "outcome"
+    return FigureData(columns, list(map(attrgetter(*fields), comparison.ranks)))
 
 
 def _quantity_row(one: Quantity) -> _Row:
-    shift = one.average
-    low, high = (None, None) if shift is None else (shift.low, shift.high)
+    low, high = _of_shift(one.average, "low", "high")
     return _Row(one.label, one.difference or 0.0, low, high, one.outcome)
 
 
 def _rank_row(one: RankShift) -> _Row:
-    shift = one.average
-    low, high = (None, None) if shift is None else (shift.low, shift.high)
     host = f" on {one.host_b}" if one.host_b else ""
+    low, high = _of_shift(one.average, "low", "high")
     return _Row(f"rank {one.rank}{host}", one.excess_b_us - one.excess_a_us, low, high, one.outcome)
 
 
@@ -331,23 +299,8 @@ def scaling_efficiency(scaling: Scaling, colors: Palette) -> Drawn:
     figure.update_xaxes(title_text="world size, ranks", type="log", tickvals=[row.world_size for row in rows])
     figure.update_yaxes(title_text="efficiency, %", rangemode="tozero")
     columns = ("side", "world size", f"{scaling.work or 'work'} [1/s]", "speedup", "linear", "efficiency", "low", "high")
-    table = FigureData(
-        columns,
-        [
-            (
-                row.label,
-                row.world_size,
-                row.per_s,
-                row.speedup,
-                row.linear,
-                row.efficiency,
-                row.efficiency_low,
-                row.efficiency_high,
-            )
-            for row in scaling.rows
-        ],
-    )
-    return Drawn(figure, table, scaling.summary)
+    fields = "label", "world_size", "per_s", "speedup", "linear", "efficiency", "efficiency_low", "efficiency_high"
+    return Drawn(figure, FigureData(columns, list(map(attrgetter(*fields), scaling.rows))), scaling.summary)
 
 
 def scaling_losses(scaling: Scaling, colors: Palette) -> Drawn:

@@ -65,8 +65,6 @@ class RunSummary:
     """Unique within its source; for an unreadable run its folder's name, or its path if that name is the id of another run."""
     name: str
     path: str
-    copy_of: str | None = None
-    """URL of the original if ``path`` is a copy."""
     revision: str
     """Revision that changes with any change in the run."""
     status: Status

@@ -7,7 +7,6 @@ run only new steps are sorted.
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.inference.change_points import ChangePoint, change_points
-from rankscope.base.errors import InputError
 from rankscope.dashboards.data.source import StepMatrices
-from rankscope.dashboards.data.whole import replace_file
+from rankscope.dashboards.data.whole import read_arrays, replace_file
 
 PERCENTILES: Final = (5, 25, 50, 75, 95, 100)
 MEDIAN: Final = PERCENTILES.index(50)
@@ -80,11 +78,7 @@ def write_trend(trend: Trend, file: Path) -> None:
 
 def read_trend(file: Path) -> Trend:
     """Read the trend that ``write_trend`` wrote. Raises ``InputError``."""
-    try:
-        with file.open("rb") as opened, np.load(opened) as arrays:
-            found = dict(arrays)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(file, f"the cached trend cannot be read: {error}") from error
+    found = read_arrays(file, "the cached trend")
     changes = tuple(ChangePoint(int(at), before, after) for at, before, after in found.pop("changes").tolist())
     return Trend(**found, changes=changes)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError
 
@@ -17,6 +20,15 @@ def replace_file(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}")
     temporary.write_bytes(data)
     temporary.replace(path)
+
+
+def read_arrays(path: Path, what: str) -> dict[str, NDArray[Any]]:
+    """Read the arrays of the ``npz`` file ``path``; ``what`` names it in the error. Raises ``InputError``."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(path, f"{what} cannot be read: {error}") from error
 
 
 def read_json(path: Path, kind: type[T], what: str) -> T:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.hardware import Gpu, Hardware, Rows, in_steps
+from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.topology import Place, Topology
 
 MOST_COLUMNS: Final = 480
@@ -168,22 +169,14 @@ def _busy_clock(rows: Rows) -> NDArray[np.float32]:
     return clocks[np.isfinite(clocks)]
 
 
-_HELD: Final[WeakKeyDictionary[Hardware, dict[Any, Any]]] = WeakKeyDictionary()
+_HELD: Final[WeakKeyDictionary[Hardware, Memo]] = WeakKeyDictionary()
 _MOST_HELD: Final = 12
 """Most cached values per ``Hardware`` object; a live run gets a new object whenever it changes."""
 
 
 def _held(hardware: Hardware, key: Any, make: Callable[[], T]) -> T:
     """Return a cached value: three figures and a table of a page use the same ones."""
-    held = _HELD.setdefault(hardware, {})
-    if key not in held:
-        value = make()
-        while len(held) >= _MOST_HELD:
-            held.pop(next(iter(held)), None)
-        held[key] = value
-        return value
-    found: T = held[key]
-    return found
+    return _HELD.setdefault(hardware, Memo(_MOST_HELD)).get(repr(key), "", make)
 
 
 NO_RACK = "rack not known"

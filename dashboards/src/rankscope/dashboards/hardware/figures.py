@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
+from rankscope.dashboards.charts.bars import frame_row
 from rankscope.dashboards.charts.cells import Binned, bin_worst
 from rankscope.dashboards.charts.frame import framed, hatched, note
 from rankscope.dashboards.charts.heatmap import color_scale, coloring
@@ -135,10 +136,7 @@ def gpu_map(
     figure.update_xaxes(**time_axis(columns, cells=True))
     figure.update_yaxes(**_rows_axis(rows.labels, picked, rows.binned.rows_per_bin))
     if picked is not None:
-        at = picked // rows.binned.rows_per_bin
-        figure.add_shape(
-            type="rect", xref="x domain", x0=0, x1=1, y0=at - 0.5, y1=at + 0.5, line={"color": colors.emphasis, "width": 2}
-        )
+        frame_row(figure, picked // rows.binned.rows_per_bin, colors)
     return figure
 
 

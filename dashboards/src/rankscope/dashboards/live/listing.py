@@ -10,7 +10,7 @@ from dash import ClientsideFunction, Dash, Input, Output, Patch, State, no_updat
 from dash.exceptions import PreventUpdate
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.lately import Lately
+from rankscope.dashboards.data.memo import Memo, adaptive
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.live.components import drawn
 from rankscope.dashboards.model.list_state import ListState
@@ -24,7 +24,7 @@ MOST_FOLLOWED: Final = 8
 
 def register(app: Dash, source: RunSource) -> None:
     """Add the callbacks of the list of runs."""
-    lately = Lately(source.runs)
+    listed = Memo(1)
 
     @app.callback(
         Output("runs-grid", "rowData"),
@@ -36,7 +36,7 @@ def register(app: Dash, source: RunSource) -> None:
     )
     def refresh_list(_ticks: int | None, seen: str | None) -> tuple[Any, ...]:
         try:
-            runs = lately.get()
+            runs = listed.get("", "", source.runs, lifetime_s=adaptive)
         except RankscopeError:
             return (no_update,) * 3  # the folder cannot be read at the moment: the page keeps its content
         revision = list_revision(runs)

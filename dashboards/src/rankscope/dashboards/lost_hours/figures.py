@@ -7,7 +7,8 @@ from typing import Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.analysis.result.analysis import Cause
-from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
+from rankscope.dashboards.charts.bars import Look, row_bars
+from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.lost_hours.data import ClusterLedger, HostLoss
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
@@ -47,12 +48,11 @@ def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
     for cause, (role, hatch) in LOOKS.items():
         hours = [host.by_cause.get(cause) for host in shown]
         if any(hours):
-            figure.add_bar(
-                x=hours,
-                y=list(range(len(shown))),
-                orientation="h",
-                name=CAUSE_LABELS[cause],
-                marker=hatched(getattr(colors, role), hatch, colors),
+            row_bars(
+                figure,
+                Look(CAUSE_LABELS[cause], role, hatch),
+                hours,
+                colors,
                 hovertext=[plotly_text(_name(host)) for host in shown],
                 hovertemplate=f"<b>%{{hovertext}}</b><br>{CAUSE_LABELS[cause]}: %{{x:,.3g}} GPU-h<extra></extra>",
             )

@@ -8,7 +8,7 @@ from typing import Final
 
 from rankscope.alerts.prometheus import Prometheus
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.lately import Lately
+from rankscope.dashboards.data.memo import Memo, adaptive
 from rankscope.dashboards.lost_hours.data import IdleGpu
 
 EVERY_S: Final = 300
@@ -50,11 +50,11 @@ class IdleNow:
 
     def __init__(self, prometheus: Prometheus) -> None:
         self._prometheus = prometheus
-        self._lately = Lately(self._ask)
+        self._told = Memo(1)
 
     def __call__(self) -> list[IdleGpu]:
         """Return the idle GPUs; see ``idle_gpus``."""
-        told = self._lately.get()
+        told = self._told.get("", "", self._ask, lifetime_s=adaptive)
         if isinstance(told, str):
             raise RankscopeError(told)
         return told

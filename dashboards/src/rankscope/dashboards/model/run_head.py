@@ -25,8 +25,7 @@ def run_head(run: RunSummary) -> list[Block]:
     ]
     if run.status == "silent":
         facts.append(f"nothing was written since {wording.moment(run.last_write_unix_ns)}, and no rank has said that it ended")
-    where = run.copy_of or run.path
-    path = Span(shown(where), "code", title=shown(where, MAX_TEXT), style="path")
+    path = Span(shown(run.path), "code", title=shown(run.path, MAX_TEXT), style="path")
     return [
         Group([Heading(run.name, 1, "run-name"), Pieces(_badges(run))], "run-head"),
         Pieces([Span(" · ".join(facts), style="run-fact"), path], "run-facts"),

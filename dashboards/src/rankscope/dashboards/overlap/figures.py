@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +13,7 @@ from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.result.text import size as bytes_in_words
+from rankscope.dashboards.charts.bars import Look, frame_row, row_bars
 from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.words.units import duration, time_unit
@@ -28,21 +28,12 @@ NO_WINDOW: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One segment of the bars: key in the palette, name, hatching."""
-
-    key: str
-    label: str
-    hatch: str
-
-
 PARTS: Final = (
-    Part("compute", "Compute alone", ""),
-    Part("overlap", "Compute hiding communication", "/"),
-    Part("exposed_communication", "Exposed communication", "x"),
-    Part("exposed_memcpy", "Exposed copies", "."),
-    Part("idle", "Idle", ""),
+    Look("Compute alone", "compute"),
+    Look("Compute hiding communication", "overlap", "/"),
+    Look("Exposed communication", "exposed_communication", "x"),
+    Look("Exposed copies", "exposed_memcpy", "."),
+    Look("Idle", "idle"),
 )
 
 
@@ -89,9 +80,7 @@ def breakdown_bars(
     framed(figure, colors, height=64 + 34 * max(len(labels), 2))
     rows_axis(figure, labels)
     for row in sorted({row_of[rank] for rank in (blamed, picked) if rank in row_of}):
-        figure.add_shape(
-            type="rect", x0=0, x1=1, xref="x domain", y0=row - 0.46, y1=row + 0.46, line={"color": colors.emphasis, "width": 2}
-        )
+        frame_row(figure, row, colors, half=0.46)
     return figure
 
 
@@ -101,12 +90,12 @@ def _stack(times: NDArray[np.float64], at: NDArray[np.int64], names: list[str], 
     figure = go.Figure()
     for part, values in zip(PARTS, times.T, strict=True):
         share = np.divide(100 * values, window, out=np.full(len(window), np.nan), where=window > 0)
-        figure.add_bar(
-            x=values / size,
+        row_bars(
+            figure,
+            part,
+            values / size,
+            colors,
             y=at,
-            orientation="h",
-            name=part.label,
-            marker=hatched(getattr(colors, part.key), part.hatch, colors),
             customdata=np.column_stack([share, window / size]),
             hovertext=names,
             hovertemplate=f"<b>rank %{{hovertext}}</b><br>{part.label}: %{{x:,.2f}} {unit}"
@@ -223,19 +212,18 @@ def wait_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure
         return note(NO_TRANSFER, colors)
     size, unit = time_unit(max(map(cost_us, shown)))
     figure = go.Figure()
-    for label, each, color, hatch in (
-        ("Transfer", [row.transfer_us or 0.0 for row in shown], colors.exposed_communication, "x"),
-        ("Waiting for later ranks", [row.wait_us or 0.0 for row in shown], colors.straggler_wait, "\\"),
+    for look, each in (
+        (Look("Transfer", "exposed_communication", "x"), [row.transfer_us or 0.0 for row in shown]),
+        (Look("Waiting for later ranks", "straggler_wait", "\\"), [row.wait_us or 0.0 for row in shown]),
     ):
-        figure.add_bar(
-            x=[row.matched * us / size for row, us in zip(shown, each, strict=True)],
-            y=list(range(len(shown))),
-            orientation="h",
-            name=label,
-            marker=hatched(color, hatch, colors),
+        row_bars(
+            figure,
+            look,
+            [row.matched * us / size for row, us in zip(shown, each, strict=True)],
+            colors,
             customdata=[f"{row.matched:,} x {duration(us)}" for row, us in zip(shown, each, strict=True)],
             hovertext=[name_of(row) for row in shown],
-            hovertemplate=f"<b>%{{hovertext}}</b><br>{label}: %{{x:,.2f}} {unit}<br>%{{customdata}}<extra></extra>",
+            hovertemplate=f"<b>%{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} {unit}<br>%{{customdata}}<extra></extra>",
         )
     for at, row in enumerate(shown):
         waiting = "waiting not known" if row.wait_us is None else f"{_share(row):.0f}% waiting"
@@ -255,12 +243,11 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
         return note(NO_SIZE if any(row.transfer_us is not None for row in rows) else NO_TRANSFER, colors, height=110)
     figure = go.Figure()
     measured = [_measured(row) or 0.0 for row in shown]
-    figure.add_bar(
-        x=measured,
-        y=list(range(len(shown))),
-        orientation="h",
-        name="Measured",
-        marker=hatched(colors.compute, "", colors),
+    row_bars(
+        figure,
+        Look("Measured", "compute"),
+        measured,
+        colors,
         error_x={
             "type": "data",
             "symmetric": False,

@@ -173,7 +173,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help="The parts of each bar sum to its profiled steps. Exposed communication on all ranks but one "
             "means that they wait for that one; on all alike, that the network is slow." + some,
             blocks=[
-                Legend([(one.key, one.label) for one in PARTS]),
+                Legend([(one.color, one.label) for one in PARTS]),
                 Figure(
                     name="breakdown-bars",
                     label="Stacked bars of compute, overlap, exposed communication, exposed copies and idle time per rank",

@@ -33,7 +33,6 @@ from rankscope.dashboards.model.run_head import about, run_head
 from rankscope.dashboards.model.state import PageState, run_of
 from rankscope.dashboards.model.view import View
 from rankscope.dashboards.registry import VIEWS, view_of
-from rankscope.dashboards.report.schemes import differences
 from rankscope.dashboards.words import wording
 
 MOST_ROWS: Final = 2_000
@@ -46,6 +45,9 @@ LEFT_OUT: Final = (model.Choice, model.Entry, model.Request, model.Button, model
 
 _WORDS: Final = {"rank": "rank", "metric": "metric", "steps": "steps"}
 """Selectable fields for which the command has an option, to their name in the report."""
+
+_Path = tuple[str | int, ...]
+Change = tuple[_Path, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +270,16 @@ def _as_of(run: RunData) -> str:
     if run.summary.status in wording.LIVE - {"failed"}:
         return f"The run had not ended: everything is as of {last}, when it was last written to."
     return f"The run was last written to {last}."
+
+
+def differences(one: Any, other: Any, at: _Path = ()) -> list[Change]:
+    """Return the paths at which ``one`` (JSON) differs from ``other``, with ``other``'s values. The empty path is the root.
+
+    So large arrays of a figure in two colour schemes are stored once.
+    """
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [change for key in one for change in differences(one[key], other[key], (*at, key))]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = zip(one, other, strict=True)
+        return [change for index, (was, now) in enumerate(pairs) for change in differences(was, now, (*at, index))]
+    return [] if type(one) is type(other) and one == other else [(at, other)]

@@ -88,13 +88,26 @@ def write_steps(run: RunEvidence, folder: Path) -> None:
     """Write every metric that has any value. The samples must have been written before."""
     writer = TileWriter(folder / STEPS)
     writer.fill(run.ranks, run.table.steps, _of_every_step(run, folder / HARDWARE))
-    for steps, values in imposed_values(run):
-        writer.put("imposed_wait_us", steps, values)
-    writer.publish()
-    profiled, few = window_values(run), TileWriter(folder / PROFILED)
-    few.fill(run.ranks, profiled.steps, profiled.metrics.items())
-    few.publish()
-    write_trend(trend_of(Tiles(folder / STEPS), profiled.steps), folder / TREND)
+    publish_steps(run, folder, writer, TileWriter(folder / PROFILED))
+
+
+def publish_steps(
+    run: RunEvidence, folder: Path, steps: TileWriter, profiled: TileWriter, *, before: Trend | None = None, since: float = 0
+) -> Trend:
+    """Add the values from comparing ranks and from windows, publish the matrices, and write and return the trend."""
+    for writer in (steps, profiled):
+        writer.add_ranks(run.ranks)
+    for numbers, values in imposed_values(run):
+        steps.put("imposed_wait_us", numbers, values)
+    steps.publish()
+    windows = window_values(run)
+    profiled.add_steps(windows.steps)
+    for metric, matrix in windows.metrics.items():
+        profiled.put(metric, windows.steps, matrix)
+    profiled.publish()
+    trend = trend_of(Tiles(folder / STEPS), Tiles(folder / PROFILED).steps, before=before, since=since)
+    write_trend(trend, folder / TREND)
+    return trend
 
 
 def _of_every_step(run: RunEvidence, samples: Path) -> Iterator[tuple[str, Stored]]:

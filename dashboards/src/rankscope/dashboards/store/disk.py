@@ -9,29 +9,23 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rankscope.alerts.replay.result import Replay
-from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.dashboards.alerts.data import AlertsFound, FolderAlerts
+from rankscope.dashboards.alerts.data import FolderAlerts
 from rankscope.dashboards.alerts.replay import read_replay
 from rankscope.dashboards.compare.data import Compared, read_comparison
 from rankscope.dashboards.data.brief import Brief
-from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.progress import Progress
-from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale, StepMatrices
-from rankscope.dashboards.data.topology import Topology
-from rankscope.dashboards.data.trend import Trend
+from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale
 from rankscope.dashboards.store.cache import Store, is_followed, key_of
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.making import MadeHere, Making
-from rankscope.dashboards.store.mirror import not_renewed
 from rankscope.dashboards.store.run_folder import RunFolder
-from rankscope.dashboards.stragglers.data import BlameBook
 from rankscope.dashboards.timeline.data import WindowData, read_window
 from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, read_windows, steps_of
 from rankscope.dashboards.whatif.data import Scenarios, read_scenarios
@@ -47,14 +41,22 @@ REPLAY_EVERY_S: Final = 3600.0
 """Refresh interval of the alert replay of a live run."""
 
 _KEPT_LINES: Final = 1 << 15
-_KEPT_COMPARISONS: Final = 32
-_KEPT_WANTED: Final = 256
+_KEPT_TABLES: Final = 128
 _KEPT_WINDOWS: Final = 16
 """A window of 1,024 ranks takes about 6 MB."""
-_KEPT_ANALYSES: Final = 64
-_KEPT_TABLES: Final = 16
+_KEPT_WANTED: Final = 256
 
 Held = TypeVar("Held")
+
+
+def _part(read: Callable[[Derived], Held]) -> Callable[[DiskRuns, str], Held]:
+    """Return a method of ``DiskRuns`` that reads a part of a run's derived data, cached until they change."""
+
+    def part(self: DiskRuns, run_id: str) -> Held:
+        found: Held = self._of(self._derived(run_id), read.__name__, self._tables)
+        return found
+
+    return part
 
 
 class DiskRuns:
@@ -62,7 +64,7 @@ class DiskRuns:
 
     ``prometheus`` adds alerts to those in the runs' files, and supplies GPU readings of runs without samples.
     ``making`` runs the slow tasks; without one, the caller waits for them and their results are deleted with this object.
-    ``look_again_s``, ``copy_of`` and the errors raised: see ``RunFolder``.
+    ``look_again_s`` and the errors raised: see ``RunFolder``.
     """
 
     def __init__(
@@ -73,10 +75,11 @@ class DiskRuns:
         prometheus: Prometheus | None = None,
         clock_s: Callable[[], float] = time.time,
         look_again_s: float = 0.0,
-        copy_of: str | None = None,
     ) -> None:
-        self._folder = RunFolder(path, clock_s=clock_s, look_again_s=look_again_s, copy_of=copy_of)
-        self._alerts = FolderAlerts(self._folder, prometheus, clock_s=clock_s)
+        self._folder = RunFolder(path, clock_s=clock_s, look_again_s=look_again_s)
+        alerts = FolderAlerts(self._folder, prometheus, clock_s=clock_s)
+        self.runs, self.summary = self._folder.runs, self._folder.summary
+        self.alerts, self.all_alerts = alerts.of_run, alerts.of_all
         self._clock_s = clock_s
         self._prometheus = prometheus
         if making is None:
@@ -84,47 +87,29 @@ class DiskRuns:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             making = MadeHere(Store(Path(folder)))
         self._making = making
-        self._comparing: dict[tuple[object, ...], str] = {}
+        self._comparing = Memo(_KEPT_WANTED)
         """Comparisons in progress, to their keys, which name the revisions of the compared runs."""
-        self._briefs: Memo[Brief] = Memo(_KEPT_LINES)
-        self._comparisons: Memo[Compared] = Memo(_KEPT_COMPARISONS)
-        self._captures: Memo[str] = Memo(_KEPT_LINES)
-        self._lists: Memo[Windows] = Memo(_KEPT_ANALYSES)
-        self._windows: Memo[WindowData] = Memo(_KEPT_WINDOWS)
-        self._host_steps: Memo[list[StepRecord]] = Memo(_KEPT_LINES)
-        self._analyses: Memo[Analysis] = Memo(_KEPT_ANALYSES)
-        self._blames: Memo[BlameBook] = Memo(_KEPT_TABLES)
-        self._replays: Memo[Replay] = Memo(_KEPT_TABLES)
-        self._scenarios: Memo[Scenarios] = Memo(_KEPT_TABLES)
-        self._tables: Memo[StepMatrices] = Memo(_KEPT_TABLES)
-        self._trends: Memo[Trend] = Memo(_KEPT_TABLES)
-        self._topologies: Memo[Topology] = Memo(_KEPT_TABLES)
-        self._hardware: Memo[Hardware] = Memo(_KEPT_TABLES)
-        self._events: Memo[Events] = Memo(_KEPT_TABLES)
-        self._scraped: Memo[Hardware] = Memo(_KEPT_TABLES)
+        self._lines = Memo(_KEPT_LINES)
+        self._tables = Memo(_KEPT_TABLES)
+        self._windows = Memo(_KEPT_WINDOWS)
         self._damaged: set[Path] = set()
         """Cached folders that could not be read."""
-
-    def runs(self) -> list[RunSummary]:
-        """Return all runs, the live ones first."""
-        return self._folder.runs()
-
-    def summary(self, run_id: str) -> RunSummary:
-        """Return one run as it is now."""
-        return self._folder.summary(run_id)
 
     def version(self, run_id: str) -> str:
         """Return the version of the derived data, which may be older than the run's files."""
         return self._derived(run_id).version
 
     def stale(self, run_id: str) -> Stale | None:
-        """Return the reason and age of outdated data: a live run whose follower fails, or a copy that was not renewed."""
-        late = None if self._folder.copy_of is None else not_renewed(self._folder.path)
-        return late or self._derived(run_id, wait=False).stale
+        """Return the reason and age of outdated data: a live run whose follower fails."""
+        return self._derived(run_id, wait=False).stale
 
-    def analysis(self, run_id: str) -> Analysis:
-        """Return the verdict and its evidence, computed once per revision of the files."""
-        return self._made(self._analyses, run_id, Derived.analysis)
+    analysis = _part(Derived.analysis)
+    blame = _part(Derived.blame)
+    steps = _part(Derived.steps)
+    trend = _part(Derived.trend)
+    topology = _part(Derived.topology)
+    events = _part(Derived.events)
+    _recorded = _part(Derived.hardware)
 
     def brief(self, run_id: str) -> Brief:
         """Return the summary of a run for lists, without waiting."""
@@ -139,33 +124,28 @@ class DiskRuns:
         """Return runs compared with the first, at the revisions they had when the comparison was first requested."""
         now = [self._readable(run_id) for run_id in run_ids]
         # A live run changes while it is compared: repeated requests keep the first key until the comparison is done.
-        asked = (at, *run_ids)
-        key = self._comparing.setdefault(asked, key_of("compare", str(at), *(f"{run.path}\0{run.revision}" for run in now)))
-        while len(self._comparing) > _KEPT_WANTED:  # any address may ask, and nobody has to wait for the answer
-            self._comparing.pop(next(iter(self._comparing)), None)
+        asked = key_of(str(at), *run_ids)
+        revisions = (f"{run.path}\0{run.revision}" for run in now)
+        key = self._comparing.get(asked, "", lambda: key_of("compare", str(at), *revisions))
         try:
             folder = self._making.made(key, "compare", ["" if at is None else at, *(run.path for run in now)])
         except NotReadyError:
             raise
         except RankscopeError:
-            self._comparing.pop(asked, None)
+            self._comparing.forget(asked)
             raise
-        self._comparing.pop(asked, None)
-        return self._sound(folder, lambda: self._comparisons.get(key, key, lambda: read_comparison(folder)))
-
-    def blame(self, run_id: str) -> BlameBook:
-        """Return imposed wait by origin, victim and cause."""
-        return self._made(self._blames, run_id, Derived.blame)
+        self._comparing.forget(asked)
+        return self._sound(folder, lambda: self._tables.get(key, key, lambda: read_comparison(folder)))
 
     def scenarios(self, run_id: str) -> Scenarios:
         """Return the what-if scenarios; for a live run they are recomputed every ``WHATIF_EVERY_S`` while requested."""
-        return self._now_and_then(run_id, "whatif", WHATIF_EVERY_S, self._scenarios, read_scenarios)
+        return self._now_and_then(run_id, "whatif", WHATIF_EVERY_S, read_scenarios)
 
     def replay(self, run_id: str) -> Replay:
         """Return all alerts over a run; for a live run they are recomputed every ``REPLAY_EVERY_S`` while requested."""
-        return self._now_and_then(run_id, "replay", REPLAY_EVERY_S, self._replays, read_replay)
+        return self._now_and_then(run_id, "replay", REPLAY_EVERY_S, read_replay)
 
-    def _now_and_then(self, run_id: str, task: str, every_s: float, memo: Memo[Held], read: Callable[[Path], Held]) -> Held:
+    def _now_and_then(self, run_id: str, task: str, every_s: float, read: Callable[[Path], Held]) -> Held:
         """Return a task's result. For a live run it is recomputed every ``every_s``; until then the previous one is returned."""
         summary = self._readable(run_id)
         goes_on = summary.status in ("starting", "live")
@@ -174,16 +154,17 @@ class DiskRuns:
         try:
             folder = self._making.made(key, task, [summary.path])
         except NotReadyError:
-            before = memo.last(run_id) if goes_on else None
+            before: Held | None = self._tables.last(f"{task} {run_id}") if goes_on else None
             if before is None:
                 raise
             return before
-        return self._sound(folder, lambda: memo.get(run_id, key, lambda: read(folder)))
+        return self._sound(folder, lambda: self._tables.get(f"{task} {run_id}", key, lambda: read(folder)))
 
     def windows(self, run: RunSummary) -> Windows:
         """Return the captured windows of a run as of ``run``."""
         key = key_of("windows", run.path, self._captured(run))
-        return self._lists.get(key, key, lambda: self._read(self._making.made(key, "windows", [run.path]), read_windows))
+        made = partial(self._making.made, key, "windows", [run.path])
+        return self._tables.get(key, key, lambda: self._read(made(), read_windows))
 
     def window(self, run: RunSummary, window: Window) -> WindowData:
         """Return the data of one captured window."""
@@ -194,7 +175,7 @@ class DiskRuns:
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
         """Return the step records of a rank in a window."""
         key = key_of(self._key_of_window("steps", run, window), str(rank))
-        return self._host_steps.get(key, key, lambda: steps_of(Path(run.path), rank, window))
+        return self._lines.get(key, key, lambda: steps_of(Path(run.path), rank, window))
 
     def perfetto(self, run: RunSummary, window: Window) -> Path:
         """Return the file of a window for Perfetto."""
@@ -211,23 +192,13 @@ class DiskRuns:
         """
         if run.problem is not None:
             raise RankscopeError(run.problem)
-        return self._captures.get(run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED, traces=True).revision)
-
-    def steps(self, run_id: str) -> StepMatrices:
-        """Return per-step values, read once per revision of the files."""
-        return self._made(self._tables, run_id, Derived.steps)
-
-    def trend(self, run_id: str) -> Trend:
-        """Return the trend: all ranks together, step by step."""
-        return self._made(self._trends, run_id, Derived.trend)
-
-    def topology(self, run_id: str) -> Topology:
-        """Return the topology."""
-        return self._made(self._topologies, run_id, Derived.topology)
+        return self._lines.get(
+            f"captured {run.path}", run.revision, lambda: footprint(Path(run.path), CAPTURED, traces=True).revision
+        )
 
     def hardware(self, run_id: str) -> Hardware:
         """Return GPUs and their samples: the run's own, or else those of a Prometheus, at most a minute old."""
-        own = self._made(self._hardware, run_id, Derived.hardware)
+        own = self._recorded(run_id)
         prometheus = self._prometheus
         if own.gpus or prometheus is None:
             return own
@@ -237,23 +208,20 @@ class DiskRuns:
         now_ns = int(self._clock_s() * 1e9)
         last_ns = min(run.last_write_unix_ns or now_ns, now_ns)
         span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
-        return self._scraped.get(
-            run_id,
+        return self._tables.get(
+            f"scraped {run_id}",
             f"{self.version(run_id)} {now_ns // (60 * 10**9)}",
             lambda: scraped_hardware(prometheus, self.analysis(run_id), span, own),
         )
 
-    def events(self, run_id: str) -> Events:
-        """Return the GPU events."""
-        return self._made(self._events, run_id, Derived.events)
-
     def _brief(self, derived: Derived) -> Brief:
-        return self._sound(derived.folder, lambda: self._briefs.get(str(derived.folder), derived.version, derived.brief))
+        brief: Brief = self._of(derived, "brief", self._lines)
+        return brief
 
-    def _made(self, memo: Memo[Held], run_id: str, read: Callable[[Derived], Held]) -> Held:
-        """Return a cached part of the derived data."""
-        derived = self._derived(run_id)
-        return self._sound(derived.folder, lambda: memo.get(str(derived.folder), derived.version, lambda: read(derived)))
+    def _of(self, derived: Derived, part: str, memo: Memo) -> Any:
+        """Return a part of the derived data: the result of a method of ``Derived``."""
+        key = f"{part} {derived.folder}"
+        return self._sound(derived.folder, lambda: memo.get(key, derived.version, getattr(derived, part)))
 
     def _read(self, folder: Path, read: Callable[[Path], Held]) -> Held:
         return self._sound(folder, lambda: read(folder))
@@ -279,14 +247,6 @@ class DiskRuns:
         if summary.problem is not None:
             raise RankscopeError(summary.problem)
         return summary
-
-    def alerts(self, run_id: str) -> AlertsFound:
-        """Return alerts about a run, at most some seconds old."""
-        return self._alerts.of_run(run_id)
-
-    def all_alerts(self) -> AlertsFound:
-        """Return alerts of all runs, at most some seconds old."""
-        return self._alerts.of_all()
 
 
 def _named_window(run: RunSummary, window: Window) -> list[object]:

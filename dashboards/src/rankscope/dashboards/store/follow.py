@@ -26,13 +26,13 @@ from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.run_analysis import analysis_of
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.events import StepClock
-from rankscope.dashboards.data.trend import Trend, trend_of, write_trend
+from rankscope.dashboards.data.trend import Trend
 from rankscope.dashboards.data.whole import replace_file
 from rankscope.dashboards.store.derive import (
     HARDWARE,
     PROFILED,
     STEPS,
-    TREND,
+    publish_steps,
     write_analysis,
     write_blame,
     write_steps,
@@ -40,9 +40,8 @@ from rankscope.dashboards.store.derive import (
 )
 from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.jobs import FAILURE_LASTS_S, ended_silently, in_words, start, take
-from rankscope.dashboards.store.matrices import imposed_values, window_values
 from rankscope.dashboards.store.samples import Samples, sample_values
-from rankscope.dashboards.store.tiles import Tiles, TileWriter
+from rankscope.dashboards.store.tiles import TileWriter
 from rankscope.runs.follow import StartOverError, StreamFollower
 from rankscope.runs.paths import host_dir
 from rankscope.runs.reader import RunReader
@@ -224,21 +223,11 @@ class _Tiles:
         kept for the verdict; earlier steps keep the values published before.
         """
         assert self.writer is not None
-        for writer in (self.writer, self._profiled):
-            writer.add_ranks(run.ranks)
-        for steps, values in imposed_values(run):
-            self.writer.put("imposed_wait_us", steps, values)
+        self.writer.add_ranks(run.ranks)
         for metric, matrix in sample_values(self._folder / HARDWARE, run.infos, run.table).items():
             self.writer.put(metric, run.table.steps, matrix)
-        self.writer.publish()
-        profiled = window_values(run)
-        for metric, matrix in profiled.metrics.items():
-            self._profiled.put(metric, profiled.steps, matrix)
-        self._profiled.publish()
-        known = Tiles(self._folder / PROFILED).steps
-        self._trend = trend_of(Tiles(self._folder / STEPS), known, before=self._trend, since=self._since)
+        self._trend = publish_steps(run, self._folder, self.writer, self._profiled, before=self._trend, since=self._since)
         self._since = math.inf
-        write_trend(self._trend, self._folder / TREND)
 
 
 class _HostSamples:

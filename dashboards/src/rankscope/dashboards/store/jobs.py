@@ -69,21 +69,13 @@ Task = Callable[[Sequence[str], Path, Tell], None]
 """(arguments, folder to fill, receiver of progress)"""
 
 
-def _analyse(run: Path, folder: Path, tell: Tell) -> None:
-    derive(run, folder, tell)
-
-
 def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
     at, *runs = arguments
     compare_runs([Path(run) for run in runs], int(at) if at else None, folder, tell)
 
 
 def _of_run(make: Callable[[Path, Path, Tell], None]) -> Task:
-    def task(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
-        (run,) = arguments
-        make(Path(run), folder, tell)
-
-    return task
+    return lambda arguments, folder, tell: make(Path(arguments[0]), folder, tell)
 
 
 def _of_window(make: Callable[[Path, int, range, Path, Tell], None]) -> Task:
@@ -95,7 +87,7 @@ def _of_window(make: Callable[[Path, int, range, Path, Tell], None]) -> Task:
 
 
 TASKS: Final[Mapping[str, Task]] = {
-    "analyse": _of_run(_analyse),
+    "analyse": _of_run(derive),
     "compare": _compare,
     "whatif": _of_run(make_scenarios),
     "windows": _of_run(find_windows),

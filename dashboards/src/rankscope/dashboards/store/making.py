@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.store.cache import ELSEWHERE, Store, key_of
-from rankscope.dashboards.store.derive import Derived, derive
+from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.follow import Live
 from rankscope.dashboards.store.jobs import TASKS, Jobs
 
@@ -22,23 +23,35 @@ PATIENCE_S: Final = 0.8
 _LOOK_EVERY_S: Final = 0.02
 
 
-class Making(Protocol):
-    """Provider of the derived data of runs, which it computes if missing."""
+@dataclass(frozen=True, slots=True)
+class Making(ABC):
+    """Provider of the derived data of runs, which it computes if missing.
+
+    Raises ``NotReadyError`` while data are being computed, else ``RankscopeError``; without ``wait``, it never blocks for it.
+    """
+
+    store: Store
+
+    @abstractmethod
+    def made(self, key: str, task: str, arguments: Sequence[object], *, wait: bool = True) -> Path:
+        """Return the folder that a task of ``TASKS`` has filled for ``key``."""
+
+    def key(self, run: Path, run_id: str, revision: str) -> str:
+        """Return the key of a run's data. Commands in the analysis name the path, and another run may have the same id."""
+        return key_of(run_id, str(run), revision)
 
     def finished(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
-        """Return the derived data of a run at this revision; without ``wait``, never block for it.
-
-        Raises ``NotReadyError`` while it is being computed, else ``RankscopeError``.
-        """
+        """Return the derived data of a run at this revision."""
+        return Derived(self.made(self.key(run, run_id, revision), "analyse", [run], wait=wait))
 
     def live(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
-        """Return the derived data of a live run: recent, or older with the reason for its age. Raises as ``finished`` does."""
+        """Return the derived data of a live run: recent, or older with the reason for its age."""
+        return self.finished(run, run_id, revision, wait=wait)
 
     def known(self, run: Path, run_id: str, revision: str) -> Derived | None:
         """Return the derived data of a run at this revision if it has been computed."""
-
-    def made(self, key: str, task: str, arguments: Sequence[object], *, wait: bool = True) -> Path:
-        """Return the folder that a task of ``TASKS`` has filled for ``key``. Raises as ``finished`` does."""
+        found = self.store.find(self.key(run, run_id, revision))
+        return None if found is None else Derived(found)
 
 
 def _silent(_progress: Progress) -> None:
@@ -46,60 +59,29 @@ def _silent(_progress: Progress) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeHere:
+class MadeHere(Making):
     """``Making`` in this process: the caller waits, and the memory is used here."""
 
-    store: Store
     tell: Tell = _silent
     once: bool = False
     """Read a run only once: later writes to it are ignored."""
 
-    def finished(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
+    def key(self, run: Path, run_id: str, revision: str) -> str:
         """See ``Making``."""
-        del wait  # no other process does it
-        key = key_of(run_id) if self.once else _key(run, run_id, revision)
-        found = self.store.find(key)
-        return Derived(found or self.store.put(key, lambda folder: derive(run, folder, self.tell)))
-
-    def live(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
-        """See ``Making``."""
-        return self.finished(run, run_id, revision, wait=wait)
-
-    def known(self, run: Path, run_id: str, revision: str) -> Derived | None:
-        """See ``Making``."""
-        return _known(self.store, run, run_id, revision)
+        return key_of(run_id, str(run), "" if self.once else revision)
 
     def made(self, key: str, task: str, arguments: Sequence[object], *, wait: bool = True) -> Path:
         """See ``Making``."""
-        del wait
+        del wait  # no other process does it
         told = [str(argument) for argument in arguments]
         return self.store.find(key) or self.store.put(key, lambda folder: TASKS[task](told, folder, self.tell))
 
 
-def _key(run: Path, run_id: str, revision: str) -> str:
-    """Return the key of a run's derived data. Commands in the analysis name the path, and another run may have the same id."""
-    return key_of(run_id, str(run), revision)
-
-
-def _known(store: Store, run: Path, run_id: str, revision: str) -> Derived | None:
-    found = store.find(_key(run, run_id, revision))
-    return None if found is None else Derived(found)
-
-
 @dataclass(frozen=True, slots=True)
-class MadeBeside:
+class MadeBeside(Making):
     """``Making`` in other processes, also for other servers that share the store."""
 
-    store: Store
     patience_s: float = PATIENCE_S
-
-    def finished(self, run: Path, run_id: str, revision: str, *, wait: bool = True) -> Derived:
-        """See ``Making``."""
-        return Derived(self.made(_key(run, run_id, revision), "analyse", [run], wait=wait))
-
-    def known(self, run: Path, run_id: str, revision: str) -> Derived | None:
-        """See ``Making``."""
-        return _known(self.store, run, run_id, revision)
 
     def made(self, key: str, task: str, arguments: Sequence[object], *, wait: bool = True) -> Path:
         """See ``Making``."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +30,10 @@ class RunFolder:
     """A run directory, or a folder whose sub-folders are run directories.
 
     A page makes many requests, so the state of a run's files is cached for ``look_again_s``, and proportionally longer if the
-    look is slow, as for 1,024 ranks (50 to 200 ms). Raises ``InputError`` if ``path`` is not a readable folder. ``copy_of``: URL
-    of the folder of which ``path`` is a copy.
+    look is slow, as for 1,024 ranks (50 to 200 ms). Raises ``InputError`` if ``path`` is not a readable folder.
     """
 
-    def __init__(self, path: Path, *, clock_s: Callable[[], float], look_again_s: float, copy_of: str | None = None) -> None:
+    def __init__(self, path: Path, *, clock_s: Callable[[], float], look_again_s: float) -> None:
         try:
             if not path.exists():
                 raise InputError(path, "no such file or folder")
@@ -47,15 +44,12 @@ class RunFolder:
             raise InputError(path, error.strerror or str(error)) from error
         self.path = path.resolve()
         self._leads_out = f"a symbolic link that leads out of {self.path}"
-        self.copy_of = copy_of
         self._clock_s = clock_s
         self._look_again_s = look_again_s
-        self._looked: dict[str, tuple[float, Footprint]] = {}
-        """Folder to its cached footprint, and the time at which that expires."""
-        self._looking: dict[str, threading.Lock] = {}
+        self._looked = Memo(_KEPT)
         self._where: dict[str, Path] = {}
         """Folder in which a run was last seen, so that a request for one run does not read all runs."""
-        self._summaries: Memo[RunSummary] = Memo(_KEPT)
+        self._summaries = Memo(_KEPT)
 
     def runs(self) -> list[RunSummary]:
         """Return all runs: the live ones, then the others, newest first.
@@ -105,37 +99,17 @@ class RunFolder:
         # The summary of 1,024 ranks takes 80 ms, and in a live run only the streams change.
         read = self._summaries.get(str(folder), print_.standing, lambda: _summed_up(folder, print_))
         if read.problem is None:
-            read = replace(
-                read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns, copy_of=self._original(folder)
-            )
+            read = replace(read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns)
         if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
             # Decided on every call, since silence does not change the files.
             return replace(read, status="silent")
         return read
 
-    def _original(self, folder: Path) -> str | None:
-        if self.copy_of is None:
-            return None
-        inside = folder.relative_to(self.path).as_posix()
-        return self.copy_of if inside == "." else f"{self.copy_of.rstrip('/')}/{inside}"
-
     def _footprint(self, folder: Path) -> Footprint:
-        place = str(folder)
-        if (known := self._as_it_was(place)) is not None:
-            return known
-        # A page requests all its parts at once: the first request looks, the others wait for its result.
-        with self._looking.setdefault(place, threading.Lock()):
-            if (known := self._as_it_was(place)) is not None:
-                return known
-            began = time.monotonic()
-            found = footprint(folder, within=self.path)
-            ended = time.monotonic()
-            self._looked[place] = (ended + self._look_again_s * max(1.0, (ended - began) / _QUICK_LOOK_S), found)
-            return found
+        def lifetime_s(cost_s: float) -> float:
+            return self._look_again_s * max(1.0, cost_s / _QUICK_LOOK_S)
 
-    def _as_it_was(self, place: str) -> Footprint | None:
-        until, found = self._looked.get(place, (0.0, None))
-        return found if time.monotonic() < until else None
+        return self._looked.get(str(folder), "", lambda: footprint(folder, within=self.path), lifetime_s=lifetime_s)
 
 
 def _summed_up(folder: Path, print_: Footprint) -> RunSummary:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
@@ -12,7 +11,8 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.analysis import ImposedWait
-from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rank_label, rows_axis
+from rankscope.dashboards.charts.bars import Look, row_bars
+from rankscope.dashboards.charts.frame import framed, legend_above, note, rank_label, rows_axis
 from rankscope.dashboards.charts.heatmap import coloring
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.stragglers.data import BlamedRank, CauseTimeline, WaitGroup
@@ -43,23 +43,14 @@ def imposed_bars(
     size, unit = time_unit(top[0].imposed_us)
     exposed = np.array([row.imposed_exposed_us for row in top]) / size
     total = np.array([row.imposed_us for row in top]) / size
-    at = np.arange(len(top))
     names = [str(row.rank) for row in top]
     figure = go.Figure()
-    for label, values, color, hatch in (
-        ("Cost time", exposed, colors.exposed_communication, "x"),
-        ("Hidden by compute", total - exposed, colors.overlap, "/"),
+    for look, values in (
+        (Look("Cost time", "exposed_communication", "x"), exposed),
+        (Look("Hidden by compute", "overlap", "/"), total - exposed),
     ):
-        figure.add_bar(
-            x=values,
-            y=at,
-            orientation="h",
-            name=label,
-            marker=hatched(color, hatch, colors),
-            hovertext=names,
-            customdata=total,
-            hovertemplate=f"<b>rank %{{hovertext}}</b><br>{label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>",
-        )
+        hover = f"<b>rank %{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>"
+        row_bars(figure, look, values, colors, hovertext=names, customdata=total, hovertemplate=hover)
     framed(figure, colors, height=64 + 34 * max(len(top), 2))
     for index, row in enumerate(top):
         share = "" if row.share is None else f" · {100 * row.share:.0f}%"
@@ -147,26 +138,17 @@ NO_CAUSES: Final = "No rank made another one wait."
 _LEGEND: Final[dict[str, Any]] = {"font": {"size": 12}, "traceorder": "normal"}
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One cause: name, role in the palette, hatching."""
-
-    label: str
-    role: str
-    hatch: str
-
-
-CAUSES: Final[dict[str, Cause]] = {
-    "input": Cause("Slow input", "exposed_memcpy", "."),
-    "checkpoint": Cause("Checkpoint", "exposed_memcpy", "\\"),
-    "evaluation": Cause("Evaluation", "exposed_memcpy", "-"),
-    "gc": Cause("Garbage collection", "overlap", "x"),
-    "cpu_contention": Cause("Waiting for a CPU", "exposed_communication", "/"),
-    "forward": Cause("Longer forward", "compute", ""),
-    "backward": Cause("Longer backward", "overlap", ""),
-    "optimizer": Cause("Longer optimizer", "compute", "/"),
-    "between_steps": Cause("Longer between steps", "overlap", "|"),
-    "unknown": Cause("Not told apart", "idle", ""),
+CAUSES: Final[dict[str, Look]] = {
+    "input": Look("Slow input", "exposed_memcpy", "."),
+    "checkpoint": Look("Checkpoint", "exposed_memcpy", "\\"),
+    "evaluation": Look("Evaluation", "exposed_memcpy", "-"),
+    "gc": Look("Garbage collection", "overlap", "x"),
+    "cpu_contention": Look("Waiting for a CPU", "exposed_communication", "/"),
+    "forward": Look("Longer forward", "compute"),
+    "backward": Look("Longer backward", "overlap"),
+    "optimizer": Look("Longer optimizer", "compute", "/"),
+    "between_steps": Look("Longer between steps", "overlap", "|"),
+    "unknown": Look("Not told apart", "idle"),
 }
 """Causes, in stacking order."""
 
@@ -183,17 +165,15 @@ def cause_bars(
         return note(NO_CAUSES, colors)
     longest = top[0].steps_us or 0.0
     size, unit = time_unit(longest)
-    at = np.arange(len(top))
     figure = go.Figure()
     for key, cause in CAUSES.items():
         values = np.array([rank.causes_us.get(key, 0.0) for rank in top]) / size
         if values.any():
-            figure.add_bar(
-                x=values,
-                y=at,
-                orientation="h",
-                name=cause.label,
-                marker=hatched(getattr(colors, cause.role), cause.hatch, colors),
+            row_bars(
+                figure,
+                cause,
+                values,
+                colors,
                 hovertext=[str(rank.rank) for rank in top],
                 hovertemplate=f"<b>rank %{{hovertext}}</b><br>{cause.label}: %{{x:,.2f}} {unit}<extra></extra>",
             )
@@ -231,7 +211,7 @@ def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure
                 y=(per_step[key] / size).astype(np.float32),
                 width=last - first + 1,
                 name=cause.label,
-                marker=hatched(getattr(colors, cause.role), cause.hatch, colors),
+                marker=cause.marker(colors),
                 hovertext=hover,
                 hovertemplate=f"%{{hovertext}}<br>{cause.label}: %{{y:,.2f}} {unit} per step<extra></extra>",
             )

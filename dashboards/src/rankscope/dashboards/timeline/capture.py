@@ -97,8 +97,6 @@ def capture_state(source: RunSource, run_id: str, request_id: str) -> Requested:
 def _why_not(run: RunSummary) -> str | None:
     if run.problem is not None:
         return run.problem
-    if run.copy_of is not None:
-        return f"this is a copy of {run.copy_of}; ask where the job's own folder can be written to: rankscope capture RUN"
     if run.status == "starting":
         return "nothing has been recorded yet: no rank has finished its first step"
     if run.status in ("finished", "failed"):

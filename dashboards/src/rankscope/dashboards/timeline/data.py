@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +11,7 @@ import numpy as np
 
 from rankscope.analysis.perfetto.result import ExportClock
 from rankscope.base.errors import InputError
+from rankscope.dashboards.data.whole import read_arrays, read_json
 from rankscope.dashboards.timeline.parts import Numbers, Parts
 
 ABOUT: Final = "window.json"
@@ -124,10 +124,10 @@ def write_window(data: WindowData, folder: Path) -> None:
 
 def read_window(folder: Path) -> WindowData:
     """Read the window that ``write_window`` wrote. Raises ``InputError``."""
+    about = read_json(folder / ABOUT, WindowAbout, "the cached window")
+    columns = read_arrays(folder / COLUMNS, "the cached window")
     try:
-        about = msgspec.json.decode((folder / ABOUT).read_bytes(), type=WindowAbout)
-        with (folder / COLUMNS).open("rb") as file, np.load(file, allow_pickle=False) as columns:
-            sets = {name: kind(*(columns[f"{name}_{field}"] for field in kind.__slots__)) for name, kind in _SETS.items()}
-            return WindowData(about=about, offset_ns=columns["offset_ns"], **sets)  # type: ignore[arg-type]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, msgspec.DecodeError) as error:
-        raise InputError(folder, f"the cached window cannot be read: {error}") from error
+        sets = {name: kind(*(columns[f"{name}_{field}"] for field in kind.__slots__)) for name, kind in _SETS.items()}
+        return WindowData(about=about, offset_ns=columns["offset_ns"], **sets)  # type: ignore[arg-type]
+    except KeyError as error:
+        raise InputError(folder, f"the cached window lacks {error}") from error

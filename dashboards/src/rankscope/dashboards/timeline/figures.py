@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.timeline.parts import NOBODY, Kind, Numbers, Parts
@@ -29,27 +30,19 @@ FIRST_PHASE: Final = len(Kind)
 NOTHING: Final = FIRST_PHASE + len(PHASES)
 
 
-@dataclass(frozen=True, slots=True)
-class KindLook:
-    """Name and look of a kind of time. ``color`` is a role of the palette."""
-
-    label: str
-    word: str
-    color: str
-    hatch: str = ""
-
-
-LOOKS: Final[tuple[KindLook, ...]] = (
-    KindLook("Compute", "Compute", "compute"),
-    KindLook("Compute hiding communication", "Overlap", "overlap", "/"),
-    KindLook("Transfer", "Transfer", "exposed_communication", "x"),
-    KindLook("Waiting for later ranks", "Waiting", "straggler_wait", "\\"),
-    KindLook("Communication, waiting not told apart", "Communication", "unmatched", "|"),
-    KindLook("Copies", "Copies", "exposed_memcpy", "."),
-    KindLook("Idle", "Idle", "idle"),
-    KindLook("In a step, not told apart", "Not told", "not_told", "-"),
+LOOKS: Final = (
+    Look("Compute", "compute"),
+    Look("Compute hiding communication", "overlap", "/"),
+    Look("Transfer", "exposed_communication", "x"),
+    Look("Waiting for later ranks", "straggler_wait", "\\"),
+    Look("Communication, waiting not told apart", "unmatched", "|"),
+    Look("Copies", "exposed_memcpy", "."),
+    Look("Idle", "idle"),
+    Look("In a step, not told apart", "not_told", "-"),
 )
 """Looks, in the order of ``Kind``."""
+_WORDS: Final = ("Compute", "Overlap", "Transfer", "Waiting", "Communication", "Copies", "Idle", "Not told")
+"""Short names, in the order of ``Kind``."""
 _PHASE_LABELS: Final = {"data": "Data", "h2d": "Copy to the device", "between_steps": "Between steps"}
 
 
@@ -243,7 +236,7 @@ def _hover_texts(cells: Cells, lanes: Lanes) -> list[list[str]]:
     names = {at: f"<br>{name}" for at, name in enumerate(lanes.texts)}
     lengths = np.array([len(name) for name in names.values()] or [0])
     if lengths[cells.about[cells.about != NOBODY]].sum() + cells.about.size * 40 > _MOST_TEXT:
-        kinds = [LOOKS[kind].word if kind < FIRST_PHASE else label for kind, label in enumerate(kinds)]
+        kinds = [_WORDS[kind] if kind < FIRST_PHASE else label for kind, label in enumerate(kinds)]
         names = {at: f" #{at}" for at in names}
     names[NOBODY] = ""
     return [
@@ -283,35 +276,31 @@ class Arrival:
 def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | None, picked: int | None = None) -> go.Figure:
     """Draw a bar per rank from its arrival to its end, the earliest at the top. Rank ``last`` has a flag."""
     shown = list(arrivals) if len(arrivals) <= SHOWN else [*arrivals[:_FIRST], *arrivals[_FIRST - SHOWN :]]
-    at = np.arange(len(shown))
     begin = np.array([one.arrival_ms for one in shown])
     whole = np.array([one.end_ms for one in shown]) - begin
     wait = np.array([0.0 if one.wait_ms is None else min(one.wait_ms, long) for one, long in zip(shown, whole, strict=True)])
     known = all(one.wait_ms is not None for one in shown)
     figure = go.Figure()
     kinds = (
-        ("Waiting", begin, wait, colors.straggler_wait, "\\"),
+        (Look("Waiting", "straggler_wait", "\\"), begin, wait),
         (
-            "Transfer" if known else "In the collective",
+            Look("Transfer", "exposed_communication", "x") if known else Look("In the collective", "unmatched", "|"),
             begin + wait,
             whole - wait,
-            colors.exposed_communication if known else colors.unmatched,
-            "x" if known else "|",
         ),
     )
-    for label, base, length, color, hatch in kinds:
-        figure.add_bar(
-            x=length,
+    for look, base, length in kinds:
+        row_bars(
+            figure,
+            look,
+            length,
+            colors,
             base=base,
-            y=at,
-            orientation="h",
             width=0.8,
-            name=label,
-            marker=hatched(color, hatch, colors),
             hovertext=[f"rank {one.rank}" for one in shown],
             customdata=begin,
             hovertemplate="<b>%{hovertext}</b><br>came %{customdata:,.3f} ms after the first<br>"
-            + label
+            + look.label
             + ": %{x:,.3f} ms<extra></extra>",
         )
     framed(figure, colors, height=80 + (26 if len(shown) <= 16 else 13) * max(2, len(shown)))

@@ -7,7 +7,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import flask
-from werkzeug.exceptions import TooManyRequests
 
 from rankscope.dashboards.web.access import Access, visitor
 from rankscope.dashboards.web.token import SESSION_S
@@ -92,13 +91,7 @@ def register(server: flask.Flask, access: Access) -> None:
         flask.request.max_content_length = MAX_FORM_BYTES
         to = local(flask.request.form.get("next", "/"))
         token = access.config.token
-        try:
-            right = access.is_token(flask.request.form.get("token", "").strip(), flask.request)
-        except TooManyRequests as error:
-            response = _form(to, f"{(error.description or '').capitalize()}.", status=429)
-            response.headers.update(dict(error.get_headers()[1:]))
-            return response
-        if token is None or not right:
+        if token is None or not token.matches(flask.request.form.get("token", "").strip()):
             return _form(to, "That is not the token.", status=401)
         redirect = flask.redirect(to, 303)
         redirect.set_cookie(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Final
 from urllib.parse import quote
 
 import dash
 import flask
-from werkzeug.exceptions import HTTPException
+from werkzeug.sansio.utils import host_is_trusted
 
 from rankscope.dashboards.web.access import Access
 from rankscope.dashboards.web.login import LOGIN, LOGOUT, by_way_of
@@ -29,7 +29,6 @@ HEADERS: Final = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 
-_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[0-9]{1,5})?", re.ASCII)
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_LOGIN: Final = frozenset({HEALTHY, LOGIN, LOGOUT})
 _NO_LOGIN_BELOW: Final = ("/assets/", "/_dash-component-suites/")
@@ -80,11 +79,7 @@ def protect(app: dash.Dash, access: Access) -> None:
             return _refused(403, "sent by a page of another site, so nothing was done")
         if request.path.startswith(_NO_LOGIN_BELOW):
             return None
-        try:
-            visitor = access.visitor(request)
-        except HTTPException as error:
-            return _too_many(error)
-        flask.g.visitor = visitor
+        visitor = flask.g.visitor = access.visitor(request)
         return None if visitor.may_view or request.path in _NO_LOGIN else _to_login(request)
 
     def add_headers(response: flask.Response) -> flask.Response:
@@ -98,12 +93,14 @@ def protect(app: dash.Dash, access: Access) -> None:
     app.server.after_request(add_headers)
 
 
-def is_answered(host: str, names: Sequence[str]) -> bool:
-    """Return whether ``host``, as a browser sends it, is one of ``names`` (lower case), on any port."""
-    match = _HOST.fullmatch(host.lower())
-    if match is None:
-        return False
-    return any(match[1] == name.removeprefix(".") or (name.startswith(".") and match[1].endswith(name)) for name in names)
+def is_answered(host: str, names: Collection[str]) -> bool:
+    """Return whether ``host``, as a browser sends it, is one of ``names`` (lower case), on any port.
+
+    Flask's ``TRUSTED_HOSTS`` has no exception for health probes, and Werkzeug cuts names at the first colon, also IPv6 addresses.
+    """
+    if host.startswith("["):
+        return re.sub(r"\]:[0-9]{1,5}$", "]", host.lower()) in names
+    return host_is_trusted(host.lower(), names)
 
 
 def from_own_pages(request: flask.Request) -> bool:
@@ -123,10 +120,6 @@ def _refused(status: int, why: str, **headers: str) -> flask.Response:
     response.status_code = status
     response.headers.update(headers)
     return response
-
-
-def _too_many(error: HTTPException) -> flask.Response:
-    return _refused(error.code or 429, error.description or "", **dict(error.get_headers()[1:]))
 
 
 def _to_login(request: flask.Request) -> flask.typing.ResponseReturnValue:

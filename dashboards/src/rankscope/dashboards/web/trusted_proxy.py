@@ -54,11 +54,6 @@ class TrustedProxy:
             return None
         return shown(request.headers.get(self.header, "").strip(), MAX_USER) or None
 
-    def client(self, request: flask.Request) -> str:
-        """Return the address of the client: that which the proxy appended, since the client may have written those before it."""
-        forwarded = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip() if self.is_sender(request) else ""
-        return shown(forwarded or request.remote_addr or "", MAX_USER)
-
 
 def _network(text: str) -> Network:
     try:

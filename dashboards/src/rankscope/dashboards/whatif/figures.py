@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.dashboards.charts.frame import framed, hatched, note, rows_axis
+from rankscope.dashboards.charts.bars import Look, row_bars
+from rankscope.dashboards.charts.frame import framed, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.words.units import time_unit
 
@@ -37,19 +38,18 @@ def without_bars(
     shown = [actual, *rows, ideal]
     size, unit = time_unit(1e6 * max(row.step_seconds for row in shown))
     lengths = np.array([1e6 * row.step_seconds / size for row in shown])
-    at = np.arange(len(shown))
     figure = go.Figure()
-    for label, rows_of, color, hatch in (
-        ("As it is", [0], colors.idle, ""),
-        ("Without one part", list(range(1, len(shown) - 1)), colors.overlap, "/"),
-        ("Without any straggler", [len(shown) - 1], colors.compute, ""),
+    for look, rows_of in (
+        (Look("As it is", "idle"), [0]),
+        (Look("Without one part", "overlap", "/"), list(range(1, len(shown) - 1))),
+        (Look("Without any straggler", "compute"), [len(shown) - 1]),
     ):
-        figure.add_bar(
-            x=lengths[rows_of],
-            y=at[rows_of],
-            orientation="h",
-            name=label,
-            marker=hatched(color, hatch, colors),
+        row_bars(
+            figure,
+            look,
+            lengths[rows_of],
+            colors,
+            y=rows_of,
             hovertext=[shown[row].item for row in rows_of],
             customdata=[f"{escape(shown[row].label)}<br>{escape(shown[row].worth)}" for row in rows_of],
             hovertemplate=f"<b>%{{customdata}}</b><br>a step takes %{{x:,.3g}} {unit}<extra></extra>",

@@ -44,7 +44,7 @@ def local_path(written: str | os.PathLike[str]) -> Path:
     """Convert user input to a local path. Raises ``InputError`` for a URL, which would otherwise be reported as missing."""
     place = location(written)
     if isinstance(place, str):
-        raise InputError(place, "read from this machine's disks only, not from a URL: copy it here first")
+        raise InputError(place, "read from folders only, not from a URL: mount it (mountpoint-s3, rclone) or copy it here")
     return place
 
 

@@ -1,0 +1,41 @@
+"""Horizontal bars, one row each, and their looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from rankscope.dashboards.charts.frame import hatched
+from rankscope.dashboards.charts.palette import Palette
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Look of the bars of one kind: name, role of its colour, and a hatching that identifies it without colour."""
+
+    label: str
+    color: str
+    hatch: str = ""
+
+    def marker(self, colors: Palette) -> dict[str, Any]:
+        """Return the marker of the bars."""
+        return hatched(getattr(colors, self.color), self.hatch, colors)
+
+
+def row_bars(
+    figure: go.Figure, look: Look, lengths: Sequence[float | None] | NDArray[np.floating[Any]], colors: Palette, **others: Any
+) -> None:
+    """Add horizontal bars, the first in the top row of ``rows_axis``. ``others``: further or other settings of the bars."""
+    rows = list(range(len(lengths)))
+    figure.add_bar(**{"x": lengths, "y": rows, "orientation": "h", "name": look.label, "marker": look.marker(colors), **others})
+
+
+def frame_row(figure: go.Figure, row: float, colors: Palette, *, half: float = 0.5) -> None:
+    """Frame a row of a figure, ``half`` of whose height is given."""
+    line = {"color": colors.emphasis, "width": 2}
+    figure.add_shape(type="rect", xref="x domain", x0=0, x1=1, y0=row - half, y1=row + half, line=line)
