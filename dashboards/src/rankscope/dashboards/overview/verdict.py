@@ -92,7 +92,7 @@ def _facts(analysis: Analysis) -> list[Fact]:
     if verdict.slowdown is not None or verdict.rank is not None:
         facts.append(
             Fact(
-                "Steps take",
+                "Slowdown",
                 wording.slowdown(verdict.slowdown),
                 why="Step time as it is over step time without the cause",
             )

@@ -21,7 +21,7 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overview.advice import advice_list
 from rankscope.dashboards.overview.changes import changes
-from rankscope.dashboards.overview.figures import LOOKS, course_of, rate_line, rate_name, trend_lines, waterfall_bars
+from rankscope.dashboards.overview.figures import LOOKS, course_of, parts_of, rate_line, rate_name, trend_lines, waterfall_bars
 from rankscope.dashboards.overview.verdict import verdict_card
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.units import duration
@@ -112,7 +112,7 @@ def _parts(run: RunData) -> list[Block]:
     fall = run.analysis.waterfall
     if fall is None:
         return []
-    terms = [(LOOKS[one.name].label.capitalize(), _about_part(one), one.us is not None) for one in fall.parts]
+    terms = [(LOOKS[one.name].label.capitalize(), _about_part(one), one.us is not None) for one in parts_of(fall)]
     return [Details("What the parts are", [Terms(terms, "meanings")])]
 
 

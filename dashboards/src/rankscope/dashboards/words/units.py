@@ -58,3 +58,10 @@ def duration(us: float) -> str:
             value = us / size
             return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
     return f"{us:.3g} µs"
+
+
+def in_unit(us: float, unit: tuple[float, str]) -> str:
+    """Return a duration in the unit of an axis (``time_unit``), with three significant digits: ``0.24 ms``, ``3,130 ms``."""
+    size, name = unit
+    value = us / size
+    return f"{value:,.0f} {name}" if abs(value) >= 100 else f"{value:.3g} {name}"

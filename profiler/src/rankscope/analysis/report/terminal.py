@@ -24,7 +24,7 @@ from rankscope.analysis.result.text import (
     page,
     warning_lines,
 )
-from rankscope.base.text import duration, shortened
+from rankscope.base.text import duration, factor, shortened
 
 SHOWN_RANKS: Final = 16
 """Number of ranks shown at most; the JSON has all of them."""
@@ -73,7 +73,7 @@ def _headline(analysis: Analysis, width: int) -> str:
     lines = [verdict.kind.replace("_", " ").upper(), *textwrap.wrap(verdict.summary, width)]
     facts = []
     if verdict.slowdown is not None:
-        facts.append(f"slowdown {verdict.slowdown:.2f}x")
+        facts.append(f"slowdown {factor(verdict.slowdown)}")
     facts += losses(verdict.gpu_hours_lost, verdict.cost)
     if verdict.confidence is not None:
         facts.append(f"confidence {verdict.confidence:.0%}")
