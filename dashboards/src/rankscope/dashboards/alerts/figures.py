@@ -26,7 +26,7 @@ COLUMNS: Final = (
     "alert", "severity", "state", "run id", "rank", "started [unix ns]", "ended [unix ns]", "source", "summary", "labels"
 )  # fmt: skip
 
-NONE: Final = "No alert is known: nothing was found,<br>or nobody watched. rankscope alerts watch RUNS watches."
+NONE: Final = "No alert is known: nothing was found, or no watcher ran (rankscope alerts watch RUNS)."
 
 _STATES: Final[tuple[tuple[State, str, str], ...]] = (
     ("firing", "Fires", ""),

@@ -221,7 +221,7 @@ def rate_line(
     rate[trend.profiled[first:last]] = np.nan
     shown = binned(rate, course.steps_per_point)
     if not np.isfinite(shown).any():
-        return note(NO_RATE, colors, height=110), shown, course
+        return note(NO_RATE, colors), shown, course
     of = "of the job" if replicas else "of one rank"
     figure = go.Figure(
         go.Scatter(
