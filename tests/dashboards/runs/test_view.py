@@ -78,6 +78,23 @@ def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any
     assert answer["runs-answer"]["data"]["number"] == 3
 
 
+def test_folder_start_and_state_come_before_the_verdict_and_columns_without_a_value_are_hidden(
+    memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any
+) -> None:
+    free = msgspec.structs.replace(analysis, verdict=msgspec.structs.replace(analysis.verdict, cost=None, gpu_hours_lost=None))
+    memory_runs.put(free, table)
+    memory_runs.known.add("run-1")
+    grid = listed(caller(create_app(memory_runs)))
+
+    columns = [column["field"] for column in grid["columnDefs"]]
+    assert columns[:5] == ["name", "folder", "start", "state", "verdict"]
+    assert sum(column["width"] for column in grid["columnDefs"][:4]) < 1440 / 2, "all of them and the verdict fit 1,440 px"
+    hidden = {column["field"] for column in grid["columnDefs"] if column.get("hide")}
+    assert {"lost", "cost"} <= hidden
+    assert not {"step_ms", "ranks", "hours"} & hidden
+    assert grid["rowData"][0]["start"].endswith(" UTC"), "the saved table has one time zone"
+
+
 def test_what_has_been_analysed_before_is_there_at_once(memory_runs: Any, caller: Any) -> None:
     memory_runs.known.add("run-1")
     (row,) = listed(caller(create_app(memory_runs)))["rowData"]

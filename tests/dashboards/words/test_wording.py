@@ -11,6 +11,7 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import LedgerSource
 from rankscope.analysis.verdict.builders import EvidenceSource
+from rankscope.dashboards.model.page import Span, pieces
 from rankscope.dashboards.overview.verdict import _facts
 from rankscope.dashboards.stragglers.view import _IMPOSED_IN
 from rankscope.dashboards.words.units import in_unit, time_unit
@@ -40,3 +41,14 @@ def test_a_slowdown_reads_the_same_in_every_output(analysis: Analysis) -> None:
 
     assert slowdown(found.verdict.slowdown) == fact.value == alert.alert.annotations["slowdown"] == told
     assert f"slowdown {told}" in render_text(found)
+
+
+def test_code_in_backticks_and_options_become_pieces_of_their_own() -> None:
+    said = pieces("spent at `time.sleep` without --verdict")
+
+    assert [(one.text, one.kind) for one in said if isinstance(one, Span)] == [
+        ("spent at ", "span"),
+        ("time.sleep", "code"),
+        (" without ", "span"),
+        ("--verdict", "option"),
+    ]

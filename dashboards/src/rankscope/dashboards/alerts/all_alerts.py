@@ -18,7 +18,9 @@ from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
-from rankscope.dashboards.words.units import moment
+from rankscope.dashboards.words.wording import moment
+
+_LOCAL: Final = "In the time zone of the browser; UTC on hover"
 
 COLUMNS: Final[list[Column]] = [
     text_column("state", "State", width=130, renderer="RunState"),
@@ -26,13 +28,13 @@ COLUMNS: Final[list[Column]] = [
     text_column("alert", "Alert", width=180, hover=True),
     text_column("name", "Run", width=140, renderer="RunName", tooltip="Its page with the rank picked out"),
     number_column("rank", "Rank", "The rank it is about", digits=0, width=76),
-    text_column("summary", "What it says", width=320, hover=True, fills=280),
-    text_column("started", "Since (UTC)", width=166),
+    text_column("summary", "What it says", width=320, hover=True, fills=280, renderer="Marked"),
+    text_column("started", "Since", width=166, renderer="LocalTime", tooltip=_LOCAL),
     number_column("minutes", "Minutes", "From its beginning to its end, or to when the table was filled", digits=1, width=96),
     text_column("runbook", "Runbook", width=104, renderer="AlertRunbook"),
     text_column("host", "Host", width=110, hover=True),
     text_column("gpu", "GPU", width=120, hover=True),
-    text_column("ended", "Ended (UTC)", width=166),
+    text_column("ended", "Ended", width=166, renderer="LocalTime", tooltip=_LOCAL),
 ]
 
 

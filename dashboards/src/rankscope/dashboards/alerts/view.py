@@ -29,7 +29,6 @@ from rankscope.dashboards.model.page import (
     Pieces,
     Rows,
     Section,
-    Span,
     Text,
     badge,
     choice,
@@ -70,7 +69,7 @@ def alert_article(alert: AlertRecord) -> Block:
         badges.append(badge(f"rank {alert.rank}"))
     parts: list[Block] = [
         Pieces(badges),
-        Text(Span(alert.summary or _labels(alert), "strong")),
+        Text(alert.summary or _labels(alert), "alert-says"),
         Text(f"{_when(alert)}; reported by {_SOURCES[alert.source]}.", "help"),
     ]
     if alert.description:
