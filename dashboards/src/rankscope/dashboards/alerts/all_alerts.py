@@ -18,7 +18,7 @@ from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
-from rankscope.dashboards.words.wording import moment
+from rankscope.dashboards.words.units import moment
 
 _LOCAL: Final = "In the time zone of the browser; UTC on hover"
 
@@ -55,13 +55,18 @@ def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int)
         "rank": alert.rank,
         "host": _text(labels.get("host") or labels.get("instance")),
         "gpu": _text(labels.get("gpu_uuid") or labels.get("uuid")),
-        "started": moment(alert.started_unix_ns),
-        "ended": None if alert.ended_unix_ns is None else moment(alert.ended_unix_ns),
+        "started": _utc(alert.started_unix_ns),
+        "ended": None if alert.ended_unix_ns is None else _utc(alert.ended_unix_ns),
         "minutes": None if end is None else round(max(0, end - alert.started_unix_ns) / 6e10, 2),
         "summary": shown(alert.summary, MAX_TEXT) if alert.summary else None,
         "runbook": alert.runbook_url,
     }
     return {name: value for name, value in row.items() if value is not None}
+
+
+def _utc(unix_ns: int) -> str | None:
+    text = moment(unix_ns)
+    return None if text is None else f"{text} UTC"
 
 
 def row_id(alert: AlertRecord) -> str:
