@@ -16,7 +16,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.alerts.data import AlertsFound
 from rankscope.dashboards.compare.data import Compared
-from rankscope.dashboards.data.brief import Brief, brief_of
+from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, nothing
 from rankscope.dashboards.data.source import RunSummary, Stale, StepMatrices, StepPart, UnknownRunError
@@ -69,6 +69,8 @@ class MemoryRuns:
         self.analysed = 0
         self.known: set[str] = set()
         """Ids of runs that have been analysed before."""
+        self.stored: dict[str, StoredBrief] = {}
+        """Verdicts in the run directories."""
         self.comparison: Compared | None = None
 
     def put(self, analysis: Analysis, table: StepTable | Matrices, **summary: Any) -> None:
@@ -122,6 +124,9 @@ class MemoryRuns:
 
     def known_brief(self, run: RunSummary) -> Brief | None:
         return brief_of(self.analyses[run.run_id]) if run.run_id in self.known else None
+
+    def stored_brief(self, run: RunSummary) -> StoredBrief | None:
+        return self.stored.get(run.run_id)
 
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
         for run_id in run_ids:

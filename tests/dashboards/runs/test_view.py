@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dashboards.blocks import page_for
 
+from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
+from rankscope.analysis.result.stored import store_verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
+from rankscope.dashboards.data.brief import StoredBrief, brief_of
 from rankscope.dashboards.data.lately import FACTOR, Lately
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
@@ -100,6 +104,43 @@ def test_what_has_been_analysed_before_is_there_at_once(memory_runs: Any, caller
     (row,) = listed(caller(create_app(memory_runs)))["rowData"]
     assert row["kind"] == "Straggler"
     assert "ask" not in row
+
+
+@pytest.mark.parametrize("current", [True, False])
+def test_the_verdict_in_the_run_directory_is_there_at_once_and_judged_again_if_it_is_stale(
+    memory_runs: Any, analysis: Analysis, *, current: bool
+) -> None:
+    memory_runs.stored["run-1"] = StoredBrief(brief_of(analysis), current)
+    row = first_row(memory_runs, memory_runs.summary("run-1"))
+    assert (row["kind"], "ask" in row) == ("Straggler", not current)
+    assert memory_runs.analysed == 0
+    # And while it is judged again, it stays
+    memory_runs.problems["run-1"] = NotReadyError(Progress("waiting for other analyses"))
+    assert asked_row(memory_runs, memory_runs.summary("run-1")) == row
+
+
+def test_a_verdict_in_a_run_directory_counts_for_the_version_and_the_files_it_is_of(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run")
+    source = DiskRuns(run)
+    assert source.stored_brief(source.summary("run-1")) is None
+    revision = source.summary("run-1").revision
+
+    store_verdict(run, analyze([run]))
+    stored = DiskRuns(run).stored_brief(source.summary("run-1"))
+    assert stored is not None
+    assert (stored.is_current, stored.brief.kind) == (True, "straggler")
+    assert DiskRuns(run).summary("run-1").revision == revision, "a verdict is no data of the run"
+
+    (steps,) = run.glob("attempts/000/ranks/00000/steps-*.npy")
+    os.utime(steps, ns=(2 * 10**18, 2 * 10**18))
+    source = DiskRuns(run)
+    stored = source.stored_brief(source.summary("run-1"))
+    assert stored is not None
+    assert not stored.is_current, "written to since"
+    for damage in ("{}", "not JSON", "9" * (1 << 21)):
+        (run / "verdict.json").write_text(damage)
+        source = DiskRuns(run)
+        assert source.stored_brief(source.summary("run-1")) is None
 
 
 def test_a_run_that_is_being_analysed_says_how_far_and_is_asked_for_again(memory_runs: Any) -> None:

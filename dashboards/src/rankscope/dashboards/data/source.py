@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.result.analysis import Analysis
     from rankscope.dashboards.alerts.data import AlertsFound
     from rankscope.dashboards.compare.data import Compared
-    from rankscope.dashboards.data.brief import Brief
+    from rankscope.dashboards.data.brief import Brief, StoredBrief
     from rankscope.dashboards.data.events import Events
     from rankscope.dashboards.data.hardware import Hardware
     from rankscope.dashboards.data.topology import Topology
@@ -152,6 +152,9 @@ class RunSource(Protocol):
 
     def known_brief(self, run: RunSummary) -> Brief | None:
         """Return the summary of a run if it has been computed; starts nothing. Raises ``RankscopeError``."""
+
+    def stored_brief(self, run: RunSummary) -> StoredBrief | None:
+        """Return the summary by the verdict in the run directory of a run that has ended; ``None`` if there is none."""
 
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
         """Return the comparison of runs with the first of them, or of one run's steps from ``at`` on with those before.

@@ -46,12 +46,18 @@ COLUMNS: Final[list[Column]] = [
 
 
 def first_row(source: RunSource, run: RunSummary) -> dict[str, Any]:
-    """Return the row of a run from cached results only; no analysis is started."""
+    """Return the row of a run from cached results, else from the verdict in its directory; no analysis is started."""
     try:
         brief = source.known_brief(run)
     except RankscopeError:
         brief = None  # a damaged cache entry counts as missing
-    return run_row(run, brief)
+    if brief is not None:
+        return run_row(run, brief)
+    stored = source.stored_brief(run)
+    if stored is None:
+        return run_row(run, None)
+    row = run_row(run, stored.brief)
+    return row if stored.is_current else {**row, "ask": True}
 
 
 def asked_row(source: RunSource, run: RunSummary, *, follow: bool = True) -> dict[str, Any]:
@@ -65,7 +71,8 @@ def asked_row(source: RunSource, run: RunSummary, *, follow: bool = True) -> dic
     try:
         return run_row(run, source.brief(run.run_id), source.stale(run.run_id))
     except NotReadyError as error:
-        return {**run_row(run, None), "verdict": f"{error.progress.sentence} …"}
+        row = first_row(source, run)
+        return row if "kind" in row else {**row, "verdict": f"{error.progress.sentence} …"}
     except RankscopeError as error:
         return {**run_row(run, None), "verdict": str(error), "kind": "No verdict", "tone": "unknown", "ask": False}
 

@@ -17,7 +17,7 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts.data import AlertsFound, FolderAlerts
 from rankscope.dashboards.alerts.replay import read_replay
 from rankscope.dashboards.compare.data import Compared, read_comparison
-from rankscope.dashboards.data.brief import Brief
+from rankscope.dashboards.data.brief import Brief, StoredBrief, stored_brief
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.memo import Memo
@@ -87,6 +87,7 @@ class DiskRuns:
         self._comparing: dict[tuple[object, ...], str] = {}
         """Comparisons in progress, to their keys, which name the revisions of the compared runs."""
         self._briefs: Memo[Brief] = Memo(_KEPT_LINES)
+        self._stored: Memo[StoredBrief | None] = Memo(_KEPT_LINES)
         self._comparisons: Memo[Compared] = Memo(_KEPT_COMPARISONS)
         self._captures: Memo[str] = Memo(_KEPT_LINES)
         self._lists: Memo[Windows] = Memo(_KEPT_ANALYSES)
@@ -134,6 +135,13 @@ class DiskRuns:
         """Return the summary of a run if it is cached."""
         derived = None if run.problem is not None else self._making.known(Path(run.path), run.run_id, run.revision)
         return None if derived is None else self._brief(derived)
+
+    def stored_brief(self, run: RunSummary) -> StoredBrief | None:
+        """Return the summary by the verdict in the run directory, read once per revision of the files."""
+        if run.problem is not None or run.status not in ("finished", "failed"):
+            return None
+        read = partial(stored_brief, Path(run.path), run.last_write_unix_ns)
+        return self._stored.get(run.path, run.revision, read)
 
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
         """Return runs compared with the first, at the revisions they had when the comparison was first requested."""
