@@ -119,6 +119,22 @@ def test_the_verdict_in_the_run_directory_is_there_at_once_and_judged_again_if_i
     assert asked_row(memory_runs, memory_runs.summary("run-1")) == row
 
 
+@pytest.mark.parametrize("status", ["finished", "failed", "silent"])
+def test_a_run_that_hung_says_so_instead_of_how_it_ended(
+    memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any, status: str
+) -> None:
+    verdict = Verdict(kind="hang", rank=1, ranks=[1], summary="Rank 1 did not arrive at all_reduce 66.")
+    memory_runs.put(msgspec.structs.replace(analysis, verdict=verdict), table, status=status, losses="rank 0 killed")
+    row = asked_row(memory_runs, memory_runs.summary("run-1"))
+    assert (row["state"], row["state_tone"], row["kind"]) == ("Hung", "bad", "Hang")
+    client = caller(create_app(memory_runs))
+    page = client("page.children", {"url.pathname": "/run/run-1", "url.search": ""}, triggered="url.pathname")
+    said = str(find(page["page"]["children"], "run-head"))
+    assert "Hung" in said
+    assert "rank 0 killed" in said
+    assert not {"Finished", "Ended badly", "Silent"} & set(said.split("'"))
+
+
 def test_a_verdict_in_a_run_directory_counts_for_the_version_and_the_files_it_is_of(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     source = DiskRuns(run)

@@ -17,7 +17,7 @@ PHASES: Final[tuple[Phase, ...]] = ("data", "h2d", "forward", "backward", "optim
 
 DeviceKind = Literal["cuda", "cpu", "rocm", "xpu", "other"]
 WindowBasis = Literal["file", "steps"]
-EndReason = Literal["exit", "crash", "killed", "disabled"]
+EndReason = Literal["exit", "interrupted", "crash", "killed", "disabled"]
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,8 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start_unix_ns: int
     end_unix_ns: int | None = None
     end_reason: EndReason | None = None
-    """Reason of the end; ``None`` while running. ``killed``: the process ended abruptly (SIGKILL, OOM killer, node lost)."""
+    """Reason of the end; ``None`` while running. ``interrupted``: by Ctrl-C. ``killed``: the process ended abruptly (SIGKILL, OOM
+    killer, node lost)."""
     dropped_records: int = 0
     """Number of records missing from the files: the ring was full, the folder could not be written for too long, or the records
     could not be read, encoded or written for another reason."""

@@ -102,7 +102,10 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "ask": True if brief is None else None,
     }
     if brief is not None:
+        label, tone = wording.state(run.status, brief.kind)
         row |= {
+            "state": label,
+            "state_tone": tone,
             "kind": wording.KIND_LABELS[brief.kind],
             "tone": wording.verdict_tone(brief.kind, may_be_well=run.may_be_well),
             "verdict": brief.summary,

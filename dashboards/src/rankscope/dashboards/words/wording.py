@@ -83,6 +83,12 @@ STATUS_TONES: Final[dict[Status, str]] = {
     "starting": "live", "live": "live", "silent": "fair", "finished": "plain", "failed": "bad", "unreadable": "bad",
 }  # fmt: skip
 
+
+def state(status: Status, kind: Kind | None = None) -> tuple[str, str]:
+    """Return label and tone of a run's state. ``kind``: that of its verdict, where it is known."""
+    return ("Hung", "bad") if kind == "hang" else (STATUS_LABELS[status], STATUS_TONES[status])
+
+
 GOING_ON: Final[frozenset[Status]] = frozenset({"starting", "live", "silent"})
 """Statuses of runs that may have running ranks."""
 LIVE: Final = GOING_ON | {"failed"}
