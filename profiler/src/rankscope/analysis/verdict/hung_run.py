@@ -69,7 +69,7 @@ def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
         return None
     alone = report.culprits[0] if len(report.culprits) == 1 else None
     group = None if report.group is None else report.group.description or report.group.name
-    action = f"rankscope hang {shlex.quote(run.path)} shows who waits in what"
+    action = f"See who waits in what: rankscope hang {shlex.quote(run.path)}"
     summary = f"{report.summary}{_last_call(report)}"
     verdict = Verdict(
         kind="hang",
