@@ -29,6 +29,8 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
 from rankscope.dashboards.live.listing import MOST_ASKED, MOST_FOLLOWED, asked_rows, sorted_as
 from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
+from rankscope.dashboards.model.page import Link, Pieces, pieces
+from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.runs.view import COLUMNS, asked_row, first_row, list_revision
 from rankscope.dashboards.store.disk import DiskRuns
@@ -117,6 +119,20 @@ def test_the_verdict_in_the_run_directory_is_there_at_once_and_judged_again_if_i
     # And while it is judged again, it stays
     memory_runs.problems["run-1"] = NotReadyError(Progress("waiting for other analyses"))
     assert asked_row(memory_runs, memory_runs.summary("run-1")) == row
+
+
+def test_a_run_links_to_its_experiment_trackers_by_web_addresses_only(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run")
+    info = json.loads((run / "run.json").read_text())
+    info["trackers"] = {"W&B": "https://wandb.ai/a/b/runs/c", "Else": "javascript:alert(1)"}
+    (run / "run.json").write_text(json.dumps(info))
+    assert DiskRuns(run).summary("run-1").trackers == (("W&B", "https://wandb.ai/a/b/runs/c"),)
+    head = run_head(DiskRuns(run).summary("run-1"))
+    assert [(one.text, one.href) for one in all_links(head)] == [("W&B run", "https://wandb.ai/a/b/runs/c")]
+
+
+def all_links(blocks: Any) -> list[Link]:
+    return [piece for block in blocks if isinstance(block, Pieces) for piece in pieces(block.line) if isinstance(piece, Link)]
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "silent"])

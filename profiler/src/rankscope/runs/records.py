@@ -34,6 +34,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool = False
     """True when the GPU readings that belong to the run are simulated, as in a demonstration without a GPU. Shown wherever the
     run is shown. What ranks record about their steps is always measured."""
+    trackers: dict[str, str] = {}
+    """Addresses of the run at experiment trackers, by their names."""
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -82,6 +82,8 @@ class RunSummary:
     """Ranks of the last attempt that crashed or were killed, as text; ``None``: there are none."""
     unrecorded: str | None = None
     """Ranks whose recorder switched itself off, as text; how they ended is not known."""
+    trackers: tuple[tuple[str, str], ...] = ()
+    """Names and web addresses of the run at experiment trackers."""
     problem: str | None = None
     """Reason why the run cannot be read, one line; ``None``: it can."""
 

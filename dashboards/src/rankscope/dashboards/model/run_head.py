@@ -26,11 +26,12 @@ def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
     ]
     if run.status == "silent":
         facts.append(f"nothing was written since {wording.moment(run.last_write_unix_ns)}, and no rank has said that it ended")
+    trackers = [Link(f"{name} run", url, elsewhere=True) for name, url in run.trackers]
     where = run.copy_of or run.path
     path = Span(shown(where), "code", title=shown(where, MAX_TEXT), style="path")
     return [
         Group([Heading(run.name, 1, "run-name"), Pieces(_badges(run, kind))], "run-head"),
-        Pieces([Span(" · ".join(facts), style="run-fact"), path], "run-facts"),
+        Pieces([Span(" · ".join(facts), style="run-fact"), path, *trackers], "run-facts"),
         *([simulated_band()] if run.simulated else []),
     ]
 
