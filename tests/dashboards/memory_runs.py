@@ -26,7 +26,7 @@ from rankscope.dashboards.stragglers.data import BlameBook
 from rankscope.dashboards.timeline.data import WindowData
 from rankscope.dashboards.timeline.windows import Window, Windows
 from rankscope.dashboards.whatif.data import Scenarios
-from rankscope.runs.records import StepRecord
+from rankscope.runs.records import KernelRecord, StepRecord
 
 T = TypeVar("T")
 
@@ -159,6 +159,10 @@ class MemoryRuns:
 
     def window(self, run: RunSummary, window: Window) -> WindowData:
         raise UnknownRunError(f"{run.run_id}: {window}")
+
+    def window_kernels(self, run: RunSummary, window: Window, rank: int) -> list[KernelRecord]:
+        del run, window, rank
+        return []
 
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
         raise UnknownRunError(f"{run.run_id}: {window} of {rank}")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rankscope.dashboards.timeline.data import WindowData
     from rankscope.dashboards.timeline.windows import Window, Windows
     from rankscope.dashboards.whatif.data import Scenarios
-    from rankscope.runs.records import StepRecord
+    from rankscope.runs.records import KernelRecord, StepRecord
 
 Status = Literal["starting", "live", "silent", "finished", "failed", "unreadable"]
 """``starting``: no rank has started; ``silent``: ranks have not ended, but nothing was written for a while; ``finished``: all
@@ -181,6 +181,9 @@ class RunSource(Protocol):
 
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
         """Return the step records of a rank in a window. Raises ``RankscopeError``."""
+
+    def window_kernels(self, run: RunSummary, window: Window, rank: int) -> list[KernelRecord]:
+        """Return the costliest kernels of a rank in a window. Raises ``RankscopeError``."""
 
     def perfetto(self, run: RunSummary, window: Window) -> Path:
         """Return the file of a window for Perfetto; does not wait. Raises ``RankscopeError``."""

@@ -33,9 +33,9 @@ from rankscope.dashboards.store.mirror import not_renewed
 from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.stragglers.data import BlameBook
 from rankscope.dashboards.timeline.data import WindowData, read_window
-from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, read_windows, steps_of
+from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, kernels_of, read_windows, steps_of
 from rankscope.dashboards.whatif.data import Scenarios, read_scenarios
-from rankscope.runs.records import StepRecord
+from rankscope.runs.records import KernelRecord, StepRecord
 
 if TYPE_CHECKING:
     from rankscope.alerts.prometheus import Prometheus  # needs a package that is installed only for queries to a Prometheus
@@ -93,6 +93,7 @@ class DiskRuns:
         self._lists: Memo[Windows] = Memo(_KEPT_ANALYSES)
         self._windows: Memo[WindowData] = Memo(_KEPT_WINDOWS)
         self._host_steps: Memo[list[StepRecord]] = Memo(_KEPT_LINES)
+        self._kernels: Memo[list[KernelRecord]] = Memo(_KEPT_LINES)
         self._analyses: Memo[Analysis] = Memo(_KEPT_ANALYSES)
         self._blames: Memo[BlameBook] = Memo(_KEPT_TABLES)
         self._replays: Memo[Replay] = Memo(_KEPT_TABLES)
@@ -203,6 +204,11 @@ class DiskRuns:
         """Return the step records of a rank in a window."""
         key = key_of(self._key_of_window("steps", run, window), str(rank))
         return self._host_steps.get(key, key, lambda: steps_of(Path(run.path), rank, window))
+
+    def window_kernels(self, run: RunSummary, window: Window, rank: int) -> list[KernelRecord]:
+        """Return the costliest kernels of a rank in a window."""
+        key = key_of(self._key_of_window("kernels", run, window), str(rank))
+        return self._kernels.get(key, key, lambda: kernels_of(Path(run.path), rank, window))
 
     def perfetto(self, run: RunSummary, window: Window) -> Path:
         """Return the file of a window for Perfetto."""
