@@ -8,7 +8,7 @@
   // Figures have the time of this browser at their axes.
   try {
     var zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-    document.cookie = "rankscope-zone=" + encodeURIComponent(zone) + "; path=/; SameSite=Strict";
+    document.cookie = "rankscope-zone=" + zone + "; path=/; SameSite=Strict";
   } catch (error) {
     // They have UTC then.
   }
