@@ -144,11 +144,11 @@ def test_clicks_think_away_and_take_back(run: RunData) -> None:
 
 
 def test_fleet_measures_are_said_with_what_they_mean(run: RunData) -> None:
-    """Given one straggler of four ranks, when the measures are shown, then M_W is near 1 and M_S is unknown."""
+    """Given one straggler of four ranks, when the measures are shown, then M_W is near 1, and M_S does not apply."""
     text = text_of(write(VIEW, "whatif-fleet", run, PageState()))
 
     assert "a few ranks are to blame" in text
-    assert "no pipeline stages" in text
+    assert "M_S" not in text, "the job has no stages"
     assert "step records: 4 ranks" in text
 
 

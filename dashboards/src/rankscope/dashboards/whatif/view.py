@@ -103,6 +103,11 @@ def fleet(answer: Answer, *, goes_on: bool) -> list[Block]:
 
 
 def _measures(result: WhatIf) -> list[Fact]:
+    stage = Fact(
+        "M_S, last stage",
+        UNKNOWN if result.m_stage is None else f"{result.m_stage:.2f}",
+        detail="of the loss is gone without it. Large: the model is cut unevenly",
+    )
     slowest = f"rank {result.slowest_ranks[0]}" if len(result.slowest_ranks) == 1 else f"the {len(result.slowest_ranks)} slowest"
     return [
         Fact(
@@ -117,13 +122,7 @@ def _measures(result: WhatIf) -> list[Fact]:
             if result.m_worker is None
             else f"of the loss is gone without {slowest}. Near 1: a few ranks are to blame; near 0: not the ranks",
         ),
-        Fact(
-            "M_S, last stage",
-            UNKNOWN if result.m_stage is None else f"{result.m_stage:.2f}",
-            detail="no pipeline stages in this evidence"
-            if result.m_stage is None
-            else "of the loss is gone without it. Large: the model is cut unevenly",
-        ),
+        *([stage] if result.by_stage else []),
         Fact(
             "Fit",
             UNKNOWN if result.discrepancy is None else f"{result.discrepancy:.3f}",
