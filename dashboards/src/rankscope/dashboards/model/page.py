@@ -23,7 +23,7 @@ COMMAND: Final = re.compile(r"(?:(?P<before>[^`]*): )?(?P<command>(?:rankscope|t
 """Pattern of advice that is a command, or ends with one after a colon."""
 MAX_BADGE: Final = 80
 """Maximum characters of a badge or link. A longer text is in its title."""
-_MARKED: Final = re.compile(r"`(?P<code>[^`]+)`|(?<=\s)(?P<option>--?[a-z][a-z-]*)")
+_MARKED: Final = re.compile(r"(`[^`]+`|(?<=\s)--?[a-z][a-z-]*)")
 """Pattern of code in backticks, and of a command-line option."""
 
 
@@ -77,19 +77,13 @@ def pieces(line: Line) -> list[Span | Link | Badge]:
     """Return the pieces of a line. In plain text, code in backticks and command-line options become pieces of their own."""
     found: list[Span | Link | Badge] = []
     for piece in [line] if isinstance(line, (str, Span, Link, Badge)) else line:
-        found += _marked(piece) if isinstance(piece, str) else [piece]
+        found += _spans(piece) if isinstance(piece, str) else [piece]
     return found
 
 
-def _marked(text: str) -> Iterator[Span]:
-    end = 0
-    for match in _MARKED.finditer(text):
-        if match.start() > end:
-            yield Span(text[end : match.start()])
-        yield Span(match["code"], "code") if match["code"] else Span(match["option"], "option")
-        end = match.end()
-    if end < len(text):
-        yield Span(text[end:])
+def _spans(text: str) -> list[Span]:
+    parts = enumerate(_MARKED.split(text))
+    return [Span(part.strip("`"), "code" if part[0] == "`" else "option") if at % 2 else Span(part) for at, part in parts if part]
 
 
 def first_pieces(items: Sequence[Piece], most: int) -> list[Piece]:
