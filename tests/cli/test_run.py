@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from rankscope.analysis.result.stored import stored_verdict
 from rankscope.cli import run as run_module
 from rankscope.cli.share import SHARE
 from rankscope.profiler.launch import LaunchResult
@@ -93,6 +94,9 @@ def test_a_second_job_in_a_run_is_announced_as_an_attempt_and_without_training_g
     first = cli(*command)
     assert "1 rank of 1" in first.stderr
     assert "the recorder took" in first.stderr
+    stored = stored_verdict(tmp_path / "run")
+    assert stored is not None, "for lists of runs"
+    assert (stored[0].source.ranks, stored[0].source.world_size) == (1, 1)
     (tmp_path / "train.py").write_text("pass")
     second = cli(*command)
     assert "attempt 1" in second.stderr

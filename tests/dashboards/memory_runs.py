@@ -16,7 +16,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.alerts.data import AlertsFound
 from rankscope.dashboards.compare.data import Compared
-from rankscope.dashboards.data.brief import Brief, brief_of
+from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, nothing
 from rankscope.dashboards.data.source import RunSummary, Stale, StepMatrices, StepPart, UnknownRunError
@@ -26,7 +26,7 @@ from rankscope.dashboards.stragglers.data import BlameBook
 from rankscope.dashboards.timeline.data import WindowData
 from rankscope.dashboards.timeline.windows import Window, Windows
 from rankscope.dashboards.whatif.data import Scenarios
-from rankscope.runs.records import StepRecord
+from rankscope.runs.records import KernelRecord, StepRecord
 
 T = TypeVar("T")
 
@@ -69,6 +69,8 @@ class MemoryRuns:
         self.analysed = 0
         self.known: set[str] = set()
         """Ids of runs that have been analysed before."""
+        self.stored: dict[str, StoredBrief] = {}
+        """Verdicts in the run directories."""
         self.comparison: Compared | None = None
 
     def put(self, analysis: Analysis, table: StepTable | Matrices, **summary: Any) -> None:
@@ -123,6 +125,9 @@ class MemoryRuns:
     def known_brief(self, run: RunSummary) -> Brief | None:
         return brief_of(self.analyses[run.run_id]) if run.run_id in self.known else None
 
+    def stored_brief(self, run: RunSummary) -> StoredBrief | None:
+        return self.stored.get(run.run_id)
+
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
         for run_id in run_ids:
             self.summary(run_id)
@@ -154,6 +159,10 @@ class MemoryRuns:
 
     def window(self, run: RunSummary, window: Window) -> WindowData:
         raise UnknownRunError(f"{run.run_id}: {window}")
+
+    def window_kernels(self, run: RunSummary, window: Window, rank: int) -> list[KernelRecord]:
+        del run, window, rank
+        return []
 
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
         raise UnknownRunError(f"{run.run_id}: {window} of {rank}")

@@ -40,6 +40,7 @@ def _rank(rank: int) -> RankResult:
         transfer_us=4_000.0,
         wait_us=120_000.0 if not slow else 0.0,
         blocked_us=40_800.0 if not slow else 800.0,
+        profiled_steps=3,
         own_us=36_500.0 if not slow else 76_500.0,
         wall_us=77_300.0,
         end_reason="exit",

@@ -111,7 +111,7 @@ def test_batches_are_the_data_phase_and_what_they_hold_the_work() -> None:
         (SystemExit(0), End.EXIT),
         (SystemExit(3), End.CRASH),
         (SystemExit("no data"), End.CRASH),
-        (KeyboardInterrupt(), End.EXIT),
+        (KeyboardInterrupt(), End.INTERRUPTED),
         (ValueError(), End.CRASH),
     ],
 )

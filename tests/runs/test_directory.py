@@ -33,6 +33,7 @@ from rankscope.runs.paths import (
     ras_dir,
     run_file,
     segment,
+    verdict_file,
 )
 from rankscope.runs.reader import RunReader, is_headless_run, is_run
 from rankscope.runs.records import PHASES, AttemptInfo, KernelRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
@@ -442,6 +443,7 @@ def test_the_documented_tree_is_the_one_that_is_written(tmp_path: Path) -> None:
     written = [
         run_file(Path()),
         findings_file(Path()),
+        verdict_file(Path()),
         segment(attempt_dir(Path(), 0), "plan", 0),
         segment(host_dir(Path(), "NAME"), "gpu", 0),
         *ranks,

@@ -29,7 +29,7 @@ def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) ->
         "phase": "data",
         "pattern": "fixed",
         "steps": "5-59",
-        "slowdown": "1.5x",
+        "slowdown": "1.50x",
         "gpu_hours_lost": "0.25",
         "gpu_hours_lost_per_hour": "1.33",
         "confidence": "96%",

@@ -47,16 +47,33 @@ def test_a_silent_run_whose_dumps_show_a_hang_hangs(synthetic: Synthetic) -> Non
     analysis = analyze([run])
     verdict = analysis.verdict
     assert (verdict.kind, verdict.rank, verdict.ranks, verdict.group) == ("hang", 2, [2], "default_pg")
-    assert verdict.next[0] == f"rankscope hang {run} shows who waits in what"
+    assert verdict.next[0].endswith(f": rankscope hang {run}"), "a command that can be copied"
     finding = analysis.findings[0]
     assert (finding.kind, finding.rank, finding.host) == ("hang", 2, "n1")
     assert {row.name: row.value for row in finding.evidence}["waited"] == pytest.approx(60)
 
 
-def test_ranks_that_the_watchdog_ended_hung(synthetic: Synthetic) -> None:
-    verdict = analyze([hung(synthetic, wait_s=60, stops={2: 3}, end="killed")]).verdict
+@pytest.mark.parametrize("end", ["killed", "interrupted"])
+def test_ranks_that_the_watchdog_or_a_person_ended_hung(synthetic: Synthetic, end: str) -> None:
+    verdict = analyze([hung(synthetic, wait_s=60, stops={2: 3}, end=end)]).verdict
     assert (verdict.kind, verdict.ranks) == ("hang", [2])
-    assert "error output" in verdict.next[-1]
+    assert ("error output" in verdict.next[-1]) == (end == "killed")
+
+
+def test_the_verdict_has_the_line_of_the_script_at_which_the_culprit_was_last(synthetic: Synthetic) -> None:
+    # Given dumps with stacks, whose innermost frames are of libraries
+    run = hung(synthetic, wait_s=60, stops={2: 3})
+    for path in flight_dir(run, 0).iterdir():
+        dump = pickle.loads(path.read_bytes())
+        for entry in dump["entries"]:
+            entry["frames"] = [
+                {"filename": "/venv/lib/python3.11/site-packages/torch/_tensor.py", "line": 5, "name": "backward"},
+                {"filename": "/home/me/train.py", "line": 42, "name": "main"},
+            ]
+        path.write_bytes(pickle.dumps(dump, 2))
+    analysis = analyze([run])
+    assert "train.py:42" in analysis.verdict.summary
+    assert analysis.findings[0].summary == analysis.verdict.summary
 
 
 @pytest.mark.parametrize(

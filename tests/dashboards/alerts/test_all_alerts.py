@@ -90,8 +90,8 @@ def test_a_row_has_what_is_known_and_leaves_out_what_is_not() -> None:
         "rank": 2,
         "host": "n1",
         "gpu": "GPU-1",
-        "started": "2026-09-21 14:13:20",
-        "ended": "2026-09-21 14:14:20",
+        "started": "2026-09-21 14:13:20 UTC",
+        "ended": "2026-09-21 14:14:20 UTC",
         "minutes": 1.0,
         "summary": "Rank 2 is slow.",
     }

@@ -13,6 +13,7 @@ from rankscope.dashboards.alerts.view import VIEW
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.words.units import time_zone
 
 AT = 1_790_000_000_000_000_000
 SECOND = 10**9
@@ -86,3 +87,17 @@ def test_replaying_is_one_command_away_whatever_the_folder_is_called(memory_runs
     text = str(write(VIEW, "alert-replay", RunData(memory_runs, memory_runs.summary("run-1")), PageState()))
 
     assert "rankscope alerts replay '/runs/a b;c'" in text
+
+
+def test_the_axis_has_the_time_of_the_browser_and_the_hover_text_utc() -> None:
+    """Given a browser in Berlin in summer, when alerts are drawn, then bars begin two hours after their time in UTC."""
+    with time_zone("Europe/Berlin"):
+        figure = alert_times([alert("firing", 0, None)], COLORS, now_unix_ns=AT)
+    (bar,) = [bar for bar in figure.data if bar.name == "Fires"]
+
+    assert list(bar.base) == ["2026-09-21 16:13:20"]
+    assert bar.customdata[0][2] == "2026-09-21 14:13:20"
+    assert "Europe/Berlin" in figure.layout.xaxis.title.text
+    for unknown in ("../../etc/passwd", "No/Where", "", None):
+        with time_zone(unknown):
+            assert "UTC" in alert_times([alert()], COLORS, now_unix_ns=AT).layout.xaxis.title.text

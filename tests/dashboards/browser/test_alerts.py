@@ -92,7 +92,7 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(runs: Path, url
 
 
 def test_a_run_is_replayed_from_its_page(url: str, opened: Opened) -> None:
-    with opened(f"{url}/run/a/alerts") as page:
+    with opened(f"{url}/run/a/alerts", timezone_id="Asia/Tokyo") as page:
         expect(page.locator("#replay-times")).to_contain_text("Nothing is replayed")
         all_drawn(page)  # content above the list moves it, so an early click would miss
 
@@ -103,5 +103,6 @@ def test_a_run_is_replayed_from_its_page(url: str, opened: Opened) -> None:
         expect(page.locator("#alert-replay-section table")).to_contain_text("into the run")
         expect(page.locator("#replay-times")).to_contain_text("Alerts that would have fired: ")
         expect(page.locator("#replay-times .ytick").first).to_contain_text("rank 2 on node-1")
+        expect(page.locator("#replay-times .xtitle")).to_contain_text("Asia/Tokyo")
         page.reload()
         expect(page.locator("#alert-replay-section table")).to_contain_text("into the run")

@@ -15,9 +15,9 @@ def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opene
     """Given a straggler, when it is selected by keyboard, cell and bar, then the address has it, and the page its gain."""
     with opened(f"{run_url}/blame") as page:
         drawn(page, "imposed-bars", "wait-matrix", "cause-bars", "cause-timeline")
-        expect(page.locator("#ledger-section")).to_contain_text("node-1")
+        expect(page.locator("#rank-costs-section")).to_contain_text("node-1")
         # by keyboard
-        page.locator('#ledger-section .ag-row[row-id="2"] .ag-cell[col-id="rank"]').focus()
+        page.locator('#rank-costs-section .ag-row[row-id="2"] .ag-cell[col-id="rank"]').focus()
         page.keyboard.press("Enter")
         page.wait_for_url(re.compile(r"rank=2"))
         page.get_by_label("Picked rank").fill("1")
@@ -25,7 +25,7 @@ def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opene
         # by mouse
         area = page.locator("#wait-matrix .nsewdrag").first.bounding_box()
         assert area is not None
-        page.mouse.click(area["x"] + 0.62 * area["width"], area["y"] + 0.1 * area["height"])  # rank 0 waited for rank 2
+        page.mouse.click(area["x"] + 0.1 * area["width"], area["y"] + 0.62 * area["height"])  # rank 0 waited for rank 2
         page.wait_for_url(re.compile(r"rank=2"))
 
         page.get_by_role("link", name="What-if").click()

@@ -115,13 +115,13 @@ def test_tables_sort_and_everything_can_be_saved(opened: Callable[..., Page]) ->
         return table.locator(f"tbody td:nth-child({index})").all_inner_texts()
 
     assert column(1) == ["0", "1", "2", "3"]
-    sort = table.get_by_role("button", name="Own ms")
+    sort = table.get_by_role("button", name="Own ms, median")
     sort.click()
     sort.click()
     assert column(1)[0] == "2"
-    assert table.locator("th[aria-sort=descending]").inner_text().startswith("Own ms")
+    assert table.locator("th[aria-sort=descending]").inner_text().startswith("Own ms, median")
     # given a column with unknown values: they are last in both directions
-    sort = table.get_by_role("button", name="Imposed ms")
+    sort = table.get_by_role("button", name="Imposed %")
     for _ in range(2):
         sort.click()
         assert column(5)[-1] == "-"
@@ -136,7 +136,7 @@ def test_tables_sort_and_everything_can_be_saved(opened: Callable[..., Page]) ->
     with download.value.path().open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["Rank"] for row in rows] == ["0", "1", "2", "3"]
-    assert rows[3]["Imposed ms"] == ""
+    assert rows[3]["Imposed %"] == ""
 
 
 def test_without_scripts_the_words_stand_in_the_places_of_the_figures(opened: Callable[..., Page]) -> None:

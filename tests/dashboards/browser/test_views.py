@@ -139,7 +139,7 @@ CHOICES: dict[str, tuple[str, str, str]] = {
     "ranks": ("Metric", "Step time", "metric=wall_us"),
     "overlap": ("Picked rank", "1", "rank=1"),
     "timeline": ("Picked rank", "1", "rank=1"),
-    "whatif": ("Think away", "rank 2", "without=rank:2"),
+    "whatif": ("Compare without", "rank 2", "without=rank:2"),
 }
 """By view: a control, the option to choose in it, and the resulting query of the address."""
 

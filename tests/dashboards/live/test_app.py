@@ -66,7 +66,7 @@ def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any, cal
     said = texts(page)
     for expected in (
         "Rank 2 on host node-1 makes the other 3 ranks wait", "Straggler", "slow input", "phase data", "rank 2", "host node-1",
-        "GPU-00000002", "96%", "107% longer", "12.4 GPU-h", "31.00 USD", "100%", "4 of 4 ranks", "steps 5 to 59",
+        "GPU-00000002", "96%", "2.07x", "12.4 GPU-h", "31.00 USD", "100%", "4 of 4 ranks", "steps 5 to 59",
         "rankscope analyze runs/bert --format json", "Look at the data loader of rank 2", "Finished",
     ):  # fmt: skip
         assert expected in said, expected
@@ -76,7 +76,8 @@ def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any, cal
 def test_the_table_has_every_rank_and_keeps_unknown_apart_from_zero(memory_runs: Any, caller: Any) -> None:
     rows = caller(create_app(memory_runs)).rows("rank-table")
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
-    assert [row["imposed_ms"] for row in rows] == [7.0, 0.0, 360.0, None]
+    assert [row["imposed_percent"] for row in rows] == [2.0, 0.0, 98.0, None]
+    assert (rows[0]["profiled_ms"], rows[0]["compute_ms"]) == (80.0, pytest.approx(100 / 3)), "per profiled step"
     assert rows[2]["own_ms"] == pytest.approx(76.5)
     assert rows[2]["overlap_percent"] == pytest.approx(50)
 

@@ -70,9 +70,9 @@ def test_parts_of_the_waterfall_begin_where_the_one_before_ends_and_what_is_not_
     ]
     # And each duration is below its name, where it is not cut off; zero and unknown are distinct
     assert list(figure.layout.yaxis.ticktext) == [
-        "ideal<br><i>not known</i>", "compute<br><b>40 ms</b> · 40%", "exposed communication<br><b>30 ms</b> · 30%",
+        "compute<br><b>40 ms</b> · 40%", "exposed communication<br><b>30 ms</b> · 30%",
         "straggler wait<br><i>not known</i>", "copies<br><i>not known</i>", "input<br><b>0 ms</b> · 0%",
-        "host<br><i>not known</i>", "pipeline bubble<br><i>not known</i>", "unexplained<br><b>30 ms</b> · 30%",
+        "host<br><i>not known</i>", "unexplained<br><b>30 ms</b> · 30%",
         "<b>actual step<br>100 ms</b>",
     ]  # fmt: skip
 

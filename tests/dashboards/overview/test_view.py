@@ -15,6 +15,7 @@ from rankscope.analysis.result.costs import Advice, AdviceEvidence, Memory, Rank
 from rankscope.analysis.verdict.advice_table import TABLE
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.overview.advice import FIGURES
+from rankscope.dashboards.overview.view import work_and_memory
 from rankscope.runs.records import PhaseTimes, StepRecord
 
 PATIENCE_MS = 60_000
@@ -147,3 +148,12 @@ def test_a_group_of_another_run_in_the_address_selects_nothing(
     for search, count in (("?group=tp", 1), ("?group=pp", 2), ("", 2)):
         assert len(client.drawn("collective-waits", search)["data"][0]["x"]) == count
     assert "the GPU is not known" in words(client.written("about-collectives"))
+
+
+def test_a_job_on_cpus_has_no_row_for_gpu_memory(analysis: Analysis) -> None:
+    on_cpus = msgspec.structs.replace(
+        analysis, ranks=[msgspec.structs.replace(rank, device_kind="cpu") for rank in analysis.ranks]
+    )
+
+    assert "GPU memory left" in {fact.name for fact in work_and_memory(analysis)}
+    assert "GPU memory left" not in {fact.name for fact in work_and_memory(on_cpus)}

@@ -35,7 +35,7 @@ def test_the_command_writes_a_file_and_replaces_the_one_before(
     done = command(run, "-o", target, "--rank", "1", "--steps", "10-30", "--metric", "wall_us")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
-    assert re.search(rf"bert-base .*{re.escape(str(target))} \(\d\.\d MB\)", done.stdout)
+    assert re.search(rf"bert-base .*{re.escape(str(target))} \(\d\.\d MiB\)", done.stdout)
     text = target.read_text()
     assert "Selected: rank 1; metric wall_us; steps 10-30." in text
     assert "Made 2026-11-18 11:06:40 UTC" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dashboards.blocks import page_for
 
+from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
+from rankscope.analysis.result.stored import store_verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
+from rankscope.dashboards.data.brief import StoredBrief, brief_of
 from rankscope.dashboards.data.memo import FACTOR, Memo, adaptive
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
 from rankscope.dashboards.live.listing import MOST_ASKED, MOST_FOLLOWED, asked_rows, sorted_as
 from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
+from rankscope.dashboards.model.page import Link, Pieces, pieces
+from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.runs.view import COLUMNS, asked_row, first_row, list_revision
 from rankscope.dashboards.store.disk import DiskRuns
@@ -78,11 +84,95 @@ def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any
     assert answer["runs-answer"]["data"]["number"] == 3
 
 
+def test_folder_start_and_state_come_before_the_verdict_and_columns_without_a_value_are_hidden(
+    memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any
+) -> None:
+    free = msgspec.structs.replace(analysis, verdict=msgspec.structs.replace(analysis.verdict, cost=None, gpu_hours_lost=None))
+    memory_runs.put(free, table)
+    memory_runs.known.add("run-1")
+    grid = listed(caller(create_app(memory_runs)))
+
+    columns = [column["field"] for column in grid["columnDefs"]]
+    assert columns[:5] == ["name", "folder", "start", "state", "verdict"]
+    assert sum(column["width"] for column in grid["columnDefs"][:4]) < 1440 / 2, "all of them and the verdict fit 1,440 px"
+    hidden = {column["field"] for column in grid["columnDefs"] if column.get("hide")}
+    assert {"lost", "cost"} <= hidden
+    assert not {"step_ms", "ranks", "hours"} & hidden
+    assert grid["rowData"][0]["start"].endswith(" UTC"), "the saved table has one time zone"
+
+
 def test_what_has_been_analysed_before_is_there_at_once(memory_runs: Any, caller: Any) -> None:
     memory_runs.known.add("run-1")
     (row,) = listed(caller(create_app(memory_runs)))["rowData"]
     assert row["kind"] == "Straggler"
     assert "ask" not in row
+
+
+@pytest.mark.parametrize("current", [True, False])
+def test_the_verdict_in_the_run_directory_is_there_at_once_and_judged_again_if_it_is_stale(
+    memory_runs: Any, analysis: Analysis, *, current: bool
+) -> None:
+    memory_runs.stored["run-1"] = StoredBrief(brief_of(analysis), current)
+    row = first_row(memory_runs, memory_runs.summary("run-1"))
+    assert (row["kind"], "ask" in row) == ("Straggler", not current)
+    assert memory_runs.analysed == 0
+    # And while it is judged again, it stays
+    memory_runs.problems["run-1"] = NotReadyError(Progress("waiting for other analyses"))
+    assert asked_row(memory_runs, memory_runs.summary("run-1")) == row
+
+
+def test_a_run_links_to_its_experiment_trackers_by_web_addresses_only(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run")
+    info = json.loads((run / "run.json").read_text())
+    info["trackers"] = {"W&B": "https://wandb.ai/a/b/runs/c", "Else": "javascript:alert(1)"}
+    (run / "run.json").write_text(json.dumps(info))
+    assert DiskRuns(run).summary("run-1").trackers == (("W&B", "https://wandb.ai/a/b/runs/c"),)
+    head = run_head(DiskRuns(run).summary("run-1"))
+    assert [(one.text, one.href) for one in all_links(head)] == [("W&B run", "https://wandb.ai/a/b/runs/c")]
+
+
+def all_links(blocks: Any) -> list[Link]:
+    return [piece for block in blocks if isinstance(block, Pieces) for piece in pieces(block.line) if isinstance(piece, Link)]
+
+
+@pytest.mark.parametrize("status", ["finished", "failed", "silent"])
+def test_a_run_that_hung_says_so_instead_of_how_it_ended(
+    memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any, status: str
+) -> None:
+    verdict = Verdict(kind="hang", rank=1, ranks=[1], summary="Rank 1 did not arrive at all_reduce 66.")
+    memory_runs.put(msgspec.structs.replace(analysis, verdict=verdict), table, status=status, losses="rank 0 killed")
+    row = asked_row(memory_runs, memory_runs.summary("run-1"))
+    assert (row["state"], row["state_tone"], row["kind"]) == ("Hung", "bad", "Hang")
+    client = caller(create_app(memory_runs))
+    page = client("page.children", {"url.pathname": "/run/run-1", "url.search": ""}, triggered="url.pathname")
+    said = str(find(page["page"]["children"], "run-head"))
+    assert "Hung" in said
+    assert "rank 0 killed" in said
+    assert not {"Finished", "Ended badly", "Silent"} & set(said.split("'"))
+
+
+def test_a_verdict_in_a_run_directory_counts_for_the_version_and_the_files_it_is_of(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run")
+    source = DiskRuns(run)
+    assert source.stored_brief(source.summary("run-1")) is None
+    revision = source.summary("run-1").revision
+
+    store_verdict(run, analyze([run]))
+    stored = DiskRuns(run).stored_brief(source.summary("run-1"))
+    assert stored is not None
+    assert (stored.is_current, stored.brief.kind) == (True, "straggler")
+    assert DiskRuns(run).summary("run-1").revision == revision, "a verdict is no data of the run"
+
+    (steps,) = run.glob("attempts/000/ranks/00000/steps-*.npy")
+    os.utime(steps, ns=(2 * 10**18, 2 * 10**18))
+    source = DiskRuns(run)
+    stored = source.stored_brief(source.summary("run-1"))
+    assert stored is not None
+    assert not stored.is_current, "written to since"
+    for damage in ("{}", "not JSON", "9" * (1 << 21)):
+        (run / "verdict.json").write_text(damage)
+        source = DiskRuns(run)
+        assert source.stored_brief(source.summary("run-1")) is None
 
 
 def test_a_run_that_is_being_analysed_says_how_far_and_is_asked_for_again(memory_runs: Any) -> None:

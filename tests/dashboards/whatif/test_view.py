@@ -17,7 +17,7 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import WHATIF_EVERY_S, DiskRuns
 from rankscope.dashboards.store.making import MadeHere
-from rankscope.dashboards.whatif.data import joined, pace_of, thought_away
+from rankscope.dashboards.whatif.data import joined, pace_of, step_without
 from rankscope.dashboards.whatif.view import VIEW
 
 COLORS = palette("dark")
@@ -39,10 +39,10 @@ def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
     result = run.scenarios.answer.result
     assert result.step_seconds is not None
     for items in (("rank:2",), ("cause:input",), ("rank:2", "rank:0"), ("rank:2", "cause:input"), ("all",)):
-        thought = thought_away(run.scenarios, items)
+        thought = step_without(run.scenarios, items)
         assert thought is not None
         assert thought.step_seconds == pytest.approx(result.step_seconds - 0.04, abs=0.002), items
-    assert thought_away(run.scenarios, ()) is None
+    assert step_without(run.scenarios, ()) is None
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
         (("<b>",), "one at a time"),
     ],
 )
-def test_what_cannot_be_thought_away_says_why(run: RunData, items: tuple[str, ...], why: str) -> None:
+def test_what_cannot_be_left_out_says_why(run: RunData, items: tuple[str, ...], why: str) -> None:
     """Given items that cannot be removed, when the address is answered, then the result is unknown with a reason, not 0."""
-    thought = thought_away(run.scenarios, items)
+    thought = step_without(run.scenarios, items)
 
     assert thought is not None
     assert thought.step_seconds is None
@@ -70,20 +70,20 @@ def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Cal
     """Given nine ranks, when they are removed together, then the answer names the limit."""
     run = opened(write_run(tmp_path / "run", ranks=12, steps=20, windows=False))
 
-    thought = thought_away(run.scenarios, [f"rank:{rank}" for rank in range(9)])
+    thought = step_without(run.scenarios, [f"rank:{rank}" for rank in range(9)])
 
     assert thought is not None
     assert "At most 8 ranks" in thought.why
 
 
-def test_a_cause_that_costs_little_is_thought_away_only_alone(run: RunData) -> None:
+def test_a_cause_that_costs_little_is_left_out_only_alone(run: RunData) -> None:
     """Given more causes than are combined, when one that costs least is removed with a rank, then the reason is said."""
     scenarios = run.scenarios
     assert scenarios.combinations is not None
     causes = [row.cause for row in scenarios.answer.result.by_cause]
     assert list(scenarios.combinations.causes) == causes[:4]
 
-    alone, together = (thought_away(scenarios, items) for items in ((f"cause:{causes[4]}",), (f"cause:{causes[4]}", "rank:2")))
+    alone, together = (step_without(scenarios, items) for items in ((f"cause:{causes[4]}",), (f"cause:{causes[4]}", "rank:2")))
 
     assert alone is not None
     assert alone.step_seconds == scenarios.answer.result.by_cause[4].without_step_seconds
@@ -144,11 +144,11 @@ def test_clicks_think_away_and_take_back(run: RunData) -> None:
 
 
 def test_fleet_measures_are_said_with_what_they_mean(run: RunData) -> None:
-    """Given one straggler of four ranks, when the measures are shown, then M_W is near 1 and M_S is unknown."""
+    """Given one straggler of four ranks, when the measures are shown, then M_W is near 1, and M_S does not apply."""
     text = text_of(write(VIEW, "whatif-fleet", run, PageState()))
 
     assert "a few ranks are to blame" in text
-    assert "no pipeline stages" in text
+    assert "M_S" not in text, "the job has no stages"
     assert "step records: 4 ranks" in text
 
 

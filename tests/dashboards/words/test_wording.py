@@ -4,12 +4,51 @@ from __future__ import annotations
 
 from typing import get_args
 
+import msgspec
+
+from rankscope.alerts.watch.findings import candidates
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import LedgerSource
 from rankscope.analysis.verdict.builders import EvidenceSource
+from rankscope.dashboards.model.page import Span, pieces
+from rankscope.dashboards.overview.verdict import _facts
 from rankscope.dashboards.stragglers.view import _IMPOSED_IN
-from rankscope.dashboards.words.wording import EVIDENCE
+from rankscope.dashboards.words.units import in_unit, time_unit
+from rankscope.dashboards.words.wording import EVIDENCE, slowdown
 
 
 def test_all_evidence_of_a_verdict_has_a_name() -> None:
     assert set(EVIDENCE) == set(get_args(EvidenceSource))
     assert set(_IMPOSED_IN) == {*get_args(LedgerSource), None}
+
+
+def test_a_duration_beside_an_axis_has_the_unit_of_the_axis() -> None:
+    """Given an axis in milliseconds, when durations are written beside it, then short and long ones are in milliseconds, too."""
+    axis = time_unit(3_130_000)
+
+    assert [in_unit(us, axis) for us in (3_130_000, 672, 0)] == ["3,130 ms", "0.672 ms", "0 ms"]
+
+
+def test_a_slowdown_reads_the_same_in_every_output(analysis: Analysis) -> None:
+    """Given a verdict, when page, terminal and alert show its slowdown, then they have the same phrase with the same digits."""
+    told = "2.41x"
+    verdict = msgspec.structs.replace(analysis.verdict, slowdown=2.4087)
+    finding = msgspec.structs.replace(analysis.findings[0], slowdown=2.4087)
+    found = msgspec.structs.replace(analysis, verdict=verdict, findings=[finding])
+    fact = next(fact for fact in _facts(found) if fact.name == "Slowdown")
+    (alert, *_) = candidates(found)
+
+    assert slowdown(found.verdict.slowdown) == fact.value == alert.alert.annotations["slowdown"] == told
+    assert f"slowdown {told}" in render_text(found)
+
+
+def test_code_in_backticks_and_options_become_pieces_of_their_own() -> None:
+    said = pieces("spent at `time.sleep` without --verdict")
+
+    assert [(one.text, one.kind) for one in said if isinstance(one, Span)] == [
+        ("spent at ", "span"),
+        ("time.sleep", "code"),
+        (" without ", "span"),
+        ("--verdict", "option"),
+    ]

@@ -66,7 +66,9 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("end", "reason"), [(End.EXIT, "exit"), (End.CRASH, "crash"), (End.SILENT, "killed")])
+@pytest.mark.parametrize(
+    ("end", "reason"), [(End.EXIT, "exit"), (End.INTERRUPTED, "interrupted"), (End.CRASH, "crash"), (End.SILENT, "killed")]
+)
 def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: End, reason: str) -> None:
     (tmp_path / "spool").mkdir()
     rank = Rank(tmp_path / "scratch", hello(tmp_path / "run", spool=tmp_path / "spool"))

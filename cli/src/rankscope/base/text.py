@@ -31,6 +31,11 @@ def duration(us: float) -> str:
     raise AssertionError(us)
 
 
+def factor(value: float) -> str:
+    """Format a ratio of two times, such as a slowdown: ``2.41x``."""
+    return f"{value:,.2f}x"
+
+
 def span(seconds: float) -> str:
     """Format seconds with a unit: ``45 s``, ``12 min``, ``2.5 h``."""
     return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

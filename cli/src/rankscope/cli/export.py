@@ -14,7 +14,7 @@ from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult, clock_sentence
 from rankscope.analysis.perfetto.selection import MAX_EVENTS, Selection
 from rankscope.analysis.perfetto.source import step_range
-from rankscope.analysis.result.text import counted, wrapped
+from rankscope.analysis.result.text import counted, size, wrapped
 from rankscope.analysis.trace.locations import location
 from rankscope.base.text import printable
 from rankscope.cli.output_file import check_apart, check_target, output, progress
@@ -105,7 +105,7 @@ def _text(result: ExportResult) -> str:
     where = "standard output" if result.path == "-" else result.path
     events = f"{counted(result.events, 'event')} of {counted(len(result.ranks), 'rank')}{steps}"
     lines = [
-        f"{events} written to {where} ({result.bytes / 1e6:,.1f} MB).",
+        f"{events} written to {where} ({size(result.bytes)}).",
         clock_sentence(result.clock),
         *(f"Left out: {what}." for what in result.left_out),
         "Open https://ui.perfetto.dev and drop the file onto the page.",

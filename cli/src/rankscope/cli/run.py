@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -209,8 +210,12 @@ def _print_verdict(result: LaunchResult) -> None:
     try:
         from rankscope.analysis.engine import analyze
         from rankscope.analysis.report.terminal import render_text
+        from rankscope.analysis.result.stored import store_verdict
 
-        text = render_text(analyze([result.run_dir]), width=width(), color=use_color(sys.stderr))
+        analysis = analyze([result.run_dir])
+        text = render_text(analysis, width=width(), color=use_color(sys.stderr))
+        with suppress(OSError):  # a full disk: the dashboard analyses the run itself
+            store_verdict(result.run_dir, analysis)
     except Exception as error:  # noqa: BLE001  # see above
         kind = "" if isinstance(error, RankscopeError) else f"{type(error).__name__}: "
         click.echo(f"rankscope: recorded in {result.run_dir}, but there is no verdict: {kind}{error}", err=True)

@@ -14,6 +14,7 @@ from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.stored import StoredVerdict
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.cli.capture_result import CaptureResult, DumpResult
 from rankscope.runs.control import ControlAnswer, ControlRequest
@@ -35,6 +36,7 @@ from rankscope.runs.records import (
 
 SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "analysis": Analysis,
+    "verdict": StoredVerdict,
     "hang": HangReport,
     "compare": CompareResult,
     "whatif": WhatIf,

@@ -13,6 +13,7 @@ import click
 import numpy as np
 import pyarrow as pa
 
+from rankscope.analysis.result.text import size as size_text
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
 from rankscope.cli.output_file import check_apart, check_target, output, progress
@@ -113,7 +114,7 @@ def steps(
                 written += _write_rank(sink, reader, rank, selection)
                 report("Ranks", done, len(chosen))
     if file is not None:
-        click.echo(f"{written:,} records of {len(chosen):,} ranks written to {one_line(target)} ({size() / 1e6:,.1f} MB).")
+        click.echo(f"{written:,} records of {len(chosen):,} ranks written to {one_line(target)} ({size_text(size())}).")
     _warn(reader)
 
 

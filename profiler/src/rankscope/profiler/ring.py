@@ -66,6 +66,8 @@ class End(IntEnum):
     """No end was recorded: the writer is running, or it was killed."""
     EXIT = 1
     CRASH = 2
+    INTERRUPTED = 3
+    """Ctrl-C ended the script."""
 
 
 class Announcement(NamedTuple):

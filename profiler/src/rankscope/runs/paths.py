@@ -26,6 +26,11 @@ def run_file(run: Path) -> Path:
     return run / RUN_FILE
 
 
+def verdict_file(run: Path) -> Path:
+    """Return the path of ``verdict.json``: the verdict at the end of ``rankscope run``."""
+    return run / "verdict.json"
+
+
 def attempt_file(run: Path, attempt: int) -> Path:
     """Return the path of ``attempt.json``."""
     return run / f"attempts/{attempt:03d}/attempt.json"

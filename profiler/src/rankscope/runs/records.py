@@ -17,7 +17,7 @@ PHASES: Final[tuple[Phase, ...]] = ("data", "h2d", "forward", "backward", "optim
 
 DeviceKind = Literal["cuda", "cpu", "rocm", "xpu", "other"]
 WindowBasis = Literal["file", "steps"]
-EndReason = Literal["exit", "crash", "killed", "disabled"]
+EndReason = Literal["exit", "interrupted", "crash", "killed", "disabled"]
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +32,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     price_per_gpu_hour: float | None = None
     currency: str | None = None
     simulated: bool = False
-    """True when the GPU readings that belong to the run are simulated, as in a demonstration without a GPU. Shown wherever the
-    run is shown. What ranks record about their steps is always measured."""
+    """True when the GPU readings of the run are simulated, as in a demonstration. Records of steps are always measured."""
+    trackers: dict[str, str] = {}
+    """Addresses of the run at experiment trackers, by their names."""
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,10 +93,9 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start_unix_ns: int
     end_unix_ns: int | None = None
     end_reason: EndReason | None = None
-    """Reason of the end; ``None`` while running. ``killed``: the process ended abruptly (SIGKILL, OOM killer, node lost)."""
+    """``None`` while running. ``interrupted``: by Ctrl-C. ``killed``: ended abruptly (SIGKILL, OOM killer, node lost)."""
     dropped_records: int = 0
-    """Number of records missing from the files: the ring was full, the folder could not be written for too long, or the records
-    could not be read, encoded or written for another reason."""
+    """Number of records missing from the files: the ring was full, or they could not be read, encoded or written."""
     unconfirmed_records: int = 0
     """Number of records that were written but whose ``fsync`` failed: up to this many more may be missing."""
     expired_records: dict[str, int] = {}

@@ -9,7 +9,7 @@ import msgspec
 from rankscope.alerts.owners import ALERT_OF_KIND, HANG
 from rankscope.analysis.result.analysis import Analysis, Finding, Verdict
 from rankscope.analysis.result.text import hours_text
-from rankscope.base.text import one_line
+from rankscope.base.text import factor, one_line
 from rankscope.runs.links import overview_url
 
 MAX_TEXT: Final = 2_000
@@ -91,7 +91,7 @@ def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str |
             "phase": found.phase or "",
             "pattern": found.pattern or "",
             "confidence": "" if found.confidence is None else f"{found.confidence:.0%}",
-            "slowdown": "" if found.slowdown is None else f"{found.slowdown:.3g}x",
+            "slowdown": "" if found.slowdown is None else factor(found.slowdown),
             "gpu_hours_lost": "" if found.gpu_hours_lost is None else hours_text(found.gpu_hours_lost),
         }
         if found.rank is not None:

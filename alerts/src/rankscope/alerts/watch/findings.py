@@ -14,7 +14,7 @@ from rankscope.alerts.watch.budgets import PARTS, SAYS, Budgets
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
 from rankscope.analysis.result.text import first_of
-from rankscope.base.text import duration
+from rankscope.base.text import duration, factor
 
 _HOUR_US: Final = 3.6e9
 
@@ -122,7 +122,7 @@ def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
         "phase": finding.phase or "",
         "pattern": finding.pattern or "",
         "steps": f"{finding.steps[0]}-{finding.steps[1] - 1}" if finding.steps else "",
-        "slowdown": _number(finding.slowdown, "x"),
+        "slowdown": "" if finding.slowdown is None else factor(finding.slowdown),
         "gpu_hours_lost": _number(finding.gpu_hours_lost),
         "confidence": "" if finding.confidence is None else f"{finding.confidence:.0%}",
         "evidence": "; ".join(_evidence(finding)),
@@ -184,8 +184,8 @@ def _evidence(finding: Finding) -> list[str]:
     return [" ".join(reading(item)) + (f" ({item.detail})" if item.detail else "") for item in finding.evidence]
 
 
-def _number(value: float | None, unit: str = "") -> str:
-    return "" if value is None else f"{value:.3g}{unit}"
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 MOST_RANKS: Final = 32

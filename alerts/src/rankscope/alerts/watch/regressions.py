@@ -21,7 +21,7 @@ from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.analysis.evidence.rank_columns import RankColumns
 from rankscope.analysis.evidence.rank_files import load_ranks
 from rankscope.analysis.inference.change_points import change_points
-from rankscope.base.text import duration
+from rankscope.base.text import duration, factor
 from rankscope.runs.reader import RunReader
 
 USUAL_STEPS: Final = 200
@@ -253,7 +253,7 @@ class Regressions:
             {
                 "summary": f"{what}, since step {found.step}.",
                 "steps": f"{found.step}-",
-                "slowdown": f"{found.after_us / found.before_us:.3g}x",
+                "slowdown": factor(found.after_us / found.before_us),
                 "evidence": f"lasting change at step {found.step}, beyond the run's own noise (p <= 0.001)",
                 "next": f"rankscope analyze {shlex.quote(str(self.run))}\n"
                 f"See what changed at step {found.step}: the script's own log, other jobs on the hosts, clocks of the GPUs",

@@ -20,19 +20,21 @@ from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
 from rankscope.dashboards.words.units import moment
 
+_LOCAL: Final = "In the time zone of the browser; UTC on hover"
+
 COLUMNS: Final[list[Column]] = [
     text_column("state", "State", width=130, renderer="RunState"),
     text_column("severity", "Severity", width=96),
     text_column("alert", "Alert", width=180, hover=True),
     text_column("name", "Run", width=140, renderer="RunName", tooltip="Its page with the rank picked out"),
     number_column("rank", "Rank", "The rank it is about", digits=0, width=76),
-    text_column("summary", "What it says", width=320, hover=True, fills=280),
-    text_column("started", "Since (UTC)", width=166),
+    text_column("summary", "What it says", width=320, hover=True, fills=280, renderer="Marked"),
+    text_column("started", "Since", width=166, renderer="LocalTime", tooltip=_LOCAL),
     number_column("minutes", "Minutes", "From its beginning to its end, or to when the table was filled", digits=1, width=96),
     text_column("runbook", "Runbook", width=104, renderer="AlertRunbook"),
     text_column("host", "Host", width=110, hover=True),
     text_column("gpu", "GPU", width=120, hover=True),
-    text_column("ended", "Ended (UTC)", width=166),
+    text_column("ended", "Ended", width=166, renderer="LocalTime", tooltip=_LOCAL),
 ]
 
 
@@ -53,13 +55,18 @@ def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int)
         "rank": alert.rank,
         "host": _text(labels.get("host") or labels.get("instance")),
         "gpu": _text(labels.get("gpu_uuid") or labels.get("uuid")),
-        "started": moment(alert.started_unix_ns),
-        "ended": None if alert.ended_unix_ns is None else moment(alert.ended_unix_ns),
+        "started": _utc(alert.started_unix_ns),
+        "ended": None if alert.ended_unix_ns is None else _utc(alert.ended_unix_ns),
         "minutes": None if end is None else round(max(0, end - alert.started_unix_ns) / 6e10, 2),
         "summary": shown(alert.summary, MAX_TEXT) if alert.summary else None,
         "runbook": alert.runbook_url,
     }
     return {name: value for name, value in row.items() if value is not None}
+
+
+def _utc(unix_ns: int) -> str | None:
+    text = moment(unix_ns)
+    return None if text is None else f"{text} UTC"
 
 
 def row_id(alert: AlertRecord) -> str:

@@ -18,7 +18,7 @@ from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
 from rankscope.dashboards.words.inert import plotly_text
-from rankscope.dashboards.words.units import duration, moment
+from rankscope.dashboards.words.units import axis_moment, duration, moment, zone_name
 
 MOST_ROWS: Final = 24
 """Maximum number of rows, one per alert name and subject. The table has all alerts."""
@@ -27,7 +27,8 @@ COLUMNS: Final = (
     "alert", "severity", "state", "run id", "rank", "started [unix ns]", "ended [unix ns]", "source", "summary", "labels"
 )  # fmt: skip
 
-NONE: Final = "No alert is known: nothing was found,<br>or nobody watched. rankscope alerts watch RUNS watches."
+_TIME: Final = "time ({})"
+NONE: Final = "No alert is known: nothing was found, or no watcher ran (rankscope alerts watch RUNS)."
 
 _STATES: Final[dict[State, Look]] = {
     "firing": Look("Fires", "exposed_communication"),
@@ -47,7 +48,7 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
         some = [alert for alert in alerts if alert.state == state and row_label(alert) in rows]
         ends = [alert.ended_unix_ns or max(now_unix_ns, alert.started_unix_ns) for alert in some]
         figure.add_bar(
-            base=[moment(alert.started_unix_ns) for alert in some],
+            base=[axis_moment(alert.started_unix_ns) for alert in some],
             x=[(end - alert.started_unix_ns) / 1e6 for alert, end in zip(some, ends, strict=True)],
             y=[rows.index(row_label(alert)) for alert in some],
             orientation="h",
@@ -63,7 +64,7 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
     framed(figure, colors, height=90 + 30 * max(len(rows), 2))
     figure.update_layout(barmode="overlay", bargap=0.35)
     legend_above(figure)
-    figure.update_xaxes(type="date", title_text="time (UTC)")
+    figure.update_xaxes(type="date", title_text=_TIME.format(zone_name()))
     rows_axis(figure, rows)
     return figure
 
@@ -128,7 +129,7 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
         some = [alert for alert in alerts if (alert.severity if alert.severity in _SEVERITIES else None) == severity]
         counts = sorted(Counter(_bin(alert.started_unix_ns, width_s) for alert in some).items())
         figure.add_bar(
-            x=[moment(second * 10**9 + width_s * 10**9 // 2) for second, _ in counts],
+            x=[axis_moment(second * 10**9 + width_s * 10**9 // 2) for second, _ in counts],
             y=[count for _, count in counts],
             width=width_s * 900,
             name=look.label,
@@ -141,7 +142,7 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
     framed(figure, colors, height=240)
     figure.update_layout(barmode="stack")
     legend_above(figure)
-    figure.update_xaxes(type="date", title_text="time (UTC)")
+    figure.update_xaxes(type="date", title_text=_TIME.format(zone_name()))
     figure.update_yaxes(title_text=f"alerts per {words}", rangemode="tozero", tickformat=",d", dtick=1 if highest <= 8 else None)
     firing = sum(alert.state == "firing" for alert in alerts)
     most = Counter(alert.name for alert in alerts).most_common(1)[0]
@@ -214,7 +215,7 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
         ("Fires", colors.exposed_communication, "", firing),
     ):
         figure.add_bar(
-            base=[moment(first) for _, first, _ in bars],
+            base=[axis_moment(first) for _, first, _ in bars],
             x=[(last - first) / 1e6 for _, first, last in bars],
             y=[row for row, *_ in bars],
             orientation="h",
@@ -222,13 +223,15 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
             showlegend=bool(bars),
             marker=hatched(color, hatch, colors),
             customdata=[
-                [duration((first - replay.start_unix_ns) / 1e3), duration((last - first) / 1e3)] for _, first, last in bars
+                [duration((first - replay.start_unix_ns) / 1e3), duration((last - first) / 1e3), moment(first)]
+                for _, first, last in bars
             ],
-            hovertemplate=f"<b>{name}</b> from %{{customdata[0]}} after the run began, for %{{customdata[1]}}<extra></extra>",
+            hovertemplate=f"<b>{name}</b> from %{{customdata[0]}} after the run began, for %{{customdata[1]}}"
+            "<br>%{customdata[2]} UTC<extra></extra>",
         )
     # An alert that ended at once has no visible bar, such as in a run shorter than an evaluation interval.
     figure.add_scatter(
-        x=[moment(first) for _, first, _ in firing],
+        x=[axis_moment(first) for _, first, _ in firing],
         y=[row for row, *_ in firing],
         mode="markers",
         name="Fired",
@@ -240,9 +243,13 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
     framed(figure, colors, height=100 + 38 * max(len(rows), 2))
     figure.update_layout(barmode="overlay", bargap=0.35)
     legend_above(figure)
-    figure.update_xaxes(type="date", title_text="time (UTC)", range=[moment(replay.start_unix_ns - margin), moment(end + margin)])
+    figure.update_xaxes(
+        type="date",
+        title_text=_TIME.format(zone_name()),
+        range=[axis_moment(replay.start_unix_ns - margin), axis_moment(end + margin)],
+    )
     if clock is not None and len(clock.steps):
-        figure.update_xaxes(**_step_ticks(clock), title_text="time (UTC), and the step that began then")
+        figure.update_xaxes(**_step_ticks(clock), title_text=f"{_TIME.format(zone_name())}, and the step that began then")
     rows_axis(figure, ["<br>".join(map(plotly_text, row)) for row in rows])
     fired = sum(spell.fired_unix_ns is not None for _, spell in spells)
     says = f"Alerts that would have fired: {fired}; pending without firing: {len(spells) - fired}."
@@ -251,7 +258,7 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
 
 def _step_ticks(clock: StepClock) -> dict[str, Any]:
     at = np.unique(np.linspace(0, len(clock.steps) - 1, _TICKS).astype(int))
-    times = [(int(clock.steps[each]), moment(int(clock.starts_ns[each])) or "") for each in at]
+    times = [(int(clock.steps[each]), axis_moment(int(clock.starts_ns[each])) or "") for each in at]
     shown = slice(11, None) if clock.starts_ns[-1] - clock.starts_ns[0] < 86_400e9 else slice(5, 16)
     return {
         "tickmode": "array",

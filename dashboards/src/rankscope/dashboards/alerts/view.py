@@ -29,7 +29,6 @@ from rankscope.dashboards.model.page import (
     Pieces,
     Rows,
     Section,
-    Span,
     Text,
     badge,
     choice,
@@ -54,8 +53,6 @@ _SOURCES: Final[dict[Source, str]] = {"watcher": "the watcher", "prometheus": "P
 def alert_list(found: AlertsFound) -> list[Block]:
     """Return notes on unreadable sources, then the alerts in the given order, ``MOST_ALERTS`` at most."""
     parts: list[Block] = [Text(problem, "reason", role="note") for problem in found.problems]
-    if not found.alerts:
-        parts.append(Text("No alert is known: nothing was found, or nobody watched.", "help"))
     parts += [alert_article(alert) for alert in found.alerts[:MOST_ALERTS]]
     if len(found.alerts) > MOST_ALERTS:
         parts.append(Text(f"{len(found.alerts) - MOST_ALERTS} older ones are in the figure's CSV.", "help"))
@@ -72,7 +69,7 @@ def alert_article(alert: AlertRecord) -> Block:
         badges.append(badge(f"rank {alert.rank}"))
     parts: list[Block] = [
         Pieces(badges),
-        Text(Span(alert.summary or _labels(alert), "strong")),
+        Text(alert.summary or _labels(alert), "alert-says"),
         Text(f"{_when(alert)}; reported by {_SOURCES[alert.source]}.", "help"),
     ]
     if alert.description:
@@ -194,16 +191,18 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="alert-times",
             title="When alerts fired",
-            help="One row per alert and what it is about. What began or ended together has one cause.",
+            help="One row per alert and what it is about. What began or ended together has one cause. Below is what they say: "
+            "firing alerts first, then the newest. Do what the runbook says.",
             blocks=[
-                Figure(name="alert-times", label="Bars of the times at which alerts fired", draw=partial(_times, run), long=True)
+                Figure(
+                    name="alert-times",
+                    label="Bars of the times at which alerts fired",
+                    draw=partial(_times, run),
+                    height=44,
+                    long=True,
+                ),
+                Part("alert-list", lambda: alert_list(alerts_about(run))),
             ],
-        ),
-        Section(
-            name="alert-list",
-            title="What they say",
-            help="Those that fire come first, then the newest. Do what the runbook says.",
-            blocks=[Part("alert-list", lambda: alert_list(alerts_about(run)))],
         ),
         Section(
             name="alert-replay",
@@ -215,7 +214,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     name="replay-times",
                     label="Bars of the times at which alerts would have been pending and fired",
                     draw=partial(_replay_times, run, state),
-                    height=160,
+                    height=44,
                     long=True,
                 ),
                 Part("alert-replay", lambda: _replay(run, state)),

@@ -5,6 +5,14 @@
     fetch(document.currentScript.dataset.plotly, { priority: "low" }).catch(function () {});
   }
 
+  // Figures have the time of this browser at their axes.
+  try {
+    var zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+    document.cookie = "rankscope-zone=" + zone + "; path=/; SameSite=Strict";
+  } catch (error) {
+    // They have UTC then.
+  }
+
   var choice = "auto";
   try {
     choice = localStorage.getItem("rankscope-scheme") || "auto";

@@ -3,7 +3,7 @@
   var LIVE_EVERY = 3; // looks
   var PATIENCE_MS = 15000;
   var NARROW_PX = 760;
-  var NARROW = ["name", "verdict", "state"];
+  var NARROW = ["name", "state", "verdict"];
   var asked = { number: 0, at: 0 };
 
   function grid() {
@@ -14,7 +14,7 @@
     }
   }
 
-  // With fewer columns on a narrow screen, the verdict beside the name.
+  // With fewer columns on a narrow screen: name, state, verdict.
   function fit(api) {
     var now = window.innerWidth < NARROW_PX;
     if (api.rankscopeNarrow === now) {
@@ -24,12 +24,27 @@
     api.rankscopeColumns = api.rankscopeColumns || api.getColumnState();
     var narrow = api.rankscopeColumns
       .filter((column) => NARROW.includes(column.colId))
-      .map((column) => Object.assign({}, column, column.colId === "name" ? { pinned: null, width: 120 } : {}))
+      .map((column) => Object.assign({}, column, column.colId === "verdict" ? {} : { pinned: null, width: 112 }))
       .sort((one, other) => NARROW.indexOf(one.colId) - NARROW.indexOf(other.colId));
     var others = api.rankscopeColumns
       .filter((column) => !NARROW.includes(column.colId))
       .map((column) => Object.assign({}, column, { hide: !column.colId.startsWith("ag-Grid") }));
     api.applyColumnState({ state: (now ? narrow.concat(others) : api.rankscopeColumns).map(withoutOrder), applyOrder: true });
+  }
+
+  // Columns that few runs have a value for are shown once a row has one.
+  function showKnown(api) {
+    var missing = (api.getColumns() || []).filter((column) => (column.getColDef().context || {}).ifKnown && !column.isVisible());
+    if (!missing.length || api.rankscopeNarrow) {
+      return;
+    }
+    var known = new Set();
+    api.forEachNode(function (node) {
+      missing.forEach((column) => node.data && node.data[column.getColId()] != null && known.add(column.getColId()));
+    });
+    if (known.size) {
+      api.setColumnsVisible(Array.from(known), true);
+    }
   }
 
   // How the rows are ordered is told by the address.
@@ -48,6 +63,7 @@
           return dash_clientside.no_update;
         }
         fit(api);
+        showKnown(api);
         if (asked.number && !(answer && answer.number === asked.number) && Date.now() - asked.at < PATIENCE_MS) {
           return dash_clientside.no_update; // one question at a time
         }
@@ -91,6 +107,17 @@
     }
   });
 
+  // Code in backticks as code, as on the pages.
+  function withCode(text) {
+    return text.split(/`([^`]+)`/).map((part, at) => (at % 2 ? React.createElement("code", { key: at }, part) : part));
+  }
+
+  function local(utc) {
+    var at = new Date(utc.replace(" UTC", "Z").replace(" ", "T"));
+    // Swedish dates are written as ISO 8601 dates.
+    return isNaN(at) ? utc : at.toLocaleString("sv");
+  }
+
   function badge(text, tone) {
     return React.createElement("span", { className: "badge badge-" + tone }, text);
   }
@@ -101,6 +128,12 @@
       return row.href
         ? React.createElement(window.dash_core_components.Link, { href: row.href, className: "run-link", children: row.name, title: row.name })
         : React.createElement("span", null, row.name);
+    },
+    LocalTime: function (props) {
+      return React.createElement("span", { title: props.value || undefined }, props.value ? local(props.value) : "-");
+    },
+    Marked: function (props) {
+      return React.createElement("span", null, withCode(props.value || "-"));
     },
     RunState: function (props) {
       var row = props.data;
@@ -117,7 +150,7 @@
         "span",
         { className: "cell-badges" },
         row.kind ? badge(row.kind, row.tone) : null,
-        React.createElement("span", { className: row.kind ? "cell-text" : "cell-text help" }, row.verdict || "Not analysed yet")
+        React.createElement("span", { className: row.kind ? "cell-text" : "cell-text help" }, withCode(row.verdict || "Not analysed yet"))
       );
     },
   });

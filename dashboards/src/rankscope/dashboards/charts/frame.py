@@ -14,6 +14,9 @@ from rankscope.dashboards.words.inert import MAX_TEXT, plotly_text
 _WIDE, _NARROW = 90, 38
 """Maximum characters per line of a note before it is wrapped, and the length of wrapped lines, which fits a narrow screen."""
 
+_NOTE_LINE, _NOTE_PADDING = 20, 24
+"""Pixels of a line of a note, and above and below its lines."""
+
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
 GRAPH_CONFIG: Final[dict[str, Any]] = {
@@ -88,7 +91,12 @@ def hatched(color: str, hatch: str, colors: Palette) -> dict[str, Any]:
     return {"color": color, "line": {"width": 0}, "pattern": pattern}
 
 
-def note(text: str, colors: Palette, *, height: int = 160) -> go.Figure:
+def readable(colors: Palette) -> dict[str, str]:
+    """Return the font of a text on a hatched bar: a halo of the surface's colour covers the hatching around the letters."""
+    return {"color": colors.text, "shadow": ", ".join([f"0 0 3px {colors.surface}"] * 4)}
+
+
+def note(text: str, colors: Palette, *, height: int | None = None) -> go.Figure:
     """Return a figure without data whose ``text`` explains what is missing and how to get it.
 
     ``<br>`` breaks lines; long lines are wrapped, since a figure would cut them off. All other markup is escaped: the text may
@@ -99,7 +107,7 @@ def note(text: str, colors: Palette, *, height: int = 160) -> go.Figure:
         for line in text.split("<br>")
         for short in ([line] if len(line) <= _WIDE else wrap(line, _NARROW, break_on_hyphens=False))
     ]
-    figure = framed(go.Figure(), colors, height=height)
+    figure = framed(go.Figure(), colors, height=height or _NOTE_PADDING + _NOTE_LINE * len(lines))
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     figure.add_annotation(

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
 import msgspec
 
-from rankscope.analysis.result.analysis import Analysis, Cause, Finding, Kind
+from rankscope.analysis.result.analysis import Analysis, Cause, Finding, Kind, Source, Verdict
+from rankscope.analysis.result.costs import Throughput
+from rankscope.analysis.result.stored import stored_verdict
+from rankscope.dashboards.words.inert import inert_record
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +55,35 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
 
 def brief_of(analysis: Analysis) -> Brief:
     """Return the summary of an analysed run."""
-    verdict, source, rates = analysis.verdict, analysis.source, analysis.throughput
+    return msgspec.structs.replace(
+        _brief(analysis.verdict, analysis.source, analysis.throughput),
+        lost_by=[_lost(analysis, finding) for finding in analysis.findings if finding.gpu_hours_lost is not None],
+        host_gpu_hours=_host_gpu_hours(analysis),
+        on_gpus=any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBrief:
+    """Summary by the verdict in the run directory. It does not tell whose GPU time was lost."""
+
+    brief: Brief
+    is_current: bool
+    """False if another version of rankscope reached the verdict, or if the run was written to since."""
+
+
+def stored_brief(run: Path, last_write_unix_ns: int | None) -> StoredBrief | None:
+    """Return the summary that a run directory holds; ``None`` if there is none that can be read."""
+    found = stored_verdict(run)
+    if found is None:
+        return None
+    stored, written_unix_ns = found
+    shown = inert_record(stored)
+    current = stored.version == version("rankscope") and (last_write_unix_ns or 0) <= written_unix_ns
+    return StoredBrief(_brief(shown.verdict, shown.source, shown.throughput), current)
+
+
+def _brief(verdict: Verdict, source: Source, rates: Throughput | None) -> Brief:
     return Brief(
         kind=verdict.kind,
         summary=verdict.summary,
@@ -64,9 +99,6 @@ def brief_of(analysis: Analysis) -> Brief:
         coverage=source.coverage,
         warnings=len(source.warnings),
         warning=source.warnings[0] if source.warnings else None,
-        lost_by=[_lost(analysis, finding) for finding in analysis.findings if finding.gpu_hours_lost is not None],
-        host_gpu_hours=_host_gpu_hours(analysis),
-        on_gpus=any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks),
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.result.analysis import Analysis
     from rankscope.dashboards.alerts.data import AlertsFound
     from rankscope.dashboards.compare.data import Compared
-    from rankscope.dashboards.data.brief import Brief
+    from rankscope.dashboards.data.brief import Brief, StoredBrief
     from rankscope.dashboards.data.events import Events
     from rankscope.dashboards.data.hardware import Hardware
     from rankscope.dashboards.data.topology import Topology
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rankscope.dashboards.timeline.data import WindowData
     from rankscope.dashboards.timeline.windows import Window, Windows
     from rankscope.dashboards.whatif.data import Scenarios
-    from rankscope.runs.records import StepRecord
+    from rankscope.runs.records import KernelRecord, StepRecord
 
 Status = Literal["starting", "live", "silent", "finished", "failed", "unreadable"]
 """``starting``: no rank has started; ``silent``: ranks have not ended, but nothing was written for a while; ``finished``: all
@@ -80,6 +80,8 @@ class RunSummary:
     """Ranks of the last attempt that crashed or were killed, as text; ``None``: there are none."""
     unrecorded: str | None = None
     """Ranks whose recorder switched itself off, as text; how they ended is not known."""
+    trackers: tuple[tuple[str, str], ...] = ()
+    """Names and web addresses of the run at experiment trackers."""
     problem: str | None = None
     """Reason why the run cannot be read, one line; ``None``: it can."""
 
@@ -151,6 +153,9 @@ class RunSource(Protocol):
     def known_brief(self, run: RunSummary) -> Brief | None:
         """Return the summary of a run if it has been computed; starts nothing. Raises ``RankscopeError``."""
 
+    def stored_brief(self, run: RunSummary) -> StoredBrief | None:
+        """Return the summary by the verdict in the run directory of a run that has ended; ``None`` if there is none."""
+
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
         """Return the comparison of runs with the first of them, or of one run's steps from ``at`` on with those before.
 
@@ -174,6 +179,9 @@ class RunSource(Protocol):
 
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
         """Return the step records of a rank in a window. Raises ``RankscopeError``."""
+
+    def window_kernels(self, run: RunSummary, window: Window, rank: int) -> list[KernelRecord]:
+        """Return the costliest kernels of a rank in a window. Raises ``RankscopeError``."""
 
     def perfetto(self, run: RunSummary, window: Window) -> Path:
         """Return the file of a window for Perfetto; does not wait. Raises ``RankscopeError``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from html import escape
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hardware import Gpu
 from rankscope.dashboards.data.metrics import Metric
 from rankscope.dashboards.hardware.data import GroupPower, TimeColumns, Values
-from rankscope.dashboards.words.units import shown_unit
+from rankscope.dashboards.words.units import on_clock, shown_unit, zone_name
 
 _ROOM_PX: Final = 24
 
@@ -62,14 +61,14 @@ def time_axis(columns: TimeColumns, *, cells: bool = False) -> dict[str, Any]:
         "tickvals": columns.at[marks].tolist(),
         "ticktext": [_tick(columns, int(mark), long=last - first > 86_400e9) for mark in marks],
         "range": [float(columns.at[0]) - half, float(columns.along(columns.edges_ns[-1:])[0]) - half],
-        "title": {"text": "step, and the time of day in UTC" if columns.steps_each else "time of day, UTC"},
+        "title": {"text": f"step, and the time of day ({zone_name()})" if columns.steps_each else f"time of day ({zone_name()})"},
         "showgrid": False,
         "zeroline": False,
     }
 
 
 def _tick(columns: TimeColumns, mark: int, *, long: bool) -> str:
-    at = datetime.fromtimestamp(int(columns.edges_ns[mark]) / 1e9, UTC)
+    at = on_clock(int(columns.edges_ns[mark]))
     clock = f"{at:%m-%d %H:%M}" if long else f"{at:%H:%M:%S}"
     return f"{columns.at[mark]:.0f}<br>{clock}" if columns.steps_each else clock
 

@@ -35,12 +35,15 @@ from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.lines import GAUGES, NAMES, OwnTime, gpu_lines
 from rankscope.dashboards.hardware.table import COLUMNS, gpu_rows
 from rankscope.dashboards.model.drawn import Drawn, FigureData, cell
-from rankscope.dashboards.model.page import Block, Figure, Part, Section, Table, Text, choice, rank_choice
+from rankscope.dashboards.model.page import Again, Block, Figure, Part, Section, Table, Text, choice, rank_choice
 from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
+from rankscope.dashboards.words.wording import GOING_ON
 
 _FOUND_NONE: Final = "no samples of its GPUs"
+LOOK_AGAIN_MS: Final = 10_000
+"""Interval at which the page of a live run without samples is made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +258,13 @@ def _pick_host(state: PageState, point: Mapping[str, Any]) -> PageState:
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
+    hints = Part("gpu-hints", lambda: gpu_hints(run.hardware, run.events, state.steps))
+    if not run.hardware.gpus:
+        return [hints, *([Again("hardware", LOOK_AGAIN_MS)] if run.summary.status in GOING_ON else [])]
     known = {gauge for gpu in run.hardware.gpus for gauge in gpu.gauges}
     steps = partial(steps_of_drag, state)
     return [
-        Part("gpu-hints", lambda: gpu_hints(run.hardware, run.events, state.steps)),
+        hints,
         Section(
             name="gpus",
             title="Every GPU over time",

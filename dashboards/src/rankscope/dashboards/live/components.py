@@ -97,7 +97,7 @@ def _(block: model.Text) -> Component:
 
 @component.register
 def _(block: model.Heading) -> Component:
-    heading: Component = _LEVELS[block.level](block.text, **_given(className=block.style, id=block.name))
+    heading: Component = _LEVELS[block.level](line(block.text), **_given(className=block.style, id=block.name))
     return heading
 
 

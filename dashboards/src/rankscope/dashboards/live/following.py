@@ -8,7 +8,7 @@ from dash import Dash, Input, Output, State, no_update
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.live.components import drawn
-from rankscope.dashboards.live.pages import Pages, stale_note
+from rankscope.dashboards.live.pages import Pages, stale_note, verdict_kind
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.words.wording import LIVE
 
@@ -41,4 +41,4 @@ def register(app: Dash, pages: Pages) -> None:
         said = no_update if note == (away or "") else note
         if now == before:
             return no_update, no_update, no_update, said
-        return now, drawn(run_head(run.summary)), now["status"] not in LIVE, said
+        return now, drawn(run_head(run.summary, verdict_kind(run))), now["status"] not in LIVE, said

@@ -11,6 +11,7 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from rankscope.analysis.result.analysis import Kind
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
@@ -125,7 +126,7 @@ class Pages:
         links = view_links(summary.run_id, view.slug, state)
         return html.Div(
             [
-                html.Header(drawn(run_head(summary)), id="run-head", className="run-page-head"),
+                html.Header(drawn(run_head(summary, verdict_kind(run))), id="run-head", className="run-page-head"),
                 html.P(stale_note(run), id="run-away", className="reason", role="status"),
                 html.Nav(links, id="views", className="views", **aria(label="Views of the run")),
                 html.Div(_content(lambda: view.blocks(run, state), summary.name), className="stack", id="view"),
@@ -179,6 +180,14 @@ def _unreadable(name: str, reason: str) -> Component:
 def instead(text: str, colors: Palette) -> Drawn:
     """Return a figure without data that shows ``text`` as the reason."""
     return Drawn(note(text, colors), NO_DATA, text)
+
+
+def verdict_kind(run: RunData) -> Kind | None:
+    """Return the kind of the verdict; ``None`` while it is not known."""
+    try:
+        return run.analysis.verdict.kind
+    except RankscopeError:
+        return None
 
 
 def stale_note(run: RunData) -> str:

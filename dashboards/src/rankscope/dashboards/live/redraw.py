@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from dash import ALL, MATCH, Dash, Input, Output, State, ctx, html, no_update
+from flask import request
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.live.components import identity, part, part_or_why
 from rankscope.dashboards.live.pages import OUR_FAULT, Pages
 from rankscope.dashboards.model.page import Part, Table
+from rankscope.dashboards.words.units import time_zone
+
+ZONE_COOKIE: Final = "rankscope-zone"
+"""Cookie in which assets/early.js puts the time zone of the browser."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,7 +37,8 @@ def register(app: Dash, pages: Pages) -> None:
         State(identity("figure", each), "id"),
     )
     def draw_figure(shown: Any, search: Any, scheme: Any, _again: Any, which: dict[str, str]) -> tuple[Any, Any, Any]:
-        found = pages.figure(_path(shown), search, which["name"], palette(scheme))
+        with time_zone(request.cookies.get(ZONE_COOKIE)):
+            found = pages.figure(_path(shown), search, which["name"], palette(scheme))
         if found is None:
             return no_update, no_update, no_update
         drawn, ready = found

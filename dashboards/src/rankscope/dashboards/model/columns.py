@@ -23,6 +23,8 @@ class Column:
     """Component of assets/*.js that draws its cells."""
     unit_field: str = ""
     """Field whose text follows the number."""
+    if_known: bool = False
+    """True: hidden while no row has a value."""
     fills: int = 0
     """Minimum width of a column that takes the free width."""
 

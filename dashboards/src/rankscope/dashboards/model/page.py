@@ -23,7 +23,8 @@ COMMAND: Final = re.compile(r"(?:(?P<before>[^`]*): )?(?P<command>(?:rankscope|t
 """Pattern of advice that is a command, or ends with one after a colon."""
 MAX_BADGE: Final = 80
 """Maximum characters of a badge or link. A longer text is in its title."""
-_OPTION: Final = re.compile(r"(?<=\s)(--?[a-z][a-z-]*)")
+_MARKED: Final = re.compile(r"(`[^`]+`|(?<=\s)--?[a-z][a-z-]*)")
+"""Pattern of code in backticks, and of a command-line option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,16 @@ def named_link(name: str, href: str) -> Link:
 
 
 def pieces(line: Line) -> list[Span | Link | Badge]:
-    """Return the pieces of a line; command-line options in plain text become pieces without line breaks inside."""
+    """Return the pieces of a line. In plain text, code in backticks and command-line options become pieces of their own."""
     found: list[Span | Link | Badge] = []
     for piece in [line] if isinstance(line, (str, Span, Link, Badge)) else line:
-        if isinstance(piece, str):
-            parts = _OPTION.split(piece)
-            found += [Span(part, "option" if at % 2 else "span") for at, part in enumerate(parts) if part]
-        else:
-            found.append(piece)
+        found += _spans(piece) if isinstance(piece, str) else [piece]
     return found
+
+
+def _spans(text: str) -> list[Span]:
+    parts = enumerate(_MARKED.split(text))
+    return [Span(part.strip("`"), "code" if part[0] == "`" else "option") if at % 2 else Span(part) for at, part in parts if part]
 
 
 def first_pieces(items: Sequence[Piece], most: int) -> list[Piece]:
@@ -110,7 +112,7 @@ class Text(Block):
 
 @dataclass(frozen=True, slots=True)
 class Heading(Block):
-    """Heading of level 1 to 3."""
+    """Heading of level 1 to 3. Code in backticks is shown as code."""
 
     text: str
     level: Literal[1, 2, 3] = 3

@@ -9,12 +9,13 @@ from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
 
 if TYPE_CHECKING:
+    from rankscope.analysis.result.analysis import Kind
     from rankscope.dashboards.data.source import RunSummary
     from rankscope.dashboards.model.view import View
 
 
-def run_head(run: RunSummary) -> list[Block]:
-    """Return name, status and identity of the run, with a banner if its GPUs are simulated."""
+def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
+    """Return name, state and identity of the run, with a banner if its GPUs are simulated. ``kind``: that of its verdict."""
     facts = [
         f"started {wording.moment(run.start_unix_ns)}",
         f"{run.ranks:,} of {wording.count(run.world_size, 'rank')} recorded"
@@ -25,19 +26,21 @@ def run_head(run: RunSummary) -> list[Block]:
     ]
     if run.status == "silent":
         facts.append(f"nothing was written since {wording.moment(run.last_write_unix_ns)}, and no rank has said that it ended")
+    trackers = [Link(f"{name} run", url, elsewhere=True) for name, url in run.trackers]
     path = Span(shown(run.path), "code", title=shown(run.path, MAX_TEXT), style="path")
     return [
-        Group([Heading(run.name, 1, "run-name"), Pieces(_badges(run))], "run-head"),
-        Pieces([Span(" · ".join(facts), style="run-fact"), path], "run-facts"),
+        Group([Heading(run.name, 1, "run-name"), Pieces(_badges(run, kind))], "run-head"),
+        Pieces([Span(" · ".join(facts), style="run-fact"), path, *trackers], "run-facts"),
         *([simulated_band()] if run.simulated else []),
     ]
 
 
-def _badges(run: RunSummary) -> list[Badge]:
+def _badges(run: RunSummary, kind: Kind | None) -> list[Badge]:
     """Return badges for the run's status, losses, recorder state, and simulated GPUs."""
-    label = wording.STATUS_LABELS[run.status]
-    badges = [badge(f"{label}: {run.losses}" if run.status == "failed" else label, tone=wording.STATUS_TONES[run.status])]
-    if run.losses is not None and run.status != "failed":
+    label, tone = wording.state(run.status, kind)
+    named = run.status == "failed" and kind != "hang"
+    badges = [badge(f"{label}: {run.losses}" if named else label, tone=tone)]
+    if run.losses is not None and not named:
         badges.append(badge(run.losses, tone="bad"))
     if run.unrecorded is not None:
         badges.append(badge(f"recorder off: {run.unrecorded}", tone="fair", title="It switched itself off; training went on"))

@@ -240,7 +240,7 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
         return note(NO_COLLECTIVE, colors)
     shown = [row for row in rows if _measured(row) is not None][:SHOWN]
     if not shown:
-        return note(NO_SIZE if any(row.transfer_us is not None for row in rows) else NO_TRANSFER, colors, height=110)
+        return note(NO_SIZE if any(row.transfer_us is not None for row in rows) else NO_TRANSFER, colors)
     figure = go.Figure()
     measured = [_measured(row) or 0.0 for row in shown]
     row_bars(

@@ -9,11 +9,11 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from rankscope.analysis.result.costs import PartName, Waterfall
+from rankscope.analysis.result.costs import PartName, Waterfall, WaterfallPart
 from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.trend import HIGHEST, MEDIAN, PERCENTILES, Trend, stretches
-from rankscope.dashboards.words.units import duration, time_unit
+from rankscope.dashboards.words.units import duration, in_unit, time_unit
 
 NO_WATERFALL: Final = (
     "There are too few steps to say where the time of one goes.<br>It shows once every rank has done a few after warm-up."
@@ -43,25 +43,34 @@ LOOKS: Final[dict[PartName, Look]] = {
 
 ACTUAL: Final = "actual"
 
+_ONLY_IF_KNOWN: Final[frozenset[PartName]] = frozenset({"ideal", "pipeline_bubble"})
+"""Parts of some jobs only: those with a pipeline, or with known floating-point operations and peak."""
+
+
+def parts_of(waterfall: Waterfall) -> list[WaterfallPart]:
+    """Return the parts of the step that apply to the job."""
+    return [part for part in waterfall.parts if part.us is not None or part.name not in _ONLY_IF_KNOWN]
+
 
 def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
     """Draw each part as a bar that begins at the end of the previous one. The last row is the whole step.
 
     The duration is below each name: a narrow screen has no room beside the bars. An unknown part has the text "not known" and no
-    bar, which distinguishes it from zero.
+    bar, which distinguishes it from zero. ``parts_of`` leaves out parts that do not apply.
     """
     if waterfall is None or waterfall.step_us <= 0:
         return note(NO_WATERFALL, colors)
     size, unit = time_unit(waterfall.step_us)
+    parts = parts_of(waterfall)
     figure = go.Figure()
     ends = 0.0
     labels = []
-    for row, part in enumerate(waterfall.parts):
+    for row, part in enumerate(parts):
         look = LOOKS[part.name]
         if part.us is None or part.share is None:
             labels.append(f"{look.label}<br><i>not known</i>")
             continue
-        labels.append(f"{look.label}<br><b>{duration(part.us) if part.us else f'0 {unit}'}</b> · {100 * part.share:.0f}%")
+        labels.append(f"{look.label}<br><b>{in_unit(part.us, (size, unit))}</b> · {100 * part.share:.0f}%")
         figure.add_bar(
             x=[part.us / size],
             y=[row],
@@ -73,7 +82,7 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
             f"<br>{100 * part.share:.1f}% of the {waterfall.unit}<extra></extra>",
         )
         ends += part.us
-    last = len(waterfall.parts)
+    last = len(parts)
     figure.add_bar(
         x=[waterfall.step_us / size],
         y=[last],
@@ -212,7 +221,7 @@ def rate_line(
     rate[trend.profiled[first:last]] = np.nan
     shown = binned(rate, course.steps_per_point)
     if not np.isfinite(shown).any():
-        return note(NO_RATE, colors, height=110), shown, course
+        return note(NO_RATE, colors), shown, course
     of = "of the job" if replicas else "of one rank"
     figure = go.Figure(
         go.Scatter(

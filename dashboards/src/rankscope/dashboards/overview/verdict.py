@@ -40,7 +40,7 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
     steps = [text for text in verdict.next if not text.startswith("rankscope dashboard")]
     if steps:
         parts.append(Group([Heading("Do next"), *map(Advice, steps)], "next"))
-    if verdict.rank is not None:
+    if verdict.rank is not None and verdict.kind != "hang":
         parts.append(_where_to_see(run.run_id, verdict.rank))
     others = [finding for finding in analysis.findings if finding.summary != verdict.summary]
     if others or any(finding.evidence for finding in analysis.findings):
@@ -86,19 +86,20 @@ def _place(analysis: Analysis) -> list[Badge]:
 def _facts(analysis: Analysis) -> list[Fact]:
     verdict, source = analysis.verdict, analysis.source
     facts: list[Fact] = []
-    # Without a blamed rank these numbers often do not exist and are left out. With one, a missing number is shown as unknown.
-    if verdict.confidence is not None or verdict.rank is not None:
+    # Without a blamed rank, and of a hang, these numbers often do not exist and are left out. Else they are shown as unknown.
+    slow = verdict.rank is not None and verdict.kind != "hang"
+    if verdict.confidence is not None or slow:
         facts.append(Fact("Confidence", wording.percent(verdict.confidence), meter=verdict.confidence))
-    if verdict.slowdown is not None or verdict.rank is not None:
+    if verdict.slowdown is not None or slow:
         facts.append(
             Fact(
-                "Steps take",
+                "Slowdown",
                 wording.slowdown(verdict.slowdown),
                 why="Step time as it is over step time without the cause",
             )
         )
     on_gpus = any(rank.device_kind != "cpu" for rank in analysis.ranks)
-    if verdict.gpu_hours_lost is not None or (verdict.rank is not None and on_gpus):
+    if verdict.gpu_hours_lost is not None or (slow and on_gpus):
         facts.append(
             Fact("GPU time lost", wording.gpu_hours(verdict.gpu_hours_lost), why="Excess time x number of ranks, so far")
         )

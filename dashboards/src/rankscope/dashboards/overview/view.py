@@ -21,17 +21,21 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overview.advice import advice_list
 from rankscope.dashboards.overview.changes import changes
-from rankscope.dashboards.overview.figures import LOOKS, course_of, rate_line, rate_name, trend_lines, waterfall_bars
+from rankscope.dashboards.overview.figures import LOOKS, course_of, parts_of, rate_line, rate_name, trend_lines, waterfall_bars
 from rankscope.dashboards.overview.verdict import verdict_card
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, percent
 from rankscope.dashboards.words.wording import rate as per_second
 
+_GPU_MEMORY: Final = "GPU memory left"
+
 
 def work_and_memory(analysis: Analysis) -> list[Fact]:
     """Return the run's throughput, its model FLOP/s utilisation, and its memory use."""
-    return [*_work(analysis.throughput), *_memory(analysis.memory)]
+    on_gpus = any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks)
+    memory = [one for one in _memory(analysis.memory) if on_gpus or one.name != _GPU_MEMORY]
+    return [*_work(analysis.throughput), *memory]
 
 
 def _work(work: Throughput | None) -> Iterator[Fact]:
@@ -61,17 +65,17 @@ def _memory(memory: Memory | None) -> Iterator[Fact]:
     if fullest is None or fullest.device_bytes is None or fullest.peak_allocated_bytes is None:
         largest = max((rank.peak_allocated_bytes for rank in ranks if rank.peak_allocated_bytes is not None), default=None)
         if largest is None:
-            yield Fact("GPU memory left", wording.UNKNOWN, detail="no sample of a GPU's memory")
+            yield Fact(_GPU_MEMORY, wording.UNKNOWN, detail="no sample of a GPU's memory")
         else:
             yield Fact(
-                "GPU memory left",
+                _GPU_MEMORY,
                 wording.UNKNOWN,
                 detail=f"{size(largest)} used at most; the device's size is not known",
             )
     else:
         left = max(0, fullest.device_bytes - fullest.peak_allocated_bytes)
         of = f"of {size(fullest.device_bytes)}, on rank {fullest.rank}, the fullest"
-        yield Fact("GPU memory left", size(left), meter=fullest.peak_share, detail=of, why="Size less the peak of tensors")
+        yield Fact(_GPU_MEMORY, size(left), meter=fullest.peak_share, detail=of, why="Size less the peak of tensors")
     resident = max(
         (rank for rank in ranks if rank.resident_bytes is not None), key=lambda rank: rank.resident_bytes or 0, default=None
     )
@@ -112,7 +116,7 @@ def _parts(run: RunData) -> list[Block]:
     fall = run.analysis.waterfall
     if fall is None:
         return []
-    terms = [(LOOKS[one.name].label.capitalize(), _about_part(one), one.us is not None) for one in fall.parts]
+    terms = [(LOOKS[one.name].label.capitalize(), _about_part(one), one.us is not None) for one in parts_of(fall)]
     return [Details("What the parts are", [Terms(terms, "meanings")])]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.dashboards.charts.cells import CellRows, Later
 from rankscope.dashboards.charts.heatmap import StepCells, step_cells, step_heatmap
 from rankscope.dashboards.charts.palette import Palette
@@ -34,27 +34,28 @@ from rankscope.dashboards.words.wording import count as counted
 
 COLUMNS: Final[list[Column]] = [
     number_column("rank", "Rank", "Global rank", digits=0, width=92, pinned=True),
-    number_column("own_ms", "Own ms", "Median per step: wall time minus time blocked on other ranks"),
-    number_column("blocked_ms", "Blocked ms", "Median per step: time spent waiting for other ranks", width=124),
-    number_column("wall_ms", "Wall ms", "Median time of a step: the device's where it is known, else the host's"),
-    number_column("imposed_ms", "Imposed ms", "How long the other ranks waited for this one, summed over them", width=124),
+    number_column("own_ms", "Own ms, median", "Step time minus time blocked on other ranks", width=140),
+    number_column("blocked_ms", "Blocked ms, median", "Time of a step spent waiting for other ranks", width=160),
+    number_column("wall_ms", "Wall ms, median", "Time of a step: the device's where it is known, else the host's", width=140),
+    number_column("imposed_percent", "Imposed %", "Share of all waiting that was for this rank", digits=1, width=116),
     text_column("host", "Host"),
     text_column("gpu", "GPU", hover=True),
     number_column("steps", "Steps", "Steps with evidence", digits=0, width=92),
-    number_column("compute_ms", "Compute ms", "Over the profiled steps, communication at the same time included", width=124),
+    number_column("profiled_ms", "Profiled ms", "Mean time of a profiled step: the parts below are of it", width=124),
+    number_column("compute_ms", "Compute ms", "Mean per profiled step, communication at the same time included", width=124),
     number_column(
-        "exposed_communication_ms", "Exposed comm. ms", "Communication that no compute hid, over the profiled steps", width=150
+        "exposed_communication_ms", "Exposed comm. ms", "Communication that no compute hid, mean per profiled step", width=150
     ),
     number_column("overlap_percent", "Overlap %", "Share of communication hidden behind compute", digits=1, width=116),
-    number_column("idle_ms", "Idle ms", "Neither compute, communication nor copies, over the profiled steps"),
-    number_column("wait_ms", "Wait ms", "Time in matched collectives beyond the transfer itself"),
+    number_column("idle_ms", "Idle ms", "Neither compute, communication nor copies, mean per profiled step"),
+    number_column("wait_ms", "Wait ms", "In matched collectives beyond the transfer itself, mean per profiled step"),
     text_column("end", "Ended", width=110),
 ]
 
 
 def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
     """Return a row per rank; times in milliseconds, ``None`` if unknown."""
-    imposed = {row.rank: row.imposed_us for row in analysis.imposed_wait}
+    imposed = {row.rank: row.share for row in analysis.imposed_wait}
     return [
         {
             "id": str(rank.rank),
@@ -65,16 +66,26 @@ def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
             "own_ms": milliseconds(rank.own_us),
             "blocked_ms": milliseconds(rank.blocked_us),
             "wall_ms": milliseconds(rank.wall_us),
-            "imposed_ms": milliseconds(imposed.get(rank.rank)),
-            "compute_ms": milliseconds(rank.compute_us),
-            "exposed_communication_ms": milliseconds(rank.exposed_communication_us),
-            "overlap_percent": None if rank.overlap_ratio is None else 100 * rank.overlap_ratio,
-            "idle_ms": milliseconds(rank.idle_us),
-            "wait_ms": milliseconds(rank.wait_us),
+            "imposed_percent": _percent(imposed.get(rank.rank)),
+            "profiled_ms": _per_step(rank, rank.window_us),
+            "compute_ms": _per_step(rank, rank.compute_us),
+            "exposed_communication_ms": _per_step(rank, rank.exposed_communication_us),
+            "overlap_percent": _percent(rank.overlap_ratio),
+            "idle_ms": _per_step(rank, rank.idle_us),
+            "wait_ms": _per_step(rank, rank.wait_us),
             "end": rank.end_reason,
         }
         for rank in analysis.ranks
     ]
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _per_step(rank: RankResult, us: float | None) -> float | None:
+    """Return the mean per profiled step of a sum over them, in milliseconds."""
+    return None if us is None or not rank.profiled_steps else us / rank.profiled_steps / 1e3
 
 
 def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> list[Block]:
@@ -283,7 +294,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="table",
             title="All ranks",
-            help="Own, blocked and wall: median per step. The others: sums over the profiled steps. A dash means not known.",
+            help="All times are per step. Own, blocked and wall are medians, so own and blocked need not add up to wall. "
+            "The others are means over the profiled steps. A dash means not known.",
             blocks=[
                 Table(
                     name="rank-table",

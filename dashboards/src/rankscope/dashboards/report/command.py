@@ -13,6 +13,7 @@ from typing import Final
 import click
 
 from rankscope.alerts.output import progress_line
+from rankscope.analysis.result.text import size
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
@@ -63,7 +64,7 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
         made = report(run, _state(run, wish), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
         _write(made, target)
     where = "standard output" if target == STANDARD_OUTPUT else target
-    return Done(f"Report of {run.summary.name} written to {where} ({len(made.file) / 1e6:,.1f} MB).", made.faults)
+    return Done(f"Report of {run.summary.name} written to {where} ({size(len(made.file))}).", made.faults)
 
 
 def _run_at(path: Path) -> Path:

@@ -77,7 +77,7 @@ def report(run: RunData, state: PageState, *, made_unix_ns: int, tell: Callable[
         icon=base64.b64encode(_text("assets/icons/rankscope.svg").encode()).decode(),
         style=_text("assets/style.css") + _text("report/page.css"),
         script=script,
-        head=run_head(run.summary),
+        head=run_head(run.summary, analysis.verdict.kind),
         facts=[
             f"Made {wording.moment(made_unix_ns)} by {made_by} from the run's records. Nothing here is loaded from elsewhere.",
             _as_of(run),

@@ -20,31 +20,44 @@ from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import shown
 
 COLUMNS: Final[list[Column]] = [
-    text_column("name", "Run", width=170, renderer="RunName", pinned=True),
-    text_column("state", "State", width=200, renderer="RunState", hover=True),
-    text_column("verdict", "Verdict", width=400, renderer="RunVerdict", hover=True, fills=300),
-    number_column("lost", "GPU-h lost", "GPU time lost to what the verdict blames", digits=2, width=106),
-    number_column("cost", "Cost", "Of the GPU time lost, at the price recorded with the run", width=110, unit_field="currency"),
+    text_column("name", "Run", width=140, renderer="RunName", pinned=True),
+    text_column("folder", "Folder", width=160, hover=True),
+    text_column("start", "Started", width=166, renderer="LocalTime", tooltip="In the time zone of the browser; UTC on hover"),
+    text_column("state", "State", width=204, renderer="RunState", hover=True),
+    text_column("verdict", "Verdict", width=420, renderer="RunVerdict", hover=True, fills=420),
+    number_column("lost", "GPU-h lost", "GPU time lost to what the verdict blames", digits=2, width=106, if_known=True),
+    number_column(
+        "cost",
+        "Cost",
+        "Of the GPU time lost, at the price recorded with the run",
+        width=110,
+        unit_field="currency",
+        if_known=True,
+    ),
     number_column("step_ms", "Step ms", "Mean wall time of a step", width=94),
-    number_column("samples", "Samples/s", "Of the whole job", digits=1, width=104),
+    number_column("samples", "Samples/s", "Of the whole job", digits=1, width=104, if_known=True),
     text_column("health", "Health", width=170, hover=True),
     number_column("ranks", "Ranks", "World size; ranks with records where it is not known", digits=0, width=92),
     number_column("hosts", "Hosts", "Hosts of the last attempt", digits=0, width=88),
     number_column("steps", "Steps", "Steps with evidence", digits=0, width=96),
-    number_column("tokens", "Tokens/s", "Of the whole job", digits=0, width=116),
-    text_column("start", "Started (UTC)", width=164),
+    number_column("tokens", "Tokens/s", "Of the whole job", digits=0, width=116, if_known=True),
     number_column("hours", "Duration h", "From its start to what was written last", width=112),
-    text_column("folder", "Folder", width=170, hover=True),
 ]
 
 
 def first_row(source: RunSource, run: RunSummary) -> dict[str, Any]:
-    """Return the row of a run from cached results only; no analysis is started."""
+    """Return the row of a run from cached results, else from the verdict in its directory; no analysis is started."""
     try:
         brief = source.known_brief(run)
     except RankscopeError:
         brief = None  # a damaged cache entry counts as missing
-    return run_row(run, brief)
+    if brief is not None:
+        return run_row(run, brief)
+    stored = source.stored_brief(run)
+    if stored is None:
+        return run_row(run, None)
+    row = run_row(run, stored.brief)
+    return row if stored.is_current else {**row, "ask": True}
 
 
 def asked_row(source: RunSource, run: RunSummary, *, follow: bool = True) -> dict[str, Any]:
@@ -58,7 +71,8 @@ def asked_row(source: RunSource, run: RunSummary, *, follow: bool = True) -> dic
     try:
         return run_row(run, source.brief(run.run_id), source.stale(run.run_id))
     except NotReadyError as error:
-        return {**run_row(run, None), "verdict": f"{error.progress.sentence} …"}
+        row = first_row(source, run)
+        return row if "kind" in row else {**row, "verdict": f"{error.progress.sentence} …"}
     except RankscopeError as error:
         return {**run_row(run, None), "verdict": str(error), "kind": "No verdict", "tone": "unknown", "ask": False}
 
@@ -73,7 +87,7 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "simulated": run.simulated or None,
         "live": run.status in wording.GOING_ON or None,
         "folder": shown(Path(run.path).name),
-        "start": None if run.start_unix_ns is None else wording.moment(run.start_unix_ns).removesuffix(" UTC"),
+        "start": None if run.start_unix_ns is None else wording.moment(run.start_unix_ns),
     }
     if run.problem is not None:
         return _known(
@@ -88,7 +102,10 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "ask": True if brief is None else None,
     }
     if brief is not None:
+        label, tone = wording.state(run.status, brief.kind)
         row |= {
+            "state": label,
+            "state_tone": tone,
             "kind": wording.KIND_LABELS[brief.kind],
             "tone": wording.verdict_tone(brief.kind, may_be_well=run.may_be_well),
             "verdict": brief.summary,

@@ -16,7 +16,7 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts.data import FolderAlerts
 from rankscope.dashboards.alerts.replay import read_replay
 from rankscope.dashboards.compare.data import Compared, read_comparison
-from rankscope.dashboards.data.brief import Brief
+from rankscope.dashboards.data.brief import Brief, StoredBrief, stored_brief
 from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.progress import Progress
@@ -27,9 +27,9 @@ from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.making import MadeHere, Making
 from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.timeline.data import WindowData, read_window
-from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, read_windows, steps_of
+from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, kernels_of, read_windows, steps_of
 from rankscope.dashboards.whatif.data import Scenarios, read_scenarios
-from rankscope.runs.records import StepRecord
+from rankscope.runs.records import KernelRecord, StepRecord
 
 if TYPE_CHECKING:
     from rankscope.alerts.prometheus import Prometheus  # needs a package that is installed only for queries to a Prometheus
@@ -120,6 +120,13 @@ class DiskRuns:
         derived = None if run.problem is not None else self._making.known(Path(run.path), run.run_id, run.revision)
         return None if derived is None else self._brief(derived)
 
+    def stored_brief(self, run: RunSummary) -> StoredBrief | None:
+        """Return the summary by the verdict in the run directory, read once per revision of the files."""
+        if run.problem is not None or run.status not in ("finished", "failed"):
+            return None
+        read = partial(stored_brief, Path(run.path), run.last_write_unix_ns)
+        return self._lines.get(f"stored {run.path}", run.revision, read)
+
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
         """Return runs compared with the first, at the revisions they had when the comparison was first requested."""
         now = [self._readable(run_id) for run_id in run_ids]
@@ -176,6 +183,11 @@ class DiskRuns:
         """Return the step records of a rank in a window."""
         key = key_of(self._key_of_window("steps", run, window), str(rank))
         return self._lines.get(key, key, lambda: steps_of(Path(run.path), rank, window))
+
+    def window_kernels(self, run: RunSummary, window: Window, rank: int) -> list[KernelRecord]:
+        """Return the costliest kernels of a rank in a window."""
+        key = key_of(self._key_of_window("kernels", run, window), str(rank))
+        return self._lines.get(key, key, lambda: kernels_of(Path(run.path), rank, window))
 
     def perfetto(self, run: RunSummary, window: Window) -> Path:
         """Return the file of a window for Perfetto."""

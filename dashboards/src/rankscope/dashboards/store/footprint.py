@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.paths import inspector_dir
+from rankscope.runs.paths import inspector_dir, verdict_file
 
 TRACES: Final = "traces"
 """Folder of raw traces: only captured windows use them, and newer ones replace older ones."""
@@ -19,7 +19,10 @@ CONTROL: Final = "control"
 LOGS: Final = inspector_dir(Path()).name
 """Folder of the logs that helpers read: what matters in them is in records."""
 
-NOT_SHOWN: Final = frozenset({TRACES, CONTROL, LOGS})
+VERDICT: Final = verdict_file(Path()).name
+"""Verdict of an earlier analysis, which is no data of the run."""
+
+NOT_SHOWN: Final = frozenset({TRACES, CONTROL, LOGS, VERDICT})
 
 STREAMS: Final = (".jsonl", ".npy")
 """Suffixes of record files, which only grow."""

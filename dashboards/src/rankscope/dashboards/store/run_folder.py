@@ -11,13 +11,18 @@ from rankscope.alerts.watch.runs import discover
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
+from rankscope.dashboards.model.page import MAX_BADGE
 from rankscope.dashboards.store.footprint import Footprint, footprint, leads_out
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
 from rankscope.runs.reader import RunReader, is_visible_run
+from rankscope.runs.records import RunInfo
 from rankscope.runs.world_size import told_world_size
 
 SILENT_AFTER_S: Final = 120.0
 """A run whose ranks have not ended is silent if nothing was written for this long."""
+
+MOST_TRACKERS: Final = 4
+"""Maximum number of links to experiment trackers."""
 
 _QUICK_LOOK_S: Final = 0.02
 """Duration of a look at a run's files that allows one look per second, so that looks take at most 2 % of a worker."""
@@ -147,8 +152,15 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         attempts=len(attempts),
         simulated=reader.info.simulated,
         losses=losses or None,
+        trackers=_trackers(reader.info),
         unrecorded=_named(unrecorded, len(infos)) if unrecorded else None,
     )
+
+
+def _trackers(info: RunInfo) -> tuple[tuple[str, str], ...]:
+    """Return the trackers whose addresses are web addresses: anything may be in the file."""
+    found = [(shown(name, MAX_BADGE), url) for name, url in info.trackers.items() if url.startswith(("https://", "http://"))]
+    return tuple(found[:MOST_TRACKERS])
 
 
 def _named(ranks: list[int], of: int) -> str:

@@ -16,7 +16,7 @@ from rankscope.dashboards.charts.frame import framed, legend_above, note, rank_l
 from rankscope.dashboards.charts.heatmap import coloring
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.stragglers.data import BlamedRank, CauseTimeline, WaitGroup
-from rankscope.dashboards.words.units import duration, time_unit
+from rankscope.dashboards.words.units import in_unit, time_unit
 
 MOST_BARS: Final = 10
 """Maximum number of ranks shown, the costliest first. The table has all of them."""
@@ -55,9 +55,14 @@ def imposed_bars(
     for index, row in enumerate(top):
         share = "" if row.share is None else f" · {100 * row.share:.0f}%"
         figure.add_annotation(
-            x=total[index], y=index, text=f"{duration(row.imposed_us)}{share}", showarrow=False, xanchor="left", xshift=6,
+            x=total[index],
+            y=index,
+            text=f"{in_unit(row.imposed_us, (size, unit))}{share}",
+            showarrow=False,
+            xanchor="left",
+            xshift=6,
             font={"size": 12, "color": colors.text},
-        )  # fmt: skip
+        )
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
     rows_axis(figure, [rank_label(row.rank, blamed, picked) for row in top])
     # Leaves room for the text behind the longest bar.
@@ -72,16 +77,19 @@ _NAME: Final = 28
 
 
 def wait_cells(group: WaitGroup) -> NDArray[np.float32]:
-    """Return waits [victims, origins] in microseconds. For ranks the diagonal is NaN: a rank does not wait for itself."""
+    """Return waits [origins, victims] in microseconds, the layout of the terminal's table.
+
+    For ranks the diagonal is NaN: a rank does not wait for itself.
+    """
     cells = np.zeros((len(group.names), len(group.names)), np.float32)
-    cells[group.victims, group.origins] = group.waited_us
+    cells[group.origins, group.victims] = group.waited_us
     if not group.by_host:
         np.fill_diagonal(cells, np.nan)
     return cells
 
 
 def wait_matrix(group: WaitGroup, colors: Palette, *, blamed: int | None = None, picked: int | None = None) -> go.Figure:
-    """Draw a heat map of ``wait_cells``. Columns of the blamed and the picked rank are framed."""
+    """Draw a heat map of ``wait_cells``. Rows of the blamed and the picked rank are framed."""
     cells = wait_cells(group)
     if not np.nansum(cells):
         return note(NO_WAIT_IN_GROUP, colors)
@@ -98,9 +106,9 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, blamed: int | None = None,
             xgap=1 if count <= 64 else 0,
             ygap=1 if count <= 64 else 0,
             # The template refers to axis names, which are sent once, not once per cell.
-            hovertemplate=f"<b>%{{y}}</b> waited %{{z:,.2f}} {unit}<br>for <b>%{{x}}</b><extra></extra>",
-            x=[f"{what} {name}{told}" for name, told in zip(names, worst, strict=True)],
-            y=[f"{what} {name}" for name in names],
+            hovertemplate=f"<b>%{{x}}</b> waited %{{z:,.2f}} {unit}<br>for <b>%{{y}}</b><extra></extra>",
+            x=[f"{what} {name}" for name in names],
+            y=[f"{what} {name}{told}" for name, told in zip(names, worst, strict=True)],
         )
     )
     framed(figure, colors, height=min(620, max(240, 130 + 24 * count)))
@@ -114,14 +122,14 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, blamed: int | None = None,
         "showgrid": False,
         "zeroline": False,
     }
-    figure.update_xaxes(title_text=f"{what} that was waited for", **ticks)
-    figure.update_yaxes(title_text=f"{what} that waited", autorange="reversed", **ticks)
+    figure.update_xaxes(title_text=f"{what} that waited", **ticks)
+    figure.update_yaxes(title_text=f"because of {what}", autorange="reversed", **ticks)
     figure.update_layout(plot_bgcolor=colors.missing)
     for rank in {blamed, picked} - {None}:
         if not group.by_host and str(rank) in group.names:
             at = group.names.index(str(rank))
             figure.add_shape(
-                type="rect", x0=at - 0.5, x1=at + 0.5, y0=-0.5, y1=count - 0.5, line={"color": colors.emphasis, "width": 2}
+                type="rect", x0=-0.5, x1=count - 0.5, y0=at - 0.5, y1=at + 0.5, line={"color": colors.emphasis, "width": 2}
             )
     return figure
 
@@ -179,9 +187,10 @@ def cause_bars(
             )
     framed(figure, colors, height=110 + 34 * max(len(top), 2))
     for index, rank in enumerate(top):
+        waited = rank.steps_us or 0.0
         figure.add_annotation(
-            x=(rank.steps_us or 0.0) / size, y=index, text=duration(rank.steps_us or 0.0), showarrow=False, xanchor="left",
-            xshift=6, font={"size": 12, "color": colors.text},
+            x=waited / size, y=index, text=in_unit(waited, (size, unit)), showarrow=False, xanchor="left", xshift=6,
+            font={"size": 12, "color": colors.text},
         )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.28)
     legend_above(figure, **_LEGEND)

@@ -79,8 +79,8 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
 
 
 def _origin_of_cell(state: PageState, point: Mapping[str, Any]) -> PageState:
-    """Select the rank of the cell's column, or for a host its rank that imposed most. The column's name ends with its number."""
-    return replace(state, rank=int(str(point["x"]).rsplit(" ", 1)[-1]))
+    """Select the rank of the cell's row, or for a host its rank that imposed most. The row's name ends with its number."""
+    return replace(state, rank=int(str(point["y"]).rsplit(" ", 1)[-1]))
 
 
 _SOURCES: Final = {
@@ -194,7 +194,7 @@ COLUMNS: Final[list[Column]] = [
 ]
 
 
-def _ledger(run: RunData) -> list[dict[str, Any]]:
+def _rank_costs(run: RunData) -> list[dict[str, Any]]:
     hosts = {rank.rank: rank.host for rank in run.analysis.ranks}
     return [
         {
@@ -232,8 +232,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="waits",
             title="Who waited for whom",
-            help="A column that stands out is somebody for whom many waited, a single cell a pair. Grey: nobody waits for "
-            "themselves. Click a cell to pick the rank that was waited for, or give its number.",
+            help="Who waited (columns) because of whom (rows). A row that stands out is a rank for which many waited. Grey: no "
+            "rank waits for itself. Click a cell to pick the rank of its row, or give its number.",
             blocks=[
                 Part("about-matrix", lambda: _about_matrix(run, state)),
                 Figure(
@@ -276,16 +276,16 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             ],
         ),
         Section(
-            name="ledger",
+            name="rank-costs",
             title="What every rank cost",
             help="What every rank cost the others. Summed over all that waited, so it may be more than the run took. "
             "A dash means not known: direct and knock-on take a profiled window. Click a row to pick its rank.",
             blocks=[
                 Table(
-                    name="blame-ledger",
+                    name="rank-costs",
                     columns=COLUMNS,
-                    rows=lambda: _ledger(run),
-                    file_name=f"rankscope-{run.summary.run_id}-ledger",
+                    rows=lambda: _rank_costs(run),
+                    file_name=f"rankscope-{run.summary.run_id}-rank-costs",
                     pick=partial(rank_of_row, state),
                 )
             ],

@@ -11,7 +11,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.dashboards.charts.bars import Look, row_bars
-from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, rows_axis
+from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, readable, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.timeline.parts import NOBODY, Kind, Numbers, Parts
 from rankscope.runs.records import PHASES
@@ -185,7 +185,7 @@ def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
             textposition="inside",
             insidetextanchor="start",
             textangle=0,
-            textfont={"size": 11},
+            insidetextfont={"size": 11, **readable(colors)},
             hovertext=[
                 f"<b>{lanes.labels[lane]}</b><br>{label}: {length / _NS_PER_MS:,.3f} ms<br>{name}"
                 for lane, length, name in zip(parts.lane[mine].tolist(), wide.tolist(), names, strict=True)

@@ -33,6 +33,7 @@ from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.timeline.data import Collective, WindowData
 from rankscope.dashboards.timeline.figures import LOOKS, Arrival, Lanes, arrival_bars, cut, kind_label, timeline
+from rankscope.dashboards.timeline.kernels import kernel_section
 from rankscope.dashboards.timeline.lanes import described, lanes_of, representatives
 from rankscope.dashboards.timeline.parts import NOBODY, Numbers
 from rankscope.dashboards.timeline.windows import Window
@@ -329,6 +330,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 ),
             ],
         ),
+        *([] if shown is None else [kernel_section(run, state, shown)]),
         export_panel(run.summary, shown),
         capture_panel(run.summary),
     ]

@@ -15,10 +15,11 @@ from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.trace.possible import is_possible_breakdown
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
+from rankscope.dashboards.words.inert import inert_record
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import StepRecord
+from rankscope.runs.records import KernelRecord, StepRecord
 
 WINDOWS: Final = "windows.json"
 
@@ -90,6 +91,12 @@ def _in_a_row(attempt: int, seen: dict[int, tuple[int, int]]) -> list[Window]:
 def steps_of(run: Path, rank: int, window: Window) -> list[StepRecord]:
     """Return the step records of ``rank`` in ``window``. Raises ``RankscopeError``."""
     return step_records(RunReader(run), window.attempt, rank, range(window.first, window.past))
+
+
+def kernels_of(run: Path, rank: int, window: Window) -> list[KernelRecord]:
+    """Return the costliest kernels of ``rank`` in ``window``, their names made inert. Raises ``RankscopeError``."""
+    found = RunReader(run).kernels(window.attempt, rank)
+    return [inert_record(one) for one in found if window.first <= one.step < window.past]
 
 
 def read_windows(folder: Path) -> Windows:

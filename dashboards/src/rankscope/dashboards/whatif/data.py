@@ -130,7 +130,7 @@ class Thought:
     why: str = ""
 
 
-def thought_away(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
+def step_without(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
     """Return the step without ``items``, ``None`` if there are no items. The answer must be ``ok``."""
     if not items:
         return None
@@ -150,9 +150,7 @@ def thought_away(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
     return Thought(label, together.without_step_seconds(ranks, causes))
 
 
-_ONE_BY_ONE: Final = (
-    "From profiled steps one part at a time can be thought away. Choose one of those on offer, or all stragglers."
-)
+_ONE_BY_ONE: Final = "From profiled steps one part at a time can be left out. Choose one of those on offer, or all stragglers."
 
 
 def _is_only_alone(item: str, together: Combinations | None) -> bool:
@@ -163,9 +161,7 @@ def _is_only_alone(item: str, together: Combinations | None) -> bool:
 def _only_alone(labels: Sequence[str]) -> str:
     if not labels:
         return ""
-    return (
-        f"Of the causes, the {MOST_CAUSES} that cost most can be thought away together with others; {joined(labels)} only alone."
-    )
+    return f"Of the causes, the {MOST_CAUSES} that cost most can be left out together with others; {joined(labels)} only alone."
 
 
 def _why_not(together: Combinations, items: Sequence[str], ranks: Sequence[int], causes: Sequence[str]) -> str:
@@ -175,10 +171,10 @@ def _why_not(together: Combinations, items: Sequence[str], ranks: Sequence[int],
         *(cause for cause in causes if cause not in together.causes),
     ]
     if len(ranks) + len(causes) < len(items):
-        return "Ranks and causes can be thought away together; phases and stages that are on offer one at a time."
+        return "Ranks and causes can be left out together; phases and stages that are on offer one at a time."
     if absent:
         return f"The evidence does not have {joined(absent)}."
-    return f"At most {MOST_RANKS} ranks can be thought away together; all stragglers can." if len(ranks) > MOST_RANKS else ""
+    return f"At most {MOST_RANKS} ranks can be left out together; all stragglers can." if len(ranks) > MOST_RANKS else ""
 
 
 def _named(items: Sequence[str], kind: str) -> list[str]:

@@ -15,7 +15,7 @@ from rankscope.dashboards.charts.frame import framed, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.words.units import time_unit
 
-NOTHING: Final = "There is nothing to think away: the evidence tells no parts of this kind."
+NOTHING: Final = "There is nothing to leave out: the evidence has no parts of this kind."
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
 from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, Figure, Items, Part, Section, Table, Text
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Piece, Scenarios, Thought, pace_of, pieces, thought_away
+from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Piece, Scenarios, Thought, pace_of, pieces, step_without
 from rankscope.dashboards.whatif.figures import Without, without_bars
-from rankscope.dashboards.words.units import duration
-from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, milliseconds, moment, money, percent
+from rankscope.dashboards.words.units import duration, in_unit, time_unit
+from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, milliseconds, moment, money, percent, slowdown
 
 _EVIDENCE: Final = {
     "steps": "step records",
@@ -49,7 +49,7 @@ def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given:
     ``price_given``: True if the price was entered on the page, False if it was recorded with the run.
     """
     if thought is None:
-        choose = "Choose what to think away to see what it gains."
+        choose = "Choose ranks, causes or phases under “Compare without” to see what a step would take without their slowness."
         return [Text(result.summary, "reason"), Text(choose, "help")]
     if thought.step_seconds is None:
         return [Text(f"Without {thought.label}: not known. {thought.why}", "reason")]
@@ -103,11 +103,16 @@ def fleet(answer: Answer, *, goes_on: bool) -> list[Block]:
 
 
 def _measures(result: WhatIf) -> list[Fact]:
+    stage = Fact(
+        "M_S, last stage",
+        UNKNOWN if result.m_stage is None else f"{result.m_stage:.2f}",
+        detail="of the loss is gone without it. Large: the model is cut unevenly",
+    )
     slowest = f"rank {result.slowest_ranks[0]}" if len(result.slowest_ranks) == 1 else f"the {len(result.slowest_ranks)} slowest"
     return [
         Fact(
             "S, slowdown",
-            UNKNOWN if result.slowdown is None else f"{result.slowdown:.3f}×",
+            slowdown(result.slowdown),
             detail="step as it is ÷ step without any straggler",
         ),
         Fact(
@@ -117,13 +122,7 @@ def _measures(result: WhatIf) -> list[Fact]:
             if result.m_worker is None
             else f"of the loss is gone without {slowest}. Near 1: a few ranks are to blame; near 0: not the ranks",
         ),
-        Fact(
-            "M_S, last stage",
-            UNKNOWN if result.m_stage is None else f"{result.m_stage:.2f}",
-            detail="no pipeline stages in this evidence"
-            if result.m_stage is None
-            else "of the loss is gone without it. Large: the model is cut unevenly",
-        ),
+        *([stage] if result.by_stage else []),
         Fact(
             "Fit",
             UNKNOWN if result.discrepancy is None else f"{result.discrepancy:.3f}",
@@ -145,7 +144,7 @@ def _answer(run: RunData, state: PageState) -> list[Block]:
     scenarios = run.scenarios
     if scenarios.answer.result.status != "ok":
         return why_not(scenarios.answer.result)
-    thought = thought_away(scenarios, state.without)
+    thought = step_without(scenarios, state.without)
     return without(scenarios.answer.result, thought, _pace(run, state), price_given=state.price is not None)
 
 
@@ -162,9 +161,10 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
     found = sorted(
         (piece for piece in pieces(result) if piece.kind in kinds), key=lambda piece: piece.effect.without_step_seconds
     )
-    rows = [_without(piece, pace) for piece in found[:RANKS_SHOWN]]
     actual, ideal = result.step_seconds or 0.0, result.ideal_step_seconds or 0.0
-    says = "There is nothing to think away"
+    unit = time_unit(1e6 * actual)
+    rows = [_without(piece, pace, unit) for piece in found[:RANKS_SHOWN]]
+    says = "There is nothing to leave out"
     if rows:
         saved = actual - rows[0].step_seconds
         says = (
@@ -172,8 +172,8 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
         )
     return Drawn(
         without_bars(
-            Without("", "as it is", actual, seconds_text(actual)),
-            Without(ALL, "without any straggler", ideal, _worth(actual - ideal, pace)),
+            Without("", "as it is", actual, in_unit(1e6 * actual, unit)),
+            Without(ALL, "without any straggler", ideal, _worth(actual - ideal, pace, unit)),
             rows,
             colors,
             chosen=state.without,
@@ -195,20 +195,19 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
     )  # fmt: skip
 
 
-def _worth(saved: float, pace: Pace) -> str:
+def _worth(saved: float, pace: Pace, unit: tuple[float, str]) -> str:
     if saved <= 0:
         return "saves nothing"
     hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
     worth = (
         "" if hours is None else f" · {gpu_hours(hours)}{'' if amount is None else f', {money(amount, pace.currency)}'} a week"
     )
-    return f"−{seconds_text(saved)}{worth}"
+    return f"−{in_unit(1e6 * saved, unit)}{worth}"
 
 
-def _without(piece: Piece, pace: Pace) -> Without:
-    return Without(
-        piece.item, f"without {piece.label}", piece.effect.without_step_seconds, _worth(piece.effect.saved_seconds, pace)
-    )
+def _without(piece: Piece, pace: Pace, unit: tuple[float, str]) -> Without:
+    effect = piece.effect
+    return Without(piece.item, f"without {piece.label}", effect.without_step_seconds, _worth(effect.saved_seconds, pace, unit))
 
 
 def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
@@ -223,7 +222,7 @@ def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
 COLUMNS: Final[list[Column]] = [
     text_column("part", "Without", width=170, pinned=True),
     text_column("kind", "Kind", width=110),
-    number_column("slowdown", "Slowdown", "Step with only this as it was and all else ideal ÷ ideal step", digits=3),
+    number_column("slowdown", "Slowdown", "Step with only this as it was and all else ideal ÷ ideal step"),
     number_column("step_ms", "Step ms", "Step with this ideal and all else as it was"),
     number_column("saved_ms", "Saved ms", "Per step; parts overlap, so savings do not add up"),
     number_column("share_percent", "Share %", "Of all that is lost", digits=1),
@@ -268,7 +267,7 @@ def _choice(scenarios: Scenarios, state: PageState) -> Choice:
         options.append({"group": "Others", "items": [{"value": item, "label": item.replace(":", " ")} for item in others]})
     return Choice(
         field="without",
-        label="Think away",
+        label="Compare without",
         options=options if found else [],
         value=list(state.without),
         nothing="ranks, causes, phases …",
@@ -300,7 +299,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="whatif",
             title="What if it were not slow",
-            help="The run is played once more, with what you think away as fast as the rank in the middle, all else as it was.",
+            help="The run is played once more: what you leave out is as fast as the rank in the middle, all else as it was.",
             blocks=[Part("whatif-answer", lambda: _answer(run, state))],
             tools=[_choice(scenarios, state), *_price(scenarios, state)],
         ),
@@ -308,7 +307,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="whatif-ranks-of",
             title="Without each rank",
             help=f"At most {RANKS_SHOWN} ranks, those whose healing gains most. Of two equally slow ranks healing one gains "
-            "nothing: click bars to think both away.",
+            "nothing: click both bars.",
             blocks=[
                 Figure(
                     name="whatif-ranks",
@@ -364,8 +363,8 @@ VIEW: Final = View(
     help=Help(
         shows="How long a step would take without a rank, stage, cause, phase or all stragglers; in GPU-hours and money, too.",
         formula="Between two meetings the longest own time decides: T = Σ (longest own time + least blocked time). What is "
-        "thought away counts as long as the rank in the middle took. Saved a week = 168 h × ranks × saved ÷ measured step.",
-        do="Think away what you could fix, together if it is several, and compare what that is worth. Jitter alone makes S a "
+        "left out counts as long as the rank in the middle took. Saved a week = 168 h × ranks × saved ÷ measured step.",
+        do="Leave out what you could fix, together if it is several, and compare what that is worth. Jitter alone makes S a "
         "little more than 1: whether a rank is slow beyond chance is what the verdict says.",
     ),
     blocks=_blocks,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime, tzinfo
 from typing import Final
+from zoneinfo import ZoneInfo
 
 _UNITS: Final = ((3_600e6, "h"), (60e6, "min"), (1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 """Microseconds in each unit, the longest first."""
@@ -43,8 +47,44 @@ def shown_unit(unit: str, largest: float) -> tuple[float, str]:
     return 1.0, unit
 
 
+_ZONE: ContextVar[tzinfo] = ContextVar("zone", default=UTC)
+"""Time zone of axes: that of the browser while it draws a figure, else UTC."""
+
+
+@contextmanager
+def time_zone(name: str | None) -> Iterator[None]:
+    """Use a time zone such as ``Europe/Berlin`` for axes; UTC if there is none of that name."""
+    try:
+        zone: tzinfo = ZoneInfo(name) if name else UTC
+    except (KeyError, ValueError, OSError):
+        zone = UTC
+    token = _ZONE.set(zone)
+    try:
+        yield
+    finally:
+        _ZONE.reset(token)
+
+
+def zone_name() -> str:
+    """Return the name of the time zone of axes."""
+    return str(_ZONE.get())
+
+
+def on_clock(unix_ns: int) -> datetime:
+    """Return a time in the time zone of axes. Raises as ``datetime.fromtimestamp``."""
+    return datetime.fromtimestamp(unix_ns / 1e9, _ZONE.get())
+
+
+def axis_moment(unix_ns: int) -> str | None:
+    """Return date and time in the time zone of axes; ``None`` if the number is outside the calendar."""
+    try:
+        return f"{on_clock(unix_ns):%Y-%m-%d %H:%M:%S}"
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
 def moment(unix_ns: int) -> str | None:
-    """Return date and time in UTC, formatted for axes; ``None`` if the number is outside the calendar."""
+    """Return date and time in UTC; ``None`` if the number is outside the calendar."""
     try:
         return f"{datetime.fromtimestamp(unix_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
     except (OverflowError, ValueError, OSError):
@@ -58,3 +98,10 @@ def duration(us: float) -> str:
             value = us / size
             return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
     return f"{us:.3g} µs"
+
+
+def in_unit(us: float, unit: tuple[float, str]) -> str:
+    """Return a duration in the unit of an axis (``time_unit``), with three significant digits: ``0.24 ms``, ``3,130 ms``."""
+    size, name = unit
+    value = us / size
+    return f"{value:,.0f} {name}" if abs(value) >= 100 else f"{value:.3g} {name}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from rankscope.analysis.result.analysis import Cause, Kind
 from rankscope.analysis.result.text import counted
+from rankscope.base.text import factor
 from rankscope.dashboards.words import units
 
 if TYPE_CHECKING:
@@ -82,6 +83,12 @@ STATUS_TONES: Final[dict[Status, str]] = {
     "starting": "live", "live": "live", "silent": "fair", "finished": "plain", "failed": "bad", "unreadable": "bad",
 }  # fmt: skip
 
+
+def state(status: Status, kind: Kind | None = None) -> tuple[str, str]:
+    """Return label and tone of a run's state. ``kind``: that of its verdict, where it is known."""
+    return ("Hung", "bad") if kind == "hang" else (STATUS_LABELS[status], STATUS_TONES[status])
+
+
 GOING_ON: Final[frozenset[Status]] = frozenset({"starting", "live", "silent"})
 """Statuses of runs that may have running ranks."""
 LIVE: Final = GOING_ON | {"failed"}
@@ -93,12 +100,9 @@ def percent(share: float | None, *, digits: int = 0) -> str:
     return UNKNOWN if share is None else f"{100 * share:.{digits}f}%"
 
 
-def slowdown(factor: float | None) -> str:
-    """Format a slowdown factor: ``1.31`` -> ``31% longer``."""
-    if factor is None:
-        return UNKNOWN
-    longer = 100 * (factor - 1)
-    return "none" if longer < 0.05 else f"{longer:.0f}% longer" if longer >= 10 else f"{longer:.1f}% longer"
+def slowdown(ratio: float | None) -> str:
+    """Format a slowdown as all other outputs do: ``1.31`` -> ``1.31x``."""
+    return UNKNOWN if ratio is None else factor(ratio)
 
 
 def gpu_hours(hours: float | None) -> str:

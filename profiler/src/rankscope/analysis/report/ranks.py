@@ -110,6 +110,7 @@ def rank_result(
         steps=steps,
         window_basis=breakdowns[0].window_basis if breakdowns else None,
         window_us=sums["window_us"],
+        profiled_steps=len(breakdowns) if breakdowns and info else None,
         compute_us=sums["compute_us"],
         communication_us=communication,
         overlap_us=overlap,

@@ -24,7 +24,7 @@ from rankscope.analysis.result.text import (
     page,
     warning_lines,
 )
-from rankscope.base.text import duration, shortened
+from rankscope.base.text import duration, factor, shortened
 
 SHOWN_RANKS: Final = 16
 """Number of ranks shown at most; the JSON has all of them."""
@@ -73,7 +73,7 @@ def _headline(analysis: Analysis, width: int) -> str:
     lines = [verdict.kind.replace("_", " ").upper(), *textwrap.wrap(verdict.summary, width)]
     facts = []
     if verdict.slowdown is not None:
-        facts.append(f"slowdown {verdict.slowdown:.2f}x")
+        facts.append(f"slowdown {factor(verdict.slowdown)}")
     facts += losses(verdict.gpu_hours_lost, verdict.cost)
     if verdict.confidence is not None:
         facts.append(f"confidence {verdict.confidence:.0%}")
@@ -127,7 +127,7 @@ def _rank_table(analysis: Analysis, width: int) -> str:
         rows.append(cells)
     rows = fitting(rows, width, _DISPENSABLE)
     lines = aligned(rows, left=(1,))
-    if profiled:
+    if profiled or stepped:
         lines += textwrap.wrap(_legend(rows[0]), width)
     if any(row.truncated for row in shown):
         lines += textwrap.wrap(f"{_TRUNCATED} truncated: {_OF_WHAT_IS_LEFT}", width)
@@ -137,11 +137,15 @@ def _rank_table(analysis: Analysis, width: int) -> str:
 
 
 def _legend(header: Sequence[str]) -> str:
-    """Return the explanation of the shown columns of the profiled window."""
-    if "hidden" not in header:
-        return "of the profiled window"
-    overlap = "overlap is communication under compute, hidden its share of all communication"
-    return f"of the profiled window; {overlap if 'overlap' in header else 'hidden is the share of communication under compute'}"
+    """Return the explanation of the shown columns."""
+    parts = ["of the profiled window"] if "compute" in header else []
+    if "overlap" in header:
+        parts.append("overlap is communication under compute, hidden its share of all communication")
+    elif "hidden" in header:
+        parts.append("hidden is the share of communication under compute")
+    if "own/step" in header:
+        parts.append("own and blocked are medians over the steps, which need not add up")
+    return "; ".join(parts)
 
 
 def _interesting(analysis: Analysis) -> list[RankResult]:

@@ -108,6 +108,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """Streams, classes of kernels, copies, launches …; ``None`` unless requested, and for runs, which keep no events."""
     clock: RankClock | None = None
     """Offset and drift of the rank's clock; ``None`` without a matched collective."""
+    profiled_steps: int | None = None
+    """Number of profiled steps over which the times are summed (runs); ``None`` for traces, and without any."""
     truncated: bool = False
     """True if the rank's trace lacks a part. Times then cover the rest of it (``None`` if there is none) and enter no mean."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from contextlib import suppress
 from functools import lru_cache
@@ -18,6 +19,10 @@ from rankscope.runs.paths import flight_dir
 
 BEFORE_NS: Final = 1_000_000_000
 """Tolerance for differences between the clocks of hosts, in nanoseconds."""
+
+
+_LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/rankscope/|/lib/python3|<frozen ")
+"""Pattern of frames outside of the training script."""
 
 
 def hung_report(run: RunEvidence, *, fresh: bool = False) -> HangReport | None:
@@ -64,23 +69,33 @@ def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
         return None
     alone = report.culprits[0] if len(report.culprits) == 1 else None
     group = None if report.group is None else report.group.description or report.group.name
-    action = f"rankscope hang {shlex.quote(run.path)} shows who waits in what"
+    action = f"See who waits in what: rankscope hang {shlex.quote(run.path)}"
+    summary = f"{report.summary}{_last_call(report)}"
     verdict = Verdict(
         kind="hang",
         rank=alone,
         ranks=report.culprits,
         group=group,
-        summary=report.summary,
+        summary=summary,
         next=[action, *(row for row in report.next if not row.startswith("rankscope analyze"))],
     )
     finding = Finding(
         kind="hang",
         rank=alone,
         host=None if alone is None else run.hosts.get(alone),
-        summary=report.summary,
+        summary=summary,
         evidence=_evidence(report),
     )
     return verdict, finding
+
+
+def _last_call(report: HangReport) -> str:
+    """Return where the script of the only culprit enqueued its last operation; empty where the dumps do not tell."""
+    last = report.evidence[0].last if len(report.evidence) == 1 else None
+    frame = None if last is None else next((one for one in last.frames if not _LIBRARY.search(one)), None)
+    if last is None or frame is None:
+        return ""
+    return f" Its last call, {last.op} {last.sequence}, came from {frame.rpartition('/')[2]}."
 
 
 def _ended_well(run: RunEvidence) -> bool:

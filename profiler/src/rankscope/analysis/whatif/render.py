@@ -21,7 +21,7 @@ from rankscope.analysis.result.text import (
     wrapped,
 )
 from rankscope.analysis.whatif.result import CauseEffect, Effect, WhatIf
-from rankscope.base.text import duration
+from rankscope.base.text import duration, factor
 
 SHOWN: Final = 9
 """Maximum rows of a table in a terminal; the JSON has all rows."""
@@ -56,7 +56,7 @@ def render_text(result: WhatIf, *, width: int = 100, color: bool = False) -> str
 
 
 def _headline(result: WhatIf, width: int) -> str:
-    title = "INSUFFICIENT DATA" if result.slowdown is None else f"SLOWDOWN {result.slowdown:.2f}x"
+    title = "INSUFFICIENT DATA" if result.slowdown is None else f"SLOWDOWN {factor(result.slowdown)}"
     facts = losses(result.gpu_hours_lost, result.cost)
     if result.m_worker is not None:
         facts.append(f"M_W {_plain(result.m_worker)}")
@@ -100,7 +100,7 @@ def _table(title: str, rows: Sequence[tuple[str, Effect]], width: int) -> str:
     columns = {
         title: [name for name, _ in shown],
         "lost to it": [duration(seconds * 1e6) for seconds in lost] or [UNKNOWN] * len(shown),
-        "slowdown": [f"{row.slowdown:.3f}x" for row in effects],
+        "slowdown": [factor(row.slowdown) for row in effects],
         "step without": [duration(row.without_step_seconds * 1e6) for row in effects],
         "saved": [_signed(row.saved_seconds) for row in effects],
         "share": [UNKNOWN if share is None else f"{share:.1%}" for share in shares],

@@ -215,8 +215,7 @@ class Helper:
         ended = time.time_ns()
         self._stacks.finish()
         self._times.finish()
-        reasons: dict[End, EndReason] = {End.SILENT: "killed", End.EXIT: "exit", End.CRASH: "crash"}
-        reason: EndReason = "disabled" if self._ring.disabled_reason else reasons[self._ring.end]
+        reason: EndReason = "disabled" if self._ring.disabled_reason else _REASONS[self._ring.end]
         if not self._storing.finish(self._own_info(end_unix_ns=ended, end_reason=reason)):
             self._say("gave up writing the last records")
         if not self._reducing.finish_keeping(STUCK_SECONDS):
@@ -230,6 +229,11 @@ class Helper:
     def _say(self, message: str) -> None:
         with suppress(OSError, ValueError):
             print(f"rankscope: rank {self._hello.rank.rank}: {message}", file=sys.stderr, flush=True)
+
+
+_REASONS: Final[dict[End, EndReason]] = {
+    End.SILENT: "killed", End.EXIT: "exit", End.CRASH: "crash", End.INTERRUPTED: "interrupted",
+}  # fmt: skip
 
 
 def _rank_is_gone(parent: int) -> bool:

@@ -22,6 +22,7 @@ from rankscope.profiler.rank.device import used_gpus
 from rankscope.profiler.rank.layout import find_layout, find_pipeline
 from rankscope.profiler.settings import PREFIX, RecorderSettings, as_recorded
 from rankscope.profiler.starts import process_start_unix_ns, start_key
+from rankscope.profiler.trackers import tracker_urls
 from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo
 
 _TYPICAL_RANKS: Final = 8
@@ -55,6 +56,7 @@ def identify(settings: RecorderSettings, parameters: Collection[torch.device] = 
             price_per_gpu_hour=settings.price_per_gpu_hour,
             currency=settings.currency,
             simulated=settings.simulated,
+            trackers=_trackers(),
         ),
         attempt=AttemptInfo(
             attempt=attempt,
@@ -133,3 +135,9 @@ def _versions() -> dict[str, str]:
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
     return versions
+
+
+def _trackers() -> dict[str, str]:
+    with suppress(Exception):
+        return {name: as_recorded(url) for name, url in tracker_urls(os.environ).items()}
+    return {}

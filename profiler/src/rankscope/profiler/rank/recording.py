@@ -368,9 +368,11 @@ def _never_free(holder: object) -> None:
 
 def end_of(error: BaseException | None) -> End:
     """Return the end state of a script that ``error`` ended: a crash, unless it is Ctrl-C or a ``sys.exit`` with success."""
+    if isinstance(error, KeyboardInterrupt):
+        return End.INTERRUPTED
     if isinstance(error, SystemExit):
         return End.CRASH if error.code else End.EXIT
-    return End.EXIT if error is None or isinstance(error, KeyboardInterrupt) else End.CRASH
+    return End.EXIT if error is None else End.CRASH
 
 
 def _note_crashes(close: Callable[[End], None]) -> Callable[[], None]:
