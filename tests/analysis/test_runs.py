@@ -593,3 +593,14 @@ def test_ranks_that_share_a_gpu_are_said_to(synthetic: Synthetic) -> None:
     (said,) = shared({"gpu_uuid": "GPU-0"})
     assert said.startswith("ranks 0, 1, 2, 3 share one GPU, which runs their work in turns")
     assert shared({}) == []
+
+
+def test_a_slow_rank_with_own_time_in_few_of_its_steps_is_named(synthetic: Synthetic) -> None:
+    """On devices, a slow host has it less often: in short steps it costs too much of them."""
+
+    def sparse(rank: int, step: int) -> dict[str, Any]:
+        return {"blocked_us": None} if step % (8 if rank == 2 else 2) else {}
+
+    run = synthetic(steps=160, fields=sparse, plan=always(2, phase="forward", us=60_000))
+    verdict = result(run).verdict
+    assert (verdict.kind, verdict.ranks, verdict.pattern) == ("straggler", [2], "fixed")

@@ -443,3 +443,15 @@ def test_rank_infos_that_are_missing_are_no_obstacle(synthetic: Synthetic) -> No
     found = compare([a, b]).comparisons[0]
     assert found.outcome in ("same", "undecided")
     assert {row.host_a for row in found.ranks} == {None}
+
+
+@pytest.mark.parametrize(("every", "basis"), [(8, "own"), (0, "wall")])
+def test_own_times_of_some_steps_stand_for_all_where_they_are_spread_over_them(
+    synthetic: Synthetic, every: int, basis: str
+) -> None:
+    def known(_rank: int, step: int) -> dict[str, Any]:
+        has = step % every == 0 if every else step < 20
+        return {} if has else {"blocked_us": None}
+
+    a, b = (synthetic(name, seed=seed, steps=160, fields=known).write() for seed, name in enumerate("ab"))
+    assert compare([a, b]).comparisons[0].basis == basis

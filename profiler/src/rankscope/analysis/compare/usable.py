@@ -25,6 +25,10 @@ Basis = Literal["own", "wall"]
 
 MOSTLY: Final = 0.9
 """Minimum fraction of steps with own times for own times to be compared; the other steps are then left out."""
+LONGEST_GAP: Final = 64
+"""Or largest number of steps from one with own times to the next: on devices, short steps have them in one of 2 to 64."""
+FEWEST: Final = 8
+"""Minimum number of steps with own times in that case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,14 @@ class Usable:
     """True if the own time of every rank is known in all steps of ``table``."""
     work: dict[WorkName, float | None]
     """Work per step of the whole job."""
+
+
+def _is_enough(own_known: NDArray[np.bool_]) -> bool:
+    """Return whether own times of these steps stand for all of them: nearly all have one, or steps all along do."""
+    known = np.flatnonzero(own_known)
+    if len(known) == 0 or len(known) >= MOSTLY * len(own_known):
+        return len(known) > 0
+    return len(known) >= FEWEST and int(np.diff(known, prepend=-1, append=len(own_known)).max()) <= LONGEST_GAP
 
 
 def usable(recording: Recording, label: str, *, first: int = 0, end: int | None = None) -> Usable:
@@ -63,7 +75,7 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
     incomplete = keep & ~complete
     kept = table.columns(keep & complete).rows(rows)
     own_known: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(kept.matrix("own_us")), axis=0)
-    has_own = bool(len(own_known)) and float(own_known.mean()) >= MOSTLY
+    has_own = _is_enough(own_known)
     if has_own:
         kept = kept.columns(own_known)
     numbers = table.steps[inside]

@@ -20,6 +20,8 @@ from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
 MINIMUM_STEPS: Final = 5
 """Minimum number of usable steps for a judgement."""
 
+SPARSEST: Final = 1 / 16
+
 WARM_UP: Final = 5
 """Steps at the start that are left out (at most a fifth of all), while caches fill, allocators and buckets settle."""
 
@@ -71,8 +73,9 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     """Return the rows of those ``peers`` that can be compared, and a mask of the steps [steps] in which they can.
 
     ``None`` with fewer than ``MINIMUM_STEPS`` such steps or fewer than two such ranks. Left out are warm-up steps; steps in which
-    any rank was profiled, where enough others remain; ranks without own time, or with less than a third of the steps of the peer
-    that has most; and steps that a compared rank lacks. On devices, a rank may have own times in half as many steps as others.
+    any rank was profiled, where enough others remain; ranks without own time, or with less than half of the steps of the peer
+    that has most; and steps that a compared rank lacks. On devices not every step has own time, on a slow host fewer than on
+    others: a rank is left out if it has it in less than ``SPARSEST`` of the steps of the peer that has most.
     """
     count = len(table.steps)
     keep = np.arange(count) >= min(WARM_UP, count // 5)
@@ -82,8 +85,9 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     known = np.isfinite(table.stored("own_us"))
     per_rank = (known & keep).sum(axis=1)
     candidates = np.isin(table.ranks, peers)
-    usual = per_rank[candidates].max(initial=0)
-    rows = np.flatnonzero(candidates & (per_rank > 0) & (3 * per_rank >= usual))
+    recorded = (table.has_record & keep).sum(axis=1)
+    whole = 2 * recorded >= recorded[candidates].max(initial=0)
+    rows = np.flatnonzero(candidates & whole & (per_rank > 0) & (per_rank >= SPARSEST * per_rank[candidates].max(initial=0)))
     if len(rows) < 2:
         return None
     keep = keep & known[rows].all(axis=0)
