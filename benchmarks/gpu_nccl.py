@@ -1,9 +1,10 @@
 """Verdicts on real NCCL jobs of four ranks with one planted delay, by source of evidence. Prints one JSON object.
 
-Each job trains in one layout (``tests/profiler/jobs/parallel.py``). One rank sleeps in each step: in its data loader, in forward
-or in backward; in the last jobs none does. With fewer than four GPUs the ranks share the first one, where the driver runs them in
-turns of 7 ms (seen on an H200), so a collective of any size takes up to 27 ms and ten in a queue 0.2 s. Ranks then also wait for
-each other's turns, and a delay of the host that is shorter than the queue costs nothing: the planted one is longer.
+Each job trains in one layout (``tests/profiler/jobs/parallel.py``). One rank sleeps in each step: in its data loader, in
+forward or in backward; in one job its GPU does more before forward, and in the last jobs nothing is planted. With fewer than four
+GPUs the ranks share the first one, where the driver runs them in turns of 7 ms (seen on an H200), so a collective of any size
+takes up to 27 ms and ten in a queue 0.2 s. Ranks then also wait for each other's turns, and a delay of the host that is shorter
+than the queue costs nothing: the planted one is longer.
 
 The sources:
 
@@ -25,6 +26,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,7 +44,7 @@ JOB = Path(__file__).resolve().parents[1] / "tests" / "profiler" / "jobs" / "par
 RANKS = 4
 PAUSE_SECONDS = 0.3
 MOST_SECONDS = 180
-CAUSES = {"data": "input", "forward": "host", "backward": "host"}
+CAUSES = {"data": "input", "forward": "host", "backward": "host", "device": "compute"}
 UNRECORDED = ("dumps", "traces", "logs")
 
 
@@ -70,6 +72,7 @@ CASES = (
     Case("fsdp2+tp", "forward:1", UNRECORDED),
     Case("pp-1f1b+ddp", "forward:3", ("flight recorder",)),
     Case("pp-1f1b+fsdp2", "forward:2", ("inspector",)),
+    Case("fsdp2", "device:1", ("flight recorder",)),
     Case("fsdp2", "none:0", ("flight recorder",)),
     Case("fsdp2+tp", "none:0", ("inspector",)),
 )
@@ -77,9 +80,16 @@ CASES = (
 
 def start(command: list[str], **more: str) -> None:
     """Run a job to its end."""
-    done = subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True, check=False, timeout=MOST_SECONDS)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-3000:]}")
+    job = subprocess.Popen(
+        command, env={**os.environ, **more}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        _, said = job.communicate(timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        raise
+    if job.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit {job.returncode}\n{said[-3000:]}")
 
 
 def evidence_of(case: Case, folder: Path, steps: int, plugin: Path | None) -> dict[str, Path]:

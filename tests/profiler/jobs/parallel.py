@@ -28,6 +28,8 @@ WIDTH = 32
 BLOCKS = 4
 BATCH = 8
 MICROBATCHES = 4
+CLOCK_HERTZ = 1.7e9
+"""Clock of a GPU, about."""
 TRACED = 6
 """Number of steps at the end that are traced on request."""
 
@@ -184,7 +186,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layout", choices=LAYOUTS, required=True)
     parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--fault", default="none:0", help="data|forward|backward|optimizer:RANK")
+    parser.add_argument("--fault", default="none:0", help="data|forward|backward|optimizer|device:RANK")
     parser.add_argument("--pause", type=float, default=0.04, help="seconds per step")
     parser.add_argument("--amp", action="store_true")
     parser.add_argument("--checkpointing", action="store_true")
@@ -250,6 +252,8 @@ def main() -> None:
 
     modules, train = build(args, make)
     optimizer = torch.optim.SGD([parameter for module in modules for parameter in module.parameters()], lr=0.01)
+    if mine == "device":
+        modules[0].register_forward_pre_hook(lambda *_: torch.cuda._sleep(int(args.pause * CLOCK_HERTZ)))
     if mine == "optimizer":
         optimizer.register_step_pre_hook(lambda *_: time.sleep(args.pause))
     loader = DataLoader(Noise(args.pause / BATCH if mine == "data" else 0.0), batch_size=BATCH)

@@ -269,7 +269,7 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
 
 
 def _shared_gpus(run: RunEvidence) -> list[str]:
-    """Return the warning that ranks share GPUs, or an empty list. Slices of a GPU (MIG) have identifiers of their own."""
+    """Return the warning that ranks share GPUs, or an empty list."""
     ranks_on: dict[str, list[int]] = {}
     for rank, info in run.infos.items():
         if info.gpu_uuid is not None:

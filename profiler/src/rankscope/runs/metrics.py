@@ -44,8 +44,12 @@ RANK_METRICS: Final[tuple[RankMetric, ...]] = (
         "Time in each phase of the steps spent waiting for other ranks; absent when there is no signal.",
         ("phase",),
     ),
+    RankMetric("rank_device_steps_total", "counter", "Steps with times on the device; of short steps, few have them."),
     RankMetric(
-        "rank_device_seconds_total", "counter", "Time of the steps by phase as the device's main stream saw it.", ("phase",)
+        "rank_device_seconds_total",
+        "counter",
+        "Time by phase on the device's main stream, of steps that have it.",
+        ("phase",),
     ),
     RankMetric(
         "rank_device_blocked_seconds_total",

@@ -6,7 +6,7 @@ et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021).
 
 With unequal stages, stage s is busy for b(s). It begins only when the first micro-batch has come forward through the stages
 before it, and the last one still has to go back through them. So no step is shorter than the largest of
-b(s) + (b(0) + … + b(s - 1)) / (v·m), with the times of each stage's quickest replica. Time beyond that is due to transfers,
+b(s) + (b(0) + … + b(s - 1)) / (v·m), with the times of each stage's usual replica. Time beyond that is due to transfers,
 stalls, slow ranks and other collectives.
 """
 
@@ -54,16 +54,17 @@ def pipeline_of(
     busy = np.stack([own[[rows[rank] for rank in ranks]].mean(axis=0) for ranks in stages.values()])
     step = float(wall.mean())
     means = busy.mean(axis=1)
-    # What the work of a stage takes shows in its quickest replica: a slower one is a slow rank, and no reason to move layers.
-    quickest = np.stack([_quickest(own[[rows[rank] for rank in ranks]]) for ranks in stages.values()])
-    work = quickest.mean(axis=1)
+    # What the work of a stage takes shows in its usual replica: a slower one is a slow rank, and no reason to move layers.
+    usual = np.stack([_usual(own[[rows[rank] for rank in ranks]]) for ranks in stages.values()])
+    work = usual.mean(axis=1)
     turns = _turns(told)
     ideal = imbalance = rest = None
     if turns is not None:
         equal = schedule_us(np.full(len(work), work.mean()), turns)
         cut = schedule_us(work, turns)
-        ideal, imbalance, rest = equal - float(work.mean()), cut - equal, step - cut
-    slowest = _slowest(quickest, step)
+        ideal, imbalance = equal - float(work.mean()), cut - equal
+        rest = step - float(means.mean()) - ideal - imbalance
+    slowest = _slowest(usual, step)
     return PipelineResult(
         stages=[
             StageResult(stage=stage, ranks=ranks, busy_us=float(mean), bubble=1 - float(mean) / step)
@@ -135,10 +136,10 @@ def _usable(table: StepTable) -> tuple[Matrix, Matrix] | tuple[None, None]:
     return (own[:, keep], wall[:, keep]) if keep.sum() >= MINIMUM_STEPS else (None, None)
 
 
-def _quickest(own: Matrix) -> Matrix:
-    """Return the own times of the replica with the least mean, [steps], of those of one stage, [replicas, steps]."""
-    quickest: Matrix = own[own.mean(axis=1).argmin()]
-    return quickest
+def _usual(own: Matrix) -> Matrix:
+    """Return the own times of the replica in the middle, of two the quicker one, [steps], from [replicas of a stage, steps]."""
+    usual: Matrix = own[own.mean(axis=1).argsort()[(len(own) - 1) // 2]]
+    return usual
 
 
 def _slowest(busy: Matrix, step_us: float) -> int | None:

@@ -20,7 +20,8 @@ from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
 MINIMUM_STEPS: Final = 5
 """Minimum number of usable steps for a judgement."""
 
-SPARSEST: Final = 1 / 16
+SPARSEST: Final = 1 / 100
+"""Least number of steps with own time relative to the rank that has most: on devices, short steps have it in one of 1 to 64."""
 
 WARM_UP: Final = 5
 """Steps at the start that are left out (at most a fifth of all), while caches fill, allocators and buckets settle."""

@@ -16,7 +16,8 @@ class Signals:
 
     own_us: float
     phases_us: dict[Phase, float] = field(default_factory=dict)
-    wall_us: float | None = None
+    host_us: float | None = None
+    """Time of the step on the host; ``None`` also with fewer than two peers, of which one may use the CPU for something else."""
     cpu_us: float | None = None
     run_queue_us: float | None = None
     gc_us: float | None = None
@@ -40,16 +41,16 @@ class Signals:
     @property
     def off_cpu_us(self) -> float | None:
         """Time in which the training thread neither runs nor waits for a CPU: it sleeps, or waits for a file or lock."""
-        if self.wall_us is None or self.cpu_us is None or self.run_queue_us is None:
+        if self.host_us is None or self.cpu_us is None or self.run_queue_us is None:
             return None
-        return self.wall_us - self.cpu_us - self.run_queue_us
+        return self.host_us - self.cpu_us - self.run_queue_us
 
     @property
     def sleeps(self) -> bool:
-        """Whether most of the excess is ``off_cpu_us``.
+        """Whether most of the excess is ``off_cpu_us``: then the host is late, not its device.
 
-        Then the host is late, whatever its device does: a thread that waits for its device uses the CPU, as those of its peers do
-        while they wait for this rank; where waits use no CPU, those of the peers do not either, and there is no excess.
+        By default a thread that waits for a device uses the CPU. The threads of the peers do so while they wait for this rank. If
+        waiting uses no CPU, the peers use none either, and there is no excess.
         """
         return self.part(self.off_cpu_us) >= 0.5
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.hardware import Readings, in_steps, readings_of
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.cause import HOST_OR_DEVICE
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.physical import MAY_BE_DEVICE, GpuComparison, explain
 from rankscope.analysis.result.analysis import Evidence
@@ -62,7 +61,7 @@ def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: ND
         retries=_retries(run, rank, peers),
     )
     evidence = [*named.evidence, _count(slow, gpus.peers, late)]
-    device_unseen = not any(one.name in HOST_OR_DEVICE for one in named.evidence)
+    device_unseen = not any(one.name == "device_busy_excess" for one in named.evidence)
     explanation = explain(gpus, named.cause.cause, device_unseen=device_unseen)
     if explanation is None:
         return replace(named, evidence=evidence)

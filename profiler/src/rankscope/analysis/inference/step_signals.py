@@ -84,7 +84,7 @@ def signals_of(
     signals = Signals(
         own_us=own_us if own_us is not None else mean_excess("own_us") or 0.0,
         phases_us=phases,
-        wall_us=mean_excess("wall_us"),
+        host_us=_total([mean_excess(f"{phase}_us") for phase in PHASES]) if len(peers) > 1 else None,
         cpu_us=mean_excess("cpu_us"),
         run_queue_us=mean_excess("run_queue_us"),
         gc_us=mean_excess("gc_us"),
@@ -95,6 +95,12 @@ def signals_of(
         device_busy_us=device_busy_us,
     )
     return replace(signals, agreement=_agreement(signals, parts, kind))
+
+
+def _total(parts: Sequence[float | None]) -> float | None:
+    """Return the sum of the parts that are known; ``None`` without any."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if known else None
 
 
 _DRAWS: Final = 200
@@ -118,7 +124,7 @@ def _agreement(signals: Signals, parts: Mapping[str, NDArray[np.float64]], kind:
             signals,
             own_us=value.get("own_us", signals.own_us),
             phases_us={phase: value[f"{kind}{phase}_us"] for phase in signals.phases_us},
-            wall_us=value.get("wall_us"),
+            host_us=_total([value.get(f"{phase}_us") for phase in PHASES]) if signals.host_us is not None else None,
             cpu_us=value.get("cpu_us"),
             run_queue_us=value.get("run_queue_us"),
             gc_us=value.get("gc_us"),

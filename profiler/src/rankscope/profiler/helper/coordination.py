@@ -118,6 +118,8 @@ class Pace:
     def __init__(self) -> None:
         self.last_step: int | None = None
         self._times: deque[float] = deque(maxlen=_RECENT)
+        self._on_device = False
+        """True if any step had times on the device; those without are then left out, because its host runs ahead."""
         self._trained_us = 0.0
         self._steps = 0
         self._slowed_us = 0.0
@@ -132,6 +134,9 @@ class Pace:
         self.last_step = record.step
         self._steps += 1
         self._trained_us += record.wall_us
+        self._on_device |= record.device_us is not None
+        if self._on_device and record.device_us is None:
+            return
         if not record.profiled:
             self._times.append(record.step_us)
         elif self._times:

@@ -41,26 +41,31 @@ class LastingCost:
         """Cost per step; ``None`` while too few steps are known."""
         self._before: deque[float] = deque(maxlen=BEFORE)
         self._after: list[float] = []
-        self._attached = False
+        self._attached = self._on_device = False
         self._steps = 0
         """Steps without the profiler since the first window."""
 
     def add(self, record: StepRecord) -> None:
         """Add a step of the rank."""
+        self._on_device |= record.device_us is not None
         if record.profiled:
             self._attached = True
         elif not self._attached:
-            if _OTHERWISE_LONG.isdisjoint(record.tags):
+            if self._counts(record):
                 self._before.append(record.step_us)
         elif self.us_per_step is not None:
             self.us += self.us_per_step
         else:
             self._steps += 1
-            if self._steps > _SETTLING and _OTHERWISE_LONG.isdisjoint(record.tags):
+            if self._steps > _SETTLING and self._counts(record):
                 self._after.append(record.step_us)
             if len(self._after) == AFTER:
                 self.us_per_step = _difference(self._before, self._after) if len(self._before) >= LEAST_BEFORE else 0.0
                 self.us = self.us_per_step * self._steps
+
+    def _counts(self, record: StepRecord) -> bool:
+        """Return whether the step is like others: the times of host and device are not those of the same step."""
+        return _OTHERWISE_LONG.isdisjoint(record.tags) and (record.device_us is not None or not self._on_device)
 
 
 def _difference(before: Sequence[float], after: Sequence[float]) -> float:

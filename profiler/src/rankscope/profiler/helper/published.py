@@ -90,6 +90,7 @@ def _by_label(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
 def _numbers(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
     sums, levels, window = totals.sums, totals.levels, totals.last_window
     known: dict[str, float | None] = {
+        "rank_device_steps_total": totals.device_steps,
         "rank_last_step": totals.last_step,
         "rank_last_step_timestamp_seconds": totals.last_end_s,
         "rank_cpu_seconds_total": _seconds(sums.get("cpu_us")),

@@ -57,6 +57,8 @@ class Totals:
     """All sums, and the last value of each quantity that is not summed (``levels``), by its field name in ``StepRecord``."""
 
     steps: int = 0
+    device_steps: int | None = None
+    """Number of steps with times on a device; ``None``: no step had any."""
     last_step: int | None = None
     last_end_s: float | None = None
     durations: Durations = field(default_factory=Durations)
@@ -82,6 +84,7 @@ class Totals:
         _add_phases(self.phases_s, step.phases_us)
         _add_known(self.blocked_s, step.blocked_us, step.phases_us)
         if step.device_us is not None:
+            self.device_steps = (self.device_steps or 0) + 1
             _add_phases(self.device_s, step.device_us)
             _add_known(self.device_blocked_s, step.device_blocked_us, step.device_us)
         for name, time_us in step.sections_us.items():

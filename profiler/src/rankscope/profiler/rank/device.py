@@ -2,7 +2,7 @@
 
 The host runs ahead of a device, so the host's clock only shows when work was launched. Nothing here makes the host wait: marks
 are put on the stream, queried some steps later, and read once the device has passed them. While a CUDA graph is captured,
-nothing is touched. Where steps are short, most of them get no marks (see ``pace``).
+nothing is touched. Where steps are short, most of them get no marks (see ``mark_sampling``).
 
 All marks of a rank are on the device of its parameters, on the stream there that backward passes and optimizers use, whichever
 device and stream are current at the other events. The number of marks in a step is bounded: times beyond the limits are unknown.
@@ -167,11 +167,12 @@ class DeviceLine:
         self._step: _Step | None = None
         self._pending: deque[_Step] = deque()
         self._free: list[Mark] = []
-        self._given = self._waits_given = 0
-        """Marks given out in this step: for cuts, and for the waits."""
+        self._given = self._waits_given = self._given_before = 0
+        """Marks given out in this step for cuts, and for waits, and all of the step before."""
         self._follows = False
         """True if training showed its stream in this step."""
-        self._quiet = 0
+        self._quiet_until = 0
+        """Number of the first step that may have marks of waits again."""
         self._marks_waits = True
         """False while how long the device waits is unknown anyway, so that marks of waits would be of no use."""
         self.here: Mark | None = None
@@ -208,6 +209,11 @@ class DeviceLine:
         self._clock.again(mark)
         return mark
 
+    @property
+    def given(self) -> int:
+        """Number of marks given out in the step that ended last; 0 if it had none."""
+        return self._given_before
+
     def begin(self) -> None:
         """Begin a step here."""
         self.pause()
@@ -217,6 +223,7 @@ class DeviceLine:
 
     def pause(self) -> None:
         """Place no marks until ``begin``: the step that begins gets none."""
+        self._given_before = 0
         step, self._step = self._step, None
         if step is None:
             return
@@ -273,13 +280,15 @@ class DeviceLine:
         ``signalled``: all waits of the step were reported. Returns whether an entry of the step will follow.
         """
         step, self._step = self._step, None
+        self._given_before = self._given + self._waits_given
         if not self._follows and self._clock.leave():
             # As where a graph is replayed from now on: the stream of the steps before may be idle.
             step = None
         self._follows = False
         # Where the waits of this step are unknown, those of the next most likely are: it gets no marks for them.
-        self._quiet = QUIET_STEPS if self._waits_given >= 2 * MAX_WAITS else max(0, self._quiet - 1)
-        self._marks_waits = signalled and not self._quiet
+        if self._waits_given >= 2 * MAX_WAITS:
+            self._quiet_until = number + QUIET_STEPS
+        self._marks_waits = signalled and number >= self._quiet_until
         if step is None or not step.marks or not self._clock.usable():
             self.begin()
             return False

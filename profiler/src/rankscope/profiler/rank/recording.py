@@ -31,9 +31,9 @@ from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_d
 from rankscope.profiler.rank.groups import OtherGroups
 from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import identify, ranks_on_host
+from rankscope.profiler.rank.mark_sampling import MarkSampling
 from rankscope.profiler.rank.measures import StepMeasures
 from rankscope.profiler.rank.optimizers import OptimizerSteps, StepBoundary
-from rankscope.profiler.rank.pace import MarkPace
 from rankscope.profiler.rank.session import Session
 from rankscope.profiler.rank.windows import Windows
 from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, RawFields, RawStep, pack_raw, pack_span, to_entry
@@ -82,7 +82,7 @@ class Recording:
         self._line: DeviceLine | None = None
         """Time line of the device; ``_events`` has it in the steps that get marks."""
         self._mark_wait: Callable[[], Mark | None] | None = None
-        self._pace = MarkPace(settings.budget)
+        self._marked = MarkSampling(settings.budget)
         self._whole = False
         self._windows: Windows | None = None
         self._helper_seen = 0
@@ -188,16 +188,20 @@ class Recording:
         line = self._line
         if line is not None:
             self._read_device(line, session)
-            self._choose_marks(line, events, ended, usual=not profiled, wakes=wakes)
         if measures.tags or events.understood:
             measures.forget()
         if wakes:
             windows.boundary(self.step_number)
+        if line is not None:
+            # Steps of windows always have marks: they are compared with the profile.
+            profiled = windows.session is not None or windows.prepared is not None
+            self._choose_marks(line, events, profiled or self._marked.chosen(self.step_number, ended, line.given))
         words[COST] = self.cost_ns
         # State that an exception or Ctrl-C interrupted must not outlast its step.
         self._waited = self._tail_unknown = self._tail_seen = self.may_evaluate = False
         self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
         self._wait_started = 0
+        self._wait_mark = None
         begun = now()
         if begun - ended > _PAUSE_NS:
             events.begin(begun)
@@ -234,17 +238,21 @@ class Recording:
             self._mark_wait = self._line.mark_wait
         return session, windows
 
-    def _choose_marks(self, line: DeviceLine, events: StepEvents[StepMeasures], ended: int, *, usual: bool, wakes: bool) -> None:
+    def _choose_marks(self, line: DeviceLine, events: StepEvents[StepMeasures], chosen: bool) -> None:
         """Let the step that begins have marks on the device, or not."""
-        had, has = events.line is not None, self._pace.due(self.step_number, self.cost_ns, ended, usual=usual, wakes=wakes)
-        if has is not had:
-            events.watch(line if has else None)
-            self.gradients.mark = self._mark_wait if has else None
-            self._noted = None if has else events.noted
-            if has:
-                line.begin()
-            else:
-                line.pause()
+        if chosen is (events.line is not None):
+            return
+        # First, because Ctrl-C may come between any two lines: without a list, all events pass through ``note``, which is always
+        # right.
+        self._noted = None
+        self.gradients.mark = self._mark_wait if chosen else None
+        if chosen:
+            events.watch(line)
+            line.begin()
+        else:
+            events.watch(None)
+            line.pause()
+            self._noted = events.noted
 
     def _read_device(self, line: DeviceLine, session: Session) -> None:
         for entry in line.read():

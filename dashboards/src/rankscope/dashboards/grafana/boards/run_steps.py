@@ -20,6 +20,7 @@ def steps(canvas: Canvas) -> None:
     """Add step time, its phases, and throughput."""
     steps = f"run_id_rank:rank_steps:rate5m{RANK}"
     per_step = f"(run_id_rank:rank_step_duration_seconds:rate5m{RANK}\n/\n({steps} > 0))"
+    device_steps = f"(run_id:rank_device_steps:rate5m{RUN} > 0)"
     run_steps = f"(sum by (run_id) (run_id_rank:rank_steps:rate5m{RUN}) > 0)"
     canvas.row("Steps")
     canvas.graph(
@@ -70,9 +71,9 @@ def steps(canvas: Canvas) -> None:
     )
     canvas.graph(
         "Device's view of the phases",
-        "Seconds of each phase in a step as the device's main stream saw it.",
+        "Seconds of each phase in a step on the device's main stream, of the steps that have such times.",
         "s",
-        Query(f"run_id_phase:rank_device_seconds:rate5m{RUN}\n/ on (run_id) group_left ()\n{run_steps}", "{{phase}}"),
+        Query(f"run_id_phase:rank_device_seconds:rate5m{RUN}\n/ on (run_id) group_left ()\n{device_steps}", "{{phase}}"),
         SILENT,
         look=Graph(stacked=True),
     )
