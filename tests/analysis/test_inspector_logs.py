@@ -362,3 +362,11 @@ def test_statistics_of_each_dump_are_no_damage(tmp_path: Path) -> None:
     analysis = analyze([folder])
     assert analysis.verdict.ranks == [3]
     assert not any("make no sense" in warning for warning in analysis.source.warnings)
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_verbose_logs_are_asked_for_only_where_they_are_not_verbose(tmp_path: Path, *, verbose: bool) -> None:
+    logs_of_job = write_logs(job("tp x dp", "slow link"), tmp_path, verbose=verbose)
+    summary = analyze([logs_of_job]).verdict.summary
+    assert "record the job with `rankscope run`" in summary
+    assert ("NCCL_INSPECTOR_DUMP_VERBOSE=1" in summary) == (not verbose)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -83,12 +84,13 @@ def durations_of(processes: Processes, warnings: list[str], *, most: int) -> Dur
     if stages:
         block_on_sends(ranks)
     warnings += _limits(processes.ranks, ranks, most)
+    are_verbose = all(record.issued_us is not None for log in processes.ranks.values() for record in log.records)
     hidden = {rank: _hidden(log.records) for rank, log in processes.ranks.items()}
     return Durations(
         "nccl_inspector",
         ranks,
         processes.world_size,
-        INSPECTOR_WORDING,
+        replace(INSPECTOR_WORDING, more_order=RECORD_IT) if are_verbose else INSPECTOR_WORDING,
         partial(steps_by_group, apart=True) if stages else steps_by_group,
         warnings,
         hidden=hidden,
