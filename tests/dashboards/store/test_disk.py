@@ -23,6 +23,7 @@ from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.making import MadeHere
 from rankscope.dashboards.store.run_folder import SILENT_AFTER_S
 from rankscope.runs.paths import inspector_dir
+from rankscope.runs.reader import RunReader
 
 WriteRun = Callable[..., Path]
 
@@ -82,7 +83,9 @@ def test_an_unknown_run_id_is_an_error(tmp_path: Path) -> None:
         DiskRuns(tmp_path).summary("nope")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"schema": "rankscope.run/9", "run_id": "x"}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"schema": "rankscope.run/9", "run_id": "x"}', b'{"x": ' + b"[" * 100_000]
+)
 def test_an_unreadable_run_is_listed_with_the_reason(tmp_path: Path, content: bytes, write_run: WriteRun) -> None:
     write_run(tmp_path / "good")
     (tmp_path / "broken").mkdir()
@@ -96,6 +99,20 @@ def test_an_unreadable_run_is_listed_with_the_reason(tmp_path: Path, content: by
     with pytest.raises(RankscopeError, match="broken"):
         source.analysis("broken")
     assert source.summary("run-1").problem is None, "the other runs are not affected"
+
+
+def test_a_deeply_nested_file_costs_only_itself(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "runs" / "run")
+    nested = '{"x": ' + "[" * 100_000 + "\n"
+    for name in ("attempt.json", "ranks/00000/rank.json"):
+        (run / "attempts/000" / name).write_text(nested)
+    with next((run / "attempts/000/ranks/00001").glob("windows-*.jsonl")).open("a") as file:
+        file.write(nested)
+    (listed,) = DiskRuns(tmp_path / "runs").runs()
+    assert (listed.run_id, listed.problem) == ("run-1", None)
+    reader = RunReader(run)
+    assert list(reader.windows(0, 1))
+    assert reader.skipped_lines == 1
 
 
 def test_two_folders_with_one_run_id_are_both_listed(tmp_path: Path, write_run: WriteRun) -> None:
