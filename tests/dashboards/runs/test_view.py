@@ -19,7 +19,7 @@ from tests.dashboards.blocks import page_for
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
-from rankscope.analysis.result.stored import store_verdict
+from rankscope.analysis.result.stored import store_verdict, stored_verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.brief import StoredBrief, brief_of
@@ -154,25 +154,36 @@ def test_a_run_that_hung_says_so_instead_of_how_it_ended(
 def test_a_verdict_in_a_run_directory_counts_for_the_version_and_the_files_it_is_of(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     source = DiskRuns(run)
-    assert source.stored_brief(source.summary("run-1")) is None
-    revision = source.summary("run-1").revision
+    summary = source.summary("run-1")
+    assert source.stored_brief(summary) is None
+    newest = summary.last_write_unix_ns or 0
 
-    store_verdict(run, analyze([run]))
-    stored = DiskRuns(run).stored_brief(source.summary("run-1"))
-    assert stored is not None
+    store_verdict(run, analyze([run]), as_of_unix_ns=newest + 1)
+    stored = source.stored_brief(source.summary("run-1"))
+    assert stored is not None, "the job ended while the list was open"
     assert (stored.is_current, stored.brief.kind) == (True, "straggler")
-    assert DiskRuns(run).summary("run-1").revision == revision, "a verdict is no data of the run"
+    assert source.summary("run-1").revision == summary.revision, "a verdict is no data of the run"
 
     (steps,) = run.glob("attempts/000/ranks/00000/steps-*.npy")
-    os.utime(steps, ns=(2 * 10**18, 2 * 10**18))
-    source = DiskRuns(run)
+    os.utime(steps, ns=(newest + 2, newest + 2))
     stored = source.stored_brief(source.summary("run-1"))
     assert stored is not None
-    assert not stored.is_current, "written to since"
-    for damage in ("{}", "not JSON", "9" * (1 << 21)):
-        (run / "verdict.json").write_text(damage)
-        source = DiskRuns(run)
-        assert source.stored_brief(source.summary("run-1")) is None
+    assert not stored.is_current, "written to after the analysis began, if before its verdict was stored"
+
+
+@pytest.mark.parametrize("damage", ["{}", "not JSON", "9" * (1 << 21), '{"x": ' + "[" * 100_000, "fifo", "link"])
+def test_a_verdict_that_cannot_be_read_is_none(tmp_path: Path, write_run: WriteRun, damage: str) -> None:
+    run = write_run(tmp_path / "run")
+    file = run / "verdict.json"
+    if damage == "fifo":
+        os.mkfifo(file)
+    elif damage == "link":
+        store_verdict(run, analyze([run]), as_of_unix_ns=1)
+        file.rename(tmp_path / "elsewhere.json")
+        file.symlink_to(tmp_path / "elsewhere.json")
+    else:
+        file.write_text(damage)
+    assert stored_verdict(run) is None
 
 
 def test_a_run_that_is_being_analysed_says_how_far_and_is_asked_for_again(memory_runs: Any) -> None:

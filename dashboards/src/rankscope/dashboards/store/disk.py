@@ -29,6 +29,7 @@ from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.timeline.data import WindowData, read_window
 from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, kernels_of, read_windows, steps_of
 from rankscope.dashboards.whatif.data import Scenarios, read_scenarios
+from rankscope.runs.paths import verdict_file
 from rankscope.runs.records import KernelRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -121,11 +122,12 @@ class DiskRuns:
         return None if derived is None else self._brief(derived)
 
     def stored_brief(self, run: RunSummary) -> StoredBrief | None:
-        """Return the summary by the verdict in the run directory, read once per revision of the files."""
+        """Return the summary by the verdict in the run directory, read once per state of the files."""
         if run.problem is not None or run.status not in ("finished", "failed"):
             return None
         read = partial(stored_brief, Path(run.path), run.last_write_unix_ns)
-        return self._lines.get(f"stored {run.path}", run.revision, read)
+        # The run's revision leaves the verdict out, which is stored seconds after the end of the run.
+        return self._lines.get(f"stored {run.path}", f"{run.revision} {_modified_ns(verdict_file(Path(run.path)))}", read)
 
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
         """Return runs compared with the first, at the revisions they had when the comparison was first requested."""
@@ -259,6 +261,13 @@ class DiskRuns:
         if summary.problem is not None:
             raise RankscopeError(summary.problem)
         return summary
+
+
+def _modified_ns(path: Path) -> int | None:
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _named_window(run: RunSummary, window: Window) -> list[object]:
