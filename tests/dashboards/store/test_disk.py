@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.step_files import add_rows, load, steps_file
 
@@ -17,13 +18,16 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
+from rankscope.dashboards.store import disk
 from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.making import MadeHere
 from rankscope.dashboards.store.run_folder import SILENT_AFTER_S
-from rankscope.runs.paths import inspector_dir
+from rankscope.runs.paths import inspector_dir, rank_dir
 from rankscope.runs.reader import RunReader
+from rankscope.runs.records import KernelRecord
 
 WriteRun = Callable[..., Path]
 
@@ -219,6 +223,29 @@ def test_an_unchanged_run_is_analysed_once(tmp_path: Path, write_run: WriteRun) 
     os.utime(run / "run.json", ns=(1, 1))
     assert source.analysis("run-1") is not analysis, "what changed is analysed again"
     assert source.steps("run-1") is not table
+
+
+def test_records_of_windows_are_read_anew_with_their_files_and_evict_no_summaries(
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run")
+    monkeypatch.setattr(disk, "_KEPT", dict.fromkeys(disk._KEPT, 2))
+    source = DiskRuns(run)
+    (window, *_) = source.windows(source.summary("run-1")).windows
+    before = source.window_kernels(source.summary("run-1"), window, 0)
+    kernel = KernelRecord(step=window.first, name="late", kind="compute", total_us=1.0, calls=1)
+    (rank_dir(run, 0, 0) / "kernels-000009.jsonl").write_bytes(msgspec.json.encode(kernel) + b"\n")
+    assert source.window_kernels(source.summary("run-1"), window, 0) == [*before, kernel]
+
+    calls = []
+    monkeypatch.setattr(Derived, "brief", lambda _: calls.append(1))
+    source.brief("run-1")
+    monkeypatch.setattr(disk, "kernels_of", lambda *_: [])
+    summary = source.summary("run-1")
+    for rank in range(3):
+        source.window_kernels(summary, window, rank)
+    source.brief("run-1")
+    assert calls == [1]
 
 
 def test_concurrent_callers_share_one_computation() -> None:
