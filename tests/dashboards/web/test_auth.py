@@ -289,6 +289,12 @@ def test_what_a_page_of_another_site_sends_is_refused(http: Any, headers: dict[s
     assert log_in(http(token=TOKEN), headers=headers).status_code == status
 
 
+@pytest.mark.parametrize(("origin", "status"), [("http://my_app:8050", 303), ("http://other_app:8050", 403)])
+def test_a_page_under_a_name_with_an_underscore_is_known_as_ours(http: Any, origin: str, status: int) -> None:
+    browser = http(token=TOKEN, allowed_hosts=("my_app",))
+    assert log_in(browser, headers={"Host": "my_app:8050", "Origin": origin}).status_code == status
+
+
 @pytest.mark.parametrize("settings", [{}, {"token": TOKEN}])
 def test_so_it_is_for_callbacks_on_loopback(http: Any, settings: dict[str, Any]) -> None:
     browser = http(**settings)
