@@ -98,6 +98,6 @@ def test_the_axis_has_the_time_of_the_browser_and_the_hover_text_utc() -> None:
     assert list(bar.base) == ["2026-09-21 16:13:20"]
     assert bar.customdata[0][2] == "2026-09-21 14:13:20"
     assert "Europe/Berlin" in figure.layout.xaxis.title.text
-    for unknown in ("../../etc/passwd", "No/Where", "", None):
+    for unknown in ("../../etc/passwd", "No/Where", "localtime", "EST5EDT", "", None):
         with time_zone(unknown):
             assert "UTC" in alert_times([alert()], COLORS, now_unix_ns=AT).layout.xaxis.title.text

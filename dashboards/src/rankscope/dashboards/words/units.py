@@ -53,9 +53,10 @@ _ZONE: ContextVar[tzinfo] = ContextVar("zone", default=UTC)
 
 @contextmanager
 def time_zone(name: str | None) -> Iterator[None]:
-    """Use a time zone such as ``Europe/Berlin`` for axes; UTC if there is none of that name."""
+    """Use a time zone such as ``Europe/Berlin`` for axes; UTC if there is none of that name with a slash."""
     try:
-        zone: tzinfo = ZoneInfo(name) if name else UTC
+        # Names without a slash are also files such as "localtime", whose zone is the server's.
+        zone: tzinfo = ZoneInfo(name) if name and "/" in name else UTC
     except (KeyError, ValueError, OSError):
         zone = UTC
     token = _ZONE.set(zone)
