@@ -40,10 +40,7 @@ def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
     ]
     if run.status == "silent":
         facts.append(f"nothing was written since {wording.moment(run.last_write_unix_ns)}, and no rank has said that it ended")
-    trackers = [
-        Link(f"{name} run on {shown(urlsplit(url).hostname or url, MAX_BADGE)}", url, elsewhere=True)
-        for name, url in run.trackers
-    ]
+    trackers = [Link(f"{name} run on {_host(url)}", url, elsewhere=True) for name, url in run.trackers]
     path = Span(shown(run.path), "code", title=shown(run.path, MAX_TEXT), style="path")
     return [
         Group([Heading(Span(run.name), 1, "run-name"), Pieces(_badges(run, kind))], "run-head"),
