@@ -29,7 +29,7 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
 from rankscope.dashboards.live.listing import MOST_ASKED, MOST_FOLLOWED, asked_rows, sorted_as
 from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
-from rankscope.dashboards.model.page import Heading, Link, Pieces, every, pieces
+from rankscope.dashboards.model.page import Heading, Link, Pieces, Span, every, pieces
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.runs.view import COLUMNS, asked_row, first_row, list_revision
@@ -139,7 +139,7 @@ def test_a_run_links_to_its_experiment_trackers_by_web_addresses_only(tmp_path: 
 def test_the_name_of_a_run_is_no_markup(memory_runs: Any) -> None:
     run = replace(memory_runs.summary("run-1"), name="`a` --b")
     (name,) = (block.text for block in every(run_head(run)) if isinstance(block, Heading))
-    assert [(one.text, one.kind) for one in pieces(name)] == [("`a` --b", "span")]
+    assert pieces(name) == [Span("`a` --b")]
 
 
 def all_links(blocks: Any) -> list[Link]:

@@ -23,18 +23,15 @@ _MOST_LETTERS: Final = 36
 NO_HOST: Final = "no single host"
 
 LOOKS: Final[dict[Cause, Look]] = {
-    cause: Look(CAUSE_LABELS[cause], color, hatch)
-    for cause, color, hatch in (
-        ("input", "exposed_memcpy", "."),
-        ("host", "overlap", "/"),
-        ("gc", "overlap", "x"),
-        ("checkpoint", "exposed_memcpy", "\\"),
-        ("evaluation", "exposed_memcpy", "-"),
-        ("compute", "compute", ""),
-        ("imbalance", "compute", "|"),
-        ("communication", "exposed_communication", "x"),
-        ("unknown", "idle", ""),
-    )
+    "input": Look(CAUSE_LABELS["input"], "exposed_memcpy", "."),
+    "host": Look(CAUSE_LABELS["host"], "overlap", "/"),
+    "gc": Look(CAUSE_LABELS["gc"], "overlap", "x"),
+    "checkpoint": Look(CAUSE_LABELS["checkpoint"], "exposed_memcpy", "\\"),
+    "evaluation": Look(CAUSE_LABELS["evaluation"], "exposed_memcpy", "-"),
+    "compute": Look(CAUSE_LABELS["compute"], "compute", ""),
+    "imbalance": Look(CAUSE_LABELS["imbalance"], "compute", "|"),
+    "communication": Look(CAUSE_LABELS["communication"], "exposed_communication", "x"),
+    "unknown": Look(CAUSE_LABELS["unknown"], "idle", ""),
 }
 
 
