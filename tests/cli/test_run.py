@@ -96,7 +96,7 @@ def test_a_second_job_in_a_run_is_announced_as_an_attempt_and_without_training_g
     assert "the recorder took" in first.stderr
     stored = stored_verdict(tmp_path / "run")
     assert stored is not None, "for lists of runs"
-    assert (stored[0].source.ranks, stored[0].source.world_size) == (1, 1)
+    assert (stored.source.ranks, stored.source.world_size) == (1, 1)
     (tmp_path / "train.py").write_text("pass")
     second = cli(*command)
     assert "attempt 1" in second.stderr

@@ -179,6 +179,8 @@ def test_other_machines_are_let_in_only_when_it_is_known_who_may_read(tmp_path: 
         (["--trusted-proxy-header", "X-User", "--trusted-proxy", "0.0.0.0/0"], "is everybody"),
         (["--allow-host", "http://runs.example"], "not a host's name"),
         (["--allow-host", "*"], "not a host's name"),
+        (["--allow-host", "a..b"], "not a host's name"),
+        (["--allow-host", f"{'a' * 64}.example"], "not a host's name"),
     ],
 )
 def test_who_may_see_it_is_said_in_full_or_it_does_not_start(tmp_path: Path, options: list[str], said: str, cli: Cli) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.flight_dumps import Job
 from tests.step_files import add_rows, load, steps_file
 
+import rankscope.analysis
 from rankscope.analysis.engine import analyze
 from rankscope.runs.paths import flight_dir, rank_dir
 from rankscope.runs.reader import RunReader
@@ -61,14 +62,16 @@ def test_ranks_that_the_watchdog_or_a_person_ended_hung(synthetic: Synthetic, en
 
 
 def test_the_verdict_has_the_line_of_the_script_at_which_the_culprit_was_last(synthetic: Synthetic) -> None:
-    # Given dumps with stacks, whose innermost frames are of libraries
+    # Given dumps with stacks, whose innermost frames are of libraries, and a script in a folder of the name of this package
+    recorder = Path(rankscope.analysis.__file__).parents[1] / "profiler/rank/ddp.py"
     run = hung(synthetic, wait_s=60, stops={2: 3})
     for path in flight_dir(run, 0).iterdir():
         dump = pickle.loads(path.read_bytes())
         for entry in dump["entries"]:
             entry["frames"] = [
                 {"filename": "/venv/lib/python3.11/site-packages/torch/_tensor.py", "line": 5, "name": "backward"},
-                {"filename": "/home/me/train.py", "line": 42, "name": "main"},
+                {"filename": str(recorder), "line": 6, "name": "hook"},
+                {"filename": "/home/me/rankscope/train.py", "line": 42, "name": "main"},
             ]
         path.write_bytes(pickle.dumps(dump, 2))
     analysis = analyze([run])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from tests.dashboards.blocks import draw, write
 
 from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, alert_record
-from rankscope.dashboards.alerts.figures import NONE, alert_times, row_label
+from rankscope.dashboards.alerts.figures import NONE, alert_counts, alert_times, row_label
 from rankscope.dashboards.alerts.view import VIEW
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
@@ -98,6 +99,28 @@ def test_the_axis_has_the_time_of_the_browser_and_the_hover_text_utc() -> None:
     assert list(bar.base) == ["2026-09-21 16:13:20"]
     assert bar.customdata[0][2] == "2026-09-21 14:13:20"
     assert "Europe/Berlin" in figure.layout.xaxis.title.text
-    for unknown in ("../../etc/passwd", "No/Where", "", None):
+    for unknown in ("../../etc/passwd", "No/Where", "localtime", "EST5EDT", "", None):
         with time_zone(unknown):
             assert "UTC" in alert_times([alert()], COLORS, now_unix_ns=AT).layout.xaxis.title.text
+
+
+def test_a_bar_over_a_change_of_the_clock_ends_at_the_time_of_the_axis() -> None:
+    """Given an alert over the end of summer time, then the axis has one offset, that of its end, and names it."""
+    began, ended = (int(datetime(2026, 10, *at, tzinfo=UTC).timestamp()) - AT // SECOND for at in ((24, 20), (25, 8)))
+    with time_zone("Europe/Berlin"):
+        figure = alert_times([alert("resolved", began, ended)], COLORS, now_unix_ns=AT)
+    (bar,) = [bar for bar in figure.data if bar.name == "Past"]
+    assert list(bar.base) == ["2026-10-24 21:00:00"]
+    assert list(bar.x) == [12 * 3_600_000]
+    assert "Europe/Berlin, UTC+01:00" in figure.layout.xaxis.title.text
+
+
+def test_days_are_those_of_the_axis() -> None:
+    """Given alerts in one day of New York that are in two of UTC, then they are in one bar, at noon."""
+    first = int(datetime(2026, 6, 1, 4, tzinfo=UTC).timestamp()) - AT // SECOND  # midnight in New York
+    with time_zone("America/New_York"):
+        figure = alert_counts([alert("resolved", first + hour * 3_600) for hour in (1, 12, 23, 20 * 24)], COLORS).figure
+    assert "day" in figure.layout.yaxis.title.text
+    (bar,) = [bar for bar in figure.data if len(bar.x)]
+    assert list(zip(bar.x, bar.y, strict=True)) == [("2026-06-01 12:00:00", 3), ("2026-06-21 12:00:00", 1)]
+    assert "America/New_York, UTC-04:00" in figure.layout.xaxis.title.text

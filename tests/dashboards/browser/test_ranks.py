@@ -121,6 +121,12 @@ def test_the_colour_scheme_is_chosen_and_remembered(run_url: str, opened: Opened
         expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", "dark")
         expect(page.get_by_role("radio", name="Dark")).to_be_checked()
 
+        page.emulate_media(media="print")  # browsers print texts, but no backgrounds
+        for text, property_ in ((".help", "color"), ("#step-heatmap .xtick text", "fill")):
+            found = page.evaluate("([one, name]) => getComputedStyle(document.querySelector(one))[name]", [text, property_])
+            assert sum(map(int, re.findall(r"\d+", found)[:3])) < 3 * 128, f"{text} is {found} on white"
+        page.emulate_media(media="screen")
+
         page.get_by_text("System", exact=True).click()
         expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", "light")
         page.emulate_media(color_scheme="dark")

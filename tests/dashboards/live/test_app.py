@@ -328,12 +328,13 @@ def test_only_loopback_names_are_answered_unless_told_otherwise(memory_runs: Any
     ("host", "status"),
     [
         ("localhost", 200), ("127.0.0.1:8050", 200), ("[::1]:8050", 200), ("runs.example.org:443", 200), ("a.runs.test", 200),
+        ("my_app:8050", 200), ("Runs.Example.org", 200), ("my_app:8050:1", 400), ("runs.example.org:abc", 400),
         ("evil.example", 400), ("localhost.evil.example", 400), ("evilruns.test", 400), ("localhost@evil.example", 400),
         ("127.0.0.1.evil.example:8050", 400), ("", 400), ("[", 400),
     ],
 )  # fmt: skip
 def test_a_name_is_answered_as_a_whole(memory_runs: Any, host: str, status: int) -> None:
-    config = DashboardConfig(allowed_hosts=("runs.example.org", ".runs.test"))
+    config = DashboardConfig(allowed_hosts=("a..b", "runs.example.org", ".runs.test", "my_app"))
     http = create_app(memory_runs, config).server.test_client()
     assert http.get("/_dash-layout", headers={"Host": host}).status_code == status
 

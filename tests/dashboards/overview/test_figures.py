@@ -79,7 +79,7 @@ def test_parts_of_the_waterfall_begin_where_the_one_before_ends_and_what_is_not_
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_parts_of_the_waterfall_differ_in_colour_and_all_but_compute_are_hatched(scheme: Scheme) -> None:
-    assert len({getattr(PALETTES[scheme], look.key) for look in LOOKS.values()}) == len(LOOKS)
+    assert len({getattr(PALETTES[scheme], look.color) for look in LOOKS.values()}) == len(LOOKS)
     hatches = [look.hatch for name, look in LOOKS.items() if name not in {"ideal", "compute"}]
     assert all(hatches)
     assert len(set(hatches)) == len(hatches)

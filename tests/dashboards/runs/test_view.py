@@ -19,7 +19,7 @@ from tests.dashboards.blocks import page_for
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
-from rankscope.analysis.result.stored import store_verdict
+from rankscope.analysis.result.stored import store_verdict, stored_verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.brief import StoredBrief, brief_of
@@ -29,7 +29,7 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
 from rankscope.dashboards.live.listing import MOST_ASKED, MOST_FOLLOWED, asked_rows, sorted_as
 from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
-from rankscope.dashboards.model.page import Link, Pieces, pieces
+from rankscope.dashboards.model.page import Heading, Link, Pieces, Span, every, pieces
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.runs.view import COLUMNS, asked_row, first_row, list_revision
@@ -125,10 +125,21 @@ def test_a_run_links_to_its_experiment_trackers_by_web_addresses_only(tmp_path: 
     run = write_run(tmp_path / "run")
     info = json.loads((run / "run.json").read_text())
     info["trackers"] = {"W&B": "https://wandb.ai/a/b/runs/c", "Else": "javascript:alert(1)"}
+    info["trackers"] |= {
+        "Long": f"https://wandb.ai/{'a' * 2_000}",
+        "Slash": "https://evil.example\\@wandb.ai/",
+        "No": "https://[/",
+    }
     (run / "run.json").write_text(json.dumps(info))
     assert DiskRuns(run).summary("run-1").trackers == (("W&B", "https://wandb.ai/a/b/runs/c"),)
     head = run_head(DiskRuns(run).summary("run-1"))
-    assert [(one.text, one.href) for one in all_links(head)] == [("W&B run", "https://wandb.ai/a/b/runs/c")]
+    assert [(one.text, one.href) for one in all_links(head)] == [("W&B run on wandb.ai", "https://wandb.ai/a/b/runs/c")]
+
+
+def test_the_name_of_a_run_is_no_markup(memory_runs: Any) -> None:
+    run = replace(memory_runs.summary("run-1"), name="`a` --b")
+    (name,) = (block.text for block in every(run_head(run)) if isinstance(block, Heading))
+    assert pieces(name) == [Span("`a` --b")]
 
 
 def all_links(blocks: Any) -> list[Link]:
@@ -154,25 +165,36 @@ def test_a_run_that_hung_says_so_instead_of_how_it_ended(
 def test_a_verdict_in_a_run_directory_counts_for_the_version_and_the_files_it_is_of(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     source = DiskRuns(run)
-    assert source.stored_brief(source.summary("run-1")) is None
-    revision = source.summary("run-1").revision
+    summary = source.summary("run-1")
+    assert source.stored_brief(summary) is None
+    newest = summary.last_write_unix_ns or 0
 
-    store_verdict(run, analyze([run]))
-    stored = DiskRuns(run).stored_brief(source.summary("run-1"))
-    assert stored is not None
+    store_verdict(run, analyze([run]), as_of_unix_ns=newest + 1)
+    stored = source.stored_brief(source.summary("run-1"))
+    assert stored is not None, "the job ended while the list was open"
     assert (stored.is_current, stored.brief.kind) == (True, "straggler")
-    assert DiskRuns(run).summary("run-1").revision == revision, "a verdict is no data of the run"
+    assert source.summary("run-1").revision == summary.revision, "a verdict is no data of the run"
 
     (steps,) = run.glob("attempts/000/ranks/00000/steps-*.npy")
-    os.utime(steps, ns=(2 * 10**18, 2 * 10**18))
-    source = DiskRuns(run)
+    os.utime(steps, ns=(newest + 2, newest + 2))
     stored = source.stored_brief(source.summary("run-1"))
     assert stored is not None
-    assert not stored.is_current, "written to since"
-    for damage in ("{}", "not JSON", "9" * (1 << 21)):
-        (run / "verdict.json").write_text(damage)
-        source = DiskRuns(run)
-        assert source.stored_brief(source.summary("run-1")) is None
+    assert not stored.is_current, "written to after the analysis began, if before its verdict was stored"
+
+
+@pytest.mark.parametrize("damage", ["{}", "not JSON", "9" * (1 << 21), '{"x": ' + "[" * 100_000, "fifo", "link"])
+def test_a_verdict_that_cannot_be_read_is_none(tmp_path: Path, write_run: WriteRun, damage: str) -> None:
+    run = write_run(tmp_path / "run")
+    file = run / "verdict.json"
+    if damage == "fifo":
+        os.mkfifo(file)
+    elif damage == "link":
+        store_verdict(run, analyze([run]), as_of_unix_ns=1)
+        file.rename(tmp_path / "elsewhere.json")
+        file.symlink_to(tmp_path / "elsewhere.json")
+    else:
+        file.write_text(damage)
+    assert stored_verdict(run) is None
 
 
 def test_a_run_that_is_being_analysed_says_how_far_and_is_asked_for_again(memory_runs: Any) -> None:

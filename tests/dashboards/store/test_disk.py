@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.step_files import add_rows, load, steps_file
 
@@ -17,12 +18,16 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
+from rankscope.dashboards.store import disk
 from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.making import MadeHere
 from rankscope.dashboards.store.run_folder import SILENT_AFTER_S
-from rankscope.runs.paths import inspector_dir
+from rankscope.runs.paths import inspector_dir, rank_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import KernelRecord
 
 WriteRun = Callable[..., Path]
 
@@ -82,7 +87,9 @@ def test_an_unknown_run_id_is_an_error(tmp_path: Path) -> None:
         DiskRuns(tmp_path).summary("nope")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"schema": "rankscope.run/9", "run_id": "x"}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"schema": "rankscope.run/9", "run_id": "x"}', b'{"x": ' + b"[" * 100_000]
+)
 def test_an_unreadable_run_is_listed_with_the_reason(tmp_path: Path, content: bytes, write_run: WriteRun) -> None:
     write_run(tmp_path / "good")
     (tmp_path / "broken").mkdir()
@@ -96,6 +103,20 @@ def test_an_unreadable_run_is_listed_with_the_reason(tmp_path: Path, content: by
     with pytest.raises(RankscopeError, match="broken"):
         source.analysis("broken")
     assert source.summary("run-1").problem is None, "the other runs are not affected"
+
+
+def test_a_deeply_nested_file_costs_only_itself(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "runs" / "run")
+    nested = '{"x": ' + "[" * 100_000 + "\n"
+    for name in ("attempt.json", "ranks/00000/rank.json"):
+        (run / "attempts/000" / name).write_text(nested)
+    with next((run / "attempts/000/ranks/00001").glob("windows-*.jsonl")).open("a") as file:
+        file.write(nested)
+    (listed,) = DiskRuns(tmp_path / "runs").runs()
+    assert (listed.run_id, listed.problem) == ("run-1", None)
+    reader = RunReader(run)
+    assert list(reader.windows(0, 1))
+    assert reader.skipped_lines == 1
 
 
 def test_two_folders_with_one_run_id_are_both_listed(tmp_path: Path, write_run: WriteRun) -> None:
@@ -202,6 +223,29 @@ def test_an_unchanged_run_is_analysed_once(tmp_path: Path, write_run: WriteRun) 
     os.utime(run / "run.json", ns=(1, 1))
     assert source.analysis("run-1") is not analysis, "what changed is analysed again"
     assert source.steps("run-1") is not table
+
+
+def test_records_of_windows_are_read_anew_with_their_files_and_evict_no_summaries(
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run")
+    monkeypatch.setattr(disk, "_KEPT", dict.fromkeys(disk._KEPT, 2))
+    source = DiskRuns(run)
+    (window, *_) = source.windows(source.summary("run-1")).windows
+    before = source.window_kernels(source.summary("run-1"), window, 0)
+    kernel = KernelRecord(step=window.first, name="late", kind="compute", total_us=1.0, calls=1)
+    (rank_dir(run, 0, 0) / "kernels-000009.jsonl").write_bytes(msgspec.json.encode(kernel) + b"\n")
+    assert source.window_kernels(source.summary("run-1"), window, 0) == [*before, kernel]
+
+    calls = []
+    monkeypatch.setattr(Derived, "brief", lambda _: calls.append(1))
+    source.brief("run-1")
+    monkeypatch.setattr(disk, "kernels_of", lambda *_: [])
+    summary = source.summary("run-1")
+    for rank in range(3):
+        source.window_kernels(summary, window, rank)
+    source.brief("run-1")
+    assert calls == [1]
 
 
 def test_concurrent_callers_share_one_computation() -> None:

@@ -23,9 +23,24 @@ def test_rows_are_means_per_step_with_their_share_beside_a_healthy_rank() -> Non
     gemm, copy = rows
     assert (gemm["ms"], gemm["calls"], gemm["share_percent"]) == (4.0, 2.0, 80.0)
     assert (gemm["healthy_ms"], gemm["ratio"]) == (2.0, 2.0)
-    assert (copy["ms"], copy["calls"]) == (1.0, 0.5)
+    assert (copy["ms"], copy["calls"]) == (2.0, 1.0), "per step that has it: in others it may be below the costliest"
     assert (copy["healthy_ms"], copy["ratio"]) == (None, None), "not known, and not 0"
     assert kernel_rows([], []) == []
+
+
+def test_a_kernel_that_one_side_has_in_fewer_steps_is_as_slow_there() -> None:
+    """Given a kernel among the costliest in five steps of one rank and in one of the other, then the ratio is that of a step."""
+    often = [kernel(step, name, 1_000) for step in range(5) for name in ("gemm", "copy")]
+    seldom = [kernel(step, "gemm", 1_000) for step in range(5)] + [kernel(3, "copy", 1_000)]
+
+    for mine, healthy in ((often, seldom), (seldom, often)):
+        _, copy = kernel_rows(mine, healthy)
+        assert (copy["ms"], copy["calls"], copy["healthy_ms"], copy["ratio"]) == (1.0, 2.0, 1.0, 1.0)
+
+
+def test_records_of_one_kernel_in_one_step_are_summed() -> None:
+    (row,) = kernel_rows([kernel(3, "gemm", 1_000), kernel(3, "gemm", 2_000)], [])
+    assert (row["ms"], row["calls"]) == (3.0, 4.0)
 
 
 @pytest.mark.parametrize(("picked", "shown"), [(None, 2), (1, 1)])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.web.config import DashboardConfig
-from rankscope.dashboards.web.login import local
+from rankscope.dashboards.web.login import FailureLog, local
 from rankscope.dashboards.web.token import SESSION_S, Token, read_token
 from rankscope.dashboards.web.trusted_proxy import TrustedProxy
 
@@ -176,6 +176,26 @@ def test_a_wrong_token_says_so(http: Any) -> None:
     assert log_in(browser).status_code == 303, "the right one, also after others behind the same proxy were wrong"
 
 
+def test_failed_logins_are_logged_without_the_token_and_not_each(http: Any, caplog: pytest.LogCaptureFixture) -> None:
+    browser = http(token=TOKEN)
+    for _ in range(20):
+        log_in(browser, "hunter2hunter2")
+    (line,) = caplog.messages
+    assert "127.0.0.1" in line
+    assert "hunter2" not in line
+
+
+def test_a_line_on_failed_logins_counts_those_since_the_last(http: Any, caplog: pytest.LogCaptureFixture) -> None:
+    now_s = [0.0]
+    failures = FailureLog(lambda: now_s[0])
+    with http().application.test_request_context("/login"):
+        for now_s[0] in (0.0, 1.0, 9.9, 10.0, 11.0):
+            failures.add()
+    first, second = caplog.messages
+    assert "1 wrong token," in first
+    assert "3 wrong tokens" in second
+
+
 def test_scripts_send_the_token_itself(http: Any) -> None:
     browser = http(token=TOKEN)
     assert browser.get("/_dash-layout", headers={"Authorization": f"bearer {SECRET}"}).status_code == 200
@@ -287,6 +307,12 @@ def test_behind_a_proxy_without_token_the_login_says_who_decides(http: Any) -> N
 )
 def test_what_a_page_of_another_site_sends_is_refused(http: Any, headers: dict[str, str], status: int) -> None:
     assert log_in(http(token=TOKEN), headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(("origin", "status"), [("http://my_app:8050", 303), ("http://other_app:8050", 403)])
+def test_a_page_under_a_name_with_an_underscore_is_known_as_ours(http: Any, origin: str, status: int) -> None:
+    browser = http(token=TOKEN, allowed_hosts=("my_app",))
+    assert log_in(browser, headers={"Host": "my_app:8050", "Origin": origin}).status_code == status
 
 
 @pytest.mark.parametrize("settings", [{}, {"token": TOKEN}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import time
 from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
@@ -212,10 +213,11 @@ def _print_verdict(result: LaunchResult) -> None:
         from rankscope.analysis.report.terminal import render_text
         from rankscope.analysis.result.stored import store_verdict
 
+        began_ns = time.time_ns()
         analysis = analyze([result.run_dir])
         text = render_text(analysis, width=width(), color=use_color(sys.stderr))
         with suppress(OSError):  # a full disk: the dashboard analyses the run itself
-            store_verdict(result.run_dir, analysis)
+            store_verdict(result.run_dir, analysis, as_of_unix_ns=began_ns)
     except Exception as error:  # noqa: BLE001  # see above
         kind = "" if isinstance(error, RankscopeError) else f"{type(error).__name__}: "
         click.echo(f"rankscope: recorded in {result.run_dir}, but there is no verdict: {kind}{error}", err=True)

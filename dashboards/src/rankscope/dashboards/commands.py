@@ -27,6 +27,9 @@ PROMETHEUS_S: Final = 5.0
 _LOOK_AGAIN_S: Final = 1.0
 
 
+_LABEL: Final = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+
+
 class HostName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
     """A host name or address as browsers send it, without a port; ``.NAME`` includes all names that end with it."""
 
@@ -34,7 +37,7 @@ class HostName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check the host name."""
-        if re.fullmatch(r"\.?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]", value) is None:
+        if re.fullmatch(rf"\.?(?!.{{254}}){_LABEL}(\.{_LABEL})*|\[[0-9A-Fa-f:.]+\]", value) is None:
             self.fail(f"{value!r} is not a host's name or address, without a port, such as runs.example.org", param, ctx)
         return str(value)
 

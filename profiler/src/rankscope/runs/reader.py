@@ -34,7 +34,7 @@ from rankscope.runs.records import (
     StepEvent,
     StepRecord,
 )
-from rankscope.runs.segments import decode_blocks, list_segments, open_regular, read_blocks
+from rankscope.runs.segments import UNDECODABLE, decode_blocks, list_segments, open_regular, read_blocks
 
 if TYPE_CHECKING:
     from rankscope.runs.step_segments import Rows
@@ -98,7 +98,7 @@ class RunReader:
             head = msgspec.json.decode(data, type=dict[str, object])
         except msgspec.ValidationError as error:
             raise InputError(file, f"not a rankscope run: {error}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise InputError(file, f"not JSON: {error}") from error
         schema = str(head.get("schema"))
         if schema.partition("/")[0] != RUN_SCHEMA.partition("/")[0]:
@@ -236,7 +236,7 @@ class RunReader:
                 return msgspec.json.decode(_all_of(file), type=kind)
         except FileNotFoundError:
             return None  # not written yet
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, *UNDECODABLE):
             self._cannot_use(path)
             return None
 
@@ -282,5 +282,5 @@ def _all_of(file: BinaryIO) -> bytes:
 def _decode_file(path: Path, data: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise InputError(path, str(error)) from error

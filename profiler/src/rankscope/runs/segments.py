@@ -23,6 +23,10 @@ BLOCK_BYTES: Final = 256 * 1024
 """Size of a read: this much text and the records made of it fit into a processor's cache."""
 
 
+UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of decoding arbitrary bytes as JSON; the last one is raised for deeply nested JSON."""
+
+
 class IrregularFileError(OSError):
     """A path names no regular file but a FIFO, a socket or a device."""
 
@@ -107,7 +111,7 @@ def decode_blocks(blocks: Iterable[bytes], decoder: msgspec.json.Decoder[T]) -> 
             if len(records) == _records_in(block):
                 yield records, 0
                 continue
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             pass
         lines = block.split(b"\n")
         torn = int(lines.pop() != b"")
@@ -136,5 +140,5 @@ _BRACE: Final = ord("{")
 def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
     try:
         return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return None

@@ -11,7 +11,7 @@ from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound
 from rankscope.dashboards.alerts.figures import alert_counts
 from rankscope.dashboards.alerts.view import STATES, alert_article
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.model.columns import Column, number_column, text_column
+from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column
 from rankscope.dashboards.model.list_state import ListState
 from rankscope.dashboards.model.page import Advice, Again, Block, Callbacks, Figure, Group, Heading, Listing, Part, Section, Text
 from rankscope.dashboards.model.view import SitePage
@@ -20,8 +20,6 @@ from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
 from rankscope.dashboards.words.units import moment
 
-_LOCAL: Final = "In the time zone of the browser; UTC on hover"
-
 COLUMNS: Final[list[Column]] = [
     text_column("state", "State", width=130, renderer="RunState"),
     text_column("severity", "Severity", width=96),
@@ -29,12 +27,12 @@ COLUMNS: Final[list[Column]] = [
     text_column("name", "Run", width=140, renderer="RunName", tooltip="Its page with the rank picked out"),
     number_column("rank", "Rank", "The rank it is about", digits=0, width=76),
     text_column("summary", "What it says", width=320, hover=True, fills=280, renderer="Marked"),
-    text_column("started", "Since", width=166, renderer="LocalTime", tooltip=_LOCAL),
+    text_column("started", "Since", width=166, renderer="LocalTime", tooltip=LOCAL_TIME),
     number_column("minutes", "Minutes", "From its beginning to its end, or to when the table was filled", digits=1, width=96),
     text_column("runbook", "Runbook", width=104, renderer="AlertRunbook"),
     text_column("host", "Host", width=110, hover=True),
     text_column("gpu", "GPU", width=120, hover=True),
-    text_column("ended", "Ended", width=166, renderer="LocalTime", tooltip=_LOCAL),
+    text_column("ended", "Ended", width=166, renderer="LocalTime", tooltip=LOCAL_TIME),
 ]
 
 

@@ -18,7 +18,7 @@ from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
 from rankscope.dashboards.words.inert import plotly_text
-from rankscope.dashboards.words.units import axis_moment, duration, moment, zone_name
+from rankscope.dashboards.words.units import AxisClock, duration, moment
 
 MOST_ROWS: Final = 24
 """Maximum number of rows, one per alert name and subject. The table has all alerts."""
@@ -43,12 +43,14 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
     rows = list(dict.fromkeys(row_label(alert) for alert in alerts))[:MOST_ROWS]
     if not rows:
         return note(NONE, colors)
+    drawn = [alert for alert in alerts if row_label(alert) in rows]
+    clock = AxisClock.of(max(alert.ended_unix_ns or max(now_unix_ns, alert.started_unix_ns) for alert in drawn))
     figure = go.Figure()
     for state, look in _STATES.items():
-        some = [alert for alert in alerts if alert.state == state and row_label(alert) in rows]
+        some = [alert for alert in drawn if alert.state == state]
         ends = [alert.ended_unix_ns or max(now_unix_ns, alert.started_unix_ns) for alert in some]
         figure.add_bar(
-            base=[axis_moment(alert.started_unix_ns) for alert in some],
+            base=[clock.moment(alert.started_unix_ns) for alert in some],
             x=[(end - alert.started_unix_ns) / 1e6 for alert, end in zip(some, ends, strict=True)],
             y=[rows.index(row_label(alert)) for alert in some],
             orientation="h",
@@ -64,7 +66,7 @@ def alert_times(alerts: Sequence[AlertRecord], colors: Palette, *, now_unix_ns: 
     framed(figure, colors, height=90 + 30 * max(len(rows), 2))
     figure.update_layout(barmode="overlay", bargap=0.35)
     legend_above(figure)
-    figure.update_xaxes(type="date", title_text=_TIME.format(zone_name()))
+    figure.update_xaxes(type="date", title_text=_TIME.format(clock.name))
     rows_axis(figure, rows)
     return figure
 
@@ -124,12 +126,13 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
     if not alerts:
         return Drawn(note(NONE, colors), NO_DATA, NONE.replace("<br>", " "))
     width_s, words = bar_width_s([alert.started_unix_ns for alert in alerts])
+    clock = AxisClock.of(max(alert.started_unix_ns for alert in alerts))
     figure = go.Figure()
     for severity, look in _SEVERITIES.items():
         some = [alert for alert in alerts if (alert.severity if alert.severity in _SEVERITIES else None) == severity]
-        counts = sorted(Counter(_bin(alert.started_unix_ns, width_s) for alert in some).items())
+        counts = sorted(Counter(clock.start_s(alert.started_unix_ns, width_s) for alert in some).items())
         figure.add_bar(
-            x=[axis_moment(second * 10**9 + width_s * 10**9 // 2) for second, _ in counts],
+            x=[clock.moment(second * 10**9 + width_s * 10**9 // 2) for second, _ in counts],
             y=[count for _, count in counts],
             width=width_s * 900,
             name=look.label,
@@ -138,11 +141,11 @@ def alert_counts(alerts: Sequence[AlertRecord], colors: Palette) -> Drawn:
             customdata=[moment(second * 10**9) for second, _ in counts],
             hovertemplate=f"<b>{look.label}</b>: %{{y}} in the {words} from %{{customdata}} UTC<extra></extra>",
         )
-    highest = max(Counter(_bin(alert.started_unix_ns, width_s) for alert in alerts).values())
+    highest = max(Counter(clock.start_s(alert.started_unix_ns, width_s) for alert in alerts).values())
     framed(figure, colors, height=240)
     figure.update_layout(barmode="stack")
     legend_above(figure)
-    figure.update_xaxes(type="date", title_text=_TIME.format(zone_name()))
+    figure.update_xaxes(type="date", title_text=_TIME.format(clock.name))
     figure.update_yaxes(title_text=f"alerts per {words}", rangemode="tozero", tickformat=",d", dtick=1 if highest <= 8 else None)
     firing = sum(alert.state == "firing" for alert in alerts)
     most = Counter(alert.name for alert in alerts).most_common(1)[0]
@@ -154,10 +157,6 @@ def bar_width_s(starts_unix_ns: Sequence[int]) -> tuple[int, str]:
     """Return the narrowest bar width in seconds, and its name, that needs at most ``MOST_BARS`` bars; else the widest."""
     span_s = (max(starts_unix_ns) - min(starts_unix_ns)) / 1e9
     return next(((width, words) for width, words in _WIDTHS_S if span_s < width * (MOST_BARS - 1)), _WIDTHS_S[-1])
-
-
-def _bin(unix_ns: int, width_s: int) -> int:
-    return unix_ns // 10**9 // width_s * width_s
 
 
 MOST_REPLAY_ROWS: Final = 24
@@ -207,6 +206,7 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
     rows = list(dict.fromkeys(_label(*told) for told in spells))[:MOST_REPLAY_ROWS]
     drawn = [(rows.index(_label(*told)), told[1]) for told in spells if _label(*told) in rows]
     end = max(replay.end_unix_ns, *(spell.ended_unix_ns or 0 for _, spell in drawn))
+    axis = AxisClock.of(end)
     pending = [(row, spell.pending_unix_ns, spell.fired_unix_ns or spell.ended_unix_ns or end) for row, spell in drawn]
     firing = [(row, spell.fired_unix_ns, spell.ended_unix_ns or end) for row, spell in drawn if spell.fired_unix_ns is not None]
     figure = go.Figure()
@@ -215,7 +215,7 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
         ("Fires", colors.exposed_communication, "", firing),
     ):
         figure.add_bar(
-            base=[axis_moment(first) for _, first, _ in bars],
+            base=[axis.moment(first) for _, first, _ in bars],
             x=[(last - first) / 1e6 for _, first, last in bars],
             y=[row for row, *_ in bars],
             orientation="h",
@@ -231,7 +231,7 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
         )
     # An alert that ended at once has no visible bar, such as in a run shorter than an evaluation interval.
     figure.add_scatter(
-        x=[axis_moment(first) for _, first, _ in firing],
+        x=[axis.moment(first) for _, first, _ in firing],
         y=[row for row, *_ in firing],
         mode="markers",
         name="Fired",
@@ -245,20 +245,20 @@ def replay_times(replay: Replay, rule: str | None, colors: Palette, clock: StepC
     legend_above(figure)
     figure.update_xaxes(
         type="date",
-        title_text=_TIME.format(zone_name()),
-        range=[axis_moment(replay.start_unix_ns - margin), axis_moment(end + margin)],
+        title_text=_TIME.format(axis.name),
+        range=[axis.moment(replay.start_unix_ns - margin), axis.moment(end + margin)],
     )
     if clock is not None and len(clock.steps):
-        figure.update_xaxes(**_step_ticks(clock), title_text=f"{_TIME.format(zone_name())}, and the step that began then")
+        figure.update_xaxes(**_step_ticks(clock, axis), title_text=f"{_TIME.format(axis.name)}, and the step that began then")
     rows_axis(figure, ["<br>".join(map(plotly_text, row)) for row in rows])
     fired = sum(spell.fired_unix_ns is not None for _, spell in spells)
     says = f"Alerts that would have fired: {fired}; pending without firing: {len(spells) - fired}."
     return Drawn(figure, table, says)
 
 
-def _step_ticks(clock: StepClock) -> dict[str, Any]:
+def _step_ticks(clock: StepClock, axis: AxisClock) -> dict[str, Any]:
     at = np.unique(np.linspace(0, len(clock.steps) - 1, _TICKS).astype(int))
-    times = [(int(clock.steps[each]), axis_moment(int(clock.starts_ns[each])) or "") for each in at]
+    times = [(int(clock.steps[each]), axis.moment(int(clock.starts_ns[each])) or "") for each in at]
     shown = slice(11, None) if clock.starts_ns[-1] - clock.starts_ns[0] < 86_400e9 else slice(5, 16)
     return {
         "tickmode": "array",

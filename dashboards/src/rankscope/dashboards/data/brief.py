@@ -69,17 +69,16 @@ class StoredBrief:
 
     brief: Brief
     is_current: bool
-    """False if another version of rankscope reached the verdict, or if the run was written to since."""
+    """False if another version of rankscope reached the verdict, or if the run was written to since its analysis began."""
 
 
 def stored_brief(run: Path, last_write_unix_ns: int | None) -> StoredBrief | None:
     """Return the summary that a run directory holds; ``None`` if there is none that can be read."""
-    found = stored_verdict(run)
-    if found is None:
+    stored = stored_verdict(run)
+    if stored is None:
         return None
-    stored, written_unix_ns = found
     shown = inert_record(stored)
-    current = stored.version == version("rankscope") and (last_write_unix_ns or 0) <= written_unix_ns
+    current = stored.version == version("rankscope") and (last_write_unix_ns or 0) <= stored.as_of_unix_ns
     return StoredBrief(_brief(shown.verdict, shown.source, shown.throughput), current)
 
 

@@ -22,18 +22,17 @@ _MOST_LETTERS: Final = 36
 
 NO_HOST: Final = "no single host"
 
-LOOKS: Final[dict[Cause, tuple[str, str]]] = {
-    "input": ("exposed_memcpy", "."),
-    "host": ("overlap", "/"),
-    "gc": ("overlap", "x"),
-    "checkpoint": ("exposed_memcpy", "\\"),
-    "evaluation": ("exposed_memcpy", "-"),
-    "compute": ("compute", ""),
-    "imbalance": ("compute", "|"),
-    "communication": ("exposed_communication", "x"),
-    "unknown": ("idle", ""),
+LOOKS: Final[dict[Cause, Look]] = {
+    "input": Look(CAUSE_LABELS["input"], "exposed_memcpy", "."),
+    "host": Look(CAUSE_LABELS["host"], "overlap", "/"),
+    "gc": Look(CAUSE_LABELS["gc"], "overlap", "x"),
+    "checkpoint": Look(CAUSE_LABELS["checkpoint"], "exposed_memcpy", "\\"),
+    "evaluation": Look(CAUSE_LABELS["evaluation"], "exposed_memcpy", "-"),
+    "compute": Look(CAUSE_LABELS["compute"], "compute", ""),
+    "imbalance": Look(CAUSE_LABELS["imbalance"], "compute", "|"),
+    "communication": Look(CAUSE_LABELS["communication"], "exposed_communication", "x"),
+    "unknown": Look(CAUSE_LABELS["unknown"], "idle", ""),
 }
-"""Cause to the role of its colour and its hatching."""
 
 
 def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
@@ -45,16 +44,16 @@ def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
     shown = hosts[:SHOWN]
     names = [plotly_text(_name(host), _MOST_LETTERS) for host in shown]
     figure = go.Figure()
-    for cause, (role, hatch) in LOOKS.items():
+    for cause, look in LOOKS.items():
         hours = [host.by_cause.get(cause) for host in shown]
         if any(hours):
             row_bars(
                 figure,
-                Look(CAUSE_LABELS[cause], role, hatch),
+                look,
                 hours,
                 colors,
                 hovertext=[plotly_text(_name(host)) for host in shown],
-                hovertemplate=f"<b>%{{hovertext}}</b><br>{CAUSE_LABELS[cause]}: %{{x:,.3g}} GPU-h<extra></extra>",
+                hovertemplate=f"<b>%{{hovertext}}</b><br>{look.label}: %{{x:,.3g}} GPU-h<extra></extra>",
             )
     framed(figure, colors, height=110 + 30 * len(shown))
     figure.update_layout(barmode="stack", bargap=0.3)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+LOCAL_TIME: Final = "In the time zone of the browser; UTC on hover"
+"""Tooltip of a column of times that ``LocalTime`` draws."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

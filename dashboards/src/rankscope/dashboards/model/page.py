@@ -112,9 +112,9 @@ class Text(Block):
 
 @dataclass(frozen=True, slots=True)
 class Heading(Block):
-    """Heading of level 1 to 3. Code in backticks is shown as code."""
+    """Heading of level 1 to 3. Code in backticks of plain text is shown as code."""
 
-    text: str
+    text: Line
     level: Literal[1, 2, 3] = 3
     style: str = ""
     name: str | None = None

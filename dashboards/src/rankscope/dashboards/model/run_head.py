@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from rankscope.dashboards.model.page import Badge, Block, Details, Group, Heading, Link, Pieces, Span, Terms, Text, badge
+from rankscope.dashboards.model.page import (
+    MAX_BADGE,
+    Badge,
+    Block,
+    Details,
+    Group,
+    Heading,
+    Link,
+    Pieces,
+    Span,
+    Terms,
+    Text,
+    badge,
+)
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
 
@@ -26,13 +40,17 @@ def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
     ]
     if run.status == "silent":
         facts.append(f"nothing was written since {wording.moment(run.last_write_unix_ns)}, and no rank has said that it ended")
-    trackers = [Link(f"{name} run", url, elsewhere=True) for name, url in run.trackers]
+    trackers = [Link(f"{name} run on {_host(url)}", url, elsewhere=True) for name, url in run.trackers]
     path = Span(shown(run.path), "code", title=shown(run.path, MAX_TEXT), style="path")
     return [
-        Group([Heading(run.name, 1, "run-name"), Pieces(_badges(run, kind))], "run-head"),
+        Group([Heading(Span(run.name), 1, "run-name"), Pieces(_badges(run, kind))], "run-head"),
         Pieces([Span(" · ".join(facts), style="run-fact"), path, *trackers], "run-facts"),
         *([simulated_band()] if run.simulated else []),
     ]
+
+
+def _host(url: str) -> str:
+    return shown(urlsplit(url).hostname or "", MAX_BADGE)
 
 
 def _badges(run: RunSummary, kind: Kind | None) -> list[Badge]:

@@ -10,7 +10,8 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.costs import PartName, Waterfall, WaterfallPart
-from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
+from rankscope.dashboards.charts.bars import Look
+from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.trend import HIGHEST, MEDIAN, PERCENTILES, Trend, stretches
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
@@ -18,15 +19,6 @@ from rankscope.dashboards.words.units import duration, in_unit, time_unit
 NO_WATERFALL: Final = (
     "There are too few steps to say where the time of one goes.<br>It shows once every rank has done a few after warm-up."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Look of a part: name, key in the palette, hatching."""
-
-    label: str
-    key: str
-    hatch: str
 
 
 LOOKS: Final[dict[PartName, Look]] = {
@@ -77,7 +69,7 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
             base=[ends / size],
             orientation="h",
             name=look.label,
-            marker=hatched(getattr(colors, look.key), look.hatch, colors),
+            marker=look.marker(colors),
             hovertemplate=f"<b>{look.label}</b><br>%{{x:,.2f}} {unit}"
             f"<br>{100 * part.share:.1f}% of the {waterfall.unit}<extra></extra>",
         )

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary, Stale
-from rankscope.dashboards.model.columns import Column, number_column, text_column
+from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column
 from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
 from rankscope.dashboards.model.page import Advice, Again, Block, Callbacks, Group, Heading, Link, Listing, Pieces, Text
 from rankscope.dashboards.model.state import compare_path, run_path
@@ -22,7 +22,7 @@ from rankscope.dashboards.words.inert import shown
 COLUMNS: Final[list[Column]] = [
     text_column("name", "Run", width=140, renderer="RunName", pinned=True),
     text_column("folder", "Folder", width=160, hover=True),
-    text_column("start", "Started", width=166, renderer="LocalTime", tooltip="In the time zone of the browser; UTC on hover"),
+    text_column("start", "Started", width=166, renderer="LocalTime", tooltip=LOCAL_TIME),
     text_column("state", "State", width=204, renderer="RunState", hover=True),
     text_column("verdict", "Verdict", width=420, renderer="RunVerdict", hover=True, fills=420),
     number_column("lost", "GPU-h lost", "GPU time lost to what the verdict blames", digits=2, width=106, if_known=True),

@@ -29,6 +29,7 @@ from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.timeline.data import WindowData, read_window
 from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, kernels_of, read_windows, steps_of
 from rankscope.dashboards.whatif.data import Scenarios, read_scenarios
+from rankscope.runs.paths import verdict_file
 from rankscope.runs.records import KernelRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -40,11 +41,15 @@ WHATIF_EVERY_S: Final = 300.0
 REPLAY_EVERY_S: Final = 3600.0
 """Refresh interval of the alert replay of a live run."""
 
-_KEPT_LINES: Final = 1 << 15
-_KEPT_TABLES: Final = 128
-_KEPT_WINDOWS: Final = 16
-"""A window of 1,024 ranks takes about 6 MB."""
-_KEPT_WANTED: Final = 256
+_KEPT: Final = {
+    **dict.fromkeys(("brief", "stored", "captured"), 1 << 15),  # a line per run
+    **dict.fromkeys(("comparing", "records"), 256),
+    **dict.fromkeys(("analysis", "windows"), 64),
+    "compare": 32,
+    **dict.fromkeys(("blame", "steps", "trend", "topology", "events", "hardware", "scraped", "whatif", "replay"), 16),
+    "window": 16,  # of 1,024 ranks, about 6 MB
+}
+"""Most cached values of each kind; the large ones of one kind evict neither those of another nor the lines of the list."""
 
 Held = TypeVar("Held")
 
@@ -53,7 +58,7 @@ def _part(read: Callable[[Derived], Held]) -> Callable[[DiskRuns, str], Held]:
     """Return a method of ``DiskRuns`` that reads a part of a run's derived data, cached until they change."""
 
     def part(self: DiskRuns, run_id: str) -> Held:
-        found: Held = self._of(self._derived(run_id), read.__name__, self._tables)
+        found: Held = self._of(self._derived(run_id), read.__name__)
         return found
 
     return part
@@ -87,11 +92,9 @@ class DiskRuns:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             making = MadeHere(Store(Path(folder)))
         self._making = making
-        self._comparing = Memo(_KEPT_WANTED)
+        self._memos = {kind: Memo(limit) for kind, limit in _KEPT.items()}
+        self._comparing = self._memos["comparing"]
         """Comparisons in progress, to their keys, which name the revisions of the compared runs."""
-        self._lines = Memo(_KEPT_LINES)
-        self._tables = Memo(_KEPT_TABLES)
-        self._windows = Memo(_KEPT_WINDOWS)
         self._damaged: set[Path] = set()
         """Cached folders that could not be read."""
 
@@ -121,11 +124,12 @@ class DiskRuns:
         return None if derived is None else self._brief(derived)
 
     def stored_brief(self, run: RunSummary) -> StoredBrief | None:
-        """Return the summary by the verdict in the run directory, read once per revision of the files."""
+        """Return the summary by the verdict in the run directory, read once per state of the files."""
         if run.problem is not None or run.status not in ("finished", "failed"):
             return None
         read = partial(stored_brief, Path(run.path), run.last_write_unix_ns)
-        return self._lines.get(f"stored {run.path}", run.revision, read)
+        # The run's revision leaves the verdict out, which is stored seconds after the end of the run.
+        return self._memos["stored"].get(run.path, f"{run.revision} {_modified_ns(verdict_file(Path(run.path)))}", read)
 
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
         """Return runs compared with the first, at the revisions they had when the comparison was first requested."""
@@ -142,7 +146,7 @@ class DiskRuns:
             self._comparing.forget(asked)
             raise
         self._comparing.forget(asked)
-        return self._sound(folder, lambda: self._tables.get(key, key, lambda: read_comparison(folder)))
+        return self._sound(folder, lambda: self._memos["compare"].get(key, key, lambda: read_comparison(folder)))
 
     def scenarios(self, run_id: str) -> Scenarios:
         """Return the what-if scenarios; for a live run they are recomputed every ``WHATIF_EVERY_S`` while requested."""
@@ -161,33 +165,33 @@ class DiskRuns:
         try:
             folder = self._making.made(key, task, [summary.path])
         except NotReadyError:
-            before: Held | None = self._tables.last(f"{task} {run_id}") if goes_on else None
+            before: Held | None = self._memos[task].last(run_id) if goes_on else None
             if before is None:
                 raise
             return before
-        return self._sound(folder, lambda: self._tables.get(f"{task} {run_id}", key, lambda: read(folder)))
+        return self._sound(folder, lambda: self._memos[task].get(run_id, key, lambda: read(folder)))
 
     def windows(self, run: RunSummary) -> Windows:
         """Return the captured windows of a run as of ``run``."""
         key = key_of("windows", run.path, self._captured(run))
         made = partial(self._making.made, key, "windows", [run.path])
-        return self._tables.get(key, key, lambda: self._read(made(), read_windows))
+        return self._memos["windows"].get(key, key, lambda: self._read(made(), read_windows))
 
     def window(self, run: RunSummary, window: Window) -> WindowData:
         """Return the data of one captured window."""
         key = self._key_of_window("window", run, window)
         made = partial(self._making.made, key, "window", _named_window(run, window))
-        return self._windows.get(key, key, lambda: self._read(made(), read_window))
+        return self._memos["window"].get(key, key, lambda: self._read(made(), read_window))
 
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
         """Return the step records of a rank in a window."""
         key = key_of(self._key_of_window("steps", run, window), str(rank))
-        return self._lines.get(key, key, lambda: steps_of(Path(run.path), rank, window))
+        return self._memos["records"].get(key, key, lambda: steps_of(Path(run.path), rank, window))
 
     def window_kernels(self, run: RunSummary, window: Window, rank: int) -> list[KernelRecord]:
         """Return the costliest kernels of a rank in a window."""
         key = key_of(self._key_of_window("kernels", run, window), str(rank))
-        return self._lines.get(key, key, lambda: kernels_of(Path(run.path), rank, window))
+        return self._memos["records"].get(key, key, lambda: kernels_of(Path(run.path), rank, window))
 
     def perfetto(self, run: RunSummary, window: Window) -> Path:
         """Return the file of a window for Perfetto."""
@@ -204,8 +208,8 @@ class DiskRuns:
         """
         if run.problem is not None:
             raise RankscopeError(run.problem)
-        return self._lines.get(
-            f"captured {run.path}", run.revision, lambda: footprint(Path(run.path), CAPTURED, traces=True).revision
+        return self._memos["captured"].get(
+            run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED, traces=True).revision
         )
 
     def hardware(self, run_id: str) -> Hardware:
@@ -220,20 +224,20 @@ class DiskRuns:
         now_ns = int(self._clock_s() * 1e9)
         last_ns = min(run.last_write_unix_ns or now_ns, now_ns)
         span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
-        return self._tables.get(
-            f"scraped {run_id}",
+        return self._memos["scraped"].get(
+            run_id,
             f"{self.version(run_id)} {now_ns // (60 * 10**9)}",
             lambda: scraped_hardware(prometheus, self.analysis(run_id), span, own),
         )
 
     def _brief(self, derived: Derived) -> Brief:
-        brief: Brief = self._of(derived, "brief", self._lines)
+        brief: Brief = self._of(derived, "brief")
         return brief
 
-    def _of(self, derived: Derived, part: str, memo: Memo) -> Any:
+    def _of(self, derived: Derived, part: str) -> Any:
         """Return a part of the derived data: the result of a method of ``Derived``."""
-        key = f"{part} {derived.folder}"
-        return self._sound(derived.folder, lambda: memo.get(key, derived.version, getattr(derived, part)))
+        memo = self._memos[part]
+        return self._sound(derived.folder, lambda: memo.get(str(derived.folder), derived.version, getattr(derived, part)))
 
     def _read(self, folder: Path, read: Callable[[Path], Held]) -> Held:
         return self._sound(folder, lambda: read(folder))
@@ -259,6 +263,13 @@ class DiskRuns:
         if summary.problem is not None:
             raise RankscopeError(summary.problem)
         return summary
+
+
+def _modified_ns(path: Path) -> int | None:
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _named_window(run: RunSummary, window: Window) -> list[object]:

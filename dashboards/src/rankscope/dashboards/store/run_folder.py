@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from rankscope.alerts.watch.runs import discover
 from rankscope.base.errors import InputError, RankscopeError
@@ -23,6 +24,8 @@ SILENT_AFTER_S: Final = 120.0
 
 MOST_TRACKERS: Final = 4
 """Maximum number of links to experiment trackers."""
+MOST_ADDRESS: Final = 2_000
+"""Maximum length of the address of such a link."""
 
 _QUICK_LOOK_S: Final = 0.02
 """Duration of a look at a run's files that allows one look per second, so that looks take at most 2 % of a worker."""
@@ -159,8 +162,18 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
 
 def _trackers(info: RunInfo) -> tuple[tuple[str, str], ...]:
     """Return the trackers whose addresses are web addresses: anything may be in the file."""
-    found = [(shown(name, MAX_BADGE), url) for name, url in info.trackers.items() if url.startswith(("https://", "http://"))]
+    found = [(shown(name, MAX_BADGE), url) for name, url in info.trackers.items() if _is_web_address(url)]
     return tuple(found[:MOST_TRACKERS])
+
+
+def _is_web_address(url: str) -> bool:
+    # Browsers end the host at a backslash, urlsplit does not.
+    if len(url) > MOST_ADDRESS or not url.startswith(("https://", "http://")) or "\\" in url or not url.isprintable():
+        return False
+    try:
+        return bool(urlsplit(url).hostname)
+    except ValueError:
+        return False
 
 
 def _named(ranks: list[int], of: int) -> str:

@@ -17,10 +17,10 @@ COLUMNS: Final[list[Column]] = [
     text_column("name", "Kernel or operator", width=360, hover=True, pinned=True),
     text_column("kind", "Kind", width=130),
     text_column("class", "Class", width=120),
-    number_column("calls", "Calls", "Per step", digits=1, width=92),
-    number_column("ms", "ms", "Per step, summed over its calls, which may overlap", digits=3, width=110),
+    number_column("calls", "Calls", "Per step that has it", digits=1, width=92),
+    number_column("ms", "ms", "Per step that has it, summed over its calls, which may overlap", digits=3, width=110),
     number_column("share_percent", "Share %", "Of the time of all rows of this rank", digits=1, width=100),
-    number_column("healthy_ms", "Healthy ms", "The same kernel on the healthy rank, per step", digits=3, width=124),
+    number_column("healthy_ms", "Healthy ms", "The same kernel on the healthy rank, per step that has it", digits=3, width=124),
     number_column("ratio", "Ratio", "Time on this rank ÷ time on the healthy rank", digits=2, width=92),
 ]
 
@@ -34,7 +34,8 @@ def kernel_section(run: RunData, state: PageState, window: Window) -> Block:
     return Section(
         name="kernels",
         title=f"What rank {rank} ran in {where}" if rank is not None else "What ran",
-        help=f"The costliest kernels (CUDA) or operators (CPU), per step.{other} A dash means not among the costliest there. "
+        help=f"The costliest kernels (CUDA) or operators (CPU), per step that has them among its costliest.{other} "
+        "A dash means not among the costliest there. "
         "Pick a rank above, and a step in Ranks × steps.",
         blocks=[
             Table(
@@ -65,33 +66,33 @@ def _of(run: RunData, window: Window, rank: int | None, step: int | None) -> lis
 
 
 def kernel_rows(of_rank: Sequence[KernelRecord], of_healthy: Sequence[KernelRecord]) -> list[dict[str, Any]]:
-    """Return a row per kernel of the rank, the costliest first. Times are means per step, ``None`` where not recorded."""
-    steps, healthy_steps = (len({one.step for one in some}) for some in (of_rank, of_healthy))
+    """Return a row per kernel of the rank, the costliest first. Times are means over the steps in which it was recorded."""
     healthy = _totals(of_healthy)
     whole = sum(one.total_us for one in of_rank)
     kinds = {one.name: one for one in of_rank}
     rows = []
-    for name, (us, calls) in sorted(_totals(of_rank).items(), key=lambda item: -item[1][0]):
-        beside = healthy[name][0] / healthy_steps if name in healthy else None
+    for name, (us, calls, steps) in sorted(_totals(of_rank).items(), key=lambda item: -item[1][0]):
+        beside = healthy[name][0] / len(healthy[name][2]) if name in healthy else None
         rows.append(
             {
                 "id": name,
                 "name": name,
                 "kind": kinds[name].kind,
                 "class": kinds[name].kernel_class,
-                "calls": calls / steps,
-                "ms": us / steps / 1e3,
+                "calls": calls / len(steps),
+                "ms": us / len(steps) / 1e3,
                 "share_percent": 100 * us / whole if whole else None,
                 "healthy_ms": None if beside is None else beside / 1e3,
-                "ratio": us / steps / beside if beside else None,
+                "ratio": us / len(steps) / beside if beside else None,
             }
         )
     return rows
 
 
-def _totals(records: Sequence[KernelRecord]) -> dict[str, tuple[float, int]]:
-    found: dict[str, tuple[float, int]] = {}
+def _totals(records: Sequence[KernelRecord]) -> dict[str, tuple[float, int, set[int]]]:
+    """Return time, calls and steps of each kernel. Only the costliest of a step are recorded, so its steps may be few."""
+    found: dict[str, tuple[float, int, set[int]]] = {}
     for one in records:
-        us, calls = found.get(one.name, (0.0, 0))
-        found[one.name] = us + one.total_us, calls + one.calls
+        us, calls, steps = found.get(one.name, (0.0, 0, set()))
+        found[one.name] = us + one.total_us, calls + one.calls, steps | {one.step}
     return found

@@ -23,7 +23,7 @@ from rankscope.runs.records import KernelRecord, StepRecord
 
 WINDOWS: Final = "windows.json"
 
-CAPTURED: Final = ("windows", "collectives", "plan", "window-")
+CAPTURED: Final = ("windows", "collectives", "kernels", "plan", "window-")
 """Prefixes of the files that record windows; the last is that of raw traces, which may appear later than the others."""
 
 

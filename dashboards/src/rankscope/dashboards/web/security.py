@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 import dash
 import flask
-from werkzeug.sansio.utils import host_is_trusted
 
 from rankscope.dashboards.web.access import Access
 from rankscope.dashboards.web.login import LOGIN, LOGOUT, by_way_of
@@ -29,6 +28,7 @@ HEADERS: Final = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[0-9]{1,5})?", re.ASCII)
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_LOGIN: Final = frozenset({HEALTHY, LOGIN, LOGOUT})
 _NO_LOGIN_BELOW: Final = ("/assets/", "/_dash-component-suites/")
@@ -72,7 +72,7 @@ def protect(app: dash.Dash, access: Access) -> None:
         request = flask.request
         if OURSELVES in request.environ or request.path == HEALTHY:
             return None
-        if not is_answered(request.host, names):
+        if not is_answered(_host(request), names):
             text = "This dashboard does not answer under that name; --allow-host NAME lets it.\n"
             return flask.Response(text, 400, mimetype="text/plain")
         if request.method not in _READS and not from_own_pages(request):
@@ -96,11 +96,18 @@ def protect(app: dash.Dash, access: Access) -> None:
 def is_answered(host: str, names: Collection[str]) -> bool:
     """Return whether ``host``, as a browser sends it, is one of ``names`` (lower case), on any port.
 
-    Flask's ``TRUSTED_HOSTS`` has no exception for health probes, and Werkzeug cuts names at the first colon, also IPv6 addresses.
+    Flask's ``TRUSTED_HOSTS`` has no exception for health probes, and Werkzeug knows no names with underscores, which services of
+    Docker Compose may have.
     """
-    if host.startswith("["):
-        return re.sub(r"\]:[0-9]{1,5}$", "]", host.lower()) in names
-    return host_is_trusted(host.lower(), names)
+    match = _HOST.fullmatch(host.lower())
+    if match is None:
+        return False
+    return any(match[1] == name.removeprefix(".") or (name.startswith(".") and match[1].endswith(name)) for name in names)
+
+
+def _host(request: flask.Request) -> str:
+    """Return the host name that was asked for; Werkzeug's is empty for a name with an underscore."""
+    return request.host or request.headers.get("Host", "")
 
 
 def from_own_pages(request: flask.Request) -> bool:
@@ -112,7 +119,7 @@ def from_own_pages(request: flask.Request) -> bool:
     if site is not None:
         return site in ("same-origin", "none")
     origin = request.headers.get("Origin")
-    return origin is None or origin.partition("://")[2] == request.host
+    return origin is None or origin.partition("://")[2] == _host(request)
 
 
 def _refused(status: int, why: str, **headers: str) -> flask.Response:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import UTC, datetime, tzinfo
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -53,9 +54,10 @@ _ZONE: ContextVar[tzinfo] = ContextVar("zone", default=UTC)
 
 @contextmanager
 def time_zone(name: str | None) -> Iterator[None]:
-    """Use a time zone such as ``Europe/Berlin`` for axes; UTC if there is none of that name."""
+    """Use a time zone such as ``Europe/Berlin`` for axes; UTC if there is none of that name with a slash."""
     try:
-        zone: tzinfo = ZoneInfo(name) if name else UTC
+        # Names without a slash are also files such as "localtime", whose zone is the server's.
+        zone: tzinfo = ZoneInfo(name) if name and "/" in name else UTC
     except (KeyError, ValueError, OSError):
         zone = UTC
     token = _ZONE.set(zone)
@@ -70,17 +72,40 @@ def zone_name() -> str:
     return str(_ZONE.get())
 
 
+@dataclass(frozen=True, slots=True)
+class AxisClock:
+    """Clock of an axis of dates. Its offset from UTC is the same along the axis, as bars are drawn by their lengths."""
+
+    name: str
+    offset: timedelta
+
+    @classmethod
+    def of(cls, last_unix_ns: int) -> AxisClock:
+        """Return the clock of an axis that ends at ``last_unix_ns``, in the time zone of axes."""
+        if _ZONE.get() is UTC:
+            return cls("UTC", timedelta())
+        try:
+            at = on_clock(last_unix_ns)
+        except (OverflowError, ValueError, OSError):
+            return cls("UTC", timedelta())
+        return cls(f"{zone_name()}, UTC{at.isoformat(timespec='seconds')[19:]}", at.utcoffset() or timedelta())
+
+    def moment(self, unix_ns: int) -> str | None:
+        """Return date and time on this clock; ``None`` if the number is outside the calendar."""
+        return moment(unix_ns + self.offset // _MICROSECOND * 1_000)
+
+    def start_s(self, unix_ns: int, width_s: int) -> int:
+        """Return the start, in unix seconds, of the bin of ``width_s`` that has ``unix_ns``; days begin at midnight here."""
+        offset_s = int(self.offset.total_seconds())
+        return (unix_ns // 10**9 + offset_s) // width_s * width_s - offset_s
+
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
 def on_clock(unix_ns: int) -> datetime:
     """Return a time in the time zone of axes. Raises as ``datetime.fromtimestamp``."""
     return datetime.fromtimestamp(unix_ns / 1e9, _ZONE.get())
-
-
-def axis_moment(unix_ns: int) -> str | None:
-    """Return date and time in the time zone of axes; ``None`` if the number is outside the calendar."""
-    try:
-        return f"{on_clock(unix_ns):%Y-%m-%d %H:%M:%S}"
-    except (OverflowError, ValueError, OSError):
-        return None
 
 
 def moment(unix_ns: int) -> str | None:

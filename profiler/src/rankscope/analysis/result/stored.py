@@ -11,6 +11,7 @@ import msgspec
 from rankscope.analysis.result.analysis import Analysis, Source, Verdict
 from rankscope.analysis.result.costs import Throughput
 from rankscope.runs.paths import verdict_file
+from rankscope.runs.segments import UNDECODABLE, open_regular
 from rankscope.runs.writer import write_record
 
 VERDICT_SCHEMA: Final = "rankscope.verdict/1"
@@ -23,27 +24,31 @@ class StoredVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = VERDICT_SCHEMA
     version: str
+    as_of_unix_ns: int
+    """Start of the analysis: what the run got later is not in the verdict."""
     verdict: Verdict
     source: Source
     throughput: Throughput | None = None
 
 
-def store_verdict(run: Path, analysis: Analysis) -> None:
+def store_verdict(run: Path, analysis: Analysis, *, as_of_unix_ns: int) -> None:
     """Replace the stored verdict of a run. Raises ``OSError``."""
     kept = StoredVerdict(
-        version=version("rankscope"), verdict=analysis.verdict, source=analysis.source, throughput=analysis.throughput
+        version=version("rankscope"),
+        as_of_unix_ns=as_of_unix_ns,
+        verdict=analysis.verdict,
+        source=analysis.source,
+        throughput=analysis.throughput,
     )
     write_record(verdict_file(run), kept)
 
 
-def stored_verdict(run: Path) -> tuple[StoredVerdict, int] | None:
-    """Return the stored verdict and the time of its file in unix nanoseconds; ``None`` if there is none that can be read."""
+def stored_verdict(run: Path) -> StoredVerdict | None:
+    """Return the stored verdict of a run; ``None`` if there is none that can be read."""
     try:
-        with verdict_file(run).open("rb") as file:
+        with open_regular(verdict_file(run), links=False) as file:
             data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            return None
-        found = msgspec.json.decode(data, type=StoredVerdict)
-        return (found, verdict_file(run).stat().st_mtime_ns) if found.schema == VERDICT_SCHEMA else None
-    except (OSError, ValueError):
+        found = msgspec.json.decode(data, type=StoredVerdict) if len(data) <= MOST_BYTES else None
+    except (OSError, *UNDECODABLE):
         return None
+    return found if found is not None and found.schema == VERDICT_SCHEMA else None

@@ -21,8 +21,9 @@ BEFORE_NS: Final = 1_000_000_000
 """Tolerance for differences between the clocks of hosts, in nanoseconds."""
 
 
-_LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/rankscope/|/lib/python3|<frozen ")
-"""Pattern of frames outside of the training script."""
+_PACKAGE: Final = Path(__file__).parents[2]
+_LIBRARY: Final = re.compile(rf"/(?:site|dist)-packages/|{re.escape(str(_PACKAGE))}/|/lib/python3|<frozen ")
+"""Pattern of frames outside of the training script; the package's own folder matters in a checkout."""
 
 
 def hung_report(run: RunEvidence, *, fresh: bool = False) -> HangReport | None:

@@ -16,6 +16,7 @@ from rankscope.profiler.handover import Hello
 from rankscope.profiler.starts import is_alive, is_earlier, is_same_job
 from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_file, rank_dir, rank_file, run_file
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
+from rankscope.runs.segments import UNDECODABLE
 from rankscope.runs.step_columns import event_of, pack_row
 from rankscope.runs.writer import (
     JsonLinesWriter,
@@ -35,8 +36,6 @@ LOOK_SECONDS: Final = 2.0
 _BATCH: Final = 500
 PATIENCE: Final = 3
 """Number of failures other than disk errors after which the next records of a stream are dropped."""
-
-_DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -239,7 +238,7 @@ class RunStore:
 
     def _begin(self) -> None:
         create_run(self._run_dir, self._hello.run)
-        with suppress(*_DAMAGED):
+        with suppress(*UNDECODABLE):
             # Another rank, perhaps under another launcher, may have created the run first.
             self.run = msgspec.json.decode(run_file(self._run_dir).read_bytes(), type=RunInfo)
         # A rank without a common restart count moves on to the attempt of this start, or creates it.
@@ -342,7 +341,7 @@ class RunStore:
 def _read(file: Path, kind: type[_T]) -> _T | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
-    except (OSError, *_DAMAGED):
+    except (OSError, *UNDECODABLE):
         return None
 
 

@@ -65,7 +65,6 @@ def words(texts: Mapping[float, tuple[str, str]]) -> ValueMap:
 NOT_AVAILABLE_WORDS: Final = words({NOT_AVAILABLE: ("not available", UNKNOWN)})
 STATE_WORDS: Final = words({number: (text, color) for number, text, color in STATES.values()})
 YES_NO: Final = words({0: ("no", BAD), 1: ("yes", GOOD)})
-NO_YES: Final = words({0: ("no", GOOD), 1: ("yes", BAD)})
 
 
 def or_not_available(expr: str, alive: str) -> str:
