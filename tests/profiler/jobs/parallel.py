@@ -253,7 +253,8 @@ def main() -> None:
     modules, train = build(args, make)
     optimizer = torch.optim.SGD([parameter for module in modules for parameter in module.parameters()], lr=0.01)
     if mine == "device":
-        modules[0].register_forward_pre_hook(lambda *_: torch.cuda._sleep(int(args.pause * CLOCK_HERTZ)))
+        spin: Any = torch.cuda._sleep
+        modules[0].register_forward_pre_hook(lambda *_: spin(int(args.pause * CLOCK_HERTZ)))
     if mine == "optimizer":
         optimizer.register_step_pre_hook(lambda *_: time.sleep(args.pause))
     loader = DataLoader(Noise(args.pause / BATCH if mine == "data" else 0.0), batch_size=BATCH)
