@@ -25,8 +25,8 @@ Basis = Literal["own", "wall"]
 
 MOSTLY: Final = 0.9
 """Minimum fraction of steps with own times for own times to be compared; the other steps are then left out."""
-LONGEST_GAP: Final = 64
-"""Or largest number of steps from one with own times to the next: on devices, short steps have them in one of 2 to 64."""
+LONGEST_GAP: Final = 128
+"""Or largest number of steps from one with own times to the next: on devices, of short steps, one of each 2 to 64 has them."""
 FEWEST: Final = 8
 """Minimum number of steps with own times in that case."""
 

@@ -194,8 +194,8 @@ class Recording:
             windows.boundary(self.step_number)
         if line is not None:
             # Steps of windows always have marks: they are compared with the profile.
-            profiled = windows.session is not None or windows.prepared is not None
-            self._choose_marks(line, events, profiled or self._marked.chosen(self.step_number, ended, line.given))
+            chosen = self._marked.chosen(self.step_number, ended, line.given)
+            self._choose_marks(line, events, chosen or windows.session is not None or windows.prepared is not None)
         words[COST] = self.cost_ns
         # State that an exception or Ctrl-C interrupted must not outlast its step.
         self._waited = self._tail_unknown = self._tail_seen = self.may_evaluate = False
