@@ -127,7 +127,7 @@ def test_metrics_go_to_the_exporters_folder_where_that_is_there(tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-@pytest.mark.parametrize(("error", "end"), [(KeyboardInterrupt, "exit"), (SystemExit, "exit"), (ValueError, "crash")])
+@pytest.mark.parametrize(("error", "end"), [(KeyboardInterrupt, "interrupted"), (SystemExit, "exit"), (ValueError, "crash")])
 def test_a_script_that_was_interrupted_has_not_crashed(
     torch_ranks: PreloadedTorch, tmp_path: Path, error: type[BaseException], end: str
 ) -> None:

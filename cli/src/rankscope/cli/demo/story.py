@@ -255,7 +255,9 @@ def _check_dashboard(story: Story, detail: list[str]) -> None:
 
 
 def _answer_with(summary: str, base: str, path: str) -> str | None:
-    return next((text for text in map(str, _call_page(base, path)) if summary in text), None)
+    # What is between backticks is an element of its own on the page.
+    parts = summary.split("`")
+    return next((text for text in map(str, _call_page(base, path)) if all(part in text for part in parts)), None)
 
 
 def _call_page(base: str, path: str) -> Iterator[Any]:
