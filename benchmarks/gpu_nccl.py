@@ -2,9 +2,9 @@
 
 Each job trains in one layout (``tests/profiler/jobs/parallel.py``). One rank sleeps in each step: in its data loader, in
 forward or in backward; in one job its GPU does more before forward, and in the last jobs nothing is planted. With fewer than four
-GPUs the ranks share the first one, where the driver runs them in turns of 7 ms (seen on an H200), so a collective of any size
-takes up to 27 ms and ten in a queue 0.2 s. Ranks then also wait for each other's turns, and a delay of the host that is shorter
-than the queue costs nothing: the planted one is longer.
+GPUs the ranks share the first one, where the driver runs them in turns of 7 ms (seen on an H200). A collective of any size then
+takes up to 27 ms, and a queue of ten takes 0.2 s. Ranks also wait for each other's turns. A delay of the host that is shorter
+than the queue costs nothing, so the planted one is longer.
 
 The sources:
 

@@ -14,7 +14,7 @@ from rankscope.runs.reader import RunReader
 pytestmark = pytest.mark.usefixtures("require_torch")
 
 BUDGET = 0.01
-MARKS = 12
+MARKS = 9
 STEPS = 6400
 
 

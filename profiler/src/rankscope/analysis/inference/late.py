@@ -111,7 +111,7 @@ def _at_collectives(times: LateTimes, blame: Blame) -> Slow | None:
     if not agree(steps[:, row] - np.median(steps[:, others], axis=1), len(total)):
         return None
     last = times.own.argmax(axis=0) == row
-    # A rank that is late once in a step is last at one collective of many.
+    # By steps, because a rank that is late once in a step is last at one of its many collectives.
     pattern: Pattern = "fixed" if (steps.argmax(axis=1) == row).mean() >= FIXED else "intermittent"
     certain = stability(times.own.T, row, at_least=0.0)
     return Slow([times.ranks[row]], pattern, gain, gain, chance, certain, float(last.mean()))

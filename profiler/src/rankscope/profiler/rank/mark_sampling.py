@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Final
 
-MARK_NS: Final = 30_000
+MARK_NS: Final = 36_000
 """Time that a mark costs the training thread: recording, querying and reading an event, and evaluating the step there.
 
-An estimate, from 0.33 ms for the 12 marks of a step on an H200 with virtual CPUs. Ranks do not measure it: a slow host would
-choose fewer steps than the others, and be compared in few."""
+An estimate: the nine marks of a step of DistributedDataParallel cost 0.33 ms on an H200 with virtual CPUs, if all else costs what
+it does without a device. Ranks do not measure it: a slow host would choose fewer steps than others, and be compared in few."""
 SHARE_OF_BUDGET: Final = 0.3
 """Share of the recorder's budget that marks may cost."""
 EVERY_STEPS: Final = 32
