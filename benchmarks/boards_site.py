@@ -27,8 +27,8 @@ from tests.exporter.fake_driver import FakeDriver, State, build_library, h100_st
 from tests.exporter.jobs.job_node import slurm_folder
 from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
 
-from rankscope.profiler.helper.published import render, samples
-from rankscope.profiler.helper.totals import Totals
+from rankscope.profiler.helper.publishing.published import render, samples
+from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.runs.records import PhaseTimes
 
 GPUS = 8

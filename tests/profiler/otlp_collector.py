@@ -11,7 +11,7 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from tests.otlp_http import receiving
 
-from rankscope.profiler.helper.spans import Value
+from rankscope.profiler.helper.publishing.spans import Value
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uu
 from tests.profiler.otlp_collector import ReceivedSpan, collecting
 from tests.profiler.ranks import PreloadedTorch
 
-from rankscope.profiler.helper.spans import trace_id
+from rankscope.profiler.helper.publishing.spans import trace_id
 from rankscope.profiler.launch import LaunchOptions, launch
 from rankscope.runs.reader import RunReader
 

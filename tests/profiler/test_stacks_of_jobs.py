@@ -18,7 +18,7 @@ from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
-from rankscope.profiler.helper.stacks import DENIED, find_program
+from rankscope.profiler.helper.sampling.stacks import DENIED, find_program
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StackSamples

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.helper.store import RunStore
+from rankscope.profiler.helper.writing.store import RunStore
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.profiler.starts import process_start_unix_ns, start_key
 from rankscope.runs.paths import attempt_dir

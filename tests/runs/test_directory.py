@@ -19,7 +19,7 @@ from tests.step_files import append
 
 from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.helper.store import RunStore
+from rankscope.profiler.helper.writing.store import RunStore
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import (
     RANK_STREAMS,

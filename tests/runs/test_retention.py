@@ -11,7 +11,7 @@ import pytest
 from rankscope.analysis.engine import analyze
 from rankscope.cli.size import SIZE
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.helper.store import RETAINED, RETAINED_TRACES, RunStore
+from rankscope.profiler.helper.writing.store import RETAINED, RETAINED_TRACES, RunStore
 from rankscope.profiler.settings import RecorderSettings, from_environment
 from rankscope.runs.paths import RANK_STREAMS, Stream
 from rankscope.runs.reader import RunReader

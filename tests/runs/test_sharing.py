@@ -17,7 +17,7 @@ from tests.ring_step import packed
 from tests.step_files import append
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello
-from rankscope.profiler.helper.store import RunStore
+from rankscope.profiler.helper.writing.store import RunStore
 from rankscope.profiler.ring import End, RingWriter
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import rank_dir, segment
@@ -47,7 +47,7 @@ def become(user: int, groups: list[int] | None = None, umask: int = 0o022) -> st
     return (
         "import encodings.idna, json, os, sys; from pathlib import Path; "
         "import numpy, rankscope.runs.step_segments; "
-        "from rankscope.profiler.helper import __main__ as helper, storing; "
+        "from rankscope.profiler.helper import __main__ as helper; from rankscope.profiler.helper.writing import storing; "
         "from rankscope.runs.reader import RunReader; "
         f"os.setgroups({groups or []}); os.setgid({user}); os.setuid({user}); os.umask({umask})"
     )

@@ -28,7 +28,7 @@ from rankscope.dashboards.hardware.view import VIEW
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.prometheus_hardware import HardwareFound
-from rankscope.profiler.helper.exporter_page import read_page
+from rankscope.profiler.helper.sampling.exporter_page import read_page
 
 LIGHT = PALETTES["light"]
 WriteRun = Callable[..., Path]

@@ -14,11 +14,11 @@ from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.helper.asking import Asking
-from rankscope.profiler.helper.coordination import Coordination
+from rankscope.profiler.helper.coordination.asking import Asking
+from rankscope.profiler.helper.coordination.duty import Coordination
+from rankscope.profiler.helper.coordination.planning import Planning
+from rankscope.profiler.helper.coordination.sidestore import SideClient, SideWindow, side_window
 from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.planning import Planning
-from rankscope.profiler.helper.sidestore import SideClient, SideWindow, side_window
 from rankscope.profiler.plan import RankReport
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings

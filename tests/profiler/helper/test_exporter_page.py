@@ -8,8 +8,8 @@ import pytest
 
 from rankscope.exporter.catalogue import BY_NAME
 from rankscope.exporter.xids import XIDS
-from rankscope.profiler.helper.exporter_page import _KEPT, _WANTED, NO_GPU, PROGRAMS, read_page
-from rankscope.profiler.helper.hardware import History
+from rankscope.profiler.helper.sampling.exporter_page import _KEPT, _WANTED, NO_GPU, PROGRAMS, read_page
+from rankscope.profiler.helper.sampling.hardware import History
 from rankscope.runs.records import HardwareSample
 
 NODE = Path(__file__).parents[2] / "exporter" / "golden" / "node.txt"

@@ -15,9 +15,9 @@ import pytest
 
 from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dump_file, write_file
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.helper import flight
+from rankscope.profiler.helper.collectives import flight
+from rankscope.profiler.helper.collectives.flight import KEPT, FlightDumps, WatchdogFile
 from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.flight import KEPT, FlightDumps, WatchdogFile
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer, new_request, post, read_answer
 from rankscope.runs.paths import attempt_dir, flight_dir

@@ -18,7 +18,7 @@ import pytest
 from tests.profiler.live_job import wait_for
 from tests.profiler.ranks import PreloadedTorch
 
-from rankscope.profiler.helper import flight
+from rankscope.profiler.helper.collectives import flight
 from rankscope.runs.paths import flight_dir, rank_dir
 
 JOB = Path(__file__).parents[1] / "jobs" / "hung.py"

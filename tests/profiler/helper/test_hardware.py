@@ -17,7 +17,7 @@ from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver, uuid_of
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
-from rankscope.profiler.helper.host_lock import HostLock
+from rankscope.profiler.helper.sampling.host_lock import HostLock
 from rankscope.profiler.ring import End, RingWriter
 from rankscope.profiler.settings import EXPORTER_URL, RecorderSettings
 from rankscope.runs.reader import RunReader
@@ -29,7 +29,7 @@ start_exporter = exporter.start_exporter
 
 # The real helper, with shorter timeouts.
 QUICK = """
-import sys, pathlib, rankscope.profiler.helper.hardware as hardware, rankscope.profiler.helper.__main__ as helper
+import sys, pathlib, rankscope.profiler.helper.sampling.hardware as hardware, rankscope.profiler.helper.__main__ as helper
 hardware.SAMPLE_SECONDS = hardware.ELECTION_SECONDS = 0.2
 helper.main(pathlib.Path(sys.argv[1]))
 """

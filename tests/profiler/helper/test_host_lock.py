@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.base.locks import try_lock
-from rankscope.profiler.helper import host_lock
-from rankscope.profiler.helper.host_lock import HostLock
+from rankscope.profiler.helper.sampling import host_lock
+from rankscope.profiler.helper.sampling.host_lock import HostLock
 
 
 def test_one_holder_at_a_time_and_the_last_to_leave_leaves_nothing(tmp_path: Path) -> None:

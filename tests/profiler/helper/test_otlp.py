@@ -25,9 +25,9 @@ from tests.profiler.otlp_collector import Collector, collecting
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.otlp import MAX_WAITING, OtlpTraces
-from rankscope.profiler.helper.otlp_sdk import _FirstWords, _Told
-from rankscope.profiler.helper.spans import trace_id
+from rankscope.profiler.helper.publishing.otlp import MAX_WAITING, OtlpTraces
+from rankscope.profiler.helper.publishing.otlp_sdk import _FirstWords, _Told
+from rankscope.profiler.helper.publishing.spans import trace_id
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 
@@ -211,7 +211,7 @@ def test_only_a_change_is_told() -> None:
 
 @pytest.mark.slow
 def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.profiler.helper.otlp.FLUSH_SECONDS", 0.5)
+    monkeypatch.setattr("rankscope.profiler.helper.publishing.otlp.FLUSH_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
@@ -272,7 +272,7 @@ def test_a_missing_exporter_is_one_line_with_the_way_out(
 
 
 def test_a_missing_sdk_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "rankscope.profiler.helper.otlp_sdk", raising=False)
+    monkeypatch.delitem(sys.modules, "rankscope.profiler.helper.publishing.otlp_sdk", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     rank = Rank()
     rank.do(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rankscope.profiler.helper.coordination import Pace
+from rankscope.profiler.helper.coordination.duty import Pace
 from rankscope.profiler.plan import RankReport
 from rankscope.runs.records import PhaseTimes, RankInfo, StepRecord
 

@@ -13,8 +13,8 @@ from tests.rank_file import EACH, RANK, RUN, STEP, WINDOW, rank_text, totals_of
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.published import Publishing, render, samples
-from rankscope.profiler.helper.totals import Totals
+from rankscope.profiler.helper.publishing.published import Publishing, render, samples
+from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.profiler.scratch import hold, spooled
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.metrics import MAX_SECTIONS, RANK_LABELS, RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS

@@ -11,10 +11,10 @@ import pytest
 from tests.ras_server import Comm, answer, listening, ras
 
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.helper import flight
-from rankscope.profiler.helper import ras as module
+from rankscope.profiler.helper.collectives import flight
+from rankscope.profiler.helper.collectives import ras as module
+from rankscope.profiler.helper.collectives.flight import FlightDumps
 from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.flight import FlightDumps
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.control import new_request, post
 from rankscope.runs.paths import attempt_dir

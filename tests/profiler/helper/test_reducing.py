@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from rankscope.profiler.handover import Window
-from rankscope.profiler.helper import keeping as keeping_module
-from rankscope.profiler.helper import reducing as reducing_module
-from rankscope.profiler.helper.keeping import CAPTURED, MAX_WAITING, WRONG, WRONG_BYTES, Keeping
-from rankscope.profiler.helper.no_activity import reason_without_activity
-from rankscope.profiler.helper.reducing import Reduced, Reducing
+from rankscope.profiler.helper.writing import keeping as keeping_module
+from rankscope.profiler.helper.writing import reducing as reducing_module
+from rankscope.profiler.helper.writing.keeping import CAPTURED, MAX_WAITING, WRONG, WRONG_BYTES, Keeping
+from rankscope.profiler.helper.writing.no_activity import reason_without_activity
+from rankscope.profiler.helper.writing.reducing import Reduced, Reducing
 from rankscope.runs.records import DeviceKind
 
 TRACE = '{"traceEvents": []}'

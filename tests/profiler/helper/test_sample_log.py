@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.profiler.helper.hardware import SampleLog
+from rankscope.profiler.helper.sampling.hardware import SampleLog
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import HardwareSample, RunInfo
 from rankscope.runs.writer import JsonLinesWriter, create_run

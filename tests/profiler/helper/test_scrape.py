@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rankscope.profiler.helper import exporter_page
-from rankscope.profiler.helper.exporter_page import MAX_PAGE_BYTES, ScrapeError, fetch, parse_target
+from rankscope.profiler.helper.sampling import exporter_page
+from rankscope.profiler.helper.sampling.exporter_page import MAX_PAGE_BYTES, ScrapeError, fetch, parse_target
 
 Answer = Callable[[Any], None]
 Serve = Callable[[Answer], str]

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.profiler.helper import sidestore
-from rankscope.profiler.helper.sidestore import (
+from rankscope.profiler.helper.coordination import sidestore
+from rankscope.profiler.helper.coordination.sidestore import (
     MAX_REQUEST_BYTES,
     MAX_WINDOWS,
     SideAddress,

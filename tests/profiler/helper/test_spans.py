@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.profiler.helper.spans import resource_attributes, step_spans, trace_id
+from rankscope.profiler.helper.publishing.spans import resource_attributes, step_spans, trace_id
 from rankscope.runs.records import PHASES, PhaseTimes, RankInfo, RunInfo, StepRecord
 
 START = 1_700_000_000_000_000_123

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from rankscope.profiler.events import LEAVE, SHIFT
-from rankscope.profiler.helper import stack_lines
-from rankscope.profiler.helper.stack_lines import Frame, Phases, StackLines, Stay, calls_in, own_frame, stays_of
+from rankscope.profiler.helper.sampling import stack_lines
+from rankscope.profiler.helper.sampling.stack_lines import Frame, Phases, StackLines, Stay, calls_in, own_frame, stays_of
 from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
 from rankscope.profiler.raw import NOT_AT_ALL, pack_raw
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from tests.profiler.first_words import hello, step
 
-from rankscope.profiler.helper import stacks
 from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.stacks import DENIED, NOT_INSTALLED, Stacks, explained
+from rankscope.profiler.helper.sampling import stacks
+from rankscope.profiler.helper.sampling.stacks import DENIED, NOT_INSTALLED, Stacks, explained
 from rankscope.runs.records import RunInfo, StackSamples
 
 TRACE = (

@@ -15,8 +15,8 @@ from tests.profiler.first_words import hello, step
 
 from rankscope.analysis.engine import analyze
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.helper.store import MAX_PENDING, PATIENCE, RunStore
-from rankscope.profiler.helper.storing import Storing
+from rankscope.profiler.helper.writing.store import MAX_PENDING, PATIENCE, RunStore
+from rankscope.profiler.helper.writing.storing import Storing
 from rankscope.runs.paths import RankStream
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo, RunInfo
@@ -93,7 +93,7 @@ def test_a_run_json_that_is_not_utf_8_does_not_end_the_writing(tmp_path: Path) -
 def test_whatever_goes_wrong_in_writing_is_said_once_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rankscope.profiler.helper import store as module
+    from rankscope.profiler.helper.writing import store as module
 
     # Given a folder whose writes fail twice with an error that no disk raises
     attempts = 0
@@ -230,7 +230,7 @@ def test_whether_the_run_is_there_is_seen_every_two_seconds_and_before_a_file_is
         looks.append(file)
         return run_is_gone(file)
 
-    monkeypatch.setattr("rankscope.profiler.helper.store.run_is_gone", look)
+    monkeypatch.setattr("rankscope.profiler.helper.writing.store.run_is_gone", look)
     store = RunStore(hello(tmp_path / "run"))
     for number in range(100):
         clock[0] += 0.2
@@ -251,7 +251,7 @@ def test_whether_the_run_is_there_is_seen_every_two_seconds_and_before_a_file_is
 
 @pytest.mark.slow
 def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankscope.profiler.helper import storing as module
+    from rankscope.profiler.helper.writing import storing as module
 
     monkeypatch.setattr(module, "LAST_TRY_SECONDS", 0.5)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)

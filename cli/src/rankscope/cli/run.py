@@ -16,7 +16,7 @@ from rankscope.base.errors import RankscopeError
 from rankscope.cli.share import SHARE
 from rankscope.cli.size import SIZE
 from rankscope.cli.terminal import price_options, use_color, width
-from rankscope.profiler.helper.exporter_page import parse_target
+from rankscope.profiler.helper.sampling.exporter_page import parse_target
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
 from rankscope.profiler.settings import BUDGET, EXPORTER_URL, STACKS_SECONDS, WINDOW_FIRST, WINDOW_STEPS, default_spool_dir
 from rankscope.runs.paths import SPOOL_DIR

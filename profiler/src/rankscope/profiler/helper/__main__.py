@@ -19,21 +19,21 @@ from typing import Final
 import msgspec
 
 from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_hello
-from rankscope.profiler.helper.collective_times import CollectiveTimes
-from rankscope.profiler.helper.coordination import Coordination
+from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
+from rankscope.profiler.helper.collectives.flight import FlightDumps
+from rankscope.profiler.helper.coordination.duty import Coordination
 from rankscope.profiler.helper.duties import Duties, Surroundings
-from rankscope.profiler.helper.flight import FlightDumps
-from rankscope.profiler.helper.hardware import Hardware
 from rankscope.profiler.helper.joining import Joining
-from rankscope.profiler.helper.keeping import WRONG_BYTES, Keeping
 from rankscope.profiler.helper.lasting import LastingCost
-from rankscope.profiler.helper.otlp import OtlpTraces
-from rankscope.profiler.helper.published import Publishing
-from rankscope.profiler.helper.reducing import Reducing
-from rankscope.profiler.helper.stacks import Stacks
-from rankscope.profiler.helper.store import RETAINED_TRACES, RunStore
-from rankscope.profiler.helper.storing import END_SECONDS, STUCK_SECONDS, Storing
+from rankscope.profiler.helper.publishing.otlp import OtlpTraces
+from rankscope.profiler.helper.publishing.published import Publishing
+from rankscope.profiler.helper.sampling.hardware import Hardware
+from rankscope.profiler.helper.sampling.stacks import Stacks
 from rankscope.profiler.helper.usual import Usual
+from rankscope.profiler.helper.writing.keeping import WRONG_BYTES, Keeping
+from rankscope.profiler.helper.writing.reducing import Reducing
+from rankscope.profiler.helper.writing.store import RETAINED_TRACES, RunStore
+from rankscope.profiler.helper.writing.storing import END_SECONDS, STUCK_SECONDS, Storing
 from rankscope.profiler.ring import End, RingReader
 from rankscope.profiler.scratch import hold, note_recorded, sweep
 from rankscope.runs.decoders import make_decoders

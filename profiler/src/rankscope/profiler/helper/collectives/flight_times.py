@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from rankscope.profiler.flight_files import DURATIONS, done_file, dump_files
+from rankscope.profiler.helper.collectives.times_source import NoTimesError
 from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.times_source import NoTimesError
 from rankscope.runs.durations import DurationBlock, DurationSource
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rankscope.profiler.helper.duties import Duty, Surroundings
-from rankscope.profiler.helper.totals import Totals
+from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.profiler.scratch import forget_spooled, note_spooled, spooled_before
 from rankscope.profiler.spool import Claimant, SpoolFile, escaped, label_text
 from rankscope.runs.metrics import RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS

@@ -14,8 +14,15 @@ from typing import Final
 import msgspec
 
 from rankscope.profiler.handover import Hello
+from rankscope.profiler.helper.coordination.sidestore import (
+    MAX_WINDOWS,
+    SideServer,
+    SideWindow,
+    address_file,
+    concerns,
+    side_window,
+)
 from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.sidestore import MAX_WINDOWS, SideServer, SideWindow, address_file, concerns, side_window
 from rankscope.profiler.plan import Planner, RankReport
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer
 from rankscope.runs.paths import attempt_dir, segment

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from rankscope.base.errors import InputError, MissingError
 from rankscope.profiler.helper.duties import Duty, Surroundings
-from rankscope.profiler.helper.spans import resource_attributes, step_spans
+from rankscope.profiler.helper.publishing.spans import resource_attributes, step_spans
 from rankscope.runs.records import RankInfo, RunInfo, StepRecord
 
 if TYPE_CHECKING:
-    from rankscope.profiler.helper.otlp_sdk import Emitter
+    from rankscope.profiler.helper.publishing.otlp_sdk import Emitter
 
 MAX_WAITING: Final = 256
 """Largest number of steps that wait for the SDK; beyond it the oldest are dropped. The SDK limits what waits for the collector
@@ -83,7 +83,7 @@ class Sender:
         if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             return
         try:
-            from rankscope.profiler.helper.otlp_sdk import Emitter
+            from rankscope.profiler.helper.publishing.otlp_sdk import Emitter
 
             self._emitter = Emitter(resource_attributes(self._run_info, self._rank), self._say)
             while (record := self._waiting.get()) is not None:

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Final
 
 from rankscope.profiler.helper.duties import Duty, Surroundings
-from rankscope.profiler.helper.stack_lines import Phases, StackLines, stays_of
+from rankscope.profiler.helper.sampling.stack_lines import Phases, StackLines, stays_of
 from rankscope.profiler.raw import decode_raw
 from rankscope.profiler.starts import process_start_unix_ns
 from rankscope.runs.records import StackSamples, StepRecord

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from rankscope.profiler.helper.collectives.times_source import NoTimesError
 from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.times_source import NoTimesError
 from rankscope.runs.durations import DurationBlock, DurationSource
 from rankscope.runs.paths import inspector_dir
 

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, set_span_in_context
 
 from rankscope.base.errors import InputError, MissingError
-from rankscope.profiler.helper.spans import SpanData, Value
+from rankscope.profiler.helper.publishing.spans import SpanData, Value
 
 _EXPORTERS: Final = {
     "http/protobuf": ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "otlp"),

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Final
 
-from rankscope.profiler.helper.asking import Asking
+from rankscope.profiler.helper.coordination.asking import Asking
+from rankscope.profiler.helper.coordination.planning import Planning
+from rankscope.profiler.helper.coordination.sidestore import SideWindow
 from rankscope.profiler.helper.duties import Duty, Surroundings
-from rankscope.profiler.helper.planning import Planning
-from rankscope.profiler.helper.sidestore import SideWindow
 from rankscope.profiler.plan import RankReport, exchange_seconds
 from rankscope.profiler.ring import Announcement, RingReader
 from rankscope.runs.records import RankInfo, StepRecord

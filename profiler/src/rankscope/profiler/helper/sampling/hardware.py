@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.profiler.helper.duties import Duty, Surroundings
-from rankscope.profiler.helper.exporter_page import NO_GPU, ScrapeError, Target, fetch, parse_target, read_page
-from rankscope.profiler.helper.host_lock import HostLock
+from rankscope.profiler.helper.sampling.exporter_page import NO_GPU, ScrapeError, Target, fetch, parse_target, read_page
+from rankscope.profiler.helper.sampling.host_lock import HostLock
 from rankscope.profiler.settings import EXPORTER_URL
 from rankscope.runs.paths import host_dir
 from rankscope.runs.records import HardwareSample

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.profiler.flight_files import CRASH, copy_file, done_file, dump_files
+from rankscope.profiler.helper.collectives.ras import RasQuestion
 from rankscope.profiler.helper.duties import Duty, Surroundings
-from rankscope.profiler.helper.ras import RasQuestion
 from rankscope.profiler.plan import exchange_seconds
 from rankscope.profiler.scratch import is_flight_file
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer, make_control_dir, read_answer

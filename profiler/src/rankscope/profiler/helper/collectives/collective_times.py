@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from rankscope.profiler.helper.collectives.flight_times import FlightTimes
+from rankscope.profiler.helper.collectives.inspector_log import InspectorLog
+from rankscope.profiler.helper.collectives.times_source import NoTimesError, TimesSource
 from rankscope.profiler.helper.duties import Duty, Surroundings
-from rankscope.profiler.helper.flight_times import FlightTimes
-from rankscope.profiler.helper.inspector_log import InspectorLog
-from rankscope.profiler.helper.times_source import NoTimesError, TimesSource
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.records import StepRecord
 

@@ -13,8 +13,8 @@ import msgspec
 
 from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Window
-from rankscope.profiler.helper.keeping import Keeping
-from rankscope.profiler.helper.no_activity import reason_without_activity
+from rankscope.profiler.helper.writing.keeping import Keeping
+from rankscope.profiler.helper.writing.no_activity import reason_without_activity
 from rankscope.profiler.scratch import remove_trace
 from rankscope.runs.records import DeviceKind, StepBreakdown
 

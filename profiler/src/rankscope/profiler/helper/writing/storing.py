@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Final
 
-from rankscope.profiler.helper.store import RunStore
+from rankscope.profiler.helper.writing.store import RunStore
 from rankscope.runs.records import RankInfo
 
 LOOK_SECONDS: Final = 0.2

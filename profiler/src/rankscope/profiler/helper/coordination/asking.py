@@ -12,8 +12,15 @@ from typing import Final
 
 import msgspec
 
+from rankscope.profiler.helper.coordination.sidestore import (
+    MAX_WINDOWS,
+    SideClient,
+    SideWindow,
+    address_file,
+    concerns,
+    read_address,
+)
 from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.sidestore import MAX_WINDOWS, SideClient, SideWindow, address_file, concerns, read_address
 from rankscope.profiler.plan import RankReport, exchange_seconds
 from rankscope.runs.paths import attempt_dir, segment
 from rankscope.runs.records import PlannedWindow

@@ -1,0 +1,1 @@
+"""What leaves the host while it trains: metrics and traces."""

@@ -1,0 +1,1 @@
+"""Writing of a rank's part of the run directory: records, reduced windows, raw traces."""
