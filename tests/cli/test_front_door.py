@@ -136,7 +136,7 @@ def test_version(cli: Cli) -> None:
 def test_an_unknown_verb_is_a_usage_error(cli: Cli) -> None:
     done = cli("analyse")
     assert done.returncode == 2
-    assert "No such command" in done.stderr
+    assert "No such command 'analyse'. Did you mean analyze?" in done.stderr
 
 
 def write(path: Path, data: bytes) -> Path:

@@ -28,6 +28,7 @@ def test_a_job_without_training_keeps_its_status_and_leaves_nothing(cli: Cli, tm
     )
     assert (done.returncode, done.stdout) == (status, "out\n")
     assert "nothing was recorded" in done.stderr
+    assert (f"ended with status {status}" in done.stderr) == (status != 0)
     assert not (tmp_path / "runs").exists()
 
 

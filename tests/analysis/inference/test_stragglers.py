@@ -206,6 +206,22 @@ def test_a_second_rank_whose_slowness_would_seldom_recur_takes_no_certainty_from
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_a_slow_rank_behind_a_slower_one_is_not_named_but_comes_next(seed: int) -> None:
+    own = noisy(seed, 4, 200, lasts=4, scatter=0.05)
+    own[2] += 160_000
+    own[0] += 25_000
+    slow = found(own)
+    assert slow is not None
+    assert (slow.ranks, slow.behind) == ([2], [0])
+    assert slow.stability > 0.95
+    # It is named where the others wait for it now and then
+    own[0, ::4] += 200_000
+    slow = found(own)
+    assert slow is not None
+    assert (sorted(slow.ranks), slow.behind) == ([0, 2], [])
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_what_moves_on_is_rotating_also_in_a_long_run(seed: int) -> None:
     own = noisy(seed, 8, 300, scatter=0.05)
     own[np.arange(300) % 8, np.arange(300)] += 60_000

@@ -94,7 +94,7 @@ def _torch() -> Check:
             "torch",
             "missing",
             "not installed: nothing can be recorded here",
-            "pip install torch (see README: CUDA, CPU and vendor builds)",
+            "pip install torch; without a GPU: pip install torch --index-url https://download.pytorch.org/whl/cpu",
         )
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
     if numbers < _MIN_TORCH:

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, cast
 
@@ -77,6 +78,13 @@ class Verbs(click.Group):
             return cast("click.Command", getattr(importlib.import_module(module), attribute))
         except ModuleNotFoundError as error:
             raise _missing(cmd_name, error) from error
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the verb that the arguments name. An unknown name is answered with similar ones."""
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in VERBS and (near := get_close_matches(name, VERBS, cutoff=0.5)):
+            ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(near[:2])}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs from the table, without importing any."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from rankscope.base.errors import RankscopeError
+from rankscope.base.text import one_line
 from rankscope.cli.share import SHARE
 from rankscope.cli.size import SIZE
 from rankscope.cli.terminal import price_options, use_color, width
@@ -201,11 +202,13 @@ def _print_verdict(result: LaunchResult) -> None:
     if not result.recorded:
         if result.status in (126, 127):
             return  # the job did not start, which is already reported
-        click.echo(
-            "rankscope: nothing was recorded: the job took no optimizer step under torch, or its Python could not load "
-            "the recorder (python -I, -E and -S keep it out), or another job records into that folder.",
-            err=True,
+        why = (
+            f"the job ended with status {result.status} before its first optimizer step"
+            if result.status
+            else "the job took no optimizer step under torch, or its Python could not load the recorder "
+            "(python -I, -E and -S keep it out), or another job records there"
         )
+        click.echo(f"rankscope: nothing was recorded in {one_line(str(result.run_dir))}: {why}.", err=True)
         return
     # A failed analysis must not change the exit status, which is the job's.
     try:

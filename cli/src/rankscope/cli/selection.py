@@ -32,15 +32,17 @@ class _Ranks(click.ParamType[Any]):
 
 
 class _Steps(click.ParamType[Any]):
-    """Range of steps: ``100:120`` is step 100 to step 119; ``100:``, ``:120`` and ``100`` are valid, too."""
+    """Range of steps: ``100:120`` and ``100-119`` are step 100 to step 119; ``100:``, ``:120`` and ``100`` are valid, too."""
 
     name = "A:B"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int | None, int | None]:
         """Return the first step and the step after the last; ``None``: no bound."""
-        found = re.fullmatch(r"([0-9]{1,15})?(:)?([0-9]{1,15})?", str(value))
+        if both := re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", str(value), re.ASCII):
+            value = f"{both[1]}:{int(both[2]) + 1}"
+        found = re.fullmatch(r"([0-9]{1,15})?(:)?([0-9]{1,15})?", str(value), re.ASCII)
         if found is None or (found[1] is None and found[3] is None):
-            self.fail(f"{value!r} is no range of steps such as 100:120, which is 100 to 119", param, ctx)
+            self.fail(f"{value!r} is no range of steps such as 100-119 or 100:120, which are the same", param, ctx)
         first = None if found[1] is None else int(found[1])
         if found[2] is None:
             return int(value), int(value) + 1

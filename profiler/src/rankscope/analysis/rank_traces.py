@@ -83,7 +83,11 @@ def _list_local(path: Path) -> tuple[list[Path], bool]:
             if operations := sorted(path.glob(f"*{OPERATIONS_SUFFIX}")):
                 raise InputError(operations[0], _OPERATIONS)
             kinds = ", ".join("*" + suffix for suffix in SUFFIXES)
-            raise InputError(path, f"neither a run directory (no run.json) nor a folder with traces ({kinds})")
+            raise InputError(
+                path,
+                f"nothing to analyse: no run directory (run.json), no traces ({kinds}), no Flight Recorder dumps and no logs of "
+                "NCCL Inspector",
+            )
         return inside, False
     if path.name.endswith(OPERATIONS_SUFFIX) and path.exists():
         raise InputError(path, _OPERATIONS)

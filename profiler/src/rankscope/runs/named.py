@@ -58,7 +58,14 @@ def _named_run(path: Path) -> NamedRun | None:
 def refuse_folder_of_runs(path: Path) -> None:
     """Raise ``InputError`` if ``path`` is a folder directly above runs; unreadable runs are ignored."""
     if path.is_dir() and (runs := sorted(child for child in path.iterdir() if is_visible_run(child))):
-        raise InputError(path, f"a folder of runs; name one of them, such as {runs[-1]}")
+        raise InputError(path, f"a folder of runs; name one of them, such as {max(runs, key=_written)}")
+
+
+def _written(run: Path) -> float:
+    try:
+        return run.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _looks_like_run(path: Path) -> bool:

@@ -132,14 +132,21 @@ def _waits(judged: Judged, steps: slice) -> Matrix:
     return wait
 
 
-def imposed_by_step(judged: Judged) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Return the row of the last rank, and the sum of the waits it imposed on all others, both [usable steps]."""
-    wait = np.concatenate(of_blocks(judged.own.shape, lambda steps: _waits(judged, steps).sum(axis=0)))
+def imposed_by_step(judged: Judged, *, without: Sequence[int] = ()) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the row of the last rank, and the sum of the waits it imposed on all others, both [usable steps].
+
+    ``without``: ranks whose waits are left out.
+    """
+    victims = ~np.isin(judged.ranks, without)
+    wait = np.concatenate(of_blocks(judged.own.shape, lambda steps: _waits(judged, steps)[victims].sum(axis=0)))
     return last_ranks(judged.own), wait
 
 
-def imposed_wait(judged: Judged) -> dict[int, float]:
-    """Return the imposed wait per rank in microseconds, summed over victims and usable steps."""
-    last, wait = imposed_by_step(judged)
+def imposed_wait(judged: Judged, *, without: Sequence[int] = ()) -> dict[int, float]:
+    """Return the imposed wait per rank in microseconds, summed over victims and usable steps.
+
+    ``without``: ranks whose own waits are left out.
+    """
+    last, wait = imposed_by_step(judged, without=without)
     totals = np.bincount(last, weights=wait, minlength=len(judged.own))
     return {rank: float(totals[row]) for row, rank in enumerate(judged.ranks)}

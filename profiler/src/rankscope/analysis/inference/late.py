@@ -201,7 +201,7 @@ def late_named(
     rests on, where known.
     """
     victims = max(1, len(blame.ranks) - len(slow.ranks))
-    exposed = sum(blame.exposed_us[rank] for rank in slow.ranks)
+    exposed = max(0.0, sum(blame.exposed_us[rank] for rank in slow.ranks) - _among(slow.ranks, blame))
     saved = Evidence(
         name="saved",
         value=slow.gain_us / steps,
@@ -235,6 +235,12 @@ def late_named(
         evidence=[*imposed_evidence(blame, slow.ranks), saved, last, *chance_evidence(slow), *over],
         **few_steps(len(blame.steps), seen, steps),
     )
+
+
+def _among(ranks: Sequence[int], blame: Blame) -> float:
+    """Return the exposed waits of ``ranks`` for each other, in microseconds."""
+    rows = (row for of_group in blame.rows.values() for row in of_group.items())
+    return sum(exposed for (origin, victim), (_, exposed, _) in rows if origin in ranks and victim in ranks)
 
 
 def imposed_evidence(blame: Blame, ranks: Sequence[int]) -> list[Evidence]:

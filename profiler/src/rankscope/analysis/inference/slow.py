@@ -37,3 +37,5 @@ class Slow:
     """Share of the steps in which one of these ranks was last."""
     affected: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
     """True at the steps in which one of these ranks was last, or, if intermittent, the worst was an outlier; [usable steps]."""
+    behind: list[int] = field(default_factory=list)
+    """Other slow ranks, which make no rank wait yet, because these ranks are slower."""

@@ -6,7 +6,7 @@ Collectives equalise the wall times of ranks, but not their own times: the other
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -68,8 +68,9 @@ def find_slow(judged: OwnTimes) -> Slow | None:
 
     Ranks are added one by one, or together where they are equally slow, while their mean excess is significant and at least
     ``MINIMUM_EFFECT`` of the step. More than half of the ranks cannot be outliers. Ranks are named only when healing them would
-    save ``MINIMUM_EFFECT`` of the step beyond the cost of a typical rank's noise. Those added last are left out again as long as
-    their excess would probably not recur: they would take away the certainty about the others.
+    save ``MINIMUM_EFFECT`` of the step beyond the cost of a typical rank's noise. Ranks for which nobody waits, as others are
+    slower, are not named, but returned as ``behind``. Those added last are left out again as long as their excess would probably
+    not recur: they would take away the certainty about the others.
     """
     own = judged.own
     limit = MINIMUM_EFFECT * judged.wall_us
@@ -79,16 +80,33 @@ def find_slow(judged: OwnTimes) -> Slow | None:
     while (ahead := _ahead(own, measures, slow, limit, certain=True)) is not None and ahead.certain:
         found.append(ahead)
         slow[ahead.rows] = True
+    found, behind = _waited_for(judged, found)
     named = None
     for count in range(len(found), 0, -1):
         named = _named(judged, found[:count], measures[-1], limit)
         if named is None or named.stability >= _RECURS:
-            return named
-    return named
+            break
+    return None if named is None else replace(named, behind=[judged.ranks[row] for row in behind])
 
 
 _RECURS: Final = 0.5
 """Minimum stability of the ranks that are named beside others."""
+
+_WAITED_FOR: Final = 0.1
+"""Minimum wait that a rank named beside others imposes, as a share of the mean over these ranks."""
+
+
+def _waited_for(judged: OwnTimes, found: list[_Ahead]) -> tuple[list[_Ahead], list[int]]:
+    """Return those of ``found`` for which the others wait, and the rows of the rest: a slower rank comes after them."""
+    rows = [row for ahead in found for row in ahead.rows]
+    if len(rows) < 2 or judged.savings is not None:
+        return found, []
+    leading = leaders(judged.own)
+    waits = leading.largest - judged.own.mean(axis=0, dtype=np.float64)
+    imposed = np.bincount(leading.rows, weights=waits, minlength=len(judged.own))
+    behind = [row for row in rows if imposed[row] < _WAITED_FOR * imposed[rows].mean()]
+    kept = [replace(ahead, rows=rest) for ahead in found if (rest := [row for row in ahead.rows if row not in behind])]
+    return kept, behind
 
 
 def _named(judged: OwnTimes, found: Sequence[_Ahead], plain: Measure, limit: float) -> Slow | None:

@@ -283,7 +283,7 @@ def _sentence(named: Named, setting: Setting) -> str:
         text += f": on the one it is at, {cause.says} ({known})"
     elif len(named.ranks) > 1:
         who = first_of(sorted(named.ranks), _SHOWN_RANKS)
-        text = f"Ranks {who} make {others} wait {per}: for the worst of them, {cause.says} ({known})"
+        text = f"Ranks {who} make {others} wait {per}: for the worst of them, rank {named.ranks[0]}, {cause.says} ({known})"
     else:
         host = setting.hosts.get(named.ranks[0])
         where = f" on host {host}" if host else ""

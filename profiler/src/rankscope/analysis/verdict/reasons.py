@@ -21,6 +21,7 @@ from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.step_signals import signals_of
 from rankscope.analysis.inference.stragglers import period
 from rankscope.analysis.result.analysis import Evidence
+from rankscope.base.text import ranks_text
 from rankscope.runs.records import PHASES
 
 _SMALL: Final = 0.15
@@ -101,9 +102,10 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         busy = _busy_excess(run, worst, peers, seen)
     signals = signals_of(judged.table, worst, affected, peers, device_busy_us=busy)
     signals = replace(signals, device_unseen=busy is None and _is_on_device(judged.table, worst))
-    imposed = imposed_wait(judged)
+    together = [] if slow.pattern == "rotating" else slow.ranks
+    imposed = imposed_wait(judged, without=together)
     steps = judged.own.shape[1]
-    victims = max(1, len(judged.ranks) - (1 if slow.pattern == "rotating" else len(slow.ranks)))
+    victims = max(1, len(judged.ranks) - max(1, len(together)))
     wait = sum(imposed[rank] for rank in slow.ranks) / steps / victims
     confidence = slow.stability * (1 - (slow.p_value or 0.0))
     evidence = [
@@ -163,8 +165,16 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         confidence=round(min(0.99, confidence), 3),
         cause_confidence=signals.agreement,
         evidence=evidence,
-        note=f"{note} {_shared(run, judged, slow, signals)}".strip(),
+        note=" ".join(part for part in (note, _next(slow), _shared(run, judged, slow, signals)) if part),
     )
+
+
+def _next(slow: Slow) -> str:
+    """Return the note that other ranks are slow, too, but less than these."""
+    if not slow.behind:
+        return ""
+    who = ranks_text(slow.behind)
+    return f"{who[0].upper()}{who[1:]} {'is' if len(slow.behind) == 1 else 'are'} slow, too, but less: the next to look at."
 
 
 def _shared(run: RunEvidence, judged: Judged, slow: Slow, signals: Signals) -> str:
