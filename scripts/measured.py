@@ -19,7 +19,7 @@ This page lists the limits that the project sets itself and the newest measureme
 `make docs` writes it from the files in `benchmarks/results`, which also hold the figures behind the limits, the machine and the
 versions. `make bench` measures again, with public tools only. The machines were small and shared: ratios count more than times.
 
-What is seen of each layout of parallelism: [NCCL jobs: what each source shows](analysis.md#nccl-jobs-what-each-source-shows).
+What is seen of each layout of parallelism: [NCCL jobs: what each source shows](durations.md#nccl-jobs-what-each-source-shows).
 """
 
 

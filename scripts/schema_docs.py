@@ -44,7 +44,7 @@ PAGES: Final = {
 
 {MADE}
 The fields of the records in a run directory, of requests to a running job, and of the answers to them.
-[recorder.md](recorder.md) describes the files. A field that is absent has its default: empty, false, 0 or `null`.
+[run-directory.md](run-directory.md) describes the files. A field that is absent has its default: empty, false, 0 or `null`.
 {RULES}""",
 }
 

@@ -80,7 +80,7 @@ def test_two_traces_of_one_rank_are_refused(tmp_path: Path) -> None:
 def test_among_several_traces_each_must_tell_its_rank(tmp_path: Path) -> None:
     nameless = trace(tmp_path / "trace.json")
     assert analyze([nameless]).ranks[0].rank == 0
-    with pytest.raises(InputError, match="whose trace"):
+    with pytest.raises(InputError, match="rank is not known"):
         analyze([nameless, trace(tmp_path / "rank-1.json")])
 
 

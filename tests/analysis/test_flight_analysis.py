@@ -117,7 +117,7 @@ def test_the_reduction_of_a_loss_does_not_multiply_the_cost(tmp_path: Path) -> N
     verdict = analyze([job.write(tmp_path / "dumps")]).verdict
     assert verdict.ranks == [2]
     assert verdict.slowdown == pytest.approx(50 / 35, rel=0.05)
-    assert "usually too little" in verdict.summary
+    assert "usually too low" in verdict.summary
 
 
 def test_dumps_without_durations_say_how_to_get_them(tmp_path: Path) -> None:

@@ -419,7 +419,7 @@ def test_where_one_may_not_write_one_may_not_ask(run: Path, cli: Cli) -> None:
     (run / "control").write_text("")
     done = cli("capture", run)
     assert done.returncode == 3
-    assert "cannot leave a request here" in done.stderr
+    assert "cannot write a request here" in done.stderr
 
 
 @pytest.mark.slow

@@ -432,7 +432,7 @@ def test_an_atomic_write_that_fails_leaves_no_litter(tmp_path: Path, monkeypatch
 
 
 def test_the_documented_tree_is_the_one_that_is_written(tmp_path: Path) -> None:
-    page = (Path(__file__).parent.parent.parent / "docs" / "recorder.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "run-directory.md").read_text()
     tree = page.partition("```\nRUN/\n")[2].partition("```")[0]
     documented: set[str] = set()
     for line in tree.splitlines():

@@ -325,7 +325,7 @@ def test_numpy_alone_maps_a_closed_segment_whose_header_says_what_it_is(run: Pat
     assert b"# rankscope.steps/1 rank=7 attempt=2 " in file.read_bytes()[:HEADER_BYTES]
 
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "recorder.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "run-directory.md"
 SNIPPETS = [
     part.partition("```")[0]
     for part in PAGE.read_text().split("```python\n")[1:]

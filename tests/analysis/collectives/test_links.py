@@ -97,7 +97,7 @@ def test_where_the_name_does_not_tell_nothing_is_guessed(gpu: str) -> None:
     found = expect("all_reduce", range(8), fabric(1, 8, gpu=gpu), on_cpu=False)
     assert (found.link, found.bus_gb_s) == (None, None)
     assert found.unknown is not None
-    assert "does not tell" in found.unknown
+    assert "no entry for" in found.unknown
 
 
 def test_every_pattern_leads_to_a_link_inside_a_host_and_every_link_has_a_source() -> None:
@@ -173,7 +173,7 @@ def test_a_part_of_a_board_without_a_switch_has_a_part_of_its_links(
 
 def test_between_hosts_nothing_is_expected_until_the_network_is_named() -> None:
     found = expect("all_reduce", range(16), fabric(2, 8, gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
-    assert (found.bus_gb_s, found.unknown) == (None, "it goes between hosts, over a network that nobody named")
+    assert (found.bus_gb_s, found.unknown) == (None, "it crosses hosts, over a network that --link does not name")
 
 
 def test_between_hosts_the_ports_of_a_host_add_up_for_those_of_its_ranks_that_take_part() -> None:

@@ -168,12 +168,12 @@ def test_step_records_alone_leave_the_work_of_a_device_unexplained(synthetic: Sy
         "ideal", "compute", "copies", "host", "pipeline_bubble",
     ]  # fmt: skip
     assert parts["unexplained"].share == pytest.approx(95 / 104, abs=0.02)
-    assert parts["compute"].note == "compute and host are told apart by profiled windows only"
+    assert parts["compute"].note == "only profiled windows separate compute from host"
     assert all(part.note for part in parts.values() if part.us is None)
     assert {advice.name for advice in analysis.advice} == set()
     text = render_text(analysis)
     assert "not known: compute, copies, host" in text
-    assert "told apart by profiled windows only" in text
+    assert "only profiled windows" in text
 
 
 def test_records_without_own_time_tell_what_waits_for_data_only(synthetic: Synthetic) -> None:
@@ -216,7 +216,7 @@ def test_in_a_pipeline_waiting_is_the_bubble(synthetic: Synthetic) -> None:
     parts = {part.name: part for part in analysis.waterfall.parts}
     assert parts["pipeline_bubble"].share == pytest.approx(analysis.pipeline.bubble, abs=0.01)
     assert (parts["straggler_wait"].us, parts["exposed_communication"].us) == (None, None)
-    assert parts["straggler_wait"].note == "not told apart from the pipeline's bubble"
+    assert parts["straggler_wait"].note == "not separated from the pipeline's bubble"
     (advice,) = [one for one in analysis.advice if one.name == "micro_batches"]
     assert advice.gain_share_at_most == pytest.approx((analysis.pipeline.ideal_us or 0) / analysis.pipeline.step_us / 2)
 
@@ -318,7 +318,7 @@ def test_windows_without_matched_collectives_say_that_waiting_is_in_communicatio
     assert costs is not None
     parts = {part.name: part for part in waterfall(costs).parts}
     assert parts["exposed_communication"].us == 10.0
-    assert parts["exposed_communication"].note == "with waiting for later ranks, which is not told apart"
+    assert parts["exposed_communication"].note == "includes waiting for later ranks, which cannot be separated"
     assert parts["straggler_wait"].us is None
     assert parts["unexplained"].us == 50.0
 

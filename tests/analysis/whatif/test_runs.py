@@ -173,7 +173,7 @@ def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic
         ({"ranks": 1}, "there is one rank"),
         ({"steps": 4}, "4 steps recorded, 5 steps complete on all ranks after warm-up needed"),
         ({"steps": 0}, "no rank has left step records"),
-        ({"signals": False}, "do not tell own time from waiting"),
+        ({"signals": False}, "do not separate own time from waiting"),
         ({"lost_after": {1: 0, 2: 0, 3: 0}}, "step records of 1 rank only, of a world of 4"),
         ({"coordinates": {rank: {"pp": rank // 2} for rank in range(4)}}, "stages of a pipeline wait for each other"),
     ],
@@ -310,7 +310,7 @@ def test_two_profiled_steps_do_not_speak_for_a_run(synthetic: Synthetic, add_win
         add_windows(path, rank, *profiled(range(20, 22), 60_000 if rank == 2 else 0))
     result = whatif([path])
     assert (result.status, result.source.evidence, result.slowdown) == ("insufficient_data", None, None)
-    assert "do not tell own time from waiting. Profiled steps do not help: 2 profiled steps" in result.summary
+    assert "do not separate own time from waiting. Profiled steps do not help: 2 profiled steps" in result.summary
 
 
 def test_a_pipeline_whose_transfers_are_not_in_the_graph_is_too_little(synthetic: Synthetic, add_windows: AddWindows) -> None:

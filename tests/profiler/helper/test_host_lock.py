@@ -68,5 +68,5 @@ def test_a_place_that_is_not_ours_is_refused(tmp_path: Path, kind: str) -> None:
         lock._folder.touch()
     else:
         lock._folder.symlink_to("/tmp")
-    with pytest.raises(PermissionError, match="somebody else"):
+    with pytest.raises(PermissionError, match="not a folder of this user"):
         lock.take()

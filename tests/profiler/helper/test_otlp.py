@@ -180,7 +180,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_gets_the_next_steps_when_i
     rank = Rank()
     rank.do(0)
     eventually(lambda: bool(rank.said))
-    assert "nobody takes the traces over OTLP" in rank.said[0]
+    assert "no collector accepts the traces over OTLP" in rank.said[0]
     assert "refused" in rank.said[0]
     rank.do(2)
     with collecting(refusing_port) as collector:
@@ -203,9 +203,9 @@ def test_only_a_change_is_told() -> None:
     for _ in range(6):
         told.export([])
     assert [line.split(":")[0] for line in said] == [
-        "nobody takes the traces over OTLP",
+        "no collector accepts the traces over OTLP",
         "the traces over OTLP are taken again",
-        "nobody takes the traces over OTLP",
+        "no collector accepts the traces over OTLP",
     ]
 
 

@@ -273,7 +273,7 @@ def test_times_of_all_phases_of_a_step_sum_to_its_wall() -> None:
 
 
 def test_the_documentation_has_the_table() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "recorder.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "run-directory.md").read_text()
     rows = [
         f"| `{row.name}` | {row.type} | {', '.join(f'`{label}`' for label in row.labels)} | {row.help} |" for row in RANK_METRICS
     ]

@@ -72,8 +72,8 @@ Examples:
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Who reads the ranks: processes of this machine, or tasks on a Ray cluster that is there already and whose nodes see "
-    "the same files. The answer is the same.",
+    help="Where ranks are read: by processes of this machine, or by tasks on an existing Ray cluster whose nodes see the same "
+    "files. The result is the same.",
 )
 @click.option(
     "--address",
@@ -106,7 +106,7 @@ def analyze(
     workers: int | None,
     fail_on: tuple[str, ...],
 ) -> int:
-    """Say which rank makes everybody else wait, why, what it costs and what to do next.
+    """Name the rank that makes the others wait, why, what it costs and what to do next.
 
     PATH is one run directory (its last attempt counts; RUN/attempts/000 names another), or Kineto traces (files, folders,
     patterns; plain, gzip or Zstandard; also on s3:// and every other filesystem of fsspec) of one or many ranks, the Flight
@@ -139,7 +139,7 @@ def _engine(name: str, address: str | None, workers: int | None) -> Engine:
 
         return RayEngine(address, workers)
     if address is not None:
-        raise click.BadParameter("is of a Ray cluster: say --engine ray, too", param_hint="--address")
+        raise click.BadParameter("requires --engine ray", param_hint="--address")
     keep_freed_memory()
     return LocalEngine(workers or len(os.sched_getaffinity(0)))
 

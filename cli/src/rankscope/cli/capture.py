@@ -26,7 +26,8 @@ Examples:
   rankscope capture RUN --flight-recorder       who waits in a hung job
 
 \b
-The request is a file in RUN/control, so whoever may write there may ask.
+The request is a file in RUN/control, so every user with write access there
+can make one.
 """
 )
 @click.argument("run", metavar="RUN", type=INPUT_PATH)
@@ -41,7 +42,7 @@ The request is a file in RUN/control, so whoever may write there may ask.
     help="Instead of profiling, have every rank write what its Flight Recorder holds, in RUN/attempts/*/flight.",
 )
 @click.option("--wait", type=Finite(0, 86_400), default=120.0, show_default=True, help="Seconds to wait for the result at most.")
-@click.option("--note", help="Why, for whoever reads the run later.")
+@click.option("--note", help="Reason, stored with the request.")
 @click.option(
     "--request",
     "request_id",

@@ -32,7 +32,7 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
         reason = _unanswered(live, watch)
         say(reason)
         return CaptureResult(
-            request=request.id, accepted=None, reason=reason, attempt=live.attempt, missing=_all(expected, "nobody answered")
+            request=request.id, accepted=None, reason=reason, attempt=live.attempt, missing=_all(expected, "no answer")
         )
     if live.follow(answer) and request.ranks is None:
         live.await_absent(None, until=until)

@@ -153,7 +153,7 @@ class LiveRun:
         try:
             path = post(self.path, request)
         except OSError as error:
-            reason = f"cannot leave a request here: {error.strerror or error}; only who may write into the run can ask"
+            reason = f"cannot write a request here: {error.strerror or error}; requests need write access to the run"
             raise InputError(error.filename or self.path / "control", reason) from error
         answered = False
 

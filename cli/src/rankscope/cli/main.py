@@ -35,8 +35,12 @@ class Verb(NamedTuple):
 
 VERBS: Final[dict[str, Verb]] = {
     "run": Verb("rankscope.cli.run:run", "Run a training job with the recorder attached; print the verdict.", "profiler"),
-    "analyze": Verb("rankscope.cli.analyze:analyze", "Who makes everybody wait, and why: from a run or from traces.", "analysis"),
-    "hang": Verb("rankscope.cli.hang:hang", "Who hung the job: from NCCL RAS and Flight Recorder dumps.", "analysis"),
+    "analyze": Verb(
+        "rankscope.cli.analyze:analyze", "Name the rank that the others wait for, and why: from a run or traces.", "analysis"
+    ),
+    "hang": Verb(
+        "rankscope.cli.hang:hang", "Name the rank that hung the job: from NCCL RAS and Flight Recorder dumps.", "analysis"
+    ),
     "compare": Verb(
         "rankscope.cli.compare:compare", "What got better or worse between runs, and is it real; scaling.", "analysis"
     ),
@@ -142,7 +146,7 @@ Exit status: 0 done, 1 check failed, 2 usage, 3 unreadable input, 4 something is
 )
 @click.version_option(package_name="rankscope", prog_name="rankscope")
 def cli() -> None:
-    """Which rank, on which host and GPU, makes everybody else wait, why, what that costs, and what to do next."""
+    """Which rank, on which host and GPU, makes the others wait, why, what that costs, and what to do next."""
 
 
 def _complain(text: str) -> None:

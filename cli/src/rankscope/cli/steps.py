@@ -89,9 +89,9 @@ def steps(
 ) -> None:
     """Step records of a run as CSV, JSON Lines or Parquet: a row for each rank and step, with its attempt and its tags.
 
-    Columns are those of the recorder (docs/recorder.md); times are in microseconds. What is unknown is empty in CSV, and null in
-    JSON Lines and Parquet. Records are read a block at a time, so memory does not grow with the run. A live run is written as far
-    as it has come.
+    Columns are those of the recorder (docs/run-directory.md); times are in microseconds. What is unknown is empty in CSV, and
+    null in JSON Lines and Parquet. Records are read a block at a time, so memory does not grow with the run. A live run is
+    written as far as it has come.
     """
     format_ = format_ or _format_of(target)
     file = check_target(target, "--output", f"steps.{format_}", binary=format_ == "parquet")

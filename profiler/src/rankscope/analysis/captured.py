@@ -140,7 +140,7 @@ def _verdict(
         return insufficient("none of these steps has been profiled", run=setting.run, lack="short_capture", capture=again), []
     shares = shares_of(costs, matched.figures)
     if setting.world_size == 1:
-        return no_straggler(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+        return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
     times = times_of_windows(held, setting.world_size)
     steps = max(counts)
     window = sum(row.window_us for row in profiled) / len(counts)

@@ -152,7 +152,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
         trace = read_trace(file, detail=detail)
         if trace.rank is None and not only:
             return InputError(
-                file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
+                file, "the rank is not known: neither distributedInfo nor the file's name (such as rank-3.json.gz) gives it"
             )
         events = work_events(trace, pattern)
         reduction = reduce_file(trace, events)

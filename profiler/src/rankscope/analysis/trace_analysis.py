@@ -136,9 +136,9 @@ _MOST: Final = 0.8
 """Share of the communication time in matched collectives below which most of the waiting may be invisible."""
 
 _UNEXPLAINED: Final = (
-    "matched collectives explain {share:.0%} of the communication time: the ledger charges nobody with waiting in the rest, and "
-    "a rank that is late only there is not named. Trace the same whole steps on all ranks; --format json says why the others did "
-    "not match (collectives.unmatched_by, collectives.excluded)"
+    "matched collectives explain {share:.0%} of the communication time: waits in the rest are charged to no rank, and a rank "
+    "that is late only there is not named. Trace the same whole steps on all ranks; --format json shows why the others did not "
+    "match (collectives.unmatched_by, collectives.excluded)"
 )
 
 
@@ -277,10 +277,10 @@ def _without_matches(
     lead = "On the ranks at hand " if len(traces) > 1 else "On this rank "
     if (world_size or 1) == 1 and len(traces) == 1:
         if not torn:
-            return no_straggler(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+            return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
         missing, lack = "the trace is cut off, and what it lacks may be most of the step; give a whole one", "torn_trace"
     elif len(traces) == 1:
-        missing = f"the trace of 1 rank of {world_size} cannot show who waits for whom; give the traces of all ranks"
+        missing = f"the trace of 1 rank of {world_size} cannot show which rank waits for which; give the traces of all ranks"
     elif world_size and len(traces) < world_size:
         missing = f"the traces of {len(traces)} ranks of {world_size} cannot show who was last; give the traces of all ranks"
     elif torn:

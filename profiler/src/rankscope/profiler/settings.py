@@ -24,7 +24,7 @@ BUDGET: Final = 0.01
 """Share of the step time that the recorder may cost, windows included."""
 EXPORTER_URL: Final = "http://127.0.0.1:9838/metrics"
 RETAIN_BYTES: Final = 4 * 1024**3
-"""Default limit of a rank's records. Steps get five eighths of it (see ``store``), 224 bytes each: 12 million steps."""
+"""Default limit of a rank's records. Steps get five eighths of it (see ``store``), 232 bytes each: 12 million steps."""
 STACKS_SECONDS: Final = 20.0
 PLAN_AHEAD_SECONDS: Final = 10.0
 PLAN_AHEAD_STEPS: Final = 50

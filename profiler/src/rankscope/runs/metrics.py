@@ -62,9 +62,9 @@ RANK_METRICS: Final[tuple[RankMetric, ...]] = (
     RankMetric("rank_run_queue_seconds_total", "counter", "Time the training thread could have run and had no CPU."),
     RankMetric("rank_gc_seconds_total", "counter", "Python garbage collection in the steps."),
     RankMetric("rank_samples_total", "counter", "Samples trained on, where the batch size is visible."),
-    RankMetric("rank_tokens_total", "counter", "Tokens trained on, where the script says."),
+    RankMetric("rank_tokens_total", "counter", "Tokens trained on, where the script reports them."),
     RankMetric("rank_input_elements_total", "counter", "Tensor elements of the batches trained on."),
-    RankMetric("rank_flops_total", "counter", "Floating-point operations of the steps, where the script says."),
+    RankMetric("rank_flops_total", "counter", "Floating-point operations of the steps, where the script reports them."),
     RankMetric(
         "rank_steps_tagged_total",
         "counter",
@@ -75,7 +75,9 @@ RANK_METRICS: Final[tuple[RankMetric, ...]] = (
     RankMetric("rank_device_memory_reserved_bytes", "gauge", "Device memory held by the allocator at the end of a recent step."),
     RankMetric("rank_device_memory_peak_bytes", "gauge", "Most device memory that tensors held at once."),
     RankMetric(
-        "rank_allocator_retries_total", "counter", "Device allocations that succeeded only after the cache was given back."
+        "rank_allocator_retries_total",
+        "counter",
+        "Device allocations that succeeded only after the allocator released its cache.",
     ),
     RankMetric("rank_resident_memory_bytes", "gauge", "Resident memory of the process at the end of a recent step."),
     RankMetric("rank_profiled_steps_total", "counter", "Steps recorded with the profiler on."),

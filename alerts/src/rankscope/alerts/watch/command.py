@@ -68,7 +68,7 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the ledger and of messages.  [default: one per watched folder, in ~/.local/state/rankscope]",
+    help="Folder of the store: alert states and messages.  [default: one per watched folder, in ~/.local/state/rankscope]",
 )
 @click.option(
     "--listen",

@@ -31,7 +31,7 @@ Faults:
   host:R        rank R's Python code pauses in the forward pass
   backward:R    rank R pauses late in the backward pass
   imbalance:R   rank R gets longer sequences
-  none          nothing: nobody may be accused and nothing sent
+  none          no fault: no rank may be named, no alert sent
 """
 )
 @click.option("--fault", type=FaultType(), default="input:2", show_default=True, metavar="KIND:RANK", help="What to plant.")

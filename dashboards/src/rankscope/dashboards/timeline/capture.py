@@ -66,7 +66,7 @@ def request_capture(source: RunSource, run_id: str, steps: int, *, user: str | N
         post(Path(run.path), request)
     except OSError as error:
         where, why = shown(str(error.filename or folder), MAX_TEXT), error.strerror or str(error)
-        raise NotAllowedError(f"{where}: cannot leave a request here: {why}; only who may write into the run can ask") from error
+        raise NotAllowedError(f"{where}: cannot write a request here: {why}; requests need write access to the run") from error
     return Requested(request_id=request.id, run_id=run_id, state="asked", steps=steps)
 
 
@@ -90,7 +90,7 @@ def capture_state(source: RunSource, run_id: str, request_id: str) -> Requested:
         raise UnknownRequestError("there is no such request; it was taken back, or cleared away as old")
     why = _why_not(run)
     if why is None and abs(time.time_ns() - made_ns(request_id)) > MAX_AGE_SECONDS * 1e9:
-        why = "nobody answered: the job records no profiles, or the clocks of its first host and this one are far apart"
+        why = "no answer: the job records no profiles, or the clocks of its first host and this one are far apart"
     return Requested(request_id=request_id, run_id=run_id, state="asked" if why is None else "void", reason=why)
 
 

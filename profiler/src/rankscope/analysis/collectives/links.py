@@ -207,7 +207,7 @@ def _inside(ranks: Sequence[int], fabric: Fabric) -> Expectation:
     links = {link_of_gpu(name) for name in names if name is not None}
     link = links.pop() if len(links) == 1 else None
     if link is None:
-        return Expectation(unknown=f"the table of links does not tell that of {', '.join(sorted(map(str, names)))}")
+        return Expectation(unknown=f"the table of links has no entry for {', '.join(sorted(map(str, names)))}")
     if link.to_host:
         return Expectation(link.name, "gpu_name", unknown=_BEYOND_CARDS)
     rate = _of_mesh(link, len(ranks), fabric.gpus_on_host.get(fabric.hosts[ranks[0]], 0))
@@ -233,7 +233,7 @@ def _between(op: str, ranks: Sequence[int], fabric: Fabric, together: int, *, on
     """
     told = next((one for one in fabric.told if one.link.scope == "network"), None)
     if told is None:
-        return Expectation(unknown="it goes between hosts, over a network that nobody named")
+        return Expectation(unknown="it crosses hosts, over a network that --link does not name")
     crowd = max(Counter(fabric.hosts.values()).values())
     part = told.link.gb_s * max(1.0, told.ports * together / crowd)
     if op == "all_to_all":

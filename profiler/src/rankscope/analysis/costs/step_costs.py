@@ -25,10 +25,10 @@ from rankscope.analysis.result.costs import PartName, PipelineResult
 Vector = NDArray[np.float64]
 _Name = TypeVar("_Name")
 
-NO_OWN_TIME: Final = "the step records do not tell own time from waiting"
-NO_WINDOW: Final = "compute and host are told apart by profiled windows only"
-NO_CPU_TIME: Final = "compute and host are told apart by CPU time only, which is not recorded"
-IN_BUBBLE: Final = "not told apart from the pipeline's bubble"
+NO_OWN_TIME: Final = "the step records do not separate own time from waiting"
+NO_WINDOW: Final = "only profiled windows separate compute from host"
+NO_CPU_TIME: Final = "only CPU time separates compute from host, and it is not recorded"
+IN_BUBBLE: Final = "not separated from the pipeline's bubble"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ PRECEDENCE: Final[tuple[PartName, ...]] = (
 Parts from different sources may sum to more than the step."""
 
 WHY_NOT: Final[dict[PartName, str]] = {
-    "ideal": "needs the floating-point operations of the step, told by the script, and a GPU whose peak is known",
+    "ideal": "needs the step's floating-point operations, from the script, and a GPU with a known peak",
     "copies": "neither a copy phase nor a profiled window is recorded",
     "input": "no data loader is seen",
     "pipeline_bubble": "no pipeline is seen",

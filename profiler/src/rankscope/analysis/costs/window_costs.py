@@ -14,7 +14,7 @@ from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.result.costs import PartName, PartSource
 
 NOT_MATCHED: Final = "collectives are not matched across the ranks: waiting for later ranks is in exposed_communication"
-WITH_WAITING: Final = "with waiting for later ranks, which is not told apart"
+WITH_WAITING: Final = "includes waiting for later ranks, which cannot be separated"
 IDLE: Final = "the device idles {share:.0%} of the time; whether it waits for input or for the host is not known"
 NO_HOST: Final = "windows do not tell what a CPU rank does outside operators and collectives"
 

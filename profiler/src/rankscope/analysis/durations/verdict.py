@@ -39,7 +39,7 @@ _HIDDEN: Final = 4
 """Factor by which the delay may be longer than the longest wait where collectives beside compute gather."""
 _MUCH: Final = 0.05
 """Share of the time in which ranks wait, from which on some rank may be late."""
-_AT_LEAST: Final = "This is usually too little: beside compute, only the longest wait of each delay counts."
+_AT_LEAST: Final = "This is usually too low: beside compute, only the longest wait of each delay counts."
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _useless(evidence: DurationEvidence) -> str | None:
     """Return why the durations show for no rank whether it is late; ``None`` where they may."""
     if len(evidence.matched.blame.ranks) < 2:
         words = evidence.wording
-        return f"the {words.one} of one rank cannot show who waits for whom; give the {words.many} of all ranks"
+        return f"the {words.one} of one rank cannot show which rank waits for which; give the {words.many} of all ranks"
     if not evidence.matched.matching.matches:
         return "no collective could be matched across the ranks"
     if not evidence.is_exact and (apart := [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]):
@@ -283,6 +283,6 @@ def _shared(late: Slow, matched: Matched) -> str | None:
 
 
 _IN_THE_REST: Final = (
-    "In the rest (sends and receives, groups with a missing rank or unknown members, operations that do not show who waits for "
-    "whom) ranks wait for others, too, and may be late for that reason"
+    "In the rest (sends and receives, groups with a missing rank or unknown members, operations that do not show which rank "
+    "waits for which) ranks wait for others, too, and may be late for that reason"
 )

@@ -94,7 +94,7 @@ def _mismatch_summary(report: HangReport, upper: str) -> str:
     place = f"collective {mismatch.sequence} of group {mismatch.group}{described}"
     if report.culprits:
         return f"{upper} came to {place} with another {_WHAT[mismatch.what]} than the others ({values}), so it does not end."
-    unsaid = "which are right the dumps do not tell"
+    unsaid = "the dumps do not show which are right"
     return f"Ranks do not agree on the {_WHAT[mismatch.what]} of {place} ({values}), so it does not end; {unsaid}."
 
 
@@ -112,7 +112,7 @@ def detail_of(culprit: Culprit, unseen: int, *, arrived: bool) -> str:
         absent = f", and it did not enqueue {place}" if place and not arrived else ""
         return f"{unseen} collectives that ended on other ranks have not ended for it{absent}"
     if culprit.cause == "not_arrived" and not culprit.certain:
-        return f"its dump does not tell whether it enqueued {place}, but it waits for nothing, and all the others are there"
+        return f"its dump does not show whether it enqueued {place}, but it waits for nothing, and all the others are there"
     last = f"; the last it enqueued there is {culprit.last_sequence}" if culprit.last_sequence else ""
     return _DETAILS[culprit.cause].format(place=place) + last
 
@@ -159,25 +159,25 @@ def _run(run: str | None) -> str:
 
 _ADVICE: Final[dict[HangCause, tuple[str, ...]]] = {
     "not_arrived": (
-        "On the host of {where}: py-spy dump --pid PID shows what its Python does instead; if it is gone, its own error output",
-        "If it loads data, writes a checkpoint or holds a lock there, that is what everybody waits for",
+        "Look at what the Python of {where} does instead: py-spy dump --pid PID on its host; if it is gone, at its error output",
+        "Check whether it loads data, writes a checkpoint or holds a lock there: the other ranks wait for that",
     ),
     "lost_device": (
-        "On the host of {where}: dmesg (Xid), nvidia-smi, and the error output of the rank; start again without that GPU",
+        "Check dmesg (Xid), nvidia-smi and the error output of the rank on the host of {where}; start again without that GPU",
     ),
-    "not_started": ("On the host of {where}: what its device does instead (a kernel that does not end), and dmesg (Xid)",),
+    "not_started": ("Check what the device does instead (a kernel that does not end), and dmesg (Xid), on the host of {where}",),
     "mismatch": (
         "Compare what {where} does before that collective with another rank: a branch, a batch or a shape that differs",
     ),
     "deadlock": ("Have all ranks enqueue the collectives of these groups in the same order",),
-    "no_dump": ("The error output of {where}, and whether its process and host are alive: it may have died first",),
+    "no_dump": ("Check the error output of {where}, and whether its process and host are alive: it may have died first",),
     "unreachable": (
-        "On the host of {where}: whether the process and the host are alive, and the process is not stopped (state T in ps)",
-        "The network between that host and the others, over the interface that NCCL uses for its start",
+        "Check whether the host of {where} and the process are alive, and the process is not stopped (state T in ps)",
+        "Check the network between that host and the others, over the interface that NCCL uses for its start",
     ),
-    "nccl_error": ("The error output of {where}, with NCCL_DEBUG=WARN on the next start, and dmesg (Xid) on its host",),
+    "nccl_error": ("Look at the error output of {where}, with NCCL_DEBUG=WARN on the next start, and dmesg (Xid) on its host",),
     "stuck": (
-        "Network counters and link errors of the hosts of that group, and an all-reduce test between them",
-        "NCCL_DEBUG=INFO on the next start",
+        "Check network counters and link errors of the hosts of that group, and run an all-reduce test between them",
+        "Set NCCL_DEBUG=INFO on the next start",
     ),
 }

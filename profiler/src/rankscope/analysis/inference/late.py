@@ -286,7 +286,7 @@ def few_steps(count: int, seen: str, steps: int) -> FewSteps:
     return {"at_hand": _at_hand(count, seen, steps), "note": _FEW.format(needed=ENOUGH_STEPS)}
 
 
-_FEW: Final = "Whether it lasts, {needed} steps or more tell."
+_FEW: Final = "At least {needed} steps are needed to show whether it lasts."
 
 
 def _lasts(seen: int, slow: int) -> float:

@@ -261,7 +261,7 @@ PHYSICAL: Final[tuple[PhysicalRow, ...]] = (
     ),
     PhysicalRow(
         "memory_pressure",
-        "the memory of its GPU is full, and the allocator starts over again and again",
+        "the memory of its GPU is full, and the allocator retries repeatedly",
         frozenset({"compute", "host", "unknown"}),
         _retries,
     ),

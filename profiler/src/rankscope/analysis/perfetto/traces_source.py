@@ -94,7 +94,7 @@ class TracesSource:
         rank = 0 if trace.rank is None and only else trace.rank
         if rank is None:
             raise InputError(
-                file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
+                file, "the rank is not known: neither distributedInfo nor the file's name (such as rank-3.json.gz) gives it"
             )
         raw = read_raw_trace(file) if self._selection.has_rank(rank) else RawTrace(file)
         annotated = raw.steps()

@@ -68,9 +68,9 @@ TABLE: Final[tuple[Row, ...]] = (
         "overlap",
         (*_MUCH_EXPOSED, *_DDP),
         "share of exposed communication",
-        "Let gradients be reduced while backward goes on: a smaller bucket_cap_mb where they all fit into a few buckets; nothing "
-        "in backward that waits for the device; if DDP has find_unused_parameters=True, static_graph=True instead where the "
-        "graph is the same in all steps",
+        "Reduce gradients during backward: use a smaller bucket_cap_mb if they all fit into a few buckets; avoid waiting for the "
+        "device in backward; replace DDP's find_unused_parameters=True with static_graph=True if the graph is the same in all "
+        "steps",
         kind="communication_bound",
         reason="gradients",
     ),
@@ -297,7 +297,7 @@ TABLE: Final[tuple[Row, ...]] = (
     ),
     for_verdict(
         "insufficient_data",
-        "The job failed after {recorded}: mend the error, then start it again with the same command",
+        "The job failed after {recorded}: fix the error, then start it again with the same command",
         reason="failed",
     ),
     for_verdict("insufficient_data", "Let it train on{until}, then: rankscope analyze {run}", reason="few_steps"),
@@ -313,7 +313,7 @@ TABLE: Final[tuple[Row, ...]] = (
     ),
     for_verdict(
         "insufficient_data",
-        "While it trains, profile steps, which tell working from waiting: rankscope capture {run} --steps {steps}",
+        "While it trains, profile steps, which separate work from waiting: rankscope capture {run} --steps {steps}",
         reason="few_windows",
     ),
     for_verdict(

@@ -280,14 +280,14 @@ def _sentence(named: Named, setting: Setting) -> str:
     )
     if named.pattern == "rotating":
         text = f"A slowness that moves between {len(named.ranks)} ranks makes the others wait {per}"
-        text += f": on the one it is at, {cause.says} ({known})"
+        text += f": on the rank that is slow at the time, {cause.says} ({known})"
     elif len(named.ranks) > 1:
         who = first_of(sorted(named.ranks), _SHOWN_RANKS)
         text = f"Ranks {who} make {others} wait {per}: for the worst of them, rank {named.ranks[0]}, {cause.says} ({known})"
     else:
         host = setting.hosts.get(named.ranks[0])
         where = f" on host {host}" if host else ""
-        often = " now and then" if named.pattern == "intermittent" else ""
+        often = " intermittently" if named.pattern == "intermittent" else ""
         text = (
             f"Rank {named.ranks[0]}{where} makes {others} wait{often}, {per}"
             if often

@@ -92,7 +92,7 @@ def _run_verdict(
     if run.world_size == 1:
         if len(run.table.steps) < MINIMUM_STEPS:
             return _too_little(run, f"{len(run.table.steps)} steps recorded, {MINIMUM_STEPS} needed")
-        return no_straggler(shares, setting, confidence=None, why="There is one rank, so nobody can make others wait")
+        return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
     if not run.compared:
         return _without_own_times(run, setting, shares, by_durations)
     slow_groups = slow_ranks(run.compared)
@@ -150,7 +150,7 @@ def _missing(run: RunEvidence) -> tuple[str, Lack]:
     if reporting < 2:
         return f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks"
     if not np.isfinite(run.table.stored("own_us")).any():
-        return "the step records do not tell own time from waiting, and no profiled window decides", "few_windows"
+        return "the step records do not separate own time from waiting, and no profiled window decides", "few_windows"
     if all(len(peers) == 1 for peers in peer_groups(run.ranks, run.infos)):
         return "every pipeline stage is on one rank, so its own time has none to be compared with", "one_rank_per_stage"
     steps = len(run.table.steps)
@@ -245,7 +245,7 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
     elif _reporting(run) < 2:
         # A few profiled steps are not evidence for all the steps without a record.
         missing, lack = _missing(run)
-        return _too_little(run, f"{missing}; in the profiled steps nobody was late beyond chance", lack)
+        return _too_little(run, f"{missing}; in the profiled steps no rank was late beyond chance", lack)
     else:
         compared = len({rank for match in run.matching.matches for rank in match.ranks})
         restriction = "" if found.is_whole else among(compared, setting.world_size, "matched collectives")

@@ -169,13 +169,13 @@ def _busy(rows: Sequence[StepBreakdown]) -> float:
 
 def _missing(source: WhatIfSource, table: StepTable) -> str:
     if source.world_size == 1:
-        return "there is one rank, so nobody can make others wait"
+        return "there is one rank, so no rank waits for another"
     if not source.ranks:
         return "no rank has left step records"
     if source.ranks < 2:
         return f"step records of {source.ranks} rank only, of a world of {source.world_size or 'unknown size'}"
     if not table.is_known("own_us"):
-        return "the step records do not tell own time from waiting"
+        return "the step records do not separate own time from waiting"
     return f"{len(table.steps)} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed"
 
 

@@ -67,7 +67,7 @@ def whatif_of_traces(paths: Sequence[Location], terms: Terms) -> WhatIf:
         rank = 0 if trace.rank is None and len(files) == 1 else trace.rank
         if rank is None:
             raise InputError(
-                file, "whose trace is this? Neither distributedInfo nor the file's name (rank-3.json.gz) tells the rank"
+                file, "the rank is not known: neither distributedInfo nor the file's name (such as rank-3.json.gz) gives it"
             )
         if rank in traces:
             raise InputError(file, f"a second trace of rank {rank}; look at one window at a time")
@@ -105,7 +105,7 @@ def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -
     seen = {row.step for reduction in profiled.reductions.values() for row in reduction.breakdowns}
     source = msgspec.structs.replace(source, evidence=profiled.evidence, steps_left_out=len(seen))
     if len(profiled.reductions) < 2:
-        return insufficient(source, "one rank cannot show who waits for whom; all ranks are needed")
+        return insufficient(source, "one rank cannot show which rank waits for which; all ranks are needed")
     matching = match_collectives(
         {rank: reduction.collectives for rank, reduction in profiled.reductions.items()}, world_size=profiled.world_size
     )

@@ -112,7 +112,7 @@ class _Told(SpanExporter):
             result, reason = SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
         taken = result is SpanExportResult.SUCCESS
         if not taken and self.taken is not False:
-            self._say(f"nobody takes the traces over OTLP: {reason or 'no reason given'}; will try again")
+            self._say(f"no collector accepts the traces over OTLP: {reason or 'no reason given'}; retrying")
         elif taken and self.taken is False:
             self._say("the traces over OTLP are taken again")
         self.taken = taken

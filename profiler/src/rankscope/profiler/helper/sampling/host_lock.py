@@ -60,7 +60,7 @@ class HostLock:
         status = self._folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             # The parent folder is world-writable.
-            raise PermissionError(errno.EPERM, "it belongs to somebody else", str(self._folder))
+            raise PermissionError(errno.EPERM, "it is not a folder of this user", str(self._folder))
         self._go()
         self._presence = os.open(self._present, _FLAGS, 0o600)
         try_lock(self._presence, shared=True)
