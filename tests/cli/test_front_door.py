@@ -254,16 +254,24 @@ def test_doctor_knows_every_extra_and_its_packages(cli: Cli) -> None:
 
 def test_doctor_says_how_to_get_what_is_missing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     # given an interpreter without the packages of two extras
+    lacking = {"dash", "httpx"}
+
     def installed(package: str) -> str:
-        if package in {"dash", "httpx"}:
+        if package in lacking:
             raise PackageNotFoundError(package)
         return version(package)
 
     monkeypatch.setattr(doctor, "version", installed)
     done = cli("doctor")
-    assert done.returncode == 1
+    # then it says how to get them, but a node or a training image needs only its own
     assert "pip install 'rankscope[dashboards]'" in done.stdout
     assert "pip install 'rankscope[alerts]'" in done.stdout
+    assert "MISSING  rankscope[" not in done.stdout
+    # and an interpreter without any program of rankscope lacks something
+    lacking |= {package for packages in extras().values() for package in packages}
+    done = cli("doctor")
+    assert done.returncode == 1
+    assert "MISSING  rankscope[exporter]" in done.stdout
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ class Check:
 
 
 NEEDED: Final = ("exporter", "profiler", "analysis", "dashboards", "alerts")
-"""Extras of the programs that rankscope consists of; the others are optional."""
+"""Extras of the programs that rankscope consists of; at least one of them is needed."""
 _REQUIREMENT: Final = re.compile(r"(?P<package>[\w.-]+)[^;]*;\s*extra\s*==\s*['\"](?P<extra>[\w-]+)['\"]", re.ASCII)
 """Pattern of an extra's requirement. Packages that only some platforms need have further conditions, and do not match."""
 PROGRAMS: Final[dict[str, tuple[str, str]]] = {
@@ -70,9 +70,11 @@ def extras() -> dict[str, list[str]]:
 
 
 def _extras() -> Iterator[Check]:
-    for extra, packages in extras().items():
-        lacking = [package for package in packages if not _is_installed(package)]
-        state: State = "ok" if not lacking else "missing" if extra in NEEDED else "absent"
+    lacking_by = {extra: [name for name in packages if not _is_installed(name)] for extra, packages in extras().items()}
+    # A node has the exporter only, a training image the profiler.
+    has_a_role = any(not lacking_by.get(extra, [extra]) for extra in NEEDED)
+    for extra, lacking in lacking_by.items():
+        state: State = "ok" if not lacking else "missing" if extra in NEEDED and not has_a_role else "absent"
         detail, fix = (f"no {', '.join(lacking)}", f"pip install 'rankscope[{extra}]'") if lacking else ("installed", None)
         yield Check(f"rankscope[{extra}]", state, detail, fix)
 
@@ -92,7 +94,7 @@ def _torch() -> Check:
     except PackageNotFoundError:
         return Check(
             "torch",
-            "missing",
+            "missing" if _is_installed("numpy") else "absent",  # the recorder's own package
             "not installed: nothing can be recorded here",
             "pip install torch; without a GPU: pip install torch --index-url https://download.pytorch.org/whl/cpu",
         )
@@ -192,8 +194,8 @@ def doctor(paths: tuple[Path, ...], format_: str) -> int:
     state folders are checked. Files that another version of rankscope wrote are marked "other" where this version reads them,
     and UNREAD where it does not.
 
-    Exit status 1 when something is missing that rankscope needs to record, analyse, show or alert on this machine, or a file
-    is unread. What is only "absent" (GPUs, Prometheus, …) limits what can be seen here, and the line says how.
+    Exit status 1 when something is missing without which the installed parts cannot work, or a file is unread. What is only
+    "absent" (other parts, GPUs, Prometheus, …) limits what can be done here, and the line says how.
     """
     checks = examine(paths)
     needed = [check for check in checks if check.state in {"missing", "unreadable"}]

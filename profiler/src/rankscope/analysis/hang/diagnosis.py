@@ -102,7 +102,7 @@ def diagnose(dumps: Dumps) -> HangReport:
         next=[],
     )
     report = msgspec.structs.replace(report, summary=summary_of(report, silent=len(suspects)))
-    return msgspec.structs.replace(report, next=advice(report, run=dumps.run, hosts=dumps.hosts))
+    return msgspec.structs.replace(report, next=advice(report, run=dumps.run, hosts=dumps.hosts, pids=dumps.pids))
 
 
 def _evidence(dumps: Dumps) -> Evidence:

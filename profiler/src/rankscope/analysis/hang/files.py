@@ -64,6 +64,7 @@ class Dumps:
     crashed: dict[int, int | None] = field(default_factory=dict)
     """Ranks whose dumps were written because of an exception, with the time in unix nanoseconds where known."""
     hosts: dict[int, str] = field(default_factory=dict)
+    pids: dict[int, int] = field(default_factory=dict)
     world_size: int | None = None
     attempt: int | None = None
     run: str | None = None
@@ -177,6 +178,7 @@ def _of_run(run: NamedRun) -> Dumps:
     dumps = Dumps(
         os.fspath(path),
         hosts={rank: info.host for rank, info in infos.items()},
+        pids={rank: info.pid for rank, info in infos.items()},
         world_size=told_world_size(reader.attempt(attempt), infos.values()),
         attempt=attempt,
         run=os.fspath(path),

@@ -134,8 +134,18 @@ _DETAILS: Final[dict[HangCause, str]] = {
 _SHOWN: Final = 4
 
 
-def advice(report: HangReport, *, run: str | None, hosts: Mapping[int, str], named: Sequence[str] | None = None) -> list[str]:
-    """Return commands and actions, most useful first. ``named``: names of the culprits, if they are not ranks of the report."""
+def advice(
+    report: HangReport,
+    *,
+    run: str | None,
+    hosts: Mapping[int, str],
+    pids: Mapping[int, int] | None = None,
+    named: Sequence[str] | None = None,
+) -> list[str]:
+    """Return commands and actions, most useful first.
+
+    ``pids``: process ids by rank. ``named``: names of the culprits, if they are not ranks of the report.
+    """
     if report.kind == "no_hang":
         return [f"If the job makes no steps, dump it again in a minute: {_dump_again(run)}"]
     if report.kind == "insufficient_data":
@@ -143,7 +153,9 @@ def advice(report: HangReport, *, run: str | None, hosts: Mapping[int, str], nam
         return [f"Collect the dumps {which}: {_dump_again(run)}"]
     if named is None:
         named = [f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in report.culprits]
-    rows = [row.format(where=first_of(named, _SHOWN)) for row in _ADVICE[report.cause or "stuck"]]
+    known = (pids or {}).get(report.culprits[0]) if len(report.culprits) == 1 else None
+    pid = "PID" if known is None else str(known)
+    rows = [row.format(where=first_of(named, _SHOWN), pid=pid) for row in _ADVICE[report.cause or "stuck"]]
     if not report.ranks:
         rows.append(f"{_dump_again(run)}, and then rankscope hang {_run(run)}: which call the others wait in, and where")
     return [*rows, *([f"rankscope analyze {shlex.quote(run)}"] if run is not None else [])]
@@ -159,7 +171,7 @@ def _run(run: str | None) -> str:
 
 _ADVICE: Final[dict[HangCause, tuple[str, ...]]] = {
     "not_arrived": (
-        "Look at what the Python of {where} does instead: py-spy dump --pid PID on its host; if it is gone, at its error output",
+        "Look at what the Python of {where} does instead: py-spy dump --pid {pid} on its host; if it is gone, its error output",
         "Check whether it loads data, writes a checkpoint or holds a lock there: the other ranks wait for that",
     ),
     "lost_device": (
