@@ -24,7 +24,7 @@ from rankscope.analysis.result.text import CYAN, GREEN, RED, UNKNOWN, YELLOW, al
 from rankscope.base.text import printable
 
 _SHOWN_RANKS: Final = 8
-_DISPENSABLE_OF_RANKS: Final = ("own before", "own after")
+_DISPENSABLE_OF_RANKS: Final = ("host", "own time")
 _DISPENSABLE: Final = ("between", "of the step")
 """Columns that are dropped on a narrow terminal, in this order."""
 _COLORS: Final[dict[Outcome, str]] = {
@@ -185,15 +185,16 @@ def _rank_table(ranks: Sequence[RankShift], per: Per, width: int) -> str:
     if not changed:
         return ""
     changed.sort(key=lambda row: -abs(row.excess_b_us - row.excess_a_us))
-    rows = [["rank", "host", "own before", "own after", "against its peers", "imposed before", "imposed after", "phase", ""]]
+    rows = [["rank", "host", "own time", "against its peers", "imposed wait", "phase", ""]]
     for row in changed[:_SHOWN_RANKS]:
         host = row.host_b or UNKNOWN
         if row.host_a and row.host_a != row.host_b:
             host = f"{row.host_a} -> {host}"
         against = time(row.excess_b_us - row.excess_a_us, signed=True)
         word = {"worse": "slower", "better": "faster"}.get(row.outcome, row.outcome)
-        times = [time(row.own_a_us), time(row.own_b_us), against, _value(row.imposed_a_us, "us"), _value(row.imposed_b_us, "us")]
-        rows.append([str(row.rank), printable(host), *times, row.phase or UNKNOWN, word])
+        own = f"{time(row.own_a_us)} -> {time(row.own_b_us)}"
+        imposed = f"{_value(row.imposed_a_us, 'us')} -> {_value(row.imposed_b_us, 'us')}"
+        rows.append([str(row.rank), printable(host), own, against, imposed, row.phase or UNKNOWN, word])
     rows = fitting(rows, width, _DISPENSABLE_OF_RANKS)
     lines = textwrap.wrap(
         f"ranks whose own time changed against that of the others; imposed wait per {per} and waiting rank", width
