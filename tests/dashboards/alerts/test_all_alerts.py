@@ -50,10 +50,6 @@ def alert(state: Any = "resolved", start_ns: int = AT, end_ns: int | None = AT +
     )
 
 
-def said(component: Any) -> str:
-    return str(component.to_plotly_json() if hasattr(component, "to_plotly_json") else component)
-
-
 def finding(run: Path, status: Any, at_ns: int, *, summary: str = "It hangs.", **labels: str) -> None:
     told = {"alertname": "TrainingHang", "severity": "critical", **labels}
     append_finding(
@@ -110,7 +106,7 @@ def test_a_time_that_no_calendar_has_takes_nothing_else_away() -> None:
     row = alert_row(odd, {}, now_unix_ns=AT)
     assert row["alert"]
     assert not {"started", "ended"} & set(row)
-    assert "not known" in said(alert_article(odd))
+    assert "not known" in str(alert_article(odd))
     assert len(alert_times([odd, alert()], COLORS, now_unix_ns=AT).data) == 4
     assert alert_counts([odd, alert()], COLORS).says
 
@@ -190,11 +186,11 @@ def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, m
 def test_the_selected_alert_says_what_it_rests_on_with_its_runbook(memory_runs: Any) -> None:
     found = AlertsFound([alert(), alert(rank="3")], [])
 
-    shown = said(picked(found, (row_id(found.alerts[0]),)))
+    shown = str(picked(found, (row_id(found.alerts[0]),)))
 
     assert "imposed wait" in shown
     assert "Markdown" in shown
-    assert "Select a row" in said(picked(found, ("another",)))
+    assert "Select a row" in str(picked(found, ("another",)))
 
 
 def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -> None:
