@@ -1,25 +1,48 @@
-"""Blocks of a page, found and called by name as the page does."""
+"""Blocks of a page, found and called by name as the page does, and their texts."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.live.pages import Pages
+from rankscope.dashboards.live.pages import Pages, verdict_kind
 from rankscope.dashboards.model.drawn import Drawn
 from rankscope.dashboards.model.page import Block, Figure, Part, Table, every, find
+from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import View
 from rankscope.dashboards.web.config import DashboardConfig
+
+B = TypeVar("B", bound=Block)
+UNSEEN = {"kind", "role", "style", "tag", "tone"}
+"""Fields of blocks that are no text."""
+
+
+def run_of(source: Any, run_id: str = "run-1") -> RunData:
+    """Return what a view is made of."""
+    return RunData(source, source.summary(run_id))
+
+
+def run_text(source: Any, view: View) -> str:
+    """Return all text of a run's page, from its name on."""
+    run = run_of(source)
+    return text_of([*run_head(run.summary, verdict_kind(run)), *view.blocks(run, PageState())], " ")
 
 
 def block(kind: type[Block], view: View, name: str, run: RunData, state: PageState) -> Any:
     """Return a block of a view."""
     found = find(view.blocks(run, state), kind, name)
     assert found is not None, name
+    return found
+
+
+def only(blocks: Sequence[Block], kind: type[B]) -> B:
+    """Return the only block of a kind."""
+    (found,) = (one for one in every(blocks) if isinstance(one, kind))
     return found
 
 
@@ -71,15 +94,21 @@ def text_of(what: Any, between: str = "") -> str:
     if isinstance(what, Part):
         return text_of(what.make(), between)
     if isinstance(what, (list, tuple)):
-        return between.join(text_of(one, between) for one in what)
+        return between.join(filter(None, (text_of(one, between) for one in what)))
     if is_dataclass(what):
-        return between.join(text_of(getattr(what, one.name), between) for one in fields(what))
+        return text_of([getattr(what, one.name) for one in fields(what) if one.name not in UNSEEN], between)
     return ""
 
 
 def page_for(path: object, search: object, source: Any, config: DashboardConfig | None = None) -> tuple[Any, str]:
     """Return the page of an address as components, and its name."""
     return Pages(source, config or DashboardConfig()).page(path, search)
+
+
+def page_text(source: Any, path: object, search: object = "", config: DashboardConfig | None = None) -> str:
+    """Return the page of an address as JSON, with all its texts; for what ``Pages`` adds to the blocks, such as errors."""
+    page = page_for(path, search, source, config)[0]
+    return json.dumps(page.to_plotly_json(), default=lambda one: one.to_plotly_json(), ensure_ascii=False)
 
 
 def draw_at(source: Any, path: str, name: str, search: str = "", colors: Palette = PALETTES["light"]) -> tuple[Drawn, bool]:

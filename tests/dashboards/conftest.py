@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from tests.dashboards import recorded_run
-from tests.dashboards.dash_client import Caller
 from tests.dashboards.memory_runs import MemoryRuns
 from tests.dashboards.recorded_run import step_record
 from tests.dashboards.straggler import straggler_analysis, straggler_table
@@ -50,12 +49,6 @@ def memory_runs(analysis: Analysis, table: StepTable) -> MemoryRuns:
     source = MemoryRuns()
     source.put(analysis, table)
     return source
-
-
-@pytest.fixture
-def caller() -> type[Caller]:
-    """Class of clients of an app: ``caller(app)``."""
-    return Caller
 
 
 @pytest.fixture

@@ -1,46 +1,70 @@
-"""Waits and checks of browser pages, shared by the tests."""
+"""Waits and checks of browser pages, shared by the tests.
+
+Tests find things by role and name. What follows after ``Things without a role`` is found otherwise, each for the reason given.
+"""
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Literal
 
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 Opened = Callable[..., AbstractContextManager[Page]]
 PATIENCE_MS = 60_000
+HEAT_MAP = "Heat map of the chosen metric by rank and step"
+
+
+def figure(page: Page, name: str) -> Locator:
+    """Return the figure whose description begins with ``name``."""
+    return page.get_by_role("figure", name=re.compile(f"^{re.escape(name)}"))
+
+
+def region(page: Page, name: str) -> Locator:
+    """Return the section with that title."""
+    return page.get_by_role("region", name=name, exact=True)
+
+
+def rows(within: Locator) -> Locator:
+    """Return the rows of a table, without its head. Those of columns that stay in place count separately."""
+    return within.get_by_role("row").filter(has=within.page.get_by_role("gridcell"))
 
 
 def drawn(page: Page, *names: str) -> None:
     """Wait until these figures and their captions are drawn."""
     for name in names:
-        expect(page.locator(f"#{name} .main-svg").first).to_be_visible()
-        expect(page.locator(f"#{name} .says")).not_to_be_empty()
+        _is_drawn(figure(page, name))
+
+
+def _is_drawn(one: Locator) -> None:
+    expect(one.get_by_role("img").first).to_be_visible()
+    expect(caption(one)).not_to_be_empty()
 
 
 def all_drawn(page: Page) -> None:
     """Wait until all figures and tables of a page are drawn."""
-    for graph in page.locator("figure.figure").all():
-        expect(graph.locator(".main-svg").first).to_be_visible()
-        expect(graph.locator("figcaption")).not_to_be_empty()
+    for one in page.get_by_role("figure").all():
+        _is_drawn(one)
     page.wait_for_load_state("networkidle")
     # A table creates its header rows before their cells.
-    page.wait_for_function("() => [...document.querySelectorAll('.ag-header-row')].every(row => row.childElementCount)")
+    page.wait_for_function("() => [...document.querySelectorAll('[role=row]')].every(row => row.childElementCount)")
 
 
 def view_drawn(page: Page) -> None:
     """Wait until a view is completely drawn."""
-    expect(page.locator("#view")).to_be_visible()
-    expect(page.locator("#page h1")).to_have_count(1)  # during the analysis there is a second heading
+    expect(page.get_by_role("navigation", name="Views of the run")).to_be_visible()
+    expect(page.get_by_role("main").get_by_role("heading", level=1)).to_have_count(1)  # during the analysis there is a second
     all_drawn(page)
 
 
 def ranks_drawn(page: Page) -> None:
     """Wait until the map and the table of ranks are drawn."""
-    expect(page.locator("#step-heatmap .main-svg").first).to_be_visible()
-    expect(page.locator(".ag-row").first).to_be_attached()
+    drawn(page, HEAT_MAP)
+    expect(region(page, "All ranks").get_by_role("row", name="0", exact=True)).to_be_attached()
 
 
 def fits(page: Page) -> bool:
@@ -49,10 +73,10 @@ def fits(page: Page) -> bool:
     return found
 
 
-def saved_rows(page: Page, button: str, *, exact: bool = False) -> tuple[str, list[dict[str, str]]]:
+def saved_rows(page: Page, button: str) -> tuple[str, list[dict[str, str]]]:
     """Click a button; return name and rows of the CSV file that it saves."""
     with page.expect_download() as download:
-        page.get_by_role("button", name=button, exact=exact).click()
+        page.get_by_role("button", name=button).click()
     with download.value.path().open(encoding="utf-8-sig", newline="") as file:
         return download.value.suggested_filename, list(csv.DictReader(file))
 
@@ -65,3 +89,70 @@ def serious(page: Page) -> list[str]:
         if found["impact"] in {"serious", "critical"}
         for node in found["nodes"]
     ]
+
+
+# Things without a role ----------------------------------------------------------------------------------------------------------
+
+
+def caption(one: Locator) -> Locator:
+    """Return a figure's summary in words: Playwright gives the element of a caption no role."""
+    return one.locator("figcaption")
+
+
+def current(navigation: Locator) -> Locator:
+    """Return the link of the page that is open: Playwright cannot ask for ``aria-current``."""
+    return navigation.locator("[aria-current=page]")
+
+
+def place(one: Locator, x: float, y: float) -> tuple[float, float]:
+    """Return a place on the screen in the area of a picture; ``x`` and ``y`` are fractions of it.
+
+    Plotly draws a picture without roles, and takes clicks and drags in an invisible layer above it.
+    """
+    box = area(one).bounding_box()
+    assert box is not None
+    return box["x"] + x * box["width"], box["y"] + y * box["height"]
+
+
+def area(one: Locator) -> Locator:
+    """Return the layer of a picture that takes clicks and drags (``place`` says why)."""
+    return one.locator(".nsewdrag").first
+
+
+def drag(one: Locator, first: float, last: float) -> None:
+    """Drag over a range of a picture's x axis, given as fractions of its width."""
+    one.scroll_into_view_if_needed()
+    mouse = one.page.mouse
+    mouse.move(*place(one, first, 0.2))
+    mouse.down()
+    mouse.move(*place(one, last, 0.2), steps=5)
+    mouse.up()
+
+
+def lightest(one: Locator) -> str:
+    """Return the first colour of a heat map's scale: the map itself is pixels of an image."""
+    color: str = one.locator(".js-plotly-plot").evaluate("plot => plot.data[0].colorscale[0][1]")
+    return color
+
+
+def expect_scheme(page: Page, scheme: Literal["light", "dark"]) -> None:
+    """Wait until the page is light or dark: a colour has no role."""
+    bright = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).reduce((sum, one) => sum + +one, 0)"
+    page.wait_for_function(f"scheme => ({bright} >= 384 ? 'light' : 'dark') === scheme", arg=scheme)
+
+
+def brightness(one: Locator, of: Literal["color", "fill"]) -> float:
+    """Return the brightness of a text, 0 to 255."""
+    found = one.evaluate("(one, name) => getComputedStyle(one)[name]", of)
+    return sum(map(int, re.findall(r"\d+", found)[:3])) / 3
+
+
+def verdict_comes_during_a_selection(box: Locator, run: str, verdict: str) -> None:
+    """Tick a box and give the table the verdict of another run in one moment of the browser, which no user can time."""
+    box.evaluate(
+        """(box, row) => {
+            box.click();
+            dash_clientside.set_props("runs-answer", {data: {number: 0, rows: [row]}});
+        }""",
+        {"id": run, "name": run, "folder": run, "kind": "Told", "verdict": verdict},
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
-from tests.dashboards.browser.pages import Opened, all_drawn, saved_rows
+from tests.dashboards.browser.pages import Opened, all_drawn, figure, region, rows, saved_rows
 
 from rankscope.alerts.alert import fingerprint
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
@@ -54,37 +54,37 @@ def found_in(run: Path, run_id: str, rank: int, *, ended: bool, name: str = "Tra
 def test_alerts_of_all_runs_are_searched_read_saved_and_followed(runs: Path, url: str, opened: Opened) -> None:
     with opened(f"{url}/alerts") as page:
         # Then the firing alert comes first, although the other one is newer
-        rows = page.locator(".ag-center-cols-container .ag-row")
-        expect(rows).to_have_count(2)
-        expect(rows.first).to_contain_text("Fires")
-        expect(page.locator("#alerts-count")).to_have_text("2 alerts, 1 firing")
-        expect(page.locator("#alert-counts")).to_contain_text("2 alerts, 1 of them firing")
+        alerts, selected = rows(region(page, "All alerts")), region(page, "The selected alert")
+        expect(alerts).to_have_count(2)
+        expect(alerts.first).to_contain_text("Fires")
+        expect(page.get_by_text("2 alerts, 1 firing", exact=True)).to_be_visible()
+        expect(figure(page, "Bars of how many alerts began")).to_contain_text("2 alerts, 1 of them firing")
 
         # And its text and runbook can be opened, also by keyboard
-        rows.first.locator(".ag-cell").nth(1).click()
-        expect(page.locator("#alerts-picked")).to_contain_text("=Rank 2 <b>is slow</b>.")
-        expect(page.locator("#alerts-picked summary", has_text="Runbook")).to_be_visible()
+        alerts.first.get_by_role("gridcell", name="warning").click()
+        expect(selected).to_contain_text("=Rank 2 <b>is slow</b>.")
+        expect(selected.get_by_text("Runbook")).to_be_visible()
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Space")
-        expect(page.locator("#alerts-picked")).to_contain_text("=Rank 3")
+        expect(selected).to_contain_text("=Rank 3")
 
         # And it can be saved with formulas escaped for spreadsheets
-        _, saved = saved_rows(page, "Save as CSV", exact=True)
+        _, saved = saved_rows(page, "Save as CSV: all alerts")
         assert [row["What it says"] for row in saved] == ["'=Rank 2 <b>is slow</b>.", "'=Rank 3 <b>is slow</b>."]
 
         # And the search works
         page.get_by_label("Search alerts").fill("over")
-        expect(rows).to_have_count(1)
+        expect(alerts).to_have_count(1)
         expect(page).to_have_url(re.compile(r"/alerts\?q=over&picked=[0-9a-f]{18}$"))
         page.reload()
-        expect(rows).to_have_count(1)
-        expect(page.locator("#alerts-picked")).to_contain_text("=Rank 3")
+        expect(alerts).to_have_count(1)
+        expect(selected).to_contain_text("=Rank 3")
         page.get_by_label("Search alerts").fill("")
-        expect(rows).to_have_count(2)
+        expect(alerts).to_have_count(2)
 
         # And a new alert appears without a reload
         found_in(runs / "a", "a", 1, ended=True)
-        expect(rows).to_have_count(3)
+        expect(alerts).to_have_count(3)
 
         # And the run's page opens with the rank selected
         page.get_by_role("link", name="live").click()
@@ -93,16 +93,16 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(runs: Path, url
 
 def test_a_run_is_replayed_from_its_page(url: str, opened: Opened) -> None:
     with opened(f"{url}/run/a/alerts", timezone_id="Asia/Tokyo") as page:
-        expect(page.locator("#replay-times")).to_contain_text("Nothing is replayed")
+        times, answer = figure(page, "Bars of the times at which alerts would have"), region(page, "Would it have fired?")
+        expect(times).to_contain_text("Nothing is replayed")
         all_drawn(page)  # content above the list moves it, so an early click would miss
 
         page.get_by_role("textbox", name="Replay").click()
         page.get_by_role("option", name="TrainingStraggler").click()
 
         expect(page).to_have_url(f"{url}/run/a/alerts?replay=TrainingStraggler")
-        expect(page.locator("#alert-replay-section table")).to_contain_text("into the run")
-        expect(page.locator("#replay-times")).to_contain_text("Alerts that would have fired: ")
-        expect(page.locator("#replay-times .ytick").first).to_contain_text("rank 2 on node-1")
-        expect(page.locator("#replay-times .xtitle")).to_contain_text("Asia/Tokyo")
+        expect(answer.get_by_role("table")).to_contain_text("into the run")
+        for text in ("Alerts that would have fired: ", "rank 2 on node-1", "Asia/Tokyo"):
+            expect(times).to_contain_text(text)
         page.reload()
-        expect(page.locator("#alert-replay-section table")).to_contain_text("into the run")
+        expect(answer.get_by_role("table")).to_contain_text("into the run")

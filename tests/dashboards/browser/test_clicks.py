@@ -6,7 +6,7 @@ import re
 
 import pytest
 from playwright.sync_api import expect
-from tests.dashboards.browser.pages import Opened, drawn
+from tests.dashboards.browser.pages import Opened, caption, drag, drawn, figure, region
 from tests.dashboards.gpu_samples import uuid
 
 pytestmark = pytest.mark.slow
@@ -14,32 +14,28 @@ pytestmark = pytest.mark.slow
 
 def test_a_drag_over_the_trend_is_in_the_address(run_url: str, opened: Opened) -> None:
     with opened(run_url) as page:
-        drawn(page, "waterfall", "trend", "rate")
-        expect(page.locator("#trend figcaption")).to_contain_text("Over 60 steps the median step takes")
+        trend = figure(page, "Lines of the step time over the steps")
+        drawn(page, "Bars of the parts of a step", "Lines of the step time", "Line of what is done per second")
+        expect(caption(trend)).to_contain_text("Over 60 steps the median step takes")
         # When a range of steps is dragged over
-        page.locator("#trend").scroll_into_view_if_needed()
-        box = page.locator("#trend .nsewdrag").bounding_box()
-        assert box is not None
-        page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
-        page.mouse.down()
-        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 50, steps=5)
-        page.mouse.up()
+        drag(trend, 0.25, 0.5)
         # Then the address has the range, and the figure shows only these steps
         expect(page).to_have_url(re.compile(r"steps=1[0-9]-[23][0-9]$"))
-        expect(page.locator("#trend figcaption")).not_to_contain_text("Over 60 steps")
+        expect(caption(trend)).not_to_contain_text("Over 60 steps")
         page.go_back()
-        expect(page.locator("#trend figcaption")).to_contain_text("Over 60 steps")
+        expect(caption(trend)).to_contain_text("Over 60 steps")
 
         page.get_by_role("link", name="Overlap", exact=True).click()
-        drawn(page, "breakdown-bars", "overlap-spread", "collective-waits", "collective-bandwidth")
-        expect(page.locator("#collective-waits figcaption")).to_contain_text("all_reduce · default_pg (4 ranks)")
+        waits = "Stacked bars of transfer and waiting per collective"
+        drawn(page, "Stacked bars of compute, overlap", "Histogram of the overlap ratio", waits, "Bars of bus bandwidth")
+        expect(caption(figure(page, waits))).to_contain_text("all_reduce · default_pg (4 ranks)")
 
 
 def test_a_click_on_a_row_of_the_table_shows_its_gpu(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/hardware") as page:
-        drawn(page, "gpu-lines")
-        page.locator("#gpu-table-section .ag-row [col-id=ranks]").nth(1).click()
+        lines = "Temperature, power, SM clock and use of the picked GPU"
+        drawn(page, lines)
+        region(page, "All GPUs").get_by_role("row", name=re.compile("^3 ")).get_by_role("gridcell").first.click()
         expect(page).to_have_url(re.compile(f"rank=3&gpu={uuid(3)}"))
-        expect(page.locator("#gpu-lines figcaption")).to_contain_text("rank 3")
-        title = page.evaluate("document.querySelector('#gpu-lines .js-plotly-plot').layout.title.text")
-        assert title == "node-1 · GPU 1, rank 3"
+        expect(caption(figure(page, lines))).to_contain_text("rank 3")
+        expect(figure(page, lines).get_by_role("img").filter(has_text="node-1 · GPU 1, rank 3")).to_be_visible()

@@ -10,13 +10,40 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, Page, expect
 from tests.dashboards.browser.conftest import HOSTS
-from tests.dashboards.browser.pages import Opened, fits, ranks_drawn, saved_rows, view_drawn
+from tests.dashboards.browser.pages import (
+    Opened,
+    figure,
+    fits,
+    ranks_drawn,
+    region,
+    saved_rows,
+    verdict_comes_during_a_selection,
+    view_drawn,
+)
 
 pytestmark = pytest.mark.slow
 
-ROWS = ".ag-center-cols-container .ag-row"
+
+def runs(page: Page) -> Locator:
+    """Return the links of the list to its runs."""
+    return region(page, "All runs").get_by_role("grid").get_by_role("link")
+
+
+def row_of(page: Page, run: str) -> Locator:
+    """Return the row of a run with its folder, state and verdict."""
+    return page.get_by_role("row", name=re.compile(f"^{run} "))
+
+
+def box_of(page: Page, name: str) -> Locator:
+    """Return the box that selects a run by its name."""
+    return page.get_by_role("row", name=re.compile(f" {name}$")).get_by_role("checkbox")
+
+
+def ticked(page: Page) -> Locator:
+    """Return the ticked boxes."""
+    return page.get_by_role("checkbox", checked=True)
 
 
 def write_many(root: Path, write_run: Callable[..., Path], count: int) -> None:
@@ -45,53 +72,44 @@ def test_many_runs_are_searched_sorted_selected_and_compared(
     either = "|".join(picked)
     url = serve(tmp_path)
     with opened(url) as page:
-        expect(page.locator("#runs-count")).to_have_text(f"{count:,} runs")
-        rows = page.locator(ROWS)
-        expect(rows.first).to_contain_text("Straggler")
-        assert rows.count() < 100, "only what is in view is in the page"
+        expect(page.get_by_text(f"{count:,} runs", exact=True)).to_be_visible()
+        expect(row_of(page, "run-0000")).to_contain_text("Straggler")
+        assert runs(page).count() < 100, "only what is in view is in the page"
 
         page.get_by_label("Search runs").fill(search)
-        expect(rows).to_have_count(11)
+        expect(runs(page)).to_have_count(11)
         expect(page).to_have_url(f"{url}/?q={search}")
-        name = page.locator(".ag-header-cell-text", has_text="Run")
+        name = page.get_by_role("columnheader", name="Run")
         name.click()
         expect(page).to_have_url(f"{url}/?q={search}&sort=name")
         name.click()
         expect(page).to_have_url(f"{url}/?q={search}&sort=-name")
-        expect(page.locator(".run-link").first).to_have_text(f"job-{last}")
+        expect(runs(page).first).to_have_text(f"job-{last}")
 
         page.go_back()
         expect(page).to_have_url(f"{url}/?q={search}&sort=name")
-        expect(page.locator(".run-link").first).to_have_text(search)
-        for number, run in enumerate(picked, start=1):  # rows are addressed by id: sorting may still move them
-            page.locator(f".ag-row[row-id='{run}'] .ag-checkbox-input").check()
+        expect(runs(page).first).to_have_text(search)
+        for number, one in enumerate((some, some * 10), start=1):
+            box_of(page, f"job-{one}").check()
             expect(page).to_have_url(re.compile(f"sort=name&picked=(({either}),?){{{number}}}$"))
         page.get_by_role("link", name="Compare 2 runs").click()
-        expect(page.locator("#compare-verdict")).to_contain_text("Not enough data")
+        expect(page.get_by_text("Not enough data").first).to_be_visible()
         assert "/compare?runs=id-" in page.url
         page.go_back()
-        expect(rows).to_have_count(11)
-        selected = page.locator(".ag-center-cols-container .ag-row-selected")
-        expect(selected).to_have_count(2)
+        expect(runs(page)).to_have_count(11)
+        expect(ticked(page)).to_have_count(2)
         expect(page.get_by_role("link", name="Compare 2 runs")).to_be_visible()
         page.go_back()
-        expect(selected).to_have_count(1)
-        expect(page.locator("#runs-compare")).to_have_text("Select two runs to compare")
+        expect(ticked(page)).to_have_count(1)
+        expect(page.get_by_text("Select two runs to compare")).to_be_visible()
     address = f"{url}/?q={search}&picked={picked[1]},{picked[0]}"
     with opened(address) as page:
-        selected = page.locator(".ag-center-cols-container .ag-row-selected")
-        expect(selected).to_have_count(2)
-        page.locator(f".ag-row[row-id='id-{last:04}'] .ag-checkbox-input").check()
+        expect(ticked(page)).to_have_count(2)
+        box_of(page, f"job-{last}").check()
         expect(page).to_have_url(re.compile(f"picked=({either}|id-{last:04}|,){{5}}$"))
         page.go_back()
-        expect(selected).to_have_count(2)
+        expect(ticked(page)).to_have_count(2)
         expect(page).to_have_url(address)
-
-
-TOLD = """() => {
-    document.querySelector(".ag-row[row-id='a'] .ag-checkbox-input").click();
-    dash_clientside.set_props("runs-answer", {data: {number: 0, rows: [{id: "b", name: "b", kind: "Told", verdict: "late"}]}});
-}"""
 
 
 def test_the_list_follows_runs_and_verdicts_as_they_come_without_losing_what_is_selected(
@@ -101,74 +119,73 @@ def test_the_list_follows_runs_and_verdicts_as_they_come_without_losing_what_is_
         write_run(tmp_path / name, run_id=name, name=name, steps=12)
     url = serve(tmp_path)
     with opened(url) as page:
-        selected = page.locator(".ag-pinned-left-cols-container .ag-row-selected")
         # given a list with all verdicts
         for run in ("a", "b"):
-            expect(page.locator(f"{ROWS}[row-id='{run}']")).to_contain_text("Straggler")
+            expect(row_of(page, run)).to_contain_text("Straggler")
         # when a verdict arrives at the moment of a selection
-        page.evaluate(TOLD)
+        verdict_comes_during_a_selection(box_of(page, "a"), "b", "late")
         # then it is shown and searchable, and the selection stays
-        expect(page.locator(f"{ROWS}[row-id='b']")).to_contain_text("late")
+        expect(row_of(page, "b")).to_contain_text("late")
         expect(page).to_have_url(f"{url}/?picked=a")
-        expect(selected).to_have_count(1)
+        expect(ticked(page)).to_have_count(1)
         page.get_by_label("Search runs").fill("late")
-        expect(page.locator(ROWS)).to_have_count(1)
-        expect(page.locator(".run-link")).to_have_text("b")
+        expect(runs(page)).to_have_text(["b"])
         page.get_by_label("Search runs").fill("")
-        expect(page.locator(ROWS)).to_have_count(2)
-        expect(selected).to_have_count(1)
+        expect(runs(page)).to_have_count(2)
+        expect(ticked(page)).to_have_count(1)
         # and a new run does not undo the selection either
         write_run(tmp_path / "c", run_id="c", name="c", steps=12, finished=False, start_unix_ns=1_790_000_100_000_000_000)
-        expect(page.locator(".run-link")).to_have_count(3)
-        expect(page.locator(".run-link").first).to_have_text("c")
-        expect(page.locator(ROWS).first).to_contain_text("Live")
-        expect(selected).to_have_count(1)
+        expect(runs(page)).to_have_count(3)
+        expect(runs(page).first).to_have_text("c")
+        expect(row_of(page, "c")).to_contain_text("Live")
+        expect(ticked(page)).to_have_count(1)
 
 
 def test_a_comparison_shows_its_figures_and_gives_their_numbers_away(site: str, opened: Opened) -> None:
     address = f"{site}/compare?runs=a,b"
     with opened(address) as page:
-        expect(page.locator("#compare-verdict")).to_contain_text("B is slower than A")
-        expect(page.locator("#compare-steps .legendtext").first).to_have_text("A: <b>sound</b>")
-        _, rows = saved_rows(page, "Save as CSV: Differences of the parts")
-        assert rows[0]["quantity"] == "step time"
+        verdict = page.get_by_role("heading", name="B is slower than A")
+        expect(verdict).to_be_visible()
+        expect(figure(page, "Curves of the distribution of step times")).to_contain_text("A: <b>sound</b>")
+        _, saved = saved_rows(page, "Save as CSV: Differences of the parts")
+        assert saved[0]["quantity"] == "step time"
         page.get_by_role("textbox", name="Shown by").click()
         page.get_by_role("option", name="Ranks").click()
         expect(page).to_have_url(f"{address}&by=rank")
-        expect(page.locator("#compare-ranks .ytick").first).to_contain_text("rank")
+        expect(figure(page, "Changes of own time")).to_contain_text(re.compile(r"rank \d"))
         page.get_by_role("link", name="Lost GPU-hours").click()
-        expect(page.locator("#lost-hours-section")).to_contain_text("Runs counted")
+        expect(region(page, "GPU time lost, by host and cause")).to_contain_text("Runs counted")
         page.go_back()
-        expect(page.locator("#compare-verdict")).to_be_visible()
+        expect(verdict).to_be_visible()
 
 
 def test_runs_are_opened_and_their_table_is_left_by_keyboard(site: str, opened: Opened) -> None:
     with opened(site) as page:
         for run, verdict in {"run-1": "Straggler", "a": "Compute bound", "b": "Straggler"}.items():
-            expect(page.locator(f"{ROWS}[row-id='{run}']")).to_contain_text(verdict)
-        page.locator("#runs-csv").focus()
+            expect(row_of(page, run)).to_contain_text(verdict)
+        focused = page.get_by_role("grid").locator(":focus")
+        page.get_by_role("button", name="Save as CSV: all runs").focus()
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.closest('#runs-grid') !== null")
+        expect(focused).to_have_count(1)
         for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
             page.keyboard.press(key)
+        expect(page.get_by_role("gridcell").and_(page.locator(":focus"))).to_have_count(1)
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.closest('#runs-grid') === null"), "one key leads out of it"
-        page.keyboard.press("Shift+Tab")
-        page.locator(".ag-cell-focus").focus()
-        focused = page.evaluate("document.activeElement.closest('.ag-row').getAttribute('row-id')")
+        expect(focused).to_have_count(0)  # one key leads out of it
+        row_of(page, "run-1").get_by_role("gridcell", name="Straggler").focus()
         page.keyboard.press("Enter")
-        expect(page).to_have_url(f"{site}/run/{focused}")
+        expect(page).to_have_url(f"{site}/run/run-1")
         view_drawn(page)
 
 
 def test_a_hostile_run_does_nothing_on_a_narrow_screen(site: str, opened: Opened) -> None:
     with opened(site, viewport={"width": 360, "height": 740}) as page:
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
-        expect(page.locator(".run-link")).to_have_count(3)
-        expect(page.locator("#runs-grid")).to_contain_text("Finished")
+        expect(runs(page)).to_have_count(3)
+        expect(page.get_by_role("grid")).to_contain_text("Finished")
         assert fits(page)
-        page.locator(".run-link").filter(has_text="<img").click()
-        expect(page.locator("#verdict-sentence")).to_contain_text(r"\u202e\u2067gnp.exe")
+        runs(page).filter(has_text="<img").click()
+        expect(page.get_by_role("heading", name=r"\u202e\u2067gnp.exe")).to_be_visible()
         assert fits(page)
         page.get_by_role("link", name="Ranks × steps").click()
         ranks_drawn(page)
@@ -177,13 +194,13 @@ def test_a_hostile_run_does_nothing_on_a_narrow_screen(site: str, opened: Opened
         assert page.locator("a[href*=evil]").count() == 0
         assert "\u202e" not in page.content()
 
-        _, rows = saved_rows(page, "Save as CSV", exact=True)
-        assert len(rows) == 4
-        assert rows[0]["Host"] == "'" + HOSTS[0]
-        assert rows[1]["Host"] == HOSTS[1]
-        assert rows[2]["Host"] == r"\u202e\u2067gnp.exe\u200b"
-        assert rows[3]["Host"].startswith("'+1WWW")
-        assert all(row["GPU"].startswith("'@") for row in rows)
-        assert float(rows[2]["Own ms, median"]) > 2 * float(rows[1]["Own ms, median"])
-        page.locator(".brand").click()
-        expect(page.locator(".run-link")).to_have_count(3)
+        _, saved = saved_rows(page, "Save as CSV: All ranks")
+        assert len(saved) == 4
+        assert saved[0]["Host"] == "'" + HOSTS[0]
+        assert saved[1]["Host"] == HOSTS[1]
+        assert saved[2]["Host"] == r"\u202e\u2067gnp.exe\u200b"
+        assert saved[3]["Host"].startswith("'+1WWW")
+        assert all(row["GPU"].startswith("'@") for row in saved)
+        assert float(saved[2]["Own ms, median"]) > 2 * float(saved[1]["Own ms, median"])
+        page.get_by_role("link", name="rankscope", exact=True).click()
+        expect(runs(page)).to_have_count(3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from playwright.sync_api import Page, ViewportSize, expect
-from tests.dashboards.browser.pages import Opened, all_drawn, fits, serious, view_drawn
+from tests.dashboards.browser.pages import Opened, all_drawn, current, expect_scheme, fits, region, serious, view_drawn
 
 from rankscope.dashboards.model.state import run_path
 from rankscope.dashboards.model.view import View
@@ -19,8 +19,7 @@ by_slug = pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.slug or "
 def darken(page: Page) -> None:
     """Switch the system to the dark scheme and wait until the page has followed."""
     page.emulate_media(color_scheme="dark")
-    scheme = "document.documentElement.getAttribute('data-mantine-color-scheme')"
-    page.wait_for_function(f"() => [null, 'dark'].includes({scheme})")  # the login page is not part of the app
+    expect_scheme(page, "dark")
     page.wait_for_function(FADED)
 
 
@@ -35,13 +34,14 @@ def test_a_view_is_drawn_accessible_and_reached_by_keyboard(site: str, opened: O
     with opened(address, color_scheme="light", reduced_motion="reduce") as page:
         view_drawn(page)
         expect(page).to_have_url(address)
-        expect(page.locator("#views .current")).to_have_text(view.label)
-        expect(page.locator("h1")).to_have_text("bert-base")
+        expect(current(page.get_by_role("navigation", name="Views of the run"))).to_have_text(view.label)
+        expect(page.get_by_role("heading", level=1)).to_have_text("bert-base")
         assert serious(page) == []
 
         page.keyboard.press("Tab")
-        expect(page.locator(".skip")).to_be_focused()
-        expect(page.locator(".skip")).to_be_in_viewport()
+        skip = page.get_by_role("link", name="Skip to the page")
+        expect(skip).to_be_focused()
+        expect(skip).to_be_in_viewport()
         page.keyboard.press("Enter")
         wanted = page.evaluate(CONTROLS)
         reached, unseen = [], []
@@ -90,7 +90,7 @@ SITE = {
 @pytest.mark.parametrize("where", SITE)
 def test_a_page_of_the_site_is_accessible_and_fits_a_narrow_screen(site: str, opened: Opened, where: str) -> None:
     with opened(f"{site}{where}", color_scheme="light") as page:
-        expect(page.locator("h1")).to_have_text(SITE[where])
+        expect(page.get_by_role("heading", level=1)).to_have_text(SITE[where])
         all_drawn(page)
         assert serious(page) == []
         page.set_viewport_size(NARROW)
@@ -102,13 +102,13 @@ def test_a_page_of_the_site_is_accessible_and_fits_a_narrow_screen(site: str, op
 @pytest.mark.parametrize("where", SITE)
 def test_a_page_of_the_site_is_accessible_in_the_dark_and_on_a_narrow_screen(site: str, opened: Opened, where: str) -> None:
     with opened(f"{site}{where}", color_scheme="light") as page:
-        expect(page.locator("h1")).to_have_text(SITE[where])
+        expect(page.get_by_role("heading", level=1)).to_have_text(SITE[where])
         all_drawn(page)
         darken(page)
         all_drawn(page)
         assert serious(page) == []
     with opened(f"{site}{where}", color_scheme="light", viewport=NARROW) as page:
-        expect(page.locator("h1")).to_have_text(SITE[where])
+        expect(page.get_by_role("heading", level=1)).to_have_text(SITE[where])
         all_drawn(page)
         assert fits(page)
         assert serious(page) == []
@@ -116,9 +116,9 @@ def test_a_page_of_the_site_is_accessible_in_the_dark_and_on_a_narrow_screen(sit
 
 CONTROLS = """() => {
     const kinds = ['a[href]', 'button:not([disabled])', 'input:not([disabled]):not([type=hidden])', 'summary'];
-    const all = [...document.querySelectorAll(kinds.map(kind => `#page ${kind}`).join(','))];
+    const all = [...document.querySelectorAll(kinds.map(kind => `main ${kind}`).join(','))];
     const mine = all.filter(one => one.checkVisibility({visibilityProperty: true}) && one.tabIndex >= 0
-        && !one.closest('.ag-root, .modebar, [aria-hidden=true]'));
+        && !one.closest('[role=grid], [role=toolbar], [aria-hidden=true]'));
     mine.forEach((one, number) => { one.dataset.number = number; });
     return mine.length;
 }"""
@@ -162,7 +162,7 @@ def test_a_choice_is_in_the_address_survives_reloading_and_is_undone_by_going_ba
         view_drawn(page)
         expect(page).to_have_url(f"{address}?{query}")
         if slug == "whatif":
-            expect(page.locator("#whatif-section")).to_contain_text("rank 2")
+            expect(region(page, "What if it were not slow")).to_contain_text("Without rank 2")
         else:
             expect(control).not_to_have_value(before)
         page.go_back()

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.dashboards.blocks import draw_at, page_for
+from tests.dashboards.blocks import draw_at, page_text
 
 from rankscope.analysis.compare.result import RankShift
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.app import create_app
 from rankscope.dashboards.compare.figures import host_rows
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.making import MadeBeside
-from rankscope.dashboards.web.config import DashboardConfig
 
 WriteRun = Callable[..., Path]
 UntilReady = Callable[[Callable[[], Any]], Any]
@@ -44,8 +41,7 @@ def source(folder: Path, write_run: WriteRun) -> DiskRuns:
 
 
 def said(source: Any, search: str) -> str:
-    page: Any = page_for("/compare", search, source, DashboardConfig())[0]
-    return json.dumps(page.to_plotly_json(), default=lambda one: one.to_plotly_json(), ensure_ascii=False)
+    return page_text(source, "/compare", search)
 
 
 def test_the_page_says_what_became_worse_and_shows_where(source: DiskRuns) -> None:
@@ -150,16 +146,6 @@ def test_a_comparison_that_is_being_made_says_how_far_and_asks_again(
     assert "Reading the runs: 1 of 2" in page
     assert '"type": "again"' in page
     assert draw_at(memory_runs, "/compare", "compare-steps", "?runs=run-1,b")[1] is False
-
-
-def test_the_choice_of_hosts_or_ranks_is_in_the_address(memory_runs: Any, caller: Any) -> None:
-    client = caller(create_app(memory_runs))
-
-    chosen = client.selected(("control", "by", "rank"), "?runs=a,b", controls={"by": "host"}, path="/compare")
-    assert chosen["address"]["search"] == "?runs=a,b&by=rank"
-    back = client.selected(("address", "", None), "?runs=a,b", controls={"by": "rank"}, path="/compare")
-    assert back[json.dumps({"name": "by", "type": "control"}, separators=(",", ":"))]["value"] == "host"
-    assert "address" not in back
 
 
 def test_a_comparison_is_made_once_per_state_of_its_runs(source: DiskRuns) -> None:

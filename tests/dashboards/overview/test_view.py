@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from tests.dashboards.blocks import draw, run_of, run_text, text_of, write
 
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.costs import Advice, AdviceEvidence, Memory, RankMemory, Throughput
 from rankscope.analysis.verdict.advice_table import TABLE
-from rankscope.dashboards.app import create_app
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.overlap.view import VIEW as OVERLAP
 from rankscope.dashboards.overview.advice import FIGURES
-from rankscope.dashboards.overview.view import work_and_memory
+from rankscope.dashboards.overview.view import VIEW, work_and_memory
+from rankscope.dashboards.ranks.view import VIEW as RANKS
+from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.runs.records import PhaseTimes, StepRecord
-
-PATIENCE_MS = 60_000
 
 WORK = Throughput(
     steps=50, step_us=80_000.0, replicas=4, samples_per_second=1_600.0, tokens_per_second=None, samples_per_second_per_rank=400.0,
@@ -45,12 +50,9 @@ ADVICE = Advice(
 )
 
 
-def words(component: Any) -> str:
-    """Return all text and links of a serialised component tree."""
-    if isinstance(component, dict):
-        props = component.get("props", component)
-        return " ".join(words(props[name]) for name in ("children", "href", "value") if name in props)
-    return " ".join(map(words, component)) if isinstance(component, list) else "" if component is None else str(component)
+def part(source: Any, name: str, *, rank: int | None = None) -> str:
+    """Return the text of a part of the overview."""
+    return text_of(write(VIEW, name, run_of(source), PageState(rank=rank)), " ")
 
 
 def slowing(at: int, by_us: float, *, steps: int = 100) -> StepTable:
@@ -69,70 +71,133 @@ def slowing(at: int, by_us: float, *, steps: int = 100) -> StepTable:
     return StepTable.from_records(0, {rank: [record(rank, step) for step in range(steps)] for rank in range(4)})
 
 
-def test_a_change_is_told_with_its_step_its_size_its_rank_and_a_link(memory_runs: Any, analysis: Analysis, caller: Any) -> None:
+def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any) -> None:
+    said = run_text(memory_runs, VIEW)
+    for expected in (
+        "Rank 2 on host node-1 makes the other 3 ranks wait", "Straggler", "slow input", "phase data", "rank 2", "host node-1",
+        "GPU-00000002", "96%", "2.07x", "12.4 GPU-h", "31.00 USD", "100%", "4 of 4 ranks", "steps 5 to 59",
+        "rankscope analyze runs/bert --format json", "Look at the data loader of rank 2", "Finished",
+    ):  # fmt: skip
+        assert expected in said, expected
+    assert "SIMULATED" not in said
+
+
+def test_a_simulated_run_says_so_loudly(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+    simulated = msgspec.structs.replace(analysis, source=msgspec.structs.replace(analysis.source, simulated=True))
+    memory_runs.put(simulated, table, simulated=True)
+    said = run_text(memory_runs, VIEW)
+    assert "SIMULATED" in said
+    assert "readings of this run are simulated" in said
+
+
+def test_warnings_and_what_is_not_known_are_said(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+    vague = msgspec.structs.replace(
+        analysis,
+        source=msgspec.structs.replace(analysis.source, coverage=None, warnings=["rank 3 was killed"]),
+        verdict=msgspec.structs.replace(analysis.verdict, confidence=None, slowdown=None, gpu_hours_lost=None, cost=None),
+    )
+    memory_runs.put(vague, table)
+    said = run_text(memory_runs, VIEW)
+    assert "rank 3 was killed" in said
+    assert said.count(" not known ") >= 4, "confidence, slowdown, GPU time and coverage"
+    assert "USD" not in said
+
+
+def test_a_recorder_that_gave_up_is_said(memory_runs: Any) -> None:
+    memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], unrecorded="rank 2")
+    assert "recorder off: rank 2" in run_text(memory_runs, VIEW)
+
+
+def test_evidence_is_shown_in_units_that_people_use(memory_runs: Any) -> None:
+    said = run_text(memory_runs, VIEW)
+    assert "own time excess 40 ms per step" in said
+    assert "p = 0.0005 permutation test" in said
+
+
+def test_a_silent_run_says_since_when(memory_runs: Any) -> None:
+    memory_runs.summaries["run-1"] = replace(
+        memory_runs.summaries["run-1"], status="silent", last_write_unix_ns=1_790_000_000_000_000_000
+    )
+    said = run_text(memory_runs, VIEW)
+    assert "Silent" in said
+    assert "2026-09-21" in said
+
+
+def test_a_run_without_a_step_says_what_is_missing(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    write_run(tmp_path / "run", ranks=0)
+    source = DiskRuns(tmp_path)
+    assert "Not enough data" in run_text(source, VIEW)
+    assert "No step has been recorded yet" in str(
+        draw(RANKS, "step-heatmap", run_of(source), PageState()).figure.layout.annotations
+    )
+
+
+def test_a_verdict_on_nobody_does_not_list_what_it_could_not_know(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+    nothing = Verdict(kind="insufficient_data", summary="Not enough data for a verdict.")
+    memory_runs.put(msgspec.structs.replace(analysis, verdict=nothing), table)
+    facts = part(memory_runs, "verdict")
+    assert "Confidence" not in facts
+    assert "not known" not in facts
+    assert "Evidence 60 steps" in facts
+
+
+def test_a_change_is_told_with_its_step_its_size_its_rank_and_a_link(memory_runs: Any, analysis: Analysis) -> None:
     # Given a run whose rank 1 is slower from step 60 on
     memory_runs.put(msgspec.structs.replace(analysis, findings=[]), slowing(60, 20_000.0))
     # When the list of changes is made
-    said = words(caller(create_app(memory_runs)).written("changes", "?rank=3"))
+    said = part(memory_runs, "changes", rank=3)
     # Then the change is listed, and its link shows the steps around it and keeps the selection
     assert re.search(r"the step takes 7\d(\.\d)? ms instead of (50|49\.\d) ms \(\+4\d%\): own time changed on rank 1", said), said
     assert "From step 60" in said
     assert "/run/run-1?rank=3&steps=20-99" in said
 
 
-def test_a_run_that_does_not_change_says_so(memory_runs: Any, analysis: Analysis, caller: Any) -> None:
+def test_a_run_that_does_not_change_says_so(memory_runs: Any, analysis: Analysis) -> None:
     memory_runs.put(msgspec.structs.replace(analysis, findings=[]), slowing(60, 0.0))
-    assert "did not change lastingly by 5% or more" in words(caller(create_app(memory_runs)).written("changes"))
+    assert "did not change lastingly by 5% or more" in part(memory_runs, "changes")
 
 
-def test_findings_of_a_part_of_the_run_and_later_attempts_are_among_the_changes(
-    memory_runs: Any, analysis: Analysis, caller: Any
-) -> None:
+def test_findings_of_a_part_of_the_run_and_later_attempts_are_among_the_changes(memory_runs: Any, analysis: Analysis) -> None:
     finding = msgspec.structs.replace(analysis.findings[0], steps=(10, 31), explained_by="thermal_throttling")
     memory_runs.put(msgspec.structs.replace(analysis, findings=[finding]), slowing(60, 0.0), attempts=2)
-    said = words(caller(create_app(memory_runs)).written("changes"))
+    said = part(memory_runs, "changes")
     assert "Steps 10 to 30" in said
     assert "Explained by thermal throttling." in said
     assert "attempt 2 begins" in said
 
 
 def test_throughput_utilisation_and_memory_are_told_where_they_are_known(
-    memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any
+    memory_runs: Any, analysis: Analysis, table: StepTable
 ) -> None:
     memory_runs.put(msgspec.structs.replace(analysis, throughput=WORK, memory=MEMORY), table)
-    said = words(caller(create_app(memory_runs)).written("facts"))
+    said = part(memory_runs, "facts")
     assert "Samples 1,600/s" in said
     assert "Tokens not known" in said
-    assert "40.0% of the bf16 peak of NVIDIA H100" in said
-    assert "GPU memory left 20 GiB of 80 GiB, on rank 3, the fullest" in said
+    assert re.search(r"40\.0%.*of the bf16 peak of NVIDIA H100", said)
+    assert re.search("GPU memory left 20 GiB.*of 80 GiB, on rank 3, the fullest", said)
 
 
-def test_what_is_not_known_of_throughput_and_memory_is_not_zero(memory_runs: Any, caller: Any) -> None:
-    said = words(caller(create_app(memory_runs)).written("facts"))
+def test_what_is_not_known_of_throughput_and_memory_is_not_zero(memory_runs: Any) -> None:
+    said = part(memory_runs, "facts")
     assert said.count("not known") == 4
     assert " 0" not in said
 
 
-def test_advice_says_what_it_saves_at_most_and_how_to_check_it(
-    memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any
-) -> None:
+def test_advice_says_what_it_saves_at_most_and_how_to_check_it(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(msgspec.structs.replace(analysis, advice=[ADVICE, ADVICE]), table)
-    said = words(caller(create_app(memory_runs)).written("advice"))
+    said = part(memory_runs, "advice")
     assert "Saves at most 26% of the step (8 ms)" in said
     assert re.search(r"26\.6% of the step is communication.*10%.*profiled steps", said)
     assert "share.exposed" not in said
     assert "To check: share of exposed communication must fall" in said
-    # And the command that checks all of it is there once
-    assert said.count("rankscope compare runs/bert NEW_RUN") == 2  # to read, and to copy
+    assert said.count("rankscope compare runs/bert NEW_RUN") == 1, "the command that checks all of it is there once"
 
 
 def test_every_figure_that_advice_rests_on_has_words() -> None:
     assert {condition.figure for row in TABLE for condition in row.when} <= FIGURES.keys()
 
 
-def test_a_group_of_another_run_in_the_address_selects_nothing(
-    memory_runs: Any, analysis: Analysis, table: StepTable, caller: Any
-) -> None:
+def test_a_group_of_another_run_in_the_address_selects_nothing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     rows = [
         CollectiveBandwidth(
             op="all_reduce", group=group, group_size=4, size_bucket_bytes=None, bytes=None, count=5, matched=5, transfer_us=100.0,
@@ -144,10 +209,10 @@ def test_a_group_of_another_run_in_the_address_selects_nothing(
     ]  # fmt: skip
     found = msgspec.structs.replace(analysis.collectives, by_op=rows)
     memory_runs.put(msgspec.structs.replace(analysis, collectives=found), table)
-    client = caller(create_app(memory_runs))
-    for search, count in (("?group=tp", 1), ("?group=pp", 2), ("", 2)):
-        assert len(client.drawn("collective-waits", search)["data"][0]["x"]) == count
-    assert "the GPU is not known" in words(client.written("about-collectives"))
+    run = run_of(memory_runs)
+    for group, count in (("tp", 1), ("pp", 2), (None, 2)):
+        assert len(draw(OVERLAP, "collective-waits", run, PageState(group=group)).figure.data[0].x) == count
+    assert "the GPU is not known" in text_of(write(OVERLAP, "about-collectives", run, PageState()))
 
 
 def test_a_job_on_cpus_has_no_row_for_gpu_memory(analysis: Analysis) -> None:

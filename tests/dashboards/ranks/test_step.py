@@ -1,13 +1,14 @@
-"""Clicks on the map of ranks and steps, and the card with the numbers of one step."""
+"""Clicks on the map of ranks and steps, the card with the numbers of one step, and the table of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.dashboards.blocks import draw, pick, pick_row, text_of, write
+from tests.dashboards.blocks import draw, pick, pick_row, run_of, table_rows, text_of, write
 
 from rankscope.dashboards.charts.heatmap import step_cells
 from rankscope.dashboards.charts.palette import PALETTES
@@ -87,3 +88,12 @@ def test_the_numbers_of_the_map_are_its_cells(run: RunData) -> None:
     assert len(table.rows) == 4 * 60
     assert table.rows[2 * 60 + 7] == ("2", 7, 1, float(run.steps.part("own_us").values[2, 7]))
     assert list(table.rows[:2]) == [table.rows[0], table.rows[1]]
+
+
+def test_the_table_has_every_rank_and_keeps_unknown_apart_from_zero(memory_runs: Any) -> None:
+    rows = table_rows(VIEW, "rank-table", run_of(memory_runs), PageState())
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3]
+    assert [row["imposed_percent"] for row in rows] == [2.0, 0.0, 98.0, None]
+    assert (rows[0]["profiled_ms"], rows[0]["compute_ms"]) == (80.0, pytest.approx(100 / 3)), "per profiled step"
+    assert rows[2]["own_ms"] == pytest.approx(76.5)
+    assert rows[2]["overlap_percent"] == pytest.approx(50)

@@ -302,7 +302,7 @@ def test_comparisons_that_nobody_waits_for_are_forgotten(tmp_path: Path, write_r
 
     write_run(tmp_path / "runs" / "a", run_id="a", steps=3)
     source = DiskRuns(tmp_path / "runs", Busy(Store(tmp_path / "cache")))
-    for step in range(5_000):
+    for step in range(1_500):
         with pytest.raises(NotReadyError):
             source.compared(["a"], step)
     assert len(source._comparing._values) < 1_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import subprocess
 import threading
 import time
@@ -15,14 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.dashboards.blocks import page_for
+from tests.dashboards.blocks import page_for, page_text
 from tests.step_files import steps_file
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.live.following import AS_IT_WAS
 from rankscope.dashboards.live.pages import OUR_FAULT
+from rankscope.dashboards.runs.view import asked_row
 from rankscope.dashboards.store import follow, jobs
 from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store
 from rankscope.dashboards.store.derive import Derived
@@ -131,43 +130,24 @@ def test_an_error_of_ours_is_a_page_that_says_so_and_a_line_in_the_log(
     assert [record.getMessage() for record in caplog.records] == ["page /run/run-1"]
 
 
-def test_a_page_of_a_run_that_goes_away_says_so_until_it_is_back(
-    tmp_path: Path, write_run: WriteRun, caller: Callable[..., Any]
-) -> None:
-    run = write_run(tmp_path / "runs" / "run", steps=12, finished=False)
-    call = caller(create_app(DiskRuns(tmp_path / "runs")))
-    page = {"shown.data": {"path": "/run/run-1", "version": "a", "status": "live"}}
-    page = {"shown.data": call("shown.data", page, triggered="poll.n_intervals")["shown"]["data"]}
-    shutil.move(run, tmp_path / "away")
-    said = call("shown.data", page, triggered="poll.n_intervals")["run-away"]["children"]
-    assert said.startswith(AS_IT_WAS)
-    assert "there is no run 'run-1'" in said
-    shutil.move(tmp_path / "away", run)
-    back = call("shown.data", page | {"run-away.children": said}, triggered="poll.n_intervals")
-    assert back["run-away"]["children"] == ""
-
-
 def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown_and_why(
-    tmp_path: Path, write_run: WriteRun, caller: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a live run with a cached analysis
     run = write_run(tmp_path / "runs" / "run", steps=12, finished=False)
     monkeypatch.setattr(follow, "start", lambda _module, arguments, **_: updated(*arguments))
-    call = caller(create_app(DiskRuns(tmp_path / "runs", MadeBeside(Store(tmp_path / "cache"), patience_s=0.0))))
-    row = {"runs-asked.data": {"number": 1, "ids": ["run-1"]}}
+    source = DiskRuns(tmp_path / "runs", MadeBeside(Store(tmp_path / "cache"), patience_s=0.0))
 
     def page_says() -> str:
-        return str(call("page.children", {"url.pathname": "/run/run-1"}, triggered="url.pathname")["page"]["children"])
+        return page_text(source, "/run/run-1")
 
     def list_says() -> str:
-        answer = call("runs-answer.data", row, triggered="runs-asked.data")
-        return str(answer["runs-answer"]["data"]["rows"][0].get("health"))
+        return str(asked_row(source, source.summary("run-1")).get("health"))
 
     assert "nothing newer could be read" not in page_says() + list_says()
     (written,) = (tmp_path / "cache").glob(".live-*/analysis.json")
     folder, as_of = written.parent, moment(written.stat().st_mtime_ns)
-    page = {"shown.data": {"path": "/run/run-1", "version": "?", "status": "live"}}
-    page = {"shown.data": call("shown.data", page, triggered="poll.n_intervals")["shown"]["data"]}
+    version = source.version("run-1")
 
     # When newer states of the run cannot be read
     def full(_following: object) -> None:
@@ -180,9 +160,7 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
 
         # Then the pages report it and show the last state
         told = f"As of {as_of}; nothing newer could be read, and it is tried again: /cache/steps: No space"
-        polled = call("shown.data", page, triggered="poll.n_intervals")
-        assert told in polled["run-away"]["children"]
-        assert "shown" not in polled, "nothing is drawn anew"
+        assert source.version("run-1") == version, "nothing is drawn anew"
         assert told in page_says()
         assert "Rank 2" in page_says()
         assert told in list_says()
@@ -190,8 +168,6 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
     # And the report disappears once the run can be read again
     steps_file(run, 1).touch()
     updated(folder, run)
-    said = {"run-away.children": polled["run-away"]["children"]}
-    assert call("shown.data", page | said, triggered="poll.n_intervals")["run-away"]["children"] == ""
     assert "nothing newer could be read" not in page_says() + list_says()
 
 

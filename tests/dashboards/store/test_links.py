@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.dashboards.blocks import page_text
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
@@ -33,7 +33,7 @@ def root(tmp_path: Path, write_run: WriteRun) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path, caller: Any) -> None:
+def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path) -> None:
     (root / "link").symlink_to(secret)
     source = DiskRuns(root)
     assert [run.run_id for run in source.runs()] == ["own", "link"]
@@ -45,16 +45,14 @@ def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path, caller: A
     with pytest.raises(RankscopeError, match="leads out"):
         source.analysis("link")
 
-    app = create_app(source)
-    downloaded = app.server.test_client().get("/run/link/perfetto?window=20&ask=1", base_url="http://localhost")
+    downloaded = create_app(source).server.test_client().get("/run/link/perfetto?window=20&ask=1", base_url="http://localhost")
     assert "leads out" in downloaded.get_json()["error"]
     window = Window(attempt=0, first=20, past=23, ranks=4, start_unix_ns=0)
     for read in (source.window, source.perfetto, partial(source.window_steps, rank=0)):
         with pytest.raises(RankscopeError, match="leads out"):
             read(link, window)
 
-    client = caller(app)
-    listed = str(client("page.children", {"url.pathname": "/"}, triggered="url.pathname"))
+    listed = page_text(source, "/")
     assert "a symbolic link that leads out" in listed
     assert "secret" not in listed
     assert str(secret) not in listed
@@ -134,15 +132,13 @@ def test_links_that_lead_nowhere_or_in_circles_harm_nobody(root: Path) -> None:
     assert run.problem is None
 
 
-def test_a_folder_whose_name_is_no_text_is_listed(root: Path, caller: Any) -> None:
+def test_a_folder_whose_name_is_no_text_is_listed(root: Path) -> None:
     folder = root / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     (folder / "run.json").write_text("{}")
-    client = caller(create_app(DiskRuns(root)))
-    listed = client("page.children", {"url.pathname": "/"}, triggered="url.pathname")
-    assert r"caf\\udce9" in str(listed)
-    page = client("page.children", {"url.pathname": "/run/caf%E9"}, triggered="url.pathname")
-    assert "not a rankscope run" in str(page)
+    source = DiskRuns(root)
+    assert r"caf\\udce9" in page_text(source, "/")
+    assert "not a rankscope run" in page_text(source, "/run/caf%E9")
 
 
 def test_a_run_in_a_folder_whose_name_is_no_text_has_all_its_views(tmp_path: Path, write_run: Callable[..., Path]) -> None:

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dashboards.blocks import page_text
 
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
-from rankscope.dashboards.app import create_app
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.model.drawn import FigureData, csv_of
@@ -125,7 +125,7 @@ def test_every_text_of_an_analysis_is_inert(analysis: Analysis) -> None:
     assert inert_record(analysis) == analysis, "what is harmless stays as it is"
 
 
-def test_a_hostile_run_is_inert_wherever_it_shows(tmp_path: Path, write_run: Callable[..., Path], caller: Any) -> None:
+def test_a_hostile_run_is_inert_wherever_it_shows(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = write_run(tmp_path / "run", name=HOSTILE)
     for rank in range(4):
         file = rank_dir(run, 0, rank) / "rank.json"
@@ -134,10 +134,9 @@ def test_a_hostile_run_is_inert_wherever_it_shows(tmp_path: Path, write_run: Cal
     write_run(tmp_path / f"<b>{BIDI}", run_id="broken")
     run_file(tmp_path / f"<b>{BIDI}").write_text('{"schema": "<u>\u202e</u>"}')
 
-    client = caller(create_app(DiskRuns(tmp_path)))
+    source = DiskRuns(tmp_path)
     answers = [
-        client("page.children", {"url.pathname": path}, triggered="url.pathname")
-        for path in ("/", "/run/run-1", f"/run/{'%E2%80%AE' * 3}", f"/nothing/{HOSTILE}")
+        json.loads(page_text(source, path)) for path in ("/", "/run/run-1", f"/run/{'%E2%80%AE' * 3}", f"/nothing/{HOSTILE}")
     ]
     texts = list(_texts(answers))
     assert any(r"<img src=x onerror=alert(1)>\u202egnp." in text for text in texts)

@@ -333,7 +333,7 @@ def _(block: model.Section) -> Component:
     head = html.Div(
         [
             html.Div([html.H2(block.title, id=f"{block.name}-title"), html.P(line(block.help), className="help")]),
-            html.Div([*drawn(block.tools), *map(_save_table, block.blocks)], className="tools"),
+            html.Div([*drawn(block.tools), *(_save_table(one, block.title) for one in block.blocks)], className="tools"),
         ],
         className="section-head",
     )
@@ -345,9 +345,15 @@ def _(block: model.Section) -> Component:
     )
 
 
-def _save_table(block: model.Block) -> Component | None:
+def _save_table(block: model.Block, title: str) -> Component | None:
     """Return the button that saves a table as CSV."""
     if not isinstance(block, model.Table):
         return None
-    button: Component = dmc.Button("Save as CSV", id=identity("save-grid", block.name), size="compact-sm", variant="default")
+    button: Component = dmc.Button(
+        "Save as CSV",
+        id=identity("save-grid", block.name),
+        size="compact-sm",
+        variant="default",
+        **aria(label=f"Save as CSV: {title}"),
+    )
     return button

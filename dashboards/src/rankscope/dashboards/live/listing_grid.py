@@ -35,7 +35,9 @@ def listing(block: Listing, tools: list[Component]) -> Component:
         className="runs-q",
         **{"aria-label": f"Search {name}"},
     )
-    save = dmc.Button("Save as CSV", id=f"{name}-csv", size="compact-sm", variant="default")
+    save = dmc.Button(
+        "Save as CSV", id=f"{name}-csv", size="compact-sm", variant="default", **{"aria-label": f"Save as CSV: all {name}"}
+    )
     head = [
         search,
         dcc.Store(id=f"{name}-search"),
@@ -62,4 +64,9 @@ def listing(block: Listing, tools: list[Component]) -> Component:
         style={"width": "100%", "height": block.height},
     )
     address = dcc.Location(id=f"{name}-address", refresh="callback-nav", search=block.search or "")
-    return html.Div([html.Div(head, className="runs-tools"), grid, address], className="card", id=f"{name}-list")
+    return html.Section(
+        [html.Div(head, className="runs-tools"), grid, address],
+        className="card",
+        id=f"{name}-list",
+        **cast("Any", {"aria-label": f"All {name}"}),
+    )

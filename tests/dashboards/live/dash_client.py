@@ -1,4 +1,7 @@
-"""Client that calls the callbacks of an app as a browser does; only this module knows Dash's HTTP format."""
+"""Client that calls the callbacks of an app as a browser does; only this module knows Dash's HTTP format.
+
+It is for tests of the adapter to Dash. Tests of what a page shows ask its blocks (``tests.dashboards.blocks``).
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,23 @@ import dash
 import msgspec
 
 Item = dict[str, Any]
+RANKS = "/run/run-1/ranks"
 
-VIEW_OF = {
-    "step": "ranks", "rank": "ranks", "breakdown": "overlap", "overlap": "overlap", "collective": "overlap", "about": "overlap",
-    "imposed": "blame", "wait": "blame", "cause": "blame", "blame": "blame", "timeline": "timeline", "whatif": "whatif",
-    "gpu": "hardware", "host": "hardware", "rack": "hardware", "alert": "alerts", "replay": "alerts",
-}  # fmt: skip
-"""First word of the name of a figure, part or table to its view; others are on the overview."""
+
+def find(component: Any, identifier: str) -> Item:
+    """Return the props of the component with that id in a serialised tree."""
+    found = _find(component, identifier)
+    assert found is not None, f"no {identifier} on the page"
+    return found
+
+
+def _find(component: Any, identifier: str) -> Item | None:
+    if isinstance(component, list):
+        return next((found for item in component if (found := _find(item, identifier)) is not None), None)
+    if isinstance(component, dict):
+        props: Item = component.get("props", {})
+        return props if props.get("id") == identifier else _find(props.get("children"), identifier)
+    return None
 
 
 class Caller:
@@ -36,37 +49,47 @@ class Caller:
 
         return self._response(spec, outputs, filled(spec["inputs"]), filled(spec["state"]), triggered)
 
-    def drawn(self, name: str, search: str = "", *, scheme: str | None = None, run_id: str = "run-1") -> Item:
-        """Return a figure of a run."""
-        figure: Item = self._piece(("figure", name, "figure"), search, scheme, run_id)
-        return figure
+    def opened(self, path: str, search: str = "") -> Any:
+        """Return the page of an address."""
+        return self("page.children", {"url.pathname": path, "url.search": search}, triggered="url.pathname")["page"]["children"]
 
-    def written(self, name: str, search: str = "", *, run_id: str = "run-1") -> Any:
-        """Return the content of a part of a run's page."""
-        return self._piece(("part", name, "children"), search, None, run_id)
+    def redrawn(self, what: tuple[str, str, str], path: str, search: str = "", *, scheme: str | None = None) -> Any:
+        """Return a property of a piece of a page: (type of the piece, its name, the property)."""
+        kind, name, prop = what
+        known = {
+            "shown": {"path": path, "version": "a"},
+            "address": search,
+            "scheme": scheme,
+            **{_identifier(one, name): {"name": name, "type": one} for one in ("figure", "part", "grid")},
+        }
+        spec = next(spec for spec in self._specs if f'{{"name":["MATCH"],"type":"{kind}"}}.{prop}' in spec["output"])
 
-    def rows(self, name: str, search: str = "", *, run_id: str = "run-1") -> list[Item]:
-        """Return the rows of a table of a run's page."""
-        rows: list[Item] = self._piece(("grid", name, "rowData"), search, None, run_id)
-        return rows
+        def matched(text: str) -> str:
+            return text.replace('["MATCH"]', json.dumps(name))
+
+        def filled(items: list[Item]) -> list[Any]:
+            keys = [matched(item["id"]) for item in items]
+            return [
+                {"id": json.loads(key) if key.startswith("{") else key, "property": item["property"], "value": known.get(key)}
+                for key, item in zip(keys, items, strict=True)
+            ]
+
+        outputs: list[Any] = [
+            {"id": json.loads(output.rsplit(".", 1)[0]), "property": output.rsplit(".", 1)[1]}
+            for output in _names(matched(spec["output"]))
+        ]
+        response = self._response(spec, outputs, filled(spec["inputs"]), filled(spec["state"]), "shown.data")
+        return response[_identifier(kind, name)][prop]
 
     def selected(
-        self,
-        happened: tuple[str, str, Any],
-        search: str = "",
-        *,
-        controls: Mapping[str, Any] | None = None,
-        path: str | None = None,
+        self, happened: tuple[str, str, Any], search: str = "", *, controls: Mapping[str, Any] | None = None, path: str = RANKS
     ) -> Item:
         """Return the changes after ``happened``: (type of the piece, its name, its value); ``("address", "", None)`` for none."""
         kind, name, told = happened
         shown = dict(controls or {})
-        prop_of = {"figure": "clickData", "zoomed": "data", "grid": "cellClicked"}
-        prop = prop_of.get(kind, "value" if kind == "control" else "search")
+        prop = {"figure": "clickData", "zoomed": "data", "grid": "cellClicked"}.get(kind, "value")
         if kind == "control":
             shown[name] = told
-
-        page = _shown("run-1", name if kind in prop_of else "step") if path is None else {"path": path}
 
         def several(of: str, what: str, values: Mapping[str, Any]) -> list[Item]:
             return [{"id": {"type": of, "name": key}, "property": what, "value": value} for key, value in values.items()]
@@ -91,37 +114,14 @@ class Caller:
             ],
             [
                 [{"id": item["id"], "property": "id", "value": item["id"]} for item in values],
-                {"id": "shown", "property": "data", "value": page},
+                {"id": "shown", "property": "data", "value": {"path": path, "version": "a"}},
             ],
             "address.search" if kind == "address" else f"{_identifier(kind, name)}.{prop}",
         )
 
-    def _piece(self, piece: tuple[str, str, str], search: str, scheme: str | None, run_id: str) -> Any:
-        kind, name, what = piece
-        known = {
-            "shown": _shown(run_id, name),
-            "address": search,
-            "scheme": scheme,
-            _identifier(kind, name): {"name": name, "type": kind},
-        }
-        spec = next(spec for spec in self._specs if f'{{"name":["MATCH"],"type":"{kind}"}}.{what}' in spec["output"])
-
-        def matched(text: str) -> str:
-            return text.replace('["MATCH"]', json.dumps(name))
-
-        def filled(items: list[Item]) -> list[Any]:
-            keys = [matched(item["id"]) for item in items]
-            return [
-                {"id": json.loads(key) if key.startswith("{") else key, "property": item["property"], "value": known.get(key)}
-                for key, item in zip(keys, items, strict=True)
-            ]
-
-        outputs: list[Any] = [
-            {"id": json.loads(output.rsplit(".", 1)[0]), "property": output.rsplit(".", 1)[1]}
-            for output in _names(matched(spec["output"]))
-        ]
-        response = self._response(spec, outputs, filled(spec["inputs"]), filled(spec["state"]), "shown.data")
-        return response[_identifier(kind, name)][what]
+    def value_of(self, changes: Item, control: str) -> Any:
+        """Return the value of a control after ``selected``."""
+        return changes[_identifier("control", control)]["value"]
 
     def _response(self, spec: Item, outputs: list[Any], inputs: list[Any], state: list[Any], triggered: str) -> Item:
         answer = self.http.post(
@@ -139,10 +139,6 @@ class Caller:
         assert answer.status_code == 200, answer.text
         response: Item = msgspec.json.decode(answer.data)["response"]
         return response
-
-
-def _shown(run_id: str, name: str) -> Item:
-    return {"path": f"/run/{run_id}/{VIEW_OF.get(name.partition('-')[0], '')}".rstrip("/"), "version": "a"}
 
 
 def _names(output: str) -> list[str]:
