@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards import columns
-from rankscope.dashboards.grafana.boards.answers import NO_ANSWER
+from rankscope.dashboards.grafana.boards.answers import NO_ANSWER, NO_ANSWER_OR_RULES, rules_loaded
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE
 from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, places
@@ -38,6 +38,7 @@ def alerts() -> Canvas:
 
 def _now(canvas: Canvas) -> None:
     canvas.row("Now")
+    rules_loaded(canvas)
     for severity, color in (("critical", BAD), ("warning", WARNING), ("info", PLAIN)):
         canvas.figure(
             f"Firing: {severity}",
@@ -45,14 +46,14 @@ def _now(canvas: Canvas) -> None:
             "none",
             none_is_zero(f'count(ALERTS{{{FIRING}, severity="{severity}"}})', RULED),
             thresholds=((None, "green"), (1, color)),
-            width=6,
+            width=5,
         )
     canvas.figure(
         "Pending",
         "Conditions that hold, but not long enough yet to fire.",
         "none",
         none_is_zero('count(ALERTS{alertstate="pending", instance=~"$instance|"})', RULED),
-        width=6,
+        width=5,
     )
     labels = ", ".join(f'"{label}"' for label in ABOUT)
     canvas.sheet(
@@ -85,7 +86,7 @@ def _history(canvas: Canvas) -> None:
         "How many of each alert fired.",
         "none",
         Query(f"count by (alertname) (ALERTS{{{FIRING}}})", "{{alertname}}"),
-        NO_ANSWER,
+        NO_ANSWER_OR_RULES,
         width=16,
         look=Graph(stacked=True),
     )
@@ -123,7 +124,7 @@ def _xids(canvas: Canvas) -> None:
         "Xids that were counted in the time up to each moment, by GPU and code.",
         "none",
         Query(f"{xids_in_time(XIDS_SO_FAR)}\n* on (uuid) group_left (host, index) {REMEMBERED_GPU} > 0", by_gpu),
-        NO_ANSWER,
+        NO_ANSWER_OR_RULES,
         width=12,
     )
     canvas.sheet(

@@ -5,12 +5,26 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import SCOPE, gone
+from rankscope.dashboards.grafana.boards.dialect import RULES, SCOPE, gone, no_rules
 from rankscope.dashboards.grafana.boards.kinds import Graph, Query, told
-from rankscope.dashboards.grafana.boards.marks import ANY_IS_BAD, none_is_zero
+from rankscope.dashboards.grafana.boards.marks import ANY_IS_BAD, BAD, GOOD, none_is_zero, words
 
 NO_ANSWER: Final = told(f"NaN * {gone()}")
 """Query for a graph's legend: the exporters that do not answer and so have no lines."""
+NO_RULES: Final = told(f"NaN * {no_rules()}")
+NO_ANSWER_OR_RULES: Final = told(f"NaN * ({gone()}\nor\n{no_rules()})")
+"""``NO_ANSWER`` for graphs of recorded series, which are empty without the rules as well."""
+
+
+def rules_loaded(canvas: Canvas) -> None:
+    """Add whether the recording rules are evaluated."""
+    canvas.figure(
+        "Recording rules",
+        "Whether this Prometheus evaluates the rules of `rankscope alerts rules export`. Without them, many panels stay empty.",
+        "none",
+        f"max({RULES})\nor on ()\nvector(0)",
+        words=words({0: ("not loaded", BAD), 1: ("loaded", GOOD)}),
+    )
 
 
 def hosts_answering(canvas: Canvas) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards import columns
-from rankscope.dashboards.grafana.boards.answers import NO_ANSWER, hosts_answering
+from rankscope.dashboards.grafana.boards.answers import NO_ANSWER_OR_RULES, NO_RULES, hosts_answering, rules_loaded
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, gone, of_instances, state
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, gone, no_rules, of_instances, state
 from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.infiniband import links_lost
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
@@ -47,6 +47,7 @@ def _overview(canvas: Canvas) -> None:
     up = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
     collectors = f"rankscope_exporter_collector_success{{{SCOPE}}}"
     canvas.row("Now")
+    rules_loaded(canvas)
     hosts_answering(canvas)
     canvas.figure("GPUs", "GPUs that the exporters know, answering or not.", "none", f"count(group by (uuid) ({up}))")
     canvas.figure(
@@ -161,7 +162,8 @@ def _states(canvas: Canvas) -> None:
         "GPUs by state",
         "Every GPU is in exactly one state, which recording rules decide on. Unknown: it cannot be told.",
         "none",
-        *(Query(f"count{state(name)}", words) for name, (_, words, _) in STATES.items()),
+        *(Query(_in_state(name, "state"), words) for name, (_, words, _) in STATES.items()),
+        NO_RULES,
         width=12,
         look=Graph(stacked=True, colors=colors),
     )
@@ -169,11 +171,17 @@ def _states(canvas: Canvas) -> None:
         "Allocated, idle GPUs by host",
         "Hosts where GPUs are held and compute nothing.",
         "none",
-        Query(f"count by (host, instance) {state('allocated_idle')}", "{{host}}"),
-        NO_ANSWER,
+        Query(_in_state("allocated_idle", "host, instance"), "{{host}}"),
+        NO_ANSWER_OR_RULES,
         width=12,
         look=Graph(stacked=True, links=columns.line_to_node()),
     )
+
+
+def _in_state(name: str, by: str) -> str:
+    """Return the number of GPUs of the chosen hosts in a state over time."""
+    counted = f'instance_state:gpu_state:count{{instance=~"$instance", state="{name}"}}'
+    return f"sum by ({by}) {of_instances(counted)}"
 
 
 def _hosts(canvas: Canvas) -> None:
@@ -292,7 +300,7 @@ def _some_missing(metric: str) -> str:
 
     absent = why(NATIVE.selector("gpu_metric_absent_info", metric=metric), "not available ($1)")
     down = why(NATIVE.selector("gpu_down_info"), "collection dead ($1)")
-    return f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\n)"
+    return f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\nor\n  {no_rules()}\n)"
 
 
 def _activity(canvas: Canvas) -> None:

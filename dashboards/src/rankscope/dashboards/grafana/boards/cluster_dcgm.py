@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.answers import hosts_answering
+from rankscope.dashboards.grafana.boards.answers import hosts_answering, rules_loaded
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.cluster import UID
 from rankscope.dashboards.grafana.boards.columns import line_to_node, to_node
-from rankscope.dashboards.grafana.boards.dialect import DCGM
+from rankscope.dashboards.grafana.boards.dialect import DCGM, SCOPE, gone, no_rules
 from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
 from rankscope.dashboards.grafana.boards.marks import ANY_IS_A_WARNING, none_is_zero, or_not_available
@@ -44,9 +44,10 @@ def cluster_dcgm() -> Canvas:
     )
     full = f"sum by (UUID) ({used}) / (sum by (UUID) ({used}) + sum by (UUID) ({free}))"
     host = "instance, Hostname, hostname"
-    silent = told(DCGM.missing(""))
+    silent = told(f"NaN * ({gone()}\nor\n{no_rules()})")
     canvas.left_out += LEFT_OUT_OF_DCGM
     canvas.row("Now")
+    rules_loaded(canvas)
     hosts_answering(canvas)
     canvas.figure("GPUs", "GPUs that give a temperature.", "none", f"count(group by (UUID) ({heat}))")
     canvas.figure(
@@ -112,29 +113,30 @@ def cluster_dcgm() -> Canvas:
     )
     canvas.row("Over time")
     lines = Graph(links=line_to_node(DCGM))
-    for title, text, unit, expr, look in (
+    for title, text, unit, recorded, look in (
         (
             "Power by host",
             "What the GPUs of each host draw; each GPU once.",
             "watt",
-            f"sum by ({host}) (max by ({host}, UUID) ({power}))",
+            "dcgm_power_watts:sum",
             Graph(stacked=True, links=line_to_node(DCGM)),
         ),
         (
             "GPUs at work by host",
             "GPUs with a kernel running at the moment of the sample.",
             "none",
-            f"count by ({host}) (max by ({host}, UUID) ({busy}) > 0) or 0 * count by ({host}) ({busy})",
+            "dcgm_busy_gpus:count",
             lines,
         ),
-        ("Hottest GPU by host", "The highest temperature of each host.", "celsius", f"max by ({host}) ({heat})", lines),
+        ("Hottest GPU by host", "The highest temperature of each host.", "celsius", "dcgm_temperature_celsius:max", lines),
         (
             "Memory in use by host",
             "Memory that processes have allocated; a GPU divided by MIG counts by its instances.",
             "bytes",
-            f"sum by ({host}) (max by ({host}, UUID, GPU_I_ID) ({used}))",
+            "dcgm_memory_used_bytes:sum",
             lines,
         ),
     ):
+        expr = f"max by ({host}) (instance:{recorded}{{{SCOPE}}})"
         canvas.graph(title, text, unit, Query(expr, "{{Hostname}}{{hostname}}"), silent, width=12, look=look)
     return canvas

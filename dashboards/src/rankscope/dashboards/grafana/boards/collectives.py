@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards import columns
+from rankscope.dashboards.grafana.boards.answers import rules_loaded
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, RANGE, RATE, SCOPE, gone
 from rankscope.dashboards.grafana.boards.frame import chosen, frame, gpu_variable, places
@@ -21,7 +22,7 @@ MOST: Final = 8
 """Most lines in a graph; the table has all collectives."""
 COMMUNICATOR: Final = "run_id, slurm_job_id, comm_name, nranks, n_nodes"
 CALL: Final = f"{COMMUNICATOR}, collective, message_size, algo_proto"
-LEGEND: Final = "{{comm_name}} {{collective}} {{message_size}} {{algo_proto}}"
+LEGEND: Final = "{{comm_name}} {{collective}} {{message_size}} {{algo_proto}} {{run_id}} {{slurm_job_id}}"
 _PICKED: Final = f'{SCOPE}, uuid=~"$gpu", slurm_job_id=~"$slurm_job_id", comm_name=~"$comm_name"'
 _OF_ALL_RANKS: Final = ', collective!~"Broadcast|Reduce"'
 _IDENTITY: Final = "slurm_job_id, comm_name, nranks, n_nodes, collective, message_size, algo_proto"
@@ -76,7 +77,7 @@ def collectives() -> Canvas:
         Query(
             "1e9 * quantile by (slurm_job_id, comm_name, p2p_operation, message_size) "
             f"(0.5, nccl_p2p_bus_bandwidth_gbs{{{_PICKED}}})",
-            "{{comm_name}} {{p2p_operation}} {{message_size}}",
+            "{{comm_name}} {{p2p_operation}} {{message_size}} {{slurm_job_id}}",
         ),
         absent,
         width=12,
@@ -88,7 +89,7 @@ def collectives() -> Canvas:
         Query(
             "1e-6 * quantile by (slurm_job_id, comm_name, p2p_operation, message_size) "
             f"(0.5, nccl_p2p_exec_time_microseconds{{{_PICKED}}})",
-            "{{comm_name}} {{p2p_operation}} {{message_size}}",
+            "{{comm_name}} {{p2p_operation}} {{message_size}} {{slurm_job_id}}",
         ),
         absent,
         width=12,
@@ -127,6 +128,7 @@ def _now(canvas: Canvas, of_all: str) -> None:
     picked = f'nccl_bus_bandwidth_gbs{{{_PICKED}, collective=~"$collective"}}'
     alive = f"up{{{SCOPE}}} == 1"
     canvas.row("Now")
+    rules_loaded(canvas)
     canvas.figure(
         "Communicators",
         "Communicators that had collectives in the last dump. Those of one name in one job count once.",

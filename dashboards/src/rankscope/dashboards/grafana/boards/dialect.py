@@ -15,6 +15,9 @@ from rankscope.exporter.catalogue import BY_NAME, DcgmName
 SCOPE: Final = 'cluster=~"$cluster", job=~"$job", instance=~"$instance"'
 """Selection by the variables of every board. The "all" of ``cluster`` is ``.*``, which also matches series without that label."""
 
+RULES: Final = "cluster:rules:loaded"
+"""Recorded wherever the rules are evaluated."""
+
 RATE: Final = "$__rate_interval"
 RANGE: Final = "$__range"
 
@@ -102,18 +105,21 @@ class Native(Dialect):
         return f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\n)"
 
 
+def no_rules() -> str:
+    """Return a series with labels ``of`` and ``why`` if Prometheus does not evaluate the recording rules."""
+    why = f'label_replace(absent({RULES} @ end()), "why", "not loaded (rankscope alerts rules export)", "", "")'
+    return f'label_replace({why}, "of", "recording rules", "", "")'
+
+
 def state(name: str | None = None) -> str:
     """Return the recorded state (label ``state``) of each chosen GPU, including GPUs that disappeared less than an hour ago."""
     wanted = "" if name is None else f', state="{name}"'
-    return (
-        f'(uuid_state:gpu_state:active{{instance=~"$instance", uuid=~"$gpu"{wanted}}}'
-        f" and on (instance) last_over_time(up{{{SCOPE}}}[1h]))"
-    )
+    return of_instances(f'uuid_state:gpu_state:active{{instance=~"$instance", uuid=~"$gpu"{wanted}}}')
 
 
 def of_instances(recorded: str) -> str:
-    """Return recorded series of the chosen hosts. The selection joins ``up``, which is faster than joining every GPU."""
-    return f"({recorded} and on (instance) up{{{SCOPE}}})"
+    """Return recorded series of the chosen hosts: jobs and clusters are not on them, but on what was recorded of ``up``."""
+    return f"({recorded} and on (instance) job_instance:up:remembered{{{SCOPE}}})"
 
 
 def named(expr: str) -> str:

@@ -67,11 +67,16 @@ def frame(uid: str, title: str, description: str, *, dialect: Dialect, alerts: s
 def chosen(
     name: str, label: str, query: str, *, all_value: str = ".+", start_with_all: bool = True, regex: str = ""
 ) -> QueryVariable:
-    """Return a variable with multiple choice. Without ``start_with_all``, the first value is selected initially."""
+    """Return a variable with multiple choice. Without ``start_with_all``, the first value is selected initially.
+
+    An empty ``all_value`` means any of the choices: of jobs only those with such series, not every target of Prometheus.
+    """
     variable = (
         QueryVariable(name).label(label).datasource(DATASOURCE).query({"query": query, "qryType": 5, "refId": f"variable-{name}"})
     )
-    variable.multi(True).include_all(start_with_all).all_value(all_value)
+    variable.multi(True).include_all(start_with_all)
+    if all_value:
+        variable.all_value(all_value)
     variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.NATURAL_ASC)
     return variable.regex(regex) if regex else variable
 
@@ -81,7 +86,7 @@ def places(series: str, *, all_instances: bool = True) -> list[QueryVariable]:
     picked = 'cluster=~"$cluster"'
     return [
         chosen("cluster", "Cluster", f"label_values({series}, cluster)", all_value=".*"),
-        chosen("job", "Job", f"label_values({series}{{{picked}}}, job)"),
+        chosen("job", "Job", f"label_values({series}{{{picked}}}, job)", all_value=""),
         chosen(
             "instance",
             "Instance",

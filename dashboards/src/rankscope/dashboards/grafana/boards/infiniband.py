@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import RANGE, RATE, SCOPE, gone
+from rankscope.dashboards.grafana.boards.dialect import RANGE, RATE, SCOPE, gone, no_rules
 from rankscope.dashboards.grafana.boards.kinds import Graph, Query, told
 
 HOSTS: Final = f"group by (host) (gpu_info{{{SCOPE}}})"
@@ -85,4 +85,4 @@ def _absent() -> str:
     why = "not available (no InfiniBand of node_exporter)"
     unknown = f"{HOSTS} unless on (host) ({of_hosts('node_infiniband_state_id')})"
     named = f'label_replace(label_replace({unknown}, "of", "$1", "host", "(.*)"), "why", "{why}", "", "")'
-    return f"NaN * (\n  {named}\nor\n  {gone()}\n)"
+    return f"NaN * (\n  {named}\nor\n  {gone()}\nor\n  {no_rules()}\n)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -46,6 +47,10 @@ TELLING: Final = [
     DynamicConfigValue("noValue", NOTHING),
     DynamicConfigValue("color", {"mode": "fixed", "fixedColor": UNKNOWN}),
 ]
+
+RULES_EVERY: Final = "1m"
+"""Least step of a graph of recorded series: Prometheus evaluates rules once a minute unless it is told otherwise."""
+_RECORDED: Final = re.compile(r"[a-z]:[a-z_]+:[a-z]")
 
 Links = Sequence[tuple[str, str]]
 """Title and URL."""
@@ -141,11 +146,11 @@ def graph(head: Head, queries: Sequence[Query], look: Graph) -> timeseries.Panel
     panel.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
     panel.line_width(1).fill_opacity(30 if look.stacked or look.bars else 0).show_points(VisibilityMode.AUTO)
     panel.color_scheme(FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
-    _drawn(panel, look)
+    _drawn(panel, queries, look)
     return panel
 
 
-def _drawn(panel: timeseries.Panel, look: Graph) -> None:
+def _drawn(panel: timeseries.Panel, queries: Sequence[Query], look: Graph) -> None:
     if look.stacked:
         panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
     if look.bars:
@@ -159,6 +164,8 @@ def _drawn(panel: timeseries.Panel, look: Graph) -> None:
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED))
     if look.interval is not None:
         panel.interval(look.interval)
+    elif _RECORDED.search(queries[0].expr):
+        panel.interval(RULES_EVERY)
     for name, color in look.colors.items():
         panel.override_by_name(name, [DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards import columns
-from rankscope.dashboards.grafana.boards.answers import NO_ANSWER
+from rankscope.dashboards.grafana.boards.answers import NO_ANSWER_OR_RULES, rules_loaded
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, Dialect, state
 from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
@@ -65,12 +65,14 @@ def node(dialect: Dialect) -> Canvas:
 def _now(canvas: Canvas) -> None:
     up = f'gpu_up{{{SCOPE}, uuid=~"$gpu"}}'
     canvas.row("Now")
+    rules_loaded(canvas)
     canvas.figure(
         "GPUs answering",
         "GPUs that the driver can read.",
         "none",
         none_is_zero(f"count(group by (uuid) ({up} == 1))", up),
         thresholds=ALL_IS_GOOD,
+        width=2,
     )
     canvas.figure(
         "GPUs not answering",
@@ -119,6 +121,7 @@ def _now(canvas: Canvas) -> None:
         none_is_zero('count(ALERTS{alertstate="firing", instance=~"$instance"})', f"up{{{SCOPE}}}"),
         thresholds=ANY_IS_A_WARNING,
         links=TO_ALERTS,
+        width=2,
     )
     known = f'gpu_info{{{SCOPE}, uuid=~"$gpu"}}'
     canvas.figure(
@@ -127,6 +130,7 @@ def _now(canvas: Canvas) -> None:
         "none",
         none_is_zero(f'count(group by (uuid) (gpu_info{{{SCOPE}, uuid=~"$gpu", simulated="true"}}))', known),
         thresholds=ANY_IS_A_WARNING,
+        width=2,
     )
     codes = "\nor\n".join(f"{number} * {state(name)}" for name, (number, _, _) in STATES.items())
     canvas.timeline(
@@ -134,7 +138,7 @@ def _now(canvas: Canvas) -> None:
         "What recording rules say each GPU is doing; unknown where it cannot be told.",
         STATE_WORDS,
         Query(f"max by (host, index, uuid) (\n{codes}\n)", NATIVE.legend),
-        NO_ANSWER,
+        NO_ANSWER_OR_RULES,
         width=16,
     )
     canvas.sheet(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankscope.dashboards.grafana.boards.answers import rules_loaded
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE
 from rankscope.dashboards.grafana.boards.frame import chosen, frame, places, run_page
@@ -47,6 +48,7 @@ def _ratio(canvas: Canvas, title: str, description: str, name: str, *, warn: flo
 
 def _now(canvas: Canvas) -> None:
     canvas.row("Now")
+    rules_loaded(canvas)
     canvas.figure(
         "Ranks",
         "Ranks of the run that report.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankscope.dashboards.grafana.boards.answers import NO_RULES
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.frame import run_page
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
@@ -12,44 +13,43 @@ from rankscope.dashboards.grafana.boards.run_queries import (
     MOST,
     RUN,
     SILENT,
-    by_rank,
-    most,
+    most_published,
 )
 
 
 def process(canvas: Canvas) -> None:
     """Add memory and CPU of the processes."""
     canvas.row("Processes", collapsed=True)
-    for title, unit, metric, function, text in (
-        ("Device memory at its peak", "bytes", "rank_device_memory_peak_bytes", "", "Most memory that tensors held at once."),
+    for title, unit, metric, rated, text in (
+        ("Device memory at its peak", "bytes", "rank_device_memory_peak_bytes", False, "Most memory that tensors held at once."),
         (
             "Device memory of tensors",
             "bytes",
             "rank_device_memory_allocated_bytes",
-            "",
+            False,
             "Memory held by tensors at the end of a recent step.",
         ),
         (
             "Device memory of the allocator",
             "bytes",
             "rank_device_memory_reserved_bytes",
-            "",
+            False,
             "Memory held by the allocator at the end of a recent step.",
         ),
         (
             "Allocator retries",
             "cps",
             "rank_allocator_retries_total",
-            "rate",
+            True,
             "Allocations that needed the cache given back first: close to out of memory.",
         ),
-        ("Resident memory", "bytes", "rank_resident_memory_bytes", "", "Memory of the process on the host."),
-        ("CPU time", "percentunit", "rank_cpu_seconds_total", "rate", "Share of time in which the training thread was on a CPU."),
+        ("Resident memory", "bytes", "rank_resident_memory_bytes", False, "Memory of the process on the host."),
+        ("CPU time", "percentunit", "rank_cpu_seconds_total", True, "Share of time in which the training thread was on a CPU."),
         (
             "Garbage collection",
             "percentunit",
             "rank_gc_seconds_total",
-            "rate",
+            True,
             "Share of time spent in Python's garbage collection.",
         ),
     ):
@@ -57,7 +57,7 @@ def process(canvas: Canvas) -> None:
             title,
             f"{text} The {MOST} greatest.",
             unit,
-            Query(most(by_rank(metric, function=function)), LEGEND),
+            Query(most_published(metric, rated=rated), LEGEND),
             SILENT,
             look=Graph(links=EVIDENCE),
         )
@@ -71,7 +71,7 @@ def recorder(canvas: Canvas) -> None:
         "Share of the steps, by part: the steps themselves, profiled windows; dashed: what it may cost.",
         "percentunit",
         Query(f"run_id_part:rank_recorder:ratio_rate5m{RUN}", "{{run_id}} {{part}}"),
-        Query(f"max by (run_id) ({by_rank('rank_recorder_budget_ratio', function='')})", "{{run_id}} budget", dashed=True),
+        Query(f"run_id:rank_recorder_budget:max{RUN}", "{{run_id}} budget", dashed=True),
         SILENT,
     )
     canvas.graph(
@@ -92,7 +92,8 @@ def recorder(canvas: Canvas) -> None:
         "Ranks by state",
         "Running; disabled: the recorder switched itself off while training goes on; silent: nothing comes any more.",
         "none",
-        Query('count by (state) (run_id_rank_state:rank_state:max{run_id=~"$run_id"} == 1)', "{{state}}"),
+        Query('sum by (state) (run_id_state:rank_state:count{run_id=~"$run_id"})', "{{state}}"),
+        NO_RULES,
         look=Graph(stacked=True),
     )
     canvas.sheet(

@@ -16,7 +16,6 @@ from rankscope.dashboards.grafana.boards.run_queries import (
     RUN,
     SILENT,
     most,
-    with_host,
 )
 
 
@@ -32,7 +31,7 @@ def stragglers(canvas: Canvas) -> None:
         "Own time of a step",
         f"What a rank itself needs for a step, without waiting, over 5 minutes: the {MOST} slowest, and the median.",
         "s",
-        Query(most(with_host(own)), LEGEND),
+        Query(most(own), LEGEND),
         Query(f"run_id:rank_own_seconds_per_step:median_rate5m{RUN}", "{{run_id}} ordinary rank", dashed=True),
         SILENT,
         look=Graph(links=EVIDENCE),
@@ -41,7 +40,7 @@ def stragglers(canvas: Canvas) -> None:
         "Time the others wait for it",
         f"Share of the run's step that others wait because of a rank's excess over the median: the {MOST} worst.",
         "percentunit",
-        Query(most(with_host(excess)), LEGEND),
+        Query(most(excess), LEGEND),
         SILENT,
         look=Graph(links=EVIDENCE, minimum=None, thresholds=((None, "green"), (0.1, "orange"))),
     )
@@ -49,7 +48,7 @@ def stragglers(canvas: Canvas) -> None:
         "Blocked by rank",
         f"Share of its steps that a rank waits for others: the {MOST} that wait least, of whom a straggler is one, and the run.",
         "percentunit",
-        Query(most(with_host(blocked), least=True), LEGEND),
+        Query(most(blocked, least=True), LEGEND),
         Query(f"run_id:rank_blocked:ratio_rate5m{RUN}", "{{run_id}} whole run", dashed=True),
         SILENT,
         look=Graph(links=EVIDENCE, maximum=1),
@@ -79,7 +78,7 @@ def stragglers(canvas: Canvas) -> None:
         "Waiting for a CPU",
         f"Share of time that the training thread could have run and had no CPU: the {MOST} worst.",
         "percentunit",
-        Query(most(with_host(f"run_id_rank:rank_run_queue_seconds:rate5m{RANK}")), LEGEND),
+        Query(most(f"run_id_rank:rank_run_queue_seconds:rate5m{RANK}"), LEGEND),
         SILENT,
         look=Graph(links=EVIDENCE),
     )
@@ -165,7 +164,7 @@ def hardware(canvas: Canvas) -> None:
             title,
             f"{text} The {MOST} greatest.",
             unit,
-            Query(most(expr), "rank {{rank}}"),
+            Query(most(expr), LEGEND),
             SILENT,
             look=Graph(links=EVIDENCE),
         )
@@ -174,7 +173,7 @@ def hardware(canvas: Canvas) -> None:
         "Margin to slowdown",
         f"Degrees that the rank's GPU has left until it slows down by its own limit. The {MOST} least.",
         "celsius",
-        Query(most(margin, least=True), "rank {{rank}}"),
+        Query(most(margin, least=True), LEGEND),
         SILENT,
         look=Graph(links=EVIDENCE, minimum=None, thresholds=DEGREES_LEFT),
     )

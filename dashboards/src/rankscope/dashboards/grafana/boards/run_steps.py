@@ -12,14 +12,11 @@ from rankscope.dashboards.grafana.boards.run_queries import (
     RUN,
     SILENT,
     most,
-    with_host,
 )
 
 
 def steps(canvas: Canvas) -> None:
     """Add step time, its phases, and throughput."""
-    steps = f"run_id_rank:rank_steps:rate5m{RANK}"
-    per_step = f"(run_id_rank:rank_step_duration_seconds:rate5m{RANK}\n/\n({steps} > 0))"
     device_steps = f"(run_id:rank_device_steps:rate5m{RUN} > 0)"
     run_steps = f"(sum by (run_id) (run_id_rank:rank_steps:rate5m{RUN}) > 0)"
     canvas.row("Steps")
@@ -27,8 +24,8 @@ def steps(canvas: Canvas) -> None:
         "Step time",
         "Wall time of a step over 5 minutes: the median rank, the slowest, and what the run is used to.",
         "s",
-        Query(f"quantile by (run_id) (0.5, {per_step})", "{{run_id}} median rank"),
-        Query(f"max by (run_id) ({per_step})", "{{run_id}} slowest rank"),
+        Query(f"run_id:rank_step_seconds_per_step:median_rate5m{RUN}", "{{run_id}} median rank"),
+        Query(f"run_id:rank_step_seconds_per_step:max_rate5m{RUN}", "{{run_id}} slowest rank"),
         Query(f"run_id:rank_step_seconds_per_step:usual{RUN}", "{{run_id}} usual", dashed=True),
         SILENT,
     )
@@ -123,7 +120,7 @@ def communication(canvas: Canvas) -> None:
         "Exposed communication of a step",
         f"Communication per step that nothing hid, in each rank's last profiled step: the {MOST} worst.",
         "s",
-        Query(most(with_host(f"run_id_rank:rank_exposed_communication_seconds:max{RANK}")), LEGEND),
+        Query(most(f"run_id_rank:rank_exposed_communication_seconds:max{RANK}"), LEGEND),
         SILENT,
         look=Graph(links=EVIDENCE),
     )
@@ -131,7 +128,7 @@ def communication(canvas: Canvas) -> None:
         "Overlap by rank",
         f"Share of its communication that compute hid, in each rank's last profiled step: the {MOST} lowest.",
         "percentunit",
-        Query(most(with_host(f"run_id_rank:rank_overlap_ratio:max{RANK}"), least=True), LEGEND),
+        Query(most(f"run_id_rank:rank_overlap_ratio:max{RANK}", least=True), LEGEND),
         SILENT,
         look=Graph(links=EVIDENCE, maximum=1),
     )
@@ -139,8 +136,6 @@ def communication(canvas: Canvas) -> None:
 
 def input_wait(canvas: Canvas) -> None:
     """Add the waits for data."""
-    data = 'run_id_rank_phase:rank_phase_seconds:rate5m{run_id=~"$run_id", rank=~"$rank", phase="data"}'
-    waiting = f"{data}\n/ on (run_id, rank)\n(run_id_rank:rank_step_duration_seconds:rate5m{RANK} > 0)"
     canvas.row("Input")
     canvas.graph(
         "Input wait over time",
@@ -154,7 +149,7 @@ def input_wait(canvas: Canvas) -> None:
         "Input wait by rank",
         f"Share of its steps that a rank waits for data: the {MOST} worst.",
         "percentunit",
-        Query(most(with_host(f"({waiting})")), LEGEND),
+        Query(most(f"run_id_rank:rank_input_wait:ratio_rate5m{RANK}"), LEGEND),
         SILENT,
         look=Graph(links=EVIDENCE, maximum=1),
     )
