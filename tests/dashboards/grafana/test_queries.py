@@ -49,7 +49,7 @@ PLANTED = {
     ("rankscope-cluster", "GPUs throttled"): 1,
     ("rankscope-cluster", "Least margin to slowdown"): 0,
     ("rankscope-cluster", "Allocated, idle"): 1,
-    ("rankscope-cluster", "Cost of allocated, idle GPUs"): 2.5,
+    ("rankscope-cluster", "Cost of idle GPUs"): 2.5,
     ("rankscope-cluster-dcgm", "Power"): 6 * 251.25,
     ("rankscope-cluster-dcgm", "GPUs with a last Xid"): 1,
     ("rankscope-collectives", "Communicators"): 1,

@@ -10,7 +10,7 @@ from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE
 from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
-from rankscope.dashboards.grafana.boards.marks import BAD, PLAIN, WARNING, none_is_zero
+from rankscope.dashboards.grafana.boards.marks import BAD, PLAIN, WARNING, YES_NO, none_is_zero
 from rankscope.dashboards.grafana.boards.xids import REMEMBERED_GPU, XIDS_SO_FAR, xid_sheet, xids_in_time
 
 UID: Final = "rankscope-alerts"
@@ -53,7 +53,7 @@ def _now(canvas: Canvas) -> None:
         "Conditions that hold, but not long enough yet to fire.",
         "none",
         none_is_zero('count(ALERTS{alertstate="pending", instance=~"$instance|"})', RULED),
-        width=5,
+        width=6,
     )
     labels = ", ".join(f'"{label}"' for label in ABOUT)
     canvas.sheet(
@@ -142,11 +142,11 @@ def _xids(canvas: Canvas) -> None:
     )
     canvas.sheet(
         "Can Xids be seen at all",
-        "0: the kernel log cannot be read, so only what the driver tells a running exporter is known; or nothing is on disk.",
+        "No: the kernel log cannot be read, so only what the driver tells a running exporter is known; or nothing is on disk.",
         [
             Column(source="instance", title="Instance"),
-            Column(source="Value #A", title="Kernel log readable"),
-            Column(source="Value #B", title="Journal on disk"),
+            Column(source="Value #A", title="Kernel log readable", words=YES_NO),
+            Column(source="Value #B", title="Journal on disk", words=YES_NO),
         ],
         f"max by (instance) (rankscope_exporter_kernel_log_readable{{{SCOPE}}})",
         f"max by (instance) (rankscope_exporter_xid_journal_durable{{{SCOPE}}})",

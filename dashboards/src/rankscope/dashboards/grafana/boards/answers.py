@@ -24,12 +24,15 @@ def rules_loaded(canvas: Canvas) -> None:
         "none",
         f"max({RULES})\nor on ()\nvector(0)",
         words=words({0: ("not loaded", BAD), 1: ("loaded", GOOD)}),
+        width=3,
     )
 
 
 def hosts_answering(canvas: Canvas) -> None:
     """Add the numbers of hosts that answer and that do not."""
-    canvas.figure("Hosts", "Hosts whose exporter answers Prometheus.", "none", f"count(group by (instance) (up{{{SCOPE}}} == 1))")
+    canvas.figure(
+        "Hosts", "Hosts whose exporter answers Prometheus.", "none", f"count(group by (instance) (up{{{SCOPE}}} == 1))", width=2
+    )
     canvas.figure(
         "Hosts not answering",
         "Exporters that Prometheus cannot reach. What is not collected is missing, not healthy.",

@@ -49,7 +49,7 @@ def _overview(canvas: Canvas) -> None:
     canvas.row("Now")
     rules_loaded(canvas)
     hosts_answering(canvas)
-    canvas.figure("GPUs", "GPUs that the exporters know, answering or not.", "none", f"count(group by (uuid) ({up}))")
+    canvas.figure("GPUs", "GPUs that the exporters know, answering or not.", "none", f"count(group by (uuid) ({up}))", width=2)
     canvas.figure(
         "GPUs not answering",
         "GPUs that the driver cannot read: lost, hung, or given back. The board of their host says why.",
@@ -67,6 +67,13 @@ def _overview(canvas: Canvas) -> None:
             alive,
         ),
         thresholds=ANY_IS_BAD,
+    )
+    canvas.figure(
+        "Jobs on GPUs",
+        "Jobs, pods and runs that hold or use GPUs.",
+        "none",
+        or_not_available(f"count(group by ({JOB}) ({HELD_BY}))", alive),
+        width=2,
     )
     canvas.figure(
         "Critical alerts firing",
@@ -127,19 +134,13 @@ def _overview(canvas: Canvas) -> None:
         thresholds=ANY_IS_A_WARNING,
     )
     canvas.figure(
-        "Cost of allocated, idle GPUs",
+        "Cost of idle GPUs",
         "Money per hour, in the currency beside it; not available where the rules' thresholds name no price of a GPU-hour.",
         "none",
         or_not_available(f"{_idle_count()}\n* on () group_left (currency) cluster:gpu_hour_price:configured", alive),
         thresholds=((None, "green"), (0.01, "orange")),
         decimals=2,
         legend="{{currency}} per hour",
-    )
-    canvas.figure(
-        "Jobs on GPUs",
-        "Jobs, pods and runs that hold or use GPUs.",
-        "none",
-        or_not_available(f"count(group by ({JOB}) ({HELD_BY}))", alive),
     )
     known = f'gpu_info{{{SCOPE}, uuid=~"$gpu"}}'
     canvas.figure(

@@ -19,7 +19,7 @@ LEFT_OUT_OF_DCGM: Final = [
     "Least margin to slowdown",
     "GPUs throttled",
     "Allocated, idle",
-    "Cost of allocated, idle GPUs",
+    "Cost of idle GPUs",
     "Jobs on GPUs",
     "GPUs by state",
     "Share of GPU time",
@@ -49,7 +49,7 @@ def cluster_dcgm() -> Canvas:
     canvas.row("Now")
     rules_loaded(canvas)
     hosts_answering(canvas)
-    canvas.figure("GPUs", "GPUs that give a temperature.", "none", f"count(group by (UUID) ({heat}))")
+    canvas.figure("GPUs", "GPUs that give a temperature.", "none", f"count(group by (UUID) ({heat}))", width=2)
     canvas.figure(
         "Power",
         "What all GPUs draw together now; each GPU once.",
@@ -61,6 +61,7 @@ def cluster_dcgm() -> Canvas:
         "The highest temperature now. DCGM's default set has no limit to compare it with.",
         "celsius",
         or_not_available(f"max({heat})", DCGM.alive),
+        width=2,
     )
     canvas.figure(
         "Energy in this time",

@@ -110,6 +110,10 @@ class Graph:
     links: Links = ()
     colors: Mapping[str, str] = field(default_factory=dict)
     interval: str | None = None
+    ascending: bool = False
+    """True if the legend begins with the lowest values."""
+    no_value: str = ""
+    """Text without any series, where the board's own does not fit."""
 
 
 _Kind = TypeVar("_Kind", timeseries.Panel, stat.Panel, table.Panel, statetimeline.Panel, heatmap.Panel)
@@ -142,10 +146,13 @@ def graph(head: Head, queries: Sequence[Query], look: Graph) -> timeseries.Panel
         if query.tells:
             panel.override_by_query(letter, TELLING)
     legend = common.VizLegendOptions().show_legend(True).display_mode(LegendDisplayMode.TABLE).placement(LegendPlacement.BOTTOM)
-    panel.legend(legend.calcs(["lastNotNull", "max"]))
+    # With many lines, those that differ from zero come first.
+    panel.legend(legend.calcs(["lastNotNull", "max"]).sort_by("Last *").sort_desc(not look.ascending))
     panel.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
     panel.line_width(1).fill_opacity(30 if look.stacked or look.bars else 0).show_points(VisibilityMode.AUTO)
     panel.color_scheme(FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+    if look.no_value:
+        panel.no_value(look.no_value)
     _drawn(panel, queries, look)
     return panel
 

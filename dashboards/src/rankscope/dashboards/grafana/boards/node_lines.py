@@ -27,7 +27,7 @@ def _lines(  # noqa: PLR0917  # read as a table: title, metric, unit, text
     """Add a graph with one line per GPU; ``label``: a label of the metric that the legend shows as well."""
     expr = getattr(dialect, kind)(metric, **(among or {}))
     legend = dialect.legend + (f" {{{{{label}}}}}" if label else "")
-    look = Graph(maximum=maximum, minimum=minimum, thresholds=thresholds)
+    look = Graph(maximum=maximum, minimum=minimum, thresholds=thresholds, ascending=minimum is None)
     state_of_it = told(dialect.missing(metric))
     canvas.graph(title, description, unit, None if expr is None else Query(expr, legend), limit, state_of_it, look=look)
 
@@ -317,7 +317,7 @@ def links(canvas: Canvas, dialect: Dialect) -> None:
         "Packets sent again, per second: a bad contact or a bad riser.",
         kind="rate",
     )
-    for what, title in (("width", "PCIe width of its greatest"), ("generation", "PCIe generation of its greatest")):
+    for what, title in (("width", "PCIe width, share of maximum"), ("generation", "PCIe generation, share of maximum")):
         now, most = dialect.selector(f"gpu_pcie_link_{what}"), dialect.selector(f"gpu_pcie_link_max_{what}")
         expr = None if now is None or most is None else Query(_named(dialect, f"({now} / {most})"), dialect.legend)
         canvas.graph(

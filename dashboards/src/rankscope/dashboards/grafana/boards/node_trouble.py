@@ -11,6 +11,7 @@ from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
 from rankscope.dashboards.grafana.boards.marks import ANY_IS_BAD, YES_NO
 from rankscope.dashboards.grafana.boards.xids import xid_sheet, xid_words
 
+NO_MIG: Final = "no MIG devices, or collection dead"
 _GROWTH: Final = (
     (
         "ECC errors",
@@ -94,6 +95,7 @@ def off_by_default(canvas: Canvas, dialect: Dialect) -> None:
             "bytes",
             Query(f"gpu_mig_memory_used_bytes{scope} {of_parent}{scope}", legend),
             state,
+            look=Graph(no_value=NO_MIG),
         )
         canvas.graph(
             "MIG engine active",
@@ -101,7 +103,7 @@ def off_by_default(canvas: Canvas, dialect: Dialect) -> None:
             "percentunit",
             Query(f"gpu_mig_graphics_active_ratio{scope} {of_parent}{scope}", legend),
             state,
-            look=Graph(maximum=1),
+            look=Graph(maximum=1, no_value=NO_MIG),
         )
         canvas.graph(
             "MIG tensor cores active",
@@ -109,7 +111,7 @@ def off_by_default(canvas: Canvas, dialect: Dialect) -> None:
             "percentunit",
             Query(f"gpu_mig_tensor_active_ratio{scope} {of_parent}{scope}", legend),
             state,
-            look=Graph(maximum=1),
+            look=Graph(maximum=1, no_value=NO_MIG),
         )
         canvas.row("Measured on request", collapsed=True)
         processes = dialect.value("gpu_process_memory_used_bytes")
@@ -120,6 +122,7 @@ def off_by_default(canvas: Canvas, dialect: Dialect) -> None:
             "bytes",
             Query(processes, dialect.legend + " {{process}} {{pid}}"),
             _state(dialect, "gpu_process_memory_used_bytes"),
+            look=Graph(no_value="no process, or not measured (--collector.process)"),
         )
     else:
         canvas.row("Video")

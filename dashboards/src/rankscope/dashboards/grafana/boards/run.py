@@ -55,6 +55,7 @@ def _now(canvas: Canvas) -> None:
         "none",
         f"count({REPORTING})",
         links=(("Evidence", run_page("${run_id:percentencode}")),),
+        width=3,
     )
     canvas.figure(
         "Ranks silent",
@@ -62,6 +63,7 @@ def _now(canvas: Canvas) -> None:
         "none",
         none_is_zero(f"count(run_id_rank:rank_state:vanished{RUN} == 1)", REPORTING),
         thresholds=ANY_IS_BAD,
+        width=3,
     )
     canvas.figure(
         "Since the last step",
@@ -69,6 +71,7 @@ def _now(canvas: Canvas) -> None:
         "s",
         or_not_available(f"max(run_id:rank_step_age_seconds:min{RUN})", REPORTING),
         thresholds=((None, "green"), (600, "red")),
+        width=3,
     )
     canvas.figure(
         "Step",

@@ -51,7 +51,7 @@ def stragglers(canvas: Canvas) -> None:
         Query(most(blocked, least=True), LEGEND),
         Query(f"run_id:rank_blocked:ratio_rate5m{RUN}", "{{run_id}} whole run", dashed=True),
         SILENT,
-        look=Graph(links=EVIDENCE, maximum=1),
+        look=Graph(links=EVIDENCE, maximum=1, ascending=True),
     )
     canvas.graph(
         "Where ranks are blocked",
@@ -175,7 +175,7 @@ def hardware(canvas: Canvas) -> None:
         "celsius",
         Query(most(margin, least=True), LEGEND),
         SILENT,
-        look=Graph(links=EVIDENCE, minimum=None, thresholds=DEGREES_LEFT),
+        look=Graph(links=EVIDENCE, minimum=None, thresholds=DEGREES_LEFT, ascending=True),
     )
     identity = "run_id, rank, host, instance, index, model, simulated, uuid"
     labels = "uuid, host, instance, index, model, simulated"

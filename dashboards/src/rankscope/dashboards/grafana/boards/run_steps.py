@@ -50,21 +50,24 @@ def steps(canvas: Canvas) -> None:
         "opm",
         Query(f"60 * run_id:rank_steps:rate5m{RUN}", "{{run_id}}"),
         SILENT,
+        width=6,
     )
-    canvas.graph(
-        "Throughput",
-        "Samples and tokens of all ranks per second, where they are known.",
-        "cps",
-        Query(f"run_id:rank_samples:rate5m{RUN}", "{{run_id}} samples"),
-        Query(f"run_id:rank_tokens:rate5m{RUN}", "{{run_id}} tokens"),
-        SILENT,
-    )
+    for what in ("samples", "tokens"):
+        canvas.graph(
+            f"{what.capitalize()} over time",
+            f"{what.capitalize()} of all ranks per second, where they are known.",
+            "cps",
+            Query(f"run_id:rank_{what}:rate5m{RUN}", "{{run_id}}"),
+            SILENT,
+            width=6,
+        )
     canvas.graph(
         "Arithmetic",
         "Floating-point operations of all ranks per second, where the script says.",
         "flops",
         Query(f"run_id:rank_flops:rate5m{RUN}", "{{run_id}}"),
         SILENT,
+        width=6,
     )
     canvas.graph(
         "Device's view of the phases",
@@ -111,7 +114,7 @@ def communication(canvas: Canvas) -> None:
     )
     canvas.graph(
         "Profiled time by state",
-        "What the device did in the profiled steps of the last hour. Overlap is part of compute, too.",
+        "What the devices of all ranks together did in the profiled steps of the last hour. Overlap is part of compute, too.",
         "s",
         Query(f"run_id_state:rank_window_seconds:increase1h{RUN}", "{{state}}"),
         SILENT,
@@ -130,7 +133,7 @@ def communication(canvas: Canvas) -> None:
         "percentunit",
         Query(most(f"run_id_rank:rank_overlap_ratio:max{RANK}", least=True), LEGEND),
         SILENT,
-        look=Graph(links=EVIDENCE, maximum=1),
+        look=Graph(links=EVIDENCE, maximum=1, ascending=True),
     )
 
 
