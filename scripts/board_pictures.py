@@ -283,9 +283,7 @@ def states(panel: Json, found: list[Series], begin_s: float, end_s: float) -> st
             paint = (mapped(f"{value:g}", mappings) or ("", f"rgba(31,120,193,{value / peak:.2f})"))[1].replace("dark-", "dark")
             x = 120 + width * (moment - begin_s) / (end_s - begin_s)
             cells.append(f'<rect x="{x:.1f}" width="{step + 0.6:.1f}" height="14" fill="{paint.replace("semi-", "")}"/>')
-        lines.append(
-            f'<g transform="translate(0,{17 * len(lines)})"><text y="11">{name}</text>{"".join(cells)}</g>'
-        )
+        lines.append(f'<g transform="translate(0,{17 * len(lines)})"><text y="11">{name}</text>{"".join(cells)}</g>')
     words = [
         f'<div><span style="color:{part["color"]}">■</span> {part["text"]}</div>'
         for one in mappings
