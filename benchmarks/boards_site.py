@@ -25,6 +25,7 @@ from remote_write import label_bytes
 from tests.dashboards.grafana.board_site import NODE_EXPORTER
 from tests.exporter.fake_driver import FakeDriver, State, build_library, h100_state, uuid_of
 from tests.exporter.jobs.job_node import slurm_folder
+from tests.exporter.spool.inspector_files import collective, file_name, p2p, write_in_place
 from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
 
 from rankscope.profiler.helper.publishing.published import render, samples
@@ -39,10 +40,15 @@ RUNS = (("llama", 0.5), ("mixtral", 0.25), ("vision", 0.125))
 """Name and share of the hosts of each run; the other hosts are idle, and the last host does not answer."""
 KEPT_LONG = re.compile(r"up|gpu_info|gpu_up|gpu_xid_\w+|gpu_metric_absent_info|gpu_down_info")
 """Series that the board of alerts queries over a longer time than the other boards do."""
-LAST_STEP = "rank_last_step_timestamp_seconds"
+GROWTH = {
+    "rank_last_step_timestamp_seconds": 1.0,
+    "gpu_energy_joules_total": 250.0,
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 2.5e5,
+}
+"""Growth per second of series that the templates do not show: there, time stands still and no energy is used."""
 NOISE = 0.02
 _WAVERS = re.compile(
-    r".*(_watts|_celsius|_ratio|_bytes_per_second|_used_bytes|_free_bytes)|gpu_clock_hertz"
+    r".*(_watts|_celsius|_ratio|_bytes_per_second|_used_bytes|_free_bytes)|gpu_clock_hertz|nccl_\w+"
     r"|DCGM_FI_(DEV_(GPU_TEMP|MEMORY_TEMP|POWER_USAGE|SM_CLOCK|FB_USED|FB_FREE|\w*UTIL)|PROF_\w+)"
 )
 
@@ -102,6 +108,17 @@ class _Ranks:
             new = self._spool / f".{rank}.new"
             new.write_text(render(labels, samples(RUN, info, totals)))
             new.replace(self._spool / f"rank-{rank}.prom")
+            self._write_collectives(rank)
+
+    def _write_collectives(self, rank: int) -> None:
+        """Write NCCL Inspector's file of a GPU; the slow rank arrives last, so its execution time is the shortest."""
+        late = 0.4 if rank == self._slow else 1.0
+        calls = (("DP", "AllReduce", "64-65MB", 9000), ("DP", "AllGather", "8-9MB", 2500), ("DP", "ReduceScatter", "8-9MB", 2600))
+        buckets = [
+            collective(bandwidth=80 / late, exec_us=late * exec_us, comm=comm, name=name, size=size, gpu=rank)
+            for comm, name, size, exec_us in calls
+        ]
+        write_in_place(self._spool / file_name(uuid_of(rank)), [*buckets, p2p(40, 300)])
 
 
 def _idle(state: State) -> State:
@@ -114,10 +131,15 @@ def _page(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float
     with urllib.request.urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
     return {
-        (sample.name, tuple(sample.labels.items())): (sample.value, family.type)
+        # The parser adds _total to counters, which those of DCGM do not have.
+        (_dcgm_name(sample.name), tuple(sample.labels.items())): (sample.value, family.type)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def _dcgm_name(name: str) -> str:
+    return name.removesuffix("_total") if name.startswith("DCGM_") else name
 
 
 def _lines(before: dict, after: dict, seconds: float, job: str, port: int) -> Iterator[Line]:  # type: ignore[type-arg]
@@ -127,8 +149,7 @@ def _lines(before: dict, after: dict, seconds: float, job: str, port: int) -> It
         slope = max(0.0, value - was) / seconds if is_counter else 0.0
         wavers = not is_counter and value > 0 and _WAVERS.fullmatch(name) is not None
         is_time = name.endswith("_timestamp_seconds")
-        if name == LAST_STEP:
-            slope = 1.0
+        slope = GROWTH.get(name, slope)
         yield Line(name, dict(labels), job, port, 0.0 if is_time else value, slope, wavers)
 
 
@@ -179,18 +200,20 @@ def _node_exporter() -> Iterator[Line]:
             yield Line(one.name, dict(one.labels), "node", 9100, one.value, slope, wavers=False)
 
 
-def _of_host(line: Line, host: int, run: tuple[int, str, int] | None) -> dict[str, str]:
-    """Return the labels of a line on a host. ``run``: number and name of the host's run, and the first rank on the host."""
+def _of_host(line: Line, host: int, run: tuple[int, str, int, int] | None) -> dict[str, str]:
+    """Return the labels of a line on a host. ``run``: number and name of its run, the first rank on the host, all ranks."""
     found = {"__name__": line.name, "job": line.job, "instance": f"node{host:03d}:{line.port}"}
     for name, text in line.labels.items():
         value = text.replace("aaaa-bbbb-cccc", f"aaaa-{host:04x}-cccc").replace("node1", f"node{host:03d}")
         if run is not None:
-            number, run_name, first = run
+            number, run_name, first, ranks = run
             if name == "run":
                 value = run_name
             elif name == "run_id":
                 value = f"{run_name}-20260101-7"
-            elif name == "job_id" and text:
+            elif name == "nranks" and line.labels.get("comm_name") == "DP":
+                value = str(ranks)
+            elif name in ("job_id", "slurm_job_id") and text:
                 value = str(700 + number)
             elif name == "rank" and text.isdigit():
                 value = str(first + int(text))
@@ -198,11 +221,12 @@ def _of_host(line: Line, host: int, run: tuple[int, str, int] | None) -> dict[st
     return {name: value for name, value in found.items() if value}
 
 
-def _runs_of(hosts: int) -> list[tuple[int, str, int] | None]:
-    """Return, per host, the number and name of its run and the first rank on the host; ``None`` for an idle host."""
-    found: list[tuple[int, str, int] | None] = []
+def _runs_of(hosts: int) -> list[tuple[int, str, int, int] | None]:
+    """Return, per host, number and name of its run, its first rank and the run's number of ranks; ``None`` for an idle host."""
+    found: list[tuple[int, str, int, int] | None] = []
     for number, (name, share) in enumerate(RUNS):
-        found += [(number, name, GPUS * index) for index in range(int(share * hosts))]
+        of_run = int(share * hosts)
+        found += [(number, name, GPUS * index, GPUS * of_run) for index in range(of_run)]
     return found + [None] * (hosts - len(found))
 
 

@@ -24,7 +24,7 @@ start_exporter = exporter.start_exporter
 pytestmark = pytest.mark.campaign
 
 ON_CPUS_ONLY = {
-    *("Arithmetic", "Sections of the script"),  # the script declares neither
+    *("Arithmetic", "Sections of the script", "Tokens over time"),  # the script declares none of them
     *("Device's view of the phases", "Where the device is blocked", "Device memory at its peak", "Device memory of tensors"),
     *("Device memory of the allocator", "Allocator retries"),  # there is no device
     *("GPU power", "SMs active", "Tensor cores active", "SM clock", "Throttled", "NVLink sent", "Margin to slowdown"),

@@ -26,6 +26,7 @@ from tests.dashboards.grafana.grafana_model import BUILT_IN, Json, Target, all_b
 from tests.dashboards.grafana.promql_selectors import Selector, functions, selectors
 
 from rankscope.alerts.rules.rule_file import rules_text
+from rankscope.dashboards.grafana.boards.dialect import RULES
 from rankscope.dashboards.grafana.boards.generate import FOLDER, texts
 from rankscope.dashboards.grafana.boards.marks import NOT_AVAILABLE
 from rankscope.exporter.catalogue import CATALOGUE
@@ -62,10 +63,9 @@ def _exclusions() -> list[dict[str, str]]:
     return _table("exclusions.toml", "exclusion")
 
 
-def _excluded(rule: str, *, metric: str = "", panel: str = "") -> bool:
+def _excluded(rule: str, metric: str) -> bool:
     for index, one in enumerate(_exclusions()):
-        fits = re.fullmatch(one["metric"], metric) if "metric" in one else one["panel"] == panel
-        if one["rule"] == rule and fits:
+        if one["rule"] == rule and re.fullmatch(one["metric"], metric):
             needed.add(index)
             return True
     return False
@@ -74,6 +74,13 @@ def _excluded(rule: str, *, metric: str = "", panel: str = "") -> bool:
 @functools.cache
 def _selected() -> list[tuple[Target, Selector]]:
     return [(target, selector) for target in TARGETS for selector in selectors(target.expr)]
+
+
+@functools.cache
+def _recorded() -> dict[str, str]:
+    """Return the expression of each recorded series."""
+    groups = yaml.load(rules_text(), yaml.CSafeLoader)["groups"]
+    return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"] if "record" in rule}
 
 
 def _variables(board: Json) -> dict[str, Json]:
@@ -136,7 +143,8 @@ def test_variables_choose_the_data_source_and_several_of_everything(uid: str) ->
             True,
             2,
         ), name
-        assert variable["allValue"] == (".*" if name == "cluster" else ".+")
+        # "All" jobs are those with GPUs or ranks: every other target of Prometheus is of no host of the board.
+        assert variable.get("allValue") == {"cluster": ".*", "job": None}.get(name, ".+")
         assert re.fullmatch(r"(label_values|query_result)\(.+\)", variable["query"]["query"])
     assert [variables[name]["label"] for name in ("cluster", "job", "instance")] == ["Cluster", "Job", "Instance"]
 
@@ -158,7 +166,7 @@ def test_every_panel_says_what_it_shows_in_which_unit_and_what_when_there_is_not
         if panel["type"] in ("timeseries", "state-timeline"):
             assert all(target["legendFormat"] for target in panel["targets"]), title
             told = any(target["expr"].startswith("NaN *") for target in panel["targets"])
-            assert told or _excluded("three-states", panel=title), title
+            assert told, title
         if panel["type"] == "stat":
             assert str(NOT_AVAILABLE) in json.dumps(defaults["mappings"]), title
 
@@ -197,7 +205,7 @@ def test_every_query_asks_for_what_is_chosen() -> None:
     for target, selector in _selected():
         for label in ("job", "instance"):
             if selector.matchers.get(label) != ("=~", f"${label}"):
-                assert _excluded(f"target-{label}-rule", metric=selector.metric), (target.name, selector)
+                assert _excluded(f"target-{label}-rule", selector.metric), (target.name, selector)
 
 
 def test_every_query_uses_variables_that_its_board_has() -> None:
@@ -211,7 +219,7 @@ def test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged() -> No
         is_counter = selector.metric in COUNTERS | PARTS or selector.metric.endswith("_total")
         grows = selector.function in ("rate", "increase")
         if is_counter and not grows:
-            assert _excluded("target-counter-agg-rule", metric=selector.metric), target.name
+            assert _excluded("target-counter-agg-rule", selector.metric), target.name
         assert is_counter or not grows, target.name
         if selector.function == "rate":
             assert selector.range == "$__rate_interval", target.name  # target-rate-interval-rule
@@ -221,13 +229,7 @@ def test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged() -> No
 
 
 def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
-    recorded = {
-        rule["record"]
-        for group in yaml.load(rules_text(), yaml.CSafeLoader)["groups"]
-        for rule in group["rules"]
-        if "record" in rule
-    }
-    ours = KNOWN.keys() | DCGM.keys() | PARTS | recorded
+    ours = KNOWN.keys() | DCGM.keys() | PARTS | _recorded().keys()
     used = {selector.metric for _, selector in _selected()}
     for board in BOARDS.values():
         for variable in board["templating"]["list"]:
@@ -238,9 +240,27 @@ def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
 
 
 def test_the_boards_over_dcgm_ask_for_nothing_that_only_we_have() -> None:
-    names = {selector.metric for target, selector in _selected() if target.board.endswith("-dcgm")}
-    assert names
+    names = {selector.metric for target, selector in _selected() if target.board.endswith("-dcgm")} - {RULES}
+    recorded = names & _recorded().keys()
+    assert recorded
+    names = names - recorded | {selector.metric for name in recorded for selector in selectors(_recorded()[name])}
     assert all(name == "up" or name.startswith("DCGM_FI_") for name in names)
+
+
+@pytest.mark.parametrize("uid", BOARDS)
+def test_what_rests_on_recording_rules_says_when_they_are_missing_and_is_drawn_no_finer_than_they_record(uid: str) -> None:
+    resting = False
+    for panel in panels(BOARDS[uid]):
+        asked = {selector.metric for target in panel["targets"] for selector in selectors(target["expr"])}
+        if panel["type"] in ("timeseries", "state-timeline") and asked & _recorded().keys():
+            resting = True
+            if "or on (uuid)" not in panel["targets"][0]["expr"]:  # of some only a name is recorded, which may be missing
+                assert any(f"absent({RULES} " in target["expr"] for target in panel["targets"]), panel["title"]
+            if panel["type"] == "timeseries" and ":" in panel["targets"][0]["expr"].partition("[")[0]:
+                assert panel["interval"] == "1m", panel["title"]
+    if resting:
+        (loaded,) = [panel for panel in panels(BOARDS[uid]) if panel["title"] == "Recording rules"]
+        assert {"not loaded", "loaded"} <= set(re.findall(r'"text": "([^"]+)"', json.dumps(loaded)))
 
 
 def test_links_lead_to_boards_there_are_and_to_the_page_of_the_run() -> None:
@@ -280,8 +300,6 @@ def test_the_table_of_alerts_keeps_apart_what_differs() -> None:
 def test_every_exclusion_has_a_reason_and_is_needed() -> None:
     test_every_query_asks_for_what_is_chosen()
     test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged()
-    for uid in BOARDS:
-        test_every_panel_says_what_it_shows_in_which_unit_and_what_when_there_is_nothing(uid)
     assert all(len(one["reason"]) > 20 for one in _exclusions())
     assert needed == set(range(len(_exclusions())))
 

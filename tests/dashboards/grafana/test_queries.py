@@ -18,6 +18,7 @@ from tests.exporter.fake_driver import uuid_of
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.thresholds import thresholds
+from rankscope.dashboards.grafana.boards.dialect import RULES
 
 fake_nvml_library = exporter.fake_nvml_library
 start_exporter = exporter.start_exporter
@@ -31,10 +32,13 @@ NOT_HERE = {
     ("rankscope-cluster", "Collectors that fail", "A"): "all of them work",
     ("rankscope-cluster", "GPUs by state", "B"): "no GPU hangs: that takes minutes to suspect",
     ("rankscope-cluster", "GPUs by state", "H"): "every GPU's state can be told",
+    ("rankscope-cluster", "GPUs by state", "I"): "the recording rules are loaded",
+    ("rankscope-run", "Ranks by state", "B"): "the recording rules are loaded",
 }
 """Queries that must have no data at this site, with the reason."""
 
 PLANTED = {
+    ("rankscope-cluster", "Recording rules"): 1,
     ("rankscope-cluster", "Hosts"): 2,
     ("rankscope-cluster", "Hosts not answering"): 1,
     ("rankscope-cluster", "Collectors failing"): 0,
@@ -45,7 +49,7 @@ PLANTED = {
     ("rankscope-cluster", "GPUs throttled"): 1,
     ("rankscope-cluster", "Least margin to slowdown"): 0,
     ("rankscope-cluster", "Allocated, idle"): 1,
-    ("rankscope-cluster", "Cost of allocated, idle GPUs"): 2.5,
+    ("rankscope-cluster", "Cost of idle GPUs"): 2.5,
     ("rankscope-cluster-dcgm", "Power"): 6 * 251.25,
     ("rankscope-cluster-dcgm", "GPUs with a last Xid"): 1,
     ("rankscope-collectives", "Communicators"): 1,
@@ -145,6 +149,22 @@ def test_every_query_has_data_or_a_reason(
             (f"node1 GPU {LOST}", "collection dead (lost)"),
             (dead, "collection dead (no answer)"),
         }
+
+        # and without the recording rules, graphs and figures say so
+        without = {
+            title: asked.instant(target.asked(_values(target.board, jobs)).replace(RULES, "cluster:rules:of_no_file"))
+            for target in _queries()
+            for title in [target.name]
+            if title
+            in {
+                ("rankscope-cluster", "Recording rules", "A"),
+                ("rankscope-run", "Step time", "D"),
+                ("rankscope-cluster-dcgm", "Power by host", "B"),
+            }
+        }
+        assert _numbers(without["rankscope-cluster", "Recording rules", "A"]) == [0]
+        assert any("no recording rules" in one["metric"]["state"] for one in without["rankscope-run", "Step time", "D"])
+        assert "recording rules" in {one["metric"]["of"] for one in without["rankscope-cluster-dcgm", "Power by host", "B"]}
 
         # and InfiniBand is found by the host, and reported as missing without node_exporter's metrics
         up = _labelled(asked, jobs, "rankscope-node", "InfiniBand link up", "A")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards import columns
-from rankscope.dashboards.grafana.boards.answers import NO_ANSWER
+from rankscope.dashboards.grafana.boards.answers import NO_ANSWER, NO_ANSWER_OR_RULES, RULES_LOADED
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE
 from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, places
-from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
-from rankscope.dashboards.grafana.boards.marks import BAD, PLAIN, WARNING, none_is_zero
+from rankscope.dashboards.grafana.boards.kinds import VALUE, Column, Query
+from rankscope.dashboards.grafana.boards.marks import BAD, PLAIN, WARNING, YES_NO, none_is_zero
 from rankscope.dashboards.grafana.boards.xids import REMEMBERED_GPU, XIDS_SO_FAR, xid_sheet, xids_in_time
 
 UID: Final = "rankscope-alerts"
@@ -21,15 +21,12 @@ ABOUT: Final = (
     *("pci_bus_id", "device", "port"),
 )
 """Labels that distinguish alerts of one name on one host, besides those with a column of their own."""
-RULED: Final = f"up{{{SCOPE}}}"
 
 
 def alerts() -> Canvas:
     """Build the board of alerts and Xids."""
     about = "Alerts that fire, with what they are about; what fired before; Xids and NVSwitch errors."
-    canvas = Canvas(frame(UID, "Alerts & Xid", about, dialect=NATIVE, alerts=', instance=~"$instance|"', since="now-24h"))
-    for variable in [*places("gpu_info"), gpu_variable(NATIVE)]:
-        canvas.board.with_variable(variable)
+    canvas = frame(UID, "Alerts & Xid", about, *places("gpu_info"), gpu_variable(NATIVE), since="now-24h")
     _now(canvas)
     _history(canvas)
     _xids(canvas)
@@ -37,36 +34,27 @@ def alerts() -> Canvas:
 
 
 def _now(canvas: Canvas) -> None:
+    def counted(matchers: str) -> str:
+        return none_is_zero(f"count(ALERTS{{{matchers}}})", f"up{{{SCOPE}}}")
+
     canvas.row("Now")
+    canvas.figures(RULES_LOADED)
     for severity, color in (("critical", BAD), ("warning", WARNING), ("info", PLAIN)):
-        canvas.figure(
-            f"Firing: {severity}",
-            f"Alerts of severity {severity} that fire.",
-            "none",
-            none_is_zero(f'count(ALERTS{{{FIRING}, severity="{severity}"}})', RULED),
-            thresholds=((None, "green"), (1, color)),
-            width=6,
-        )
-    canvas.figure(
-        "Pending",
-        "Conditions that hold, but not long enough yet to fire.",
-        "none",
-        none_is_zero('count(ALERTS{alertstate="pending", instance=~"$instance|"})', RULED),
-        width=6,
-    )
+        expr = counted(f'{FIRING}, severity="{severity}"')
+        look = {"thresholds": ((None, "green"), (1, color)), "width": 5}
+        canvas.figures((f"Firing: {severity}", "none", expr, look, f"Alerts of severity {severity} that fire."))
+    pending = counted('alertstate="pending", instance=~"$instance|"')
+    canvas.figures(("Pending", "none", pending, {"width": 6}, "Conditions that hold, but not long enough yet to fire."))
     labels = ", ".join(f'"{label}"' for label in ABOUT)
     canvas.sheet(
         "Firing alerts",
         "What fires, since when, and what it is about. `rankscope alerts explain NAME` prints the runbook.",
         [
-            Column(source="alertname", title="Alert"),
-            Column(source="severity", title="Severity"),
-            Column(source="Value", title="Since", unit="dateTimeAsIso"),
-            Column(source="host", title="Host"),
+            *columns.labels(alertname="Alert", severity="Severity"),
+            Column(VALUE, "Since", "dateTimeAsIso"),
+            *columns.labels(host="Host"),
             columns.INSTANCE,
-            Column(source="index", title="GPU"),
-            Column(source="gpu_uuid", title="UUID"),
-            Column(source="about", title="About"),
+            *columns.labels(index="GPU", gpu_uuid="UUID", about="About"),
             columns.RUN,
             columns.RANK,
             columns.SIMULATED,
@@ -80,23 +68,12 @@ def _now(canvas: Canvas) -> None:
 
 def _history(canvas: Canvas) -> None:
     canvas.row("History")
-    canvas.graph(
-        "Alerts firing",
-        "How many of each alert fired.",
-        "none",
-        Query(f"count by (alertname) (ALERTS{{{FIRING}}})", "{{alertname}}"),
-        NO_ANSWER,
-        width=16,
-        look=Graph(stacked=True),
-    )
+    by_name = Query(f"count by (alertname) (ALERTS{{{FIRING}}})", "{{alertname}}")
+    canvas.graph("Alerts firing", "none", "How many of each alert fired.", by_name, NO_ANSWER_OR_RULES, width=16, stacked=True)
     canvas.sheet(
         "Alerts of this time",
         "For what share of the time shown an alert of this name fired: the one that fired longest.",
-        [
-            Column(source="alertname", title="Alert"),
-            Column(source="severity", title="Severity"),
-            Column(source="Value", title="Share of the time", unit="percentunit"),
-        ],
+        [*columns.labels(alertname="Alert", severity="Severity"), Column(VALUE, "Share of the time", "percentunit")],
         f"max by (alertname, severity) (count_over_time(ALERTS{{{FIRING}}}[$__range:$__interval]))"
         " * $__interval_ms / 1000 / $__range_s",
         width=8,
@@ -105,49 +82,38 @@ def _history(canvas: Canvas) -> None:
 
 
 def _xids(canvas: Canvas) -> None:
-    canvas.row("Xids")
-    xid_sheet(canvas, width=24)
     recent = f"{NATIVE.selector('gpu_xid_last_timestamp_seconds')} > time() - $__interval_ms / 1000"
-    canvas.graph(
-        "GPUs with an Xid",
-        "How many GPUs had an Xid within each interval, by code: a burst counts once.",
-        "none",
-        Query(f"count by (xid) (group by (uuid, xid) ({recent}))", "Xid {{xid}}"),
-        NO_ANSWER,
-        width=12,
-        look=Graph(bars=True, stacked=True, interval="1m"),
-    )
-    by_gpu = NATIVE.legend + " Xid {{xid}}"
-    canvas.graph(
-        "Xids by GPU",
-        "Xids that were counted in the time up to each moment, by GPU and code.",
-        "none",
-        Query(f"{xids_in_time(XIDS_SO_FAR)}\n* on (uuid) group_left (host, index) {REMEMBERED_GPU} > 0", by_gpu),
-        NO_ANSWER,
-        width=12,
-    )
+    by_gpu = f"{xids_in_time(XIDS_SO_FAR)}\n* on (uuid) group_left (host, index) {REMEMBERED_GPU} > 0"
+    canvas.row("Xids")
+    xid_sheet(canvas)
+    canvas.graphs(
+        None,
+        ("GPUs with an Xid", "none", [Query(f"count by (xid) (group by (uuid, xid) ({recent}))", "Xid {{xid}}"), NO_ANSWER],
+         {"width": 12, "bars": True, "stacked": True, "interval": "1m"},
+         "How many GPUs had an Xid within each interval, by code: a burst counts once."),
+        ("Xids by GPU", "none", [Query(by_gpu, NATIVE.legend + " Xid {{xid}}"), NO_ANSWER_OR_RULES], {"width": 12},
+         "Xids that were counted in the time up to each moment, by GPU and code."),
+    )  # fmt: skip
     canvas.sheet(
         "NVSwitch errors",
         "SXids of NVSwitches, counted in the time shown. Fatal ones take every GPU of the host along.",
         [
             columns.INSTANCE,
-            Column(source="pci_bus_id", title="Switch"),
-            Column(source="sxid", title="SXid"),
-            Column(source="severity", title="Severity"),
-            Column(source="Value", title="In this time"),
+            *columns.labels(pci_bus_id="Switch", sxid="SXid", severity="Severity"),
+            Column(VALUE, "In this time"),
         ],
         f"round(max by (instance, pci_bus_id, sxid, severity) (increase(nvswitch_sxid_errors_total{{{SCOPE}}}[$__range])))",
         width=12,
     )
     canvas.sheet(
         "Can Xids be seen at all",
-        "0: the kernel log cannot be read, so only what the driver tells a running exporter is known; or nothing is on disk.",
+        "No: the kernel log cannot be read, so only what the driver tells a running exporter is known; or nothing is on disk.",
         [
-            Column(source="instance", title="Instance"),
-            Column(source="Value #A", title="Kernel log readable"),
-            Column(source="Value #B", title="Journal on disk"),
+            *columns.labels(instance="Instance"),
+            *(
+                Column(f"max by (instance) (rankscope_exporter_{name}{{{SCOPE}}})", title, words=YES_NO)
+                for name, title in (("kernel_log_readable", "Kernel log readable"), ("xid_journal_durable", "Journal on disk"))
+            ),
         ],
-        f"max by (instance) (rankscope_exporter_kernel_log_readable{{{SCOPE}}})",
-        f"max by (instance) (rankscope_exporter_xid_journal_durable{{{SCOPE}}})",
         width=12,
     )

@@ -5,16 +5,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
-from grafana_foundation_sdk.cog.builder import Builder
-from grafana_foundation_sdk.models.dashboard import GridPos, Panel, ValueMap
+from grafana_foundation_sdk.models.dashboard import GridPos, ValueMap
 
 from rankscope.dashboards.grafana.boards import kinds
-from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Head, Links, Query, Thresholds
-from rankscope.dashboards.grafana.boards.marks import NO_DATA, PLAIN
+from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query
+from rankscope.dashboards.grafana.boards.marks import NO_DATA, NOTHING
 
 GRID = 24
+GraphRow = tuple[str, str, Sequence[Query | None], dict[str, Any], str]
+"""Title, unit, queries, fields of ``kinds.Graph`` and ``width``, description."""
+FigureRow = tuple[str, str, str, dict[str, Any], str]
+"""Title, unit, expression, arguments of ``kinds.figure`` and ``width`` and ``legend``, description."""
 
 
 @dataclass(slots=True)
@@ -40,95 +44,63 @@ class Canvas:
         self._row = Row(title).collapsed(collapsed).id(identity(f"row {title}"))
         self._filled = False
 
-    def graph(
-        self,
-        title: str,
-        description: str,
-        unit: str,
-        *queries: Query | None,
-        width: int = 8,
-        height: int = 8,
-        look: Graph | None = None,
-    ) -> None:
-        """Add a graph; see ``kinds.graph``."""
-        asked = self._asked(title, queries)
-        if asked:
-            self._put(kinds.graph(self._head(title, description, unit, width, height), asked, look or Graph()))
+    def graph(self, title: str, unit: str, description: str, *queries: Query | None, width: int = 8, **look: Any) -> None:
+        """Add a graph; ``look`` are the fields of ``kinds.Graph``."""
+        if queries[0] is None:
+            self.left_out.append(title)
+            return
+        of = Graph(**look)
+        panel = kinds.graph([query for query in queries if query is not None], of)
+        self._put(panel, title, unit, description, width, no_value=of.no_value)
 
-    def figure(
-        self,
-        title: str,
-        description: str,
-        unit: str,
-        expr: str | None,
-        *,
-        width: int | None = None,
-        thresholds: Thresholds = ((None, PLAIN),),
-        words: ValueMap | None = None,
-        links: Links = (),
-        decimals: int | None = None,
-        legend: str = "",
-    ) -> None:
-        """Add a single figure; see ``kinds.figure``."""
-        asked = self._asked(title, [None if expr is None else Query(expr, legend)])
-        if asked:
-            head = self._head(title, description, unit, width or self.figure_width, 4)
-            self._put(kinds.figure(head, asked[0], thresholds=thresholds, words=words, links=links, decimals=decimals))
+    def graphs(self, last: Query | None, *rows: GraphRow) -> None:
+        """Add graphs, each with the query ``last``, too, if there is one."""
+        for title, unit, queries, look, description in rows:
+            self.graph(title, unit, description, *queries, last, **look)
+
+    def figures(self, *rows: FigureRow) -> None:
+        """Add single figures; see ``kinds.figure``."""
+        for title, unit, expr, look, description in rows:
+            more = {"width": self.figure_width, "legend": "", **look}
+            width = more.pop("width")
+            self._put(kinds.figure(Query(expr, more.pop("legend")), **more), title, unit, description, width, height=4)
 
     def sheet(
         self,
         title: str,
         description: str,
         columns: Sequence[Column],
-        *exprs: str,
+        rows: str | None = None,
+        *,
         width: int = 24,
-        height: int = 8,
         sort: str | None = None,
     ) -> None:
-        """Add a table; see ``kinds.sheet``. The value column is ``Value``, or ``Value #A`` and so on for several queries."""
-        head = self._head(title, description, "short", width, height)
-        self._put(kinds.sheet(head, [Query(expr) for expr in exprs], columns, sort=sort))
+        """Add a table; see ``kinds.sheet``."""
+        self._put(kinds.sheet(rows, columns, sort=sort), title, "short", description, width, no_value=NOTHING)
 
-    def timeline(
-        self,
-        title: str,
-        description: str,
-        words: ValueMap,
-        *queries: Query | None,
-        width: int = 24,
-        height: int = 8,
-        links: Links = (),
-    ) -> None:
+    def timeline(self, title: str, description: str, words: ValueMap, *queries: Query, width: int) -> None:
         """Add a timeline of states; see ``kinds.timeline``."""
-        asked = self._asked(title, queries)
-        if asked:
-            self._put(kinds.timeline(self._head(title, description, "short", width, height), asked, words, links=links))
+        self._put(kinds.timeline(queries, words), title, "short", description, width)
 
-    def buckets(self, title: str, description: str, unit: str, query: Query, *, width: int = 12, height: int = 8) -> None:
+    def buckets(self, title: str, unit: str, description: str, query: Query) -> None:
         """Add a histogram over time; see ``kinds.buckets``."""
-        self._put(kinds.buckets(self._head(title, description, unit, width, height), query))
+        self._put(kinds.buckets(query, unit), title, unit, description, 8)
 
     def done(self) -> Dashboard:
         """Return the finished board."""
         self._end_row()
         return self.board
 
-    def _asked(self, title: str, queries: Sequence[Query | None]) -> list[Query]:
-        if queries[0] is None:
-            self.left_out.append(title)
-            return []
-        return [query for query in queries if query is not None]
-
-    def _head(self, title: str, description: str, unit: str, width: int, height: int) -> Head:
+    def _put(
+        self, panel: kinds.Kind, title: str, unit: str, description: str, width: int, *, height: int = 8, no_value: str = ""
+    ) -> None:
         self._begin_row()
         if self._x + width > GRID:
             self._next_line()
-        place = GridPos(x=self._x, y=self._y, w=width, h=height)
+        panel.id(identity(title)).title(title).description(description).datasource(kinds.DATASOURCE)
+        panel.unit(unit).no_value(no_value or self.no_value).grid_pos(GridPos(x=self._x, y=self._y, w=width, h=height))
         self._x += width
         self._line = max(self._line, height)
-        return Head(identity(title), title, description, unit, place, self.no_value)
-
-    def _put(self, panel: Builder[Panel]) -> None:
         if self._row is not None and self._row.build().collapsed:
             self._row.with_panel(panel)
         else:

@@ -4,137 +4,79 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.answers import hosts_answering
-from rankscope.dashboards.grafana.boards.canvas import Canvas
+from rankscope.dashboards.grafana.boards.answers import HOSTS, NO_ANSWER_OR_RULES
+from rankscope.dashboards.grafana.boards.canvas import Canvas, FigureRow
 from rankscope.dashboards.grafana.boards.cluster import UID
 from rankscope.dashboards.grafana.boards.columns import line_to_node, to_node
-from rankscope.dashboards.grafana.boards.dialect import DCGM
+from rankscope.dashboards.grafana.boards.dialect import DCGM, SCOPE
 from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, places
-from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
+from rankscope.dashboards.grafana.boards.kinds import Column, Query
 from rankscope.dashboards.grafana.boards.marks import ANY_IS_A_WARNING, none_is_zero, or_not_available
 
 LEFT_OUT_OF_DCGM: Final = [
-    "GPUs not answering",
-    "GPUs missing",
-    "Least margin to slowdown",
-    "GPUs throttled",
-    "Allocated, idle",
-    "Cost of allocated, idle GPUs",
-    "Jobs on GPUs",
-    "GPUs by state",
-    "Share of GPU time",
-    "Collectors that fail",
-    "Collectors failing",
-    "Simulated GPUs",
+    *("GPUs not answering", "GPUs missing", "Least margin to slowdown", "GPUs throttled", "Allocated, idle", "Cost of idle GPUs"),
+    *("Jobs on GPUs", "GPUs by state", "Share of GPU time", "Collectors that fail", "Collectors failing", "Simulated GPUs"),
 ]
 """Panels that DCGM's metrics do not cover, or not unambiguously."""
+_HOST: Final = "instance, Hostname, hostname"
+_POWER, _USED, _FREE = (DCGM.value(f"gpu_{name}") for name in ("power_watts", "memory_used_bytes", "memory_free_bytes"))
+_BUSY, _HEAT = DCGM.value("gpu_utilization_ratio"), DCGM.value("gpu_temperature_celsius")
+_ENERGY, _XID = DCGM.increase("gpu_energy_joules_total"), DCGM.selector("gpu_xid_last_code")
+_FULL: Final = f"sum by (UUID) ({_USED}) / (sum by (UUID) ({_USED}) + sum by (UUID) ({_FREE}))"
+
+
+def _available(expr: str) -> str:
+    return or_not_available(expr, DCGM.alive)
+
+
+_NOW: Final[tuple[FigureRow, ...]] = (
+    *HOSTS,
+    ("GPUs", "none", f"count(group by (UUID) ({_HEAT}))", {"width": 2}, "GPUs that give a temperature."),
+    ("Power", "watt", _available(f"sum(max by (UUID) ({_POWER}))"), {}, "What all GPUs draw together now; each GPU once."),
+    ("Hottest GPU", "celsius", _available(f"max({_HEAT})"), {"width": 2},
+     "The highest temperature now. DCGM's default set has no limit to compare it with."),
+    ("Energy in this time", "kwatth", _available(f"sum(max by (UUID) ({_ENERGY})) / 3.6e6"), {"decimals": 3},
+     "What all GPUs took over the time shown, each GPU once."),
+    ("GPUs with a last Xid", "none", _available(none_is_zero(f"count(group by (UUID) ({_XID} > 0))", f"{_XID}")),
+     {"thresholds": ANY_IS_A_WARNING}, "GPUs whose last Xid is not 0. DCGM never takes it back: it may be old."),
+    ("Full and idle", "none",
+     _available(none_is_zero(f"count({_FULL} > 0.1 and on (UUID) max by (UUID) ({_BUSY}) == 0)", f"{_BUSY}")),
+     {"thresholds": ANY_IS_A_WARNING},
+     "GPUs with more than a tenth of the memory in use and no kernel running now: they may be held and idle."),
+)  # fmt: skip
+_OVER_TIME: Final = (
+    ("Power by host", "watt", "power_watts:sum", True, "What the GPUs of each host draw; each GPU once."),
+    ("GPUs at work by host", "none", "busy_gpus:count", False, "GPUs with a kernel running at the moment of the sample."),
+    ("Hottest GPU by host", "celsius", "temperature_celsius:max", False, "The highest temperature of each host."),
+    ("Memory in use by host", "bytes", "memory_used_bytes:sum", False,
+     "Memory that processes have allocated; a GPU divided by MIG counts by its instances."),
+)  # fmt: skip
+"""Title, unit, recorded series, whether the hosts are stacked, description."""
 
 
 def cluster_dcgm() -> Canvas:
     """Build the board from the metrics of dcgm-exporter."""
     about = "Hosts and GPUs of a cluster, over dcgm-exporter or `rankscope exporter --compat dcgm`."
-    canvas = Canvas(frame(UID, "Cluster (DCGM)", about, dialect=DCGM, alerts=', instance=~"$instance|"'), figure_width=3)
-    for variable in [*places("DCGM_FI_DEV_GPU_TEMP"), gpu_variable(DCGM)]:
-        canvas.board.with_variable(variable)
-    power, used, free = (DCGM.value(f"gpu_{name}") for name in ("power_watts", "memory_used_bytes", "memory_free_bytes"))
-    busy, heat, energy = (
-        DCGM.value("gpu_utilization_ratio"),
-        DCGM.value("gpu_temperature_celsius"),
-        DCGM.increase("gpu_energy_joules_total"),
-    )
-    full = f"sum by (UUID) ({used}) / (sum by (UUID) ({used}) + sum by (UUID) ({free}))"
-    host = "instance, Hostname, hostname"
-    silent = told(DCGM.missing(""))
+    canvas = frame(UID, "Cluster (DCGM)", about, *places("DCGM_FI_DEV_GPU_TEMP"), gpu_variable(DCGM), dialect=DCGM)
+    canvas.figure_width = 3
     canvas.left_out += LEFT_OUT_OF_DCGM
     canvas.row("Now")
-    hosts_answering(canvas)
-    canvas.figure("GPUs", "GPUs that give a temperature.", "none", f"count(group by (UUID) ({heat}))")
-    canvas.figure(
-        "Power",
-        "What all GPUs draw together now; each GPU once.",
-        "watt",
-        or_not_available(f"sum(max by (UUID) ({power}))", DCGM.alive),
-    )
-    canvas.figure(
-        "Hottest GPU",
-        "The highest temperature now. DCGM's default set has no limit to compare it with.",
-        "celsius",
-        or_not_available(f"max({heat})", DCGM.alive),
-    )
-    canvas.figure(
-        "Energy in this time",
-        "What all GPUs took over the time shown, each GPU once.",
-        "kwatth",
-        or_not_available(f"sum(max by (UUID) ({energy})) / 3.6e6", DCGM.alive),
-        decimals=3,
-    )
-    canvas.figure(
-        "GPUs with a last Xid",
-        "GPUs whose last Xid is not 0. DCGM never takes it back: it may be old.",
-        "none",
-        or_not_available(
-            none_is_zero(
-                f"count(group by (UUID) ({DCGM.selector('gpu_xid_last_code')} > 0))", f"{DCGM.selector('gpu_xid_last_code')}"
-            ),
-            DCGM.alive,
-        ),
-        thresholds=ANY_IS_A_WARNING,
-    )
-    canvas.figure(
-        "Full and idle",
-        "GPUs with more than a tenth of the memory in use and no kernel running now: they may be held and idle.",
-        "none",
-        or_not_available(
-            none_is_zero(
-                f"count({full} > 0.1 and on (UUID) max by (UUID) ({busy}) == 0)",
-                f"{busy}",
-            ),
-            DCGM.alive,
-        ),
-        thresholds=ANY_IS_A_WARNING,
-    )
+    canvas.figures(*_NOW)
     canvas.row("Hosts")
     canvas.sheet(
         "Every host",
         "One row for each host that is collected.",
         [
-            Column(source="Hostname", title="Host", links=to_node(DCGM)),
-            Column(source="instance", title="Instance", links=to_node(DCGM)),
-            Column(source="Value #A", title="GPUs"),
-            Column(source="Value #B", title="Power", unit="watt"),
-            Column(source="Value #C", title="Hottest", unit="celsius"),
-            Column(source="Value #D", title="Memory in use", unit="bytes"),
+            Column("Hostname", "Host", links=to_node(DCGM)),
+            Column("instance", "Instance", links=to_node(DCGM)),
+            Column(f"count by ({_HOST}) (group by ({_HOST}, UUID) ({_HEAT}))", "GPUs"),
+            Column(f"sum by ({_HOST}) (max by ({_HOST}, UUID) ({_POWER}))", "Power", "watt"),
+            Column(f"max by ({_HOST}) ({_HEAT})", "Hottest", "celsius"),
+            Column(f"sum by ({_HOST}) (max by ({_HOST}, UUID, GPU_I_ID) ({_USED}))", "Memory in use", "bytes"),
         ],
-        f"count by ({host}) (group by ({host}, UUID) ({heat}))",
-        f"sum by ({host}) (max by ({host}, UUID) ({power}))",
-        f"max by ({host}) ({heat})",
-        f"sum by ({host}) (max by ({host}, UUID, GPU_I_ID) ({used}))",
     )
     canvas.row("Over time")
-    lines = Graph(links=line_to_node(DCGM))
-    for title, text, unit, expr, look in (
-        (
-            "Power by host",
-            "What the GPUs of each host draw; each GPU once.",
-            "watt",
-            f"sum by ({host}) (max by ({host}, UUID) ({power}))",
-            Graph(stacked=True, links=line_to_node(DCGM)),
-        ),
-        (
-            "GPUs at work by host",
-            "GPUs with a kernel running at the moment of the sample.",
-            "none",
-            f"count by ({host}) (max by ({host}, UUID) ({busy}) > 0) or 0 * count by ({host}) ({busy})",
-            lines,
-        ),
-        ("Hottest GPU by host", "The highest temperature of each host.", "celsius", f"max by ({host}) ({heat})", lines),
-        (
-            "Memory in use by host",
-            "Memory that processes have allocated; a GPU divided by MIG counts by its instances.",
-            "bytes",
-            f"sum by ({host}) (max by ({host}, UUID, GPU_I_ID) ({used}))",
-            lines,
-        ),
-    ):
-        canvas.graph(title, text, unit, Query(expr, "{{Hostname}}{{hostname}}"), silent, width=12, look=look)
+    for title, unit, recorded, stacked, text in _OVER_TIME:
+        query = Query(f"max by ({_HOST}) (instance:dcgm_{recorded}{{{SCOPE}}})", "{{Hostname}}{{hostname}}")
+        canvas.graph(title, unit, text, query, NO_ANSWER_OR_RULES, width=12, stacked=stacked, links=line_to_node(DCGM))
     return canvas

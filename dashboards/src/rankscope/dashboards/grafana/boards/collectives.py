@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards import columns
+from rankscope.dashboards.grafana.boards.answers import RULES_LOADED
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RANGE, RATE, SCOPE, gone
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, RANGE, RATE, SCOPE, gone, lacking
 from rankscope.dashboards.grafana.boards.frame import chosen, frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.kinds import Column, Query, told
 from rankscope.dashboards.grafana.boards.marks import or_not_available
@@ -21,7 +22,7 @@ MOST: Final = 8
 """Most lines in a graph; the table has all collectives."""
 COMMUNICATOR: Final = "run_id, slurm_job_id, comm_name, nranks, n_nodes"
 CALL: Final = f"{COMMUNICATOR}, collective, message_size, algo_proto"
-LEGEND: Final = "{{comm_name}} {{collective}} {{message_size}} {{algo_proto}}"
+LEGEND: Final = "{{comm_name}} {{collective}} {{message_size}} {{algo_proto}} {{run_id}} {{slurm_job_id}}"
 _PICKED: Final = f'{SCOPE}, uuid=~"$gpu", slurm_job_id=~"$slurm_job_id", comm_name=~"$comm_name"'
 _OF_ALL_RANKS: Final = ', collective!~"Broadcast|Reduce"'
 _IDENTITY: Final = "slurm_job_id, comm_name, nranks, n_nodes, collective, message_size, algo_proto"
@@ -31,68 +32,36 @@ _OF_INSPECTOR: Final = "From NCCL Inspector, a mean of each dump (30 seconds or 
 def collectives() -> Canvas:
     """Build the board of collectives."""
     about = "Bus bandwidth and execution time of collectives by communicator, and which GPU the others wait for (NCCL Inspector)."
-    canvas = Canvas(frame(UID, "Collectives", about, dialect=NATIVE, alerts=', instance=~"$instance|"', since="now-3h"))
-    for variable in places("gpu_info"):
-        canvas.board.with_variable(variable)
-    canvas.board.with_variable(gpu_variable(NATIVE))
-    for name, label in (("slurm_job_id", "Slurm job"), ("comm_name", "Communicator"), ("collective", "Collective")):
-        canvas.board.with_variable(chosen(name, label, f"label_values(nccl_bus_bandwidth_gbs{{{SCOPE}}}, {name})"))
+    labels = {"slurm_job_id": "Slurm job", "comm_name": "Communicator", "collective": "Collective"}
+    own = [chosen(name, label, f"label_values(nccl_bus_bandwidth_gbs{{{SCOPE}}}, {name})") for name, label in labels.items()]
+    canvas = frame(UID, "Collectives", about, *places("gpu_info"), gpu_variable(NATIVE), *own, since="now-3h")
     bandwidth, exec_time, of_all = _bandwidth(), _exec_time(), _exec_time(_OF_ALL_RANKS)
     absent = told(_absent())
     _now(canvas, of_all)
     canvas.row("Communicators")
-    canvas.graph(
-        "Bus bandwidth",
-        f"Median over the GPUs of a communicator, for the {MOST} collectives that take longest. {_OF_INSPECTOR}",
-        "Bps",
-        Query(_longest(_median(bandwidth), exec_time), LEGEND),
+    canvas.graphs(
         absent,
-        width=12,
-    )
-    canvas.graph(
-        "Execution time",
-        f"Median over the GPUs of a communicator, waiting for the last GPU included: the {MOST} longest. {_OF_INSPECTOR}",
-        "s",
-        Query(_longest(_median(exec_time), exec_time), LEGEND),
-        absent,
-        width=12,
-    )
+        ("Bus bandwidth", "Bps", [Query(_longest(_median(bandwidth), exec_time), LEGEND)], {"width": 12},
+         f"Median over the GPUs of a communicator, for the {MOST} collectives that take longest. {_OF_INSPECTOR}"),
+        ("Execution time", "s", [Query(_longest(_median(exec_time), exec_time), LEGEND)], {"width": 12},
+         f"Median over the GPUs of a communicator, waiting for the last GPU included: the {MOST} longest. {_OF_INSPECTOR}"),
+    )  # fmt: skip
     _sheet_of_communicators(canvas, bandwidth, exec_time, of_all)
     canvas.row("Last to arrive")
-    canvas.graph(
-        "Wait for the last GPU",
-        "Longest less shortest execution time of a collective among the GPUs of a communicator, "
-        f"for the {MOST} collectives that take longest. {_OF_INSPECTOR}",
-        "s",
-        Query(_longest(_spread(of_all), exec_time), LEGEND),
-        absent,
-    )
+    text = "Longest less shortest execution time of a collective among the GPUs of a communicator, "
+    text += f"for the {MOST} collectives that take longest. {_OF_INSPECTOR}"
+    canvas.graph("Wait for the last GPU", "s", text, Query(_longest(_spread(of_all), exec_time), LEGEND), absent)
     _sheet_of_last(canvas, bandwidth, of_all)
     canvas.row("Sends and receives", collapsed=True)
-    canvas.graph(
-        "Bus bandwidth of sends and receives",
-        f"Median over the GPUs of a communicator. {_OF_INSPECTOR}",
-        "Bps",
-        Query(
-            "1e9 * quantile by (slurm_job_id, comm_name, p2p_operation, message_size) "
-            f"(0.5, nccl_p2p_bus_bandwidth_gbs{{{_PICKED}}})",
-            "{{comm_name}} {{p2p_operation}} {{message_size}}",
-        ),
-        absent,
-        width=12,
-    )
-    canvas.graph(
-        "Execution time of sends and receives",
-        f"Median over the GPUs of a communicator. {_OF_INSPECTOR}",
-        "s",
-        Query(
-            "1e-6 * quantile by (slurm_job_id, comm_name, p2p_operation, message_size) "
-            f"(0.5, nccl_p2p_exec_time_microseconds{{{_PICKED}}})",
-            "{{comm_name}} {{p2p_operation}} {{message_size}}",
-        ),
-        absent,
-        width=12,
-    )
+    for title, unit, scale, metric in (
+        ("Bus bandwidth", "Bps", "1e9", "bus_bandwidth_gbs"),
+        ("Execution time", "s", "1e-6", "exec_time_microseconds"),
+    ):
+        by = "slurm_job_id, comm_name, p2p_operation, message_size"
+        expr = f"{scale} * quantile by ({by}) (0.5, nccl_p2p_{metric}{{{_PICKED}}})"
+        query = Query(expr, "{{comm_name}} {{p2p_operation}} {{message_size}} {{slurm_job_id}}")
+        text = f"Median over the GPUs of a communicator. {_OF_INSPECTOR}"
+        canvas.graph(f"{title} of sends and receives", unit, text, query, absent, width=12)
     return canvas
 
 
@@ -127,34 +96,21 @@ def _now(canvas: Canvas, of_all: str) -> None:
     picked = f'nccl_bus_bandwidth_gbs{{{_PICKED}, collective=~"$collective"}}'
     alive = f"up{{{SCOPE}}} == 1"
     canvas.row("Now")
-    canvas.figure(
-        "Communicators",
-        "Communicators that had collectives in the last dump. Those of one name in one job count once.",
-        "none",
-        or_not_available(f"count(group by (slurm_job_id, comm_name, nranks, n_nodes) ({picked}))", alive),
-    )
-    canvas.figure(
-        "GPUs with NCCL Inspector",
-        "GPUs about which there is a file of NCCL Inspector.",
-        "none",
-        or_not_available(f"count(group by (uuid) ({picked}))", alive),
-    )
-    canvas.figure(
-        "Longest wait for one GPU",
-        "Longest less shortest execution time of one kind of collective among the GPUs of its communicator.",
-        "s",
-        or_not_available(f"max({_spread(of_all)})", alive),
-    )
+    canvas.figures(
+        RULES_LOADED,
+        ("Communicators", "none",
+         or_not_available(f"count(group by (slurm_job_id, comm_name, nranks, n_nodes) ({picked}))", alive), {},
+         "Communicators that had collectives in the last dump. Those of one name in one job count once."),
+        ("GPUs with NCCL Inspector", "none", or_not_available(f"count(group by (uuid) ({picked}))", alive), {},
+         "GPUs about which there is a file of NCCL Inspector."),
+        ("Longest wait for one GPU", "s", or_not_available(f"max({_spread(of_all)})", alive), {},
+         "Longest less shortest execution time of one kind of collective among the GPUs of its communicator."),
+    )  # fmt: skip
 
 
 _CALL_COLUMNS: Final = (
-    Column(source="comm_name", title="Communicator"),
-    Column(source="nranks", title="Ranks"),
-    Column(source="n_nodes", title="Nodes"),
-    Column(source="collective", title="Collective"),
-    Column(source="message_size", title="Message"),
-    Column(source="algo_proto", title="Algorithm, protocol"),
-    Column(source="slurm_job_id", title="Slurm job"),
+    *columns.labels(comm_name="Communicator", nranks="Ranks", n_nodes="Nodes", collective="Collective", message_size="Message"),
+    *columns.labels(algo_proto="Algorithm, protocol", slurm_job_id="Slurm job"),
 )
 
 
@@ -165,17 +121,12 @@ def _sheet_of_communicators(canvas: Canvas, bandwidth: str, exec_time: str, of_a
         [
             *_CALL_COLUMNS,
             columns.RUN,
-            Column(source="Value #A", title="GPUs", unit="none"),
-            Column(source="Value #B", title="Bus bandwidth, median", unit="Bps"),
-            Column(source="Value #C", title="Bus bandwidth, least", unit="Bps"),
-            Column(source="Value #D", title="Execution time, median", unit="s"),
-            Column(source="Value #E", title="Wait for the last GPU", unit="s"),
+            Column(f"count by ({CALL}) ({exec_time})", "GPUs", "none"),
+            Column(_median(bandwidth), "Bus bandwidth, median", "Bps"),
+            Column(f"min by ({CALL}) ({bandwidth})", "Bus bandwidth, least", "Bps"),
+            Column(_median(exec_time), "Execution time, median", "s"),
+            Column(_spread(of_all), "Wait for the last GPU", "s"),
         ],
-        f"count by ({CALL}) ({exec_time})",
-        _median(bandwidth),
-        f"min by ({CALL}) ({bandwidth})",
-        _median(exec_time),
-        _spread(of_all),
         sort="Execution time, median",
     )
 
@@ -190,16 +141,14 @@ def _sheet_of_last(canvas: Canvas, bandwidth: str, exec_time: str) -> None:
         [
             columns.RANK,
             columns.HOST,
-            Column(source="index", title="GPU"),
+            *columns.labels(index="GPU"),
             *_CALL_COLUMNS,
-            Column(source="Value #A", title="Arrived later by", unit="s"),
-            Column(source="Value #B", title="Its bus bandwidth", unit="Bps"),
+            Column(f"({ahead})\n{place}", "Arrived later by", "s"),
+            Column(f"(({bandwidth})\nand on (uuid, {CALL})\n({ahead}))\n{place}", "Its bus bandwidth", "Bps"),
             columns.RUN,
-            Column(source="uuid", title="UUID"),
+            *columns.labels(uuid="UUID"),
             columns.INSTANCE_OF_LINKS,
         ],
-        f"({ahead})\n{place}",
-        f"(({bandwidth})\nand on (uuid, {CALL})\n({ahead}))\n{place}",
         width=16,
         sort="Arrived later by",
     )
@@ -207,8 +156,7 @@ def _sheet_of_last(canvas: Canvas, bandwidth: str, exec_time: str) -> None:
 
 def _absent() -> str:
     """Return series of the exporters without a file of NCCL Inspector, and of those that do not answer."""
-    why = "not available (no NCCL Inspector)"
     hosts = f"group by (instance, host) (gpu_info{{{SCOPE}}})"
     unknown = f"{hosts} unless on (instance) group by (instance) (nccl_bus_bandwidth_gbs{{{SCOPE}}})"
-    named = f'label_replace(label_replace({unknown}, "of", "$1", "host", "(.*)"), "why", "{why}", "", "")'
+    named = lacking(unknown, "not available (no NCCL Inspector)")
     return f"NaN * (\n  {named}\nor\n  {gone()}\n)"

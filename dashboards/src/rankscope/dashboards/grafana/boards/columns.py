@@ -19,11 +19,16 @@ def line_to_node(dialect: Dialect = NATIVE) -> Links:
     return (("Everything of this host", node_board(dialect, "${__field.labels.instance:percentencode}")),)
 
 
-HOST: Final = Column(source="host", title="Host", links=to_node())
+def labels(**titles: str) -> list[Column]:
+    """Return plain columns of labels with these titles."""
+    return [Column(label, title) for label, title in titles.items()]
+
+
+HOST: Final = Column("host", "Host", links=to_node())
 """Column of the host; its link needs ``instance`` or ``INSTANCE_OF_LINKS`` in the same table."""
-INSTANCE: Final = Column(source="instance", title="Instance", links=to_node())
-INSTANCE_OF_LINKS: Final = Column(source="instance", title="Instance", hidden=True)
-RUN: Final = Column(source="run_id", title="Run", links=(("Training run", run_board()), ("Evidence", run_page())))
-RANK: Final = Column(source="rank", title="Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),))
+INSTANCE: Final = Column("instance", "Instance", links=to_node())
+INSTANCE_OF_LINKS: Final = Column("instance", "Instance", hidden=True)
+RUN: Final = Column("run_id", "Run", links=(("Training run", run_board()), ("Evidence", run_page())))
+RANK: Final = Column("rank", "Rank", links=(("Evidence", run_page(rank="${__data.fields.rank:percentencode}")),))
 """Column of the rank; its link needs the run in the same table."""
-SIMULATED: Final = Column(source="simulated", title="Simulated")
+SIMULATED: Final = Column("simulated", "Simulated")

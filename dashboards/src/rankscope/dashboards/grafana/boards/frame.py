@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana_foundation_sdk.builders.dashboard import (
-    AnnotationQuery,
-    ConstantVariable,
-    Dashboard,
-    DashboardLink,
-    DatasourceVariable,
-    QueryVariable,
-)
-from grafana_foundation_sdk.models.dashboard import (
-    DashboardCursorSync,
-    DashboardLinkType,
-    VariableHide,
-    VariableRefresh,
-    VariableSort,
-)
+from grafana_foundation_sdk.builders import dashboard as new
+from grafana_foundation_sdk.models import dashboard as model
 
 from rankscope.alerts.rules.rule_file import DEFAULT_DASHBOARD
-from rankscope.dashboards.grafana.boards.dialect import SCOPE, Dialect
+from rankscope.dashboards.grafana.boards.canvas import Canvas
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, Dialect
 from rankscope.dashboards.grafana.boards.kinds import DATASOURCE
 
 TAG: Final = "rankscope"
@@ -32,56 +20,62 @@ DASH: Final = "${dashboard_url:raw}/run/"
 """Address prefix of run pages in the rankscope dashboard."""
 
 
-def frame(uid: str, title: str, description: str, *, dialect: Dialect, alerts: str, since: str = "now-6h") -> Dashboard:
+def frame(
+    uid: str,
+    title: str,
+    description: str,
+    *variables: new.QueryVariable,
+    dialect: Dialect = NATIVE,
+    alerts: str = ', instance=~"$instance|"',
+    since: str = "now-6h",
+) -> Canvas:
     """Return a board without panels. ``alerts``: matchers of the alerts that are marked in its graphs."""
-    board = Dashboard(title).uid(f"{uid}{dialect.suffix}").description(description)
+    board = new.Dashboard(title).uid(f"{uid}{dialect.suffix}").description(description)
     board.tags([TAG, "gpu", *(["dcgm"] if dialect.suffix else [])]).readonly().refresh("30s").time(since, "now")
-    board.tooltip(DashboardCursorSync.CROSSHAIR).timezone("browser")
-    board.link(
-        DashboardLink("Boards")
-        .type(DashboardLinkType.DASHBOARDS)
-        .tags([TAG])
-        .as_dropdown(True)
-        .include_vars(True)
-        .keep_time(True)
-    )
+    board.tooltip(model.DashboardCursorSync.CROSSHAIR).timezone("browser")
+    others = new.DashboardLink("Boards").type(model.DashboardLinkType.DASHBOARDS).tags([TAG])
+    board.link(others.as_dropdown(True).include_vars(True).keep_time(True))
     if not dialect.suffix:
-        board.link(
-            DashboardLink("Runs")
-            .type(DashboardLinkType.LINK)
-            .url("${dashboard_url:raw}/")
-            .icon("external link")
-            .target_blank(True)
-        )
+        runs = new.DashboardLink("Runs").type(model.DashboardLinkType.LINK).url("${dashboard_url:raw}/")
+        board.link(runs.icon("external link").target_blank(True))
     expr = f'ALERTS{{alertstate="firing"{alerts}}}'
-    board.annotation(AnnotationQuery().name("Firing alerts").datasource(DATASOURCE).enable(True).icon_color("red").expr(expr))
-    board.with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))
-    address = ConstantVariable("dashboard_url").label("Address of the rankscope dashboard").value(DEFAULT_DASHBOARD)
+    board.annotation(new.AnnotationQuery().name("Firing alerts").datasource(DATASOURCE).enable(True).icon_color("red").expr(expr))
+    board.with_variable(new.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+    address = new.ConstantVariable("dashboard_url").label("Address of the rankscope dashboard").value(DEFAULT_DASHBOARD)
     # A hidden constant, so that the address of a board cannot change the target of its links.
-    address.build().hide = VariableHide.HIDE_VARIABLE
+    address.build().hide = model.VariableHide.HIDE_VARIABLE
     address.build().skip_url_sync = True
-    board.with_variable(address)
-    return board
+    for variable in (address, *variables):
+        board.with_variable(variable)
+    return Canvas(board)
 
 
 def chosen(
     name: str, label: str, query: str, *, all_value: str = ".+", start_with_all: bool = True, regex: str = ""
-) -> QueryVariable:
-    """Return a variable with multiple choice. Without ``start_with_all``, the first value is selected initially."""
+) -> new.QueryVariable:
+    """Return a variable with multiple choice. Without ``start_with_all``, the first value is selected initially.
+
+    An empty ``all_value`` means any of the choices: of jobs only those with such series, not every target of Prometheus.
+    """
     variable = (
-        QueryVariable(name).label(label).datasource(DATASOURCE).query({"query": query, "qryType": 5, "refId": f"variable-{name}"})
+        new.QueryVariable(name)
+        .label(label)
+        .datasource(DATASOURCE)
+        .query({"query": query, "qryType": 5, "refId": f"variable-{name}"})
     )
-    variable.multi(True).include_all(start_with_all).all_value(all_value)
-    variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.NATURAL_ASC)
+    variable.multi(True).include_all(start_with_all)
+    if all_value:
+        variable.all_value(all_value)
+    variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(model.VariableSort.NATURAL_ASC)
     return variable.regex(regex) if regex else variable
 
 
-def places(series: str, *, all_instances: bool = True) -> list[QueryVariable]:
+def places(series: str, *, all_instances: bool = True) -> list[new.QueryVariable]:
     """Return variables for cluster, job and instance of the targets with ``series``. Only some sites have a label ``cluster``."""
     picked = 'cluster=~"$cluster"'
     return [
         chosen("cluster", "Cluster", f"label_values({series}, cluster)", all_value=".*"),
-        chosen("job", "Job", f"label_values({series}{{{picked}}}, job)"),
+        chosen("job", "Job", f"label_values({series}{{{picked}}}, job)", all_value=""),
         chosen(
             "instance",
             "Instance",
@@ -91,9 +85,9 @@ def places(series: str, *, all_instances: bool = True) -> list[QueryVariable]:
     ]
 
 
-def gpu_variable(dialect: Dialect) -> QueryVariable:
+def gpu_variable(dialect: Dialect) -> new.QueryVariable:
     """Return the variable of GPUs, shown by index and identified by uuid."""
-    if dialect.name == "native":
+    if not dialect.suffix:
         series, regex = "gpu_info", '/index="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'
     else:
         series, regex = "DCGM_FI_DEV_GPU_TEMP", '/UUID="(?<value>[^"]+)".*gpu="(?<text>[^"]+)"/'

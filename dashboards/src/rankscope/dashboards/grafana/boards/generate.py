@@ -13,8 +13,7 @@ from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.cluster import cluster
 from rankscope.dashboards.grafana.boards.cluster_dcgm import cluster_dcgm
 from rankscope.dashboards.grafana.boards.collectives import collectives
-from rankscope.dashboards.grafana.boards.dialect import DCGM, NATIVE
-from rankscope.dashboards.grafana.boards.node import node
+from rankscope.dashboards.grafana.boards.node import node, node_dcgm
 from rankscope.dashboards.grafana.boards.run import run
 
 FOLDER: Final = Path(__file__).parent.parent / "json"
@@ -22,8 +21,8 @@ FOLDER: Final = Path(__file__).parent.parent / "json"
 
 def texts() -> dict[str, str]:
     """Return path below ``json`` to the content of that file."""
-    native = [cluster(), node(NATIVE), run(), collectives(), alerts()]
-    dcgm = [cluster_dcgm(), node(DCGM)]
+    native = [cluster(), node(), run(), collectives(), alerts()]
+    dcgm = [cluster_dcgm(), node_dcgm()]
     found = {
         f"{folder}/{_uid(canvas)}.json": _board(canvas)
         for folder, all_of in (("native", native), ("dcgm", dcgm))

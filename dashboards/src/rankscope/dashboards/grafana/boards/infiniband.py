@@ -5,24 +5,20 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import RANGE, RATE, SCOPE, gone
-from rankscope.dashboards.grafana.boards.kinds import Graph, Query, told
+from rankscope.dashboards.grafana.boards.dialect import RANGE, RATE, SCOPE, gone, lacking, no_rules
+from rankscope.dashboards.grafana.boards.kinds import Query, told
 
 HOSTS: Final = f"group by (host) (gpu_info{{{SCOPE}}})"
 """Hosts of the chosen exporters; node_exporter is queried only for these."""
 LEGEND: Final = "{{host}} {{device}}/{{port}}"
 ACTIVE: Final = 4
 """``state_id`` of an active port."""
-LINK_EVENTS: Final = {
-    "node_infiniband_link_downed_total": "went down",
-    "node_infiniband_link_error_recovery_total": "recovered by itself",
-}
+LINK_EVENTS: Final = {"link_downed": "went down", "link_error_recovery": "recovered by itself"}
 ERRORS: Final = {
-    "node_infiniband_symbol_error_total": "symbol errors",
-    "node_infiniband_port_errors_received_total": "damaged packets received",
-    "node_infiniband_port_discards_transmitted_total": "packets thrown away",
+    "symbol_error": "symbol errors",
+    "port_errors_received": "damaged packets received",
+    "port_discards_transmitted": "packets thrown away",
 }
-OF_NODE_EXPORTER: Final = "From node_exporter (collector infiniband), not from the exporter of GPUs."
 
 
 def of_hosts(expr: str) -> str:
@@ -38,51 +34,34 @@ def links_lost() -> str:
 
 def infiniband(canvas: Canvas) -> None:
     """Add traffic, links and errors of each port; the legends name hosts without such series."""
-    absent = told(_absent())
+    of = "From node_exporter (collector infiniband), not from the exporter of GPUs."
+
+    def lines(expr: str, words: str = "") -> Query:
+        return Query(of_hosts(expr), f"{LEGEND} {words}".rstrip())
+
+    def data(metric: str) -> list[Query | None]:
+        return [lines(f"rate(node_infiniband_port_data_{metric}_bytes_total[{RATE}])")]
+
     # Foreign metrics are queried for all hosts before the join, which is slow: so only if the row is opened.
     canvas.row("InfiniBand (node_exporter)", collapsed=True)
-    for way, metric in (("sent", "transmitted"), ("received", "received")):
-        canvas.graph(
-            f"InfiniBand {way}",
-            f"Bytes that each port has {way}. {OF_NODE_EXPORTER}",
-            "Bps",
-            Query(of_hosts(f"rate(node_infiniband_port_data_{metric}_bytes_total[{RATE}])"), LEGEND),
-            absent,
-        )
-    canvas.graph(
-        "InfiniBand rate of the link",
-        "What the link has settled on: a port that is slower than its like slows every collective that goes over it. "
-        + OF_NODE_EXPORTER,
-        "Bps",
-        Query(of_hosts("node_infiniband_rate_bytes_per_second"), LEGEND),
-        absent,
-    )
-    canvas.graph(
-        "InfiniBand link up",
-        f"1 while the port is active; a port that nothing is plugged into is down for good. {OF_NODE_EXPORTER}",
-        "bool_yes_no",
-        Query(of_hosts(f"node_infiniband_state_id == bool {ACTIVE}"), LEGEND),
-        absent,
-        look=Graph(maximum=1),
-    )
-    canvas.graph(
-        "InfiniBand links lost",
-        f"How often links went down, and how often they recovered from errors, in the time up to each moment. {OF_NODE_EXPORTER}",
-        "none",
-        *(Query(of_hosts(f"increase({metric}[{RANGE}])"), f"{LEGEND} {words}") for metric, words in LINK_EVENTS.items()),
-        absent,
-    )
-    canvas.graph(
-        "InfiniBand errors",
-        f"Errors of each port per second: a cable, a transceiver or a port going bad, or a congested network. {OF_NODE_EXPORTER}",
-        "cps",
-        *(Query(of_hosts(f"rate({metric}[{RATE}])"), f"{LEGEND} {words}") for metric, words in ERRORS.items()),
-        absent,
-    )
+    canvas.graphs(
+        told(_absent()),
+        ("InfiniBand sent", "Bps", data("transmitted"), {}, f"Bytes that each port has sent. {of}"),
+        ("InfiniBand received", "Bps", data("received"), {}, f"Bytes that each port has received. {of}"),
+        ("InfiniBand rate of the link", "Bps", [lines("node_infiniband_rate_bytes_per_second")], {},
+         f"What the link has settled on: a port that is slower than its like slows every collective that goes over it. {of}"),
+        ("InfiniBand link up", "bool_yes_no", [lines(f"node_infiniband_state_id == bool {ACTIVE}")], {"maximum": 1},
+         f"1 while the port is active; a port that nothing is plugged into is down for good. {of}"),
+        ("InfiniBand links lost", "none",
+         [lines(f"increase(node_infiniband_{name}_total[{RANGE}])", words) for name, words in LINK_EVENTS.items()], {},
+         f"How often links went down, and how often they recovered from errors, in the time up to each moment. {of}"),
+        ("InfiniBand errors", "cps",
+         [lines(f"rate(node_infiniband_{name}_total[{RATE}])", words) for name, words in ERRORS.items()], {},
+         f"Errors of each port per second: a cable, a transceiver or a port going bad, or a congested network. {of}"),
+    )  # fmt: skip
 
 
 def _absent() -> str:
-    why = "not available (no InfiniBand of node_exporter)"
     unknown = f"{HOSTS} unless on (host) ({of_hosts('node_infiniband_state_id')})"
-    named = f'label_replace(label_replace({unknown}, "of", "$1", "host", "(.*)"), "why", "{why}", "", "")'
-    return f"NaN * (\n  {named}\nor\n  {gone()}\n)"
+    named = lacking(unknown, "not available (no InfiniBand of node_exporter)")
+    return f"NaN * (\n  {named}\nor\n  {gone()}\nor\n  {no_rules()}\n)"

@@ -2,199 +2,132 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from rankscope.dashboards.grafana.boards.answers import answers_over_time
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import SCOPE, Dialect
-from rankscope.dashboards.grafana.boards.kinds import Column, Graph, Query, told
+from rankscope.dashboards.grafana.boards.columns import labels
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, Dialect
+from rankscope.dashboards.grafana.boards.kinds import VALUE, Column, Query, told
 from rankscope.dashboards.grafana.boards.marks import ANY_IS_BAD, YES_NO
 from rankscope.dashboards.grafana.boards.xids import xid_sheet, xid_words
 
 _GROWTH: Final = (
-    (
-        "ECC errors",
-        "gpu_ecc_errors_total",
-        ("error", "memory"),
-        "Memory errors in the time shown: corrected ones are worn memory, uncorrected ones cost the job.",
-    ),
-    ("Remapped rows", "gpu_remapped_rows_total", ("cause",), "Rows of memory replaced by spares in the time shown."),
-)
+    ("ECC errors", "gpu_ecc_errors_total", " {{error}} {{memory}}",
+     "Memory errors in the time shown: corrected ones are worn memory, uncorrected ones cost the job."),
+    ("Remapped rows", "gpu_remapped_rows_total", " {{cause}}", "Rows of memory replaced by spares in the time shown."),
+)  # fmt: skip
+_FLAGS: Final = {"gpu_row_remap_pending": "remapping waits for a reset", "gpu_row_remap_failure": "remapping failed: replace it"}
+_MIG: Final[tuple[tuple[str, str, str, dict[str, Any], str], ...]] = (
+    ("MIG memory in use", "bytes", "gpu_mig_memory_used_bytes", {}, "Memory allocated on each MIG device."),
+    ("MIG engine active", "percentunit", "gpu_mig_graphics_active_ratio", {"maximum": 1},
+     "Share of time in which the engine of the MIG device was busy (Hopper and newer)."),
+    ("MIG tensor cores active", "percentunit", "gpu_mig_tensor_active_ratio", {"maximum": 1},
+     "Share of the peak of the MIG device's tensor cores (Hopper and newer)."),
+)  # fmt: skip
 
 
-def errors(canvas: Canvas, dialect: Dialect) -> None:
+def _query(dialect: Dialect, expr: str | None, more: str = "") -> Query:
+    assert expr is not None
+    return Query(expr, dialect.legend + more)
+
+
+def _missing(metric: str) -> Query:
+    return told(NATIVE.missing(metric))
+
+
+def errors(canvas: Canvas) -> None:
     """Add Xids, ECC errors and remapped rows."""
     canvas.row("Errors")
-    if dialect.name == "native":
-        xid_sheet(canvas, width=24)
-        for title, metric, labels, text in _GROWTH:
-            legend = dialect.legend + "".join(f" {{{{{label}}}}}" for label in labels)
-            canvas.graph(title, text, "none", Query(dialect.increase(metric) or "", legend), _state(dialect, metric))
-        flags = {"gpu_row_remap_pending": "remapping waits for a reset", "gpu_row_remap_failure": "remapping failed: replace it"}
-        queries = [Query(dialect.value(metric) or "", f"{dialect.legend} {words}") for metric, words in flags.items()]
-        canvas.graph(
-            "Row remapping",
-            "1: rows wait for a reset of the GPU, or could not be remapped.",
-            "bool",
-            *queries,
-            _state(dialect, "gpu_row_remap_failure"),
-            look=Graph(maximum=1),
-        )
-        return
+    xid_sheet(canvas)
+    for title, metric, legend, text in _GROWTH:
+        canvas.graph(title, "none", text, _query(NATIVE, NATIVE.increase(metric), legend), _missing(metric))
+    text = "1: rows wait for a reset of the GPU, or could not be remapped."
+    queries = [_query(NATIVE, NATIVE.value(metric), f" {words}") for metric, words in _FLAGS.items()]
+    canvas.graph("Row remapping", "bool", text, *queries, _missing("gpu_row_remap_failure"), maximum=1)
+
+
+def errors_dcgm(canvas: Canvas, dialect: Dialect) -> None:
+    """Add the errors of which DCGM's default counters tell."""
     by = ", ".join(label for label in dialect.by.split(", ") if not label.startswith("GPU_I"))
+    canvas.row("Errors")
     canvas.sheet(
         "Last Xid",
         "The last Xid of each GPU. DCGM never takes it back, and tells neither when it was nor how often.",
-        [
-            Column(source="Hostname", title="Host"),
-            Column(source="gpu", title="GPU"),
-            Column(source="UUID", title="UUID"),
-            Column(source="Value", title="Xid", words=xid_words()),
-        ],
+        [*labels(Hostname="Host", gpu="GPU", UUID="UUID"), Column(VALUE, "Xid", words=xid_words())],
         f"max by ({by}) ({dialect.selector('gpu_xid_last_code')}) > 0",
     )
     canvas.left_out += ["Xids", "ECC errors"]
+    absent = told(dialect.missing(""))
     for cause in ("corrected", "uncorrected"):
-        rows = dialect.increase("gpu_remapped_rows_total", cause=cause)
-        assert rows is not None
-        canvas.graph(
-            f"Remapped rows, {cause}",
-            "Rows of memory replaced by spares in the time shown.",
-            "none",
-            Query(rows, dialect.legend),
-            _state(dialect, ""),
-        )
-    failed = dialect.value("gpu_row_remap_failure")
-    assert failed is not None
-    canvas.graph(
-        "Row remapping failed",
-        "1: rows could not be remapped; replace the GPU.",
-        "bool",
-        Query(failed, dialect.legend),
-        _state(dialect, ""),
-        look=Graph(maximum=1),
-    )
+        rows = _query(dialect, dialect.increase("gpu_remapped_rows_total", cause=cause))
+        canvas.graph(f"Remapped rows, {cause}", "none", _GROWTH[1][3], rows, absent)
+    failed = _query(dialect, dialect.value("gpu_row_remap_failure"))
+    canvas.graph("Row remapping failed", "bool", "1: rows could not be remapped; replace the GPU.", failed, absent, maximum=1)
 
 
-def _state(dialect: Dialect, metric: str) -> Query:
-    return told(dialect.missing(metric))
-
-
-def off_by_default(canvas: Canvas, dialect: Dialect) -> None:
+def off_by_default(canvas: Canvas) -> None:
     """Add MIG devices, and the metrics that the exporter measures on request."""
-    if dialect.name == "native":
-        canvas.row("MIG devices", collapsed=True)
-        of_parent = "* on (job, instance, uuid) group_left (parent_uuid, profile, gpu_instance) gpu_mig_info"
-        legend = "{{parent_uuid}} {{profile}} {{gpu_instance}}"
-        scope = f"{{{SCOPE}}}"
-        state = told(dialect.missing("gpu_mig_instances"))
-        canvas.graph(
-            "MIG memory in use",
-            "Memory allocated on each MIG device.",
-            "bytes",
-            Query(f"gpu_mig_memory_used_bytes{scope} {of_parent}{scope}", legend),
-            state,
-        )
-        canvas.graph(
-            "MIG engine active",
-            "Share of time in which the engine of the MIG device was busy (Hopper and newer).",
-            "percentunit",
-            Query(f"gpu_mig_graphics_active_ratio{scope} {of_parent}{scope}", legend),
-            state,
-            look=Graph(maximum=1),
-        )
-        canvas.graph(
-            "MIG tensor cores active",
-            "Share of the peak of the MIG device's tensor cores (Hopper and newer).",
-            "percentunit",
-            Query(f"gpu_mig_tensor_active_ratio{scope} {of_parent}{scope}", legend),
-            state,
-            look=Graph(maximum=1),
-        )
-        canvas.row("Measured on request", collapsed=True)
-        processes = dialect.value("gpu_process_memory_used_bytes")
-        assert processes is not None
-        canvas.graph(
-            "Memory by process",
-            "Memory of the GPU that each process holds (--collector.process).",
-            "bytes",
-            Query(processes, dialect.legend + " {{process}} {{pid}}"),
-            _state(dialect, "gpu_process_memory_used_bytes"),
-        )
-    else:
-        canvas.row("Video")
-        canvas.left_out += ["MIG devices", "Memory by process"]
+    scope = f"{{{SCOPE}}}"
+    of_parent = f"{scope} * on (job, instance, uuid) group_left (parent_uuid, profile, gpu_instance) gpu_mig_info{scope}"
+    canvas.row("MIG devices", collapsed=True)
+    for title, unit, metric, look, text in _MIG:
+        query = Query(f"{metric}{of_parent}", "{{parent_uuid}} {{profile}} {{gpu_instance}}")
+        nothing = "no MIG devices, or collection dead"
+        canvas.graph(title, unit, text, query, _missing("gpu_mig_instances"), no_value=nothing, **look)
+    canvas.row("Measured on request", collapsed=True)
+    canvas.graphs(
+        _missing("gpu_process_memory_used_bytes"),
+        ("Memory by process", "bytes", [_query(NATIVE, NATIVE.value("gpu_process_memory_used_bytes"), " {{process}} {{pid}}")],
+         {"no_value": "no process, or not measured (--collector.process)"},
+         "Memory of the GPU that each process holds (--collector.process)."),
+    )  # fmt: skip
+
+
+def video(canvas: Canvas, dialect: Dialect) -> None:
+    """Add the use of the video engines."""
     for kind in ("encoder", "decoder"):
         metric = f"gpu_{kind}_utilization_ratio"
-        expr = dialect.value(metric)
-        assert expr is not None
-        canvas.graph(
-            f"Video {kind}",
-            f"Utilisation of the video {kind}; of the exporter's own metrics with --collector.encoder.",
-            "percentunit",
-            Query(expr, dialect.legend),
-            _state(dialect, metric),
-            look=Graph(maximum=1),
-        )
+        text = f"Utilisation of the video {kind}; of the exporter's own metrics with --collector.encoder."
+        query = _query(dialect, dialect.value(metric))
+        canvas.graph(f"Video {kind}", "percentunit", text, query, told(dialect.missing(metric)), maximum=1)
 
 
-def collection(canvas: Canvas, dialect: Dialect) -> None:
+def collection(canvas: Canvas) -> None:
     """Add the health of the collection and the age of its values."""
     canvas.row("Collection")
-    if dialect.name == "dcgm":
-        answers_over_time(canvas)
-        canvas.left_out += ["Collectors", "Not measured here"]
-        return
     canvas.sheet(
         "Not measured here",
         "What a GPU, a driver or a permission does not give: the panels above name it as not available.",
-        [
-            Column(source="host", title="Host"),
-            Column(source="index", title="GPU"),
-            Column(source="metric", title="Metric"),
-            Column(source="series", title="Series"),
-            Column(source="reason", title="Why"),
-        ],
-        f"max by (host, index, uuid, metric, series, reason) ({dialect.value('gpu_metric_absent_info')})",
+        labels(host="Host", index="GPU", metric="Metric", series="Series", reason="Why"),
+        f"max by (host, index, uuid, metric, series, reason) ({NATIVE.value('gpu_metric_absent_info')})",
         width=16,
     )
+
+    def of_collectors(name: str) -> str:
+        return f"max by (instance, collector) (rankscope_exporter_{name}{{{SCOPE}}})"
+
     canvas.sheet(
         "Collectors",
         "Whether each part of the measurements works, how long its last pass took, and how old its values are.",
         [
-            Column(source="instance", title="Instance"),
-            Column(source="collector", title="Collector"),
-            Column(source="Value #A", title="Works", words=YES_NO),
-            Column(source="Value #B", title="Took", unit="s"),
-            Column(source="Value #C", title="Age", unit="s"),
+            *labels(instance="Instance", collector="Collector"),
+            Column(of_collectors("collector_success"), "Works", words=YES_NO),
+            Column(of_collectors("collector_duration_seconds"), "Took", "s"),
+            Column(of_collectors("sample_age_seconds"), "Age", "s"),
         ],
-        *(
-            f"max by (instance, collector) (rankscope_exporter_collector_{what}{{{SCOPE}}})"
-            for what in ("success", "duration_seconds")
-        ),
-        f"max by (instance, collector) (rankscope_exporter_sample_age_seconds{{{SCOPE}}})",
         width=8,
     )
     answers_over_time(canvas)
-    canvas.graph(
-        "Age of each GPU's values",
-        "Older than five intervals and they are left out of the page.",
-        "s",
-        Query(dialect.value("gpu_sample_age_seconds") or "", dialect.legend),
-        _state(dialect, "gpu_sample_age_seconds"),
-    )
-    canvas.graph(
-        "Restarts of GPUs' processes",
-        "How often the process that asks a GPU had to be started again, in the time shown.",
-        "none",
-        Query(dialect.increase("rankscope_exporter_gpu_process_restarts_total") or "", dialect.legend),
-        _state(dialect, "gpu_up"),
-    )
-    canvas.figure(
-        "Processes stuck in the driver",
-        "Processes that hang in the driver and that the kernel does not let die.",
-        "none",
-        f"sum(max by (instance) (rankscope_exporter_stuck_processes{{{SCOPE}}}))",
-        thresholds=ANY_IS_BAD,
-        width=8,
-    )
+    restarts = NATIVE.increase("rankscope_exporter_gpu_process_restarts_total")
+    canvas.graphs(
+        None,
+        ("Age of each GPU's values", "s",
+         [_query(NATIVE, NATIVE.value("gpu_sample_age_seconds")), _missing("gpu_sample_age_seconds")], {},
+         "Older than five intervals and they are left out of the page."),
+        ("Restarts of GPUs' processes", "none", [_query(NATIVE, restarts), _missing("gpu_up")], {},
+         "How often the process that asks a GPU had to be started again, in the time shown."),
+    )  # fmt: skip
+    stuck = f"sum(max by (instance) (rankscope_exporter_stuck_processes{{{SCOPE}}}))"
+    text = "Processes that hang in the driver and that the kernel does not let die."
+    canvas.figures(("Processes stuck in the driver", "none", stuck, {"thresholds": ANY_IS_BAD, "width": 8}, text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.dialect import RANGE, RATE, SCOPE
+from rankscope.dashboards.grafana.boards.dialect import RANGE, RATE, RULES, SCOPE
 from rankscope.dashboards.grafana.boards.frame import run_page
 from rankscope.dashboards.grafana.boards.kinds import Query
 
@@ -17,7 +17,8 @@ EVIDENCE: Final = (("Evidence", run_page("${__field.labels.run_id:percentencode}
 MOST: Final = 8
 """Most lines of single ranks in a graph; the other ranks appear only in aggregates."""
 SILENT: Final = Query(
-    'NaN * count by (run_id, state) (run_id_rank_state:rank_state:max{run_id=~"$run_id", state!="running"} == 1)',
+    'NaN * (\n  run_id_state:rank_state:count{run_id=~"$run_id", state!="running"}\nor\n  '
+    f'label_replace(absent({RULES} @ end()), "state", "unknown: no recording rules (rankscope alerts rules export)", "", "")\n)',
     "ranks {{state}}",
     tells=True,
 )
@@ -25,25 +26,21 @@ SILENT: Final = Query(
 
 
 def most(expr: str, *, least: bool = False) -> str:
-    """Return the series of each run's ``MOST`` ranks by their greatest (or least) value in the shown time.
+    """Return the series of each run's ``MOST`` ranks by their greatest (or least) value in the shown time, with their hosts.
 
-    ``topk`` alone chooses again at every evaluation, so that a graph gets a line for every rank that was chosen once.
+    ``topk`` alone chooses again at every evaluation, so that a graph gets a line for every rank that was chosen once. The host is
+    joined last, for the chosen ranks only: of 512 ranks that takes an eighth of the time.
     """
     choose, over = ("bottomk", "min") if least else ("topk", "max")
     chosen = f"{choose} by (run_id) ({MOST}, {over}_over_time(({expr})[{RANGE}:{RATE}] @ end()))"
-    return f"{expr}\nand on (run_id, rank)\n{chosen}"
+    return f"({expr}\nand on (run_id, rank)\n{chosen})\n* on (run_id, rank) group_left (host) run_id_rank:rank_info:latest{RUN}"
 
 
-def with_host(expr: str) -> str:
-    """Return series of ranks with the host of the rank's last step."""
-    return f"{expr}\n* on (run_id, rank) group_left (host) run_id_rank:rank_info:latest{RUN}"
-
-
-def by_rank(metric: str, *, function: str = "rate") -> str:
-    """Return the rate of a counter per rank and second, with run id and host, once even if several exporters report it.
-
-    With an empty ``function`` the metric is a gauge and is returned unchanged.
-    """
+def most_published(metric: str, *, rated: bool) -> str:
+    """Return ``most`` of a metric as ranks publish it, or of its rate; once even if several exporters report a rank."""
     series = f'{metric}{{{SCOPE}, rank=~"$rank"}}'
-    rated = f"{function}({series}[{RATE}])" if function else series
-    return f"max by (run_id, rank, host) ({rated}\n* on (job, instance, run, rank, slot) group_left (run_id, host) {INFO})"
+    series = f"rate({series}[{RATE}])" if rated else series
+    on = "on (job, instance, run, rank, slot)"
+    over_time = f"max_over_time({series}[{RANGE}:{RATE}] @ end())"
+    chosen = f"topk by (run_id) ({MOST}, {over_time} * {on} group_left (run_id) ({INFO} @ end()))"
+    return f"max by (run_id, rank, host) (\n({series}\nand {on}\n{chosen})\n* {on} group_left (run_id, host) {INFO})"

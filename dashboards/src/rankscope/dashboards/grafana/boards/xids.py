@@ -28,28 +28,25 @@ def xids_in_time(total: str) -> str:
     return f"clamp_min({total} - ({total} offset {RANGE} or 0 * {total}), 0)"
 
 
-def xid_sheet(canvas: Canvas, *, width: int) -> None:
+def xid_sheet(canvas: Canvas) -> None:
     """Add the table of all Xids that the exporters remember: last time, count, and the job at the time."""
     last = f"max by ({_BY}) ({NATIVE.value('gpu_xid_last_timestamp_seconds')})"
     job = f"max by ({_BY}, job_id) ({NATIVE.value('gpu_xid_last_job_info')})"
     rows = f"(\n{last}\n* on ({_BY}) group_left (job_id) {job}\nor on ({_BY})\n{last}\n)"
+    in_time = f"0 * {rows}\n+ on (uuid, xid) group_left () {xids_in_time(XIDS_SO_FAR)}"
     canvas.sheet(
         "Xids",
         "Xid errors by GPU and code: the last time, the job it happened in, and how many were counted in the time shown; "
         "of a GPU that was not watched before, all that its exporter remembers.",
         [
             columns.HOST,
-            Column(source="index", title="GPU"),
-            Column(source="xid", title="Xid", words=xid_words()),
-            Column(source="Value #A", title="Last time", unit="dateTimeAsIso"),
-            Column(source="Value #B", title="In this time"),
-            Column(source="job_id", title="Job then"),
-            Column(source="uuid", title="UUID"),
+            *columns.labels(index="GPU"),
+            Column("xid", "Xid", words=xid_words()),
+            Column(f"1000 * {rows}", "Last time", "dateTimeAsIso"),
+            Column(in_time, "In this time"),
+            *columns.labels(job_id="Job then", uuid="UUID"),
             columns.INSTANCE_OF_LINKS,
         ],
-        f"1000 * {rows}",
-        f"0 * {rows}\n+ on (uuid, xid) group_left () {xids_in_time(XIDS_SO_FAR)}",
-        width=width,
         sort="Last time",
     )
 
