@@ -34,6 +34,7 @@ from rankscope.dashboards.registry import VIEWS
 from rankscope.dashboards.report import document
 from rankscope.dashboards.report.document import MOST_CSV_ROWS, MOST_ROWS, Report, differences, report
 from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.making import MadeHere
 
 
@@ -363,7 +364,7 @@ def test_a_view_that_cannot_be_laid_out_costs_only_itself(memory_runs: Any, monk
 def test_a_run_that_goes_on_is_looked_at_once(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     # given a live run that has been read once
     making = MadeHere(Store(tmp_path / "store"), once=True)
-    run = write_run(tmp_path / "run", finished=False)
-    first = making.live(run, "run-1", "a")
+    run = DiskRuns(write_run(tmp_path / "run", finished=False)).runs()[0]
+    first = making.live(run)
     # when the run grows, the report's state stays the same
-    assert making.live(run, "run-1", "b") == making.finished(run, "run-1", "c") == first
+    assert making.live(replace(run, revision="b")) == making.finished(replace(run, revision="c")) == first

@@ -67,9 +67,6 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
 
 
 def _make_ready(app: dash.Dash) -> None:
-    """Build the page once, before the server forks.
-
-    Dash registers the scripts that it may serve while it builds the page; a worker without a built page would refuse them all.
-    """
+    """Build the page once: Dash registers the scripts that it serves while it builds it, and open pages ask for them first."""
     with app.server.test_client() as browser:
         browser.get("/run/", environ_overrides={OURSELVES: True})

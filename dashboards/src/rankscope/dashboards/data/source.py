@@ -40,10 +40,11 @@ class UnknownRunError(RankscopeError):
 
 
 class NotReadyError(RankscopeError):
-    """The requested data are being computed; the caller should retry."""
+    """The requested data are being computed; the caller should retry. ``job``: what ``RunSource.cancel`` can end."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, job: str | None = None) -> None:
         self.progress = progress
+        self.job = job
         super().__init__(progress.sentence)
 
 
@@ -70,6 +71,8 @@ class RunSummary:
     status: Status
     start_unix_ns: int | None = None
     last_write_unix_ns: int | None = None
+    size_bytes: int = 0
+    """Size of its files, without raw traces."""
     world_size: int | None = None
     ranks: int = 0
     """Number of ranks that left a folder in the last attempt."""
@@ -135,6 +138,9 @@ class RunSource(Protocol):
 
     def summary(self, run_id: str) -> RunSummary:
         """Return one run as it is now. Raises ``UnknownRunError``."""
+
+    def cancel(self, job: str) -> None:
+        """End the computation that a ``NotReadyError`` names, for all who wait for it."""
 
     def version(self, run_id: str) -> str:
         """Return a version that changes whenever ``analysis`` and ``steps`` return other data; for a live run that is some time

@@ -21,7 +21,7 @@ from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale
-from rankscope.dashboards.store.cache import Store, is_followed, key_of
+from rankscope.dashboards.store.cache import Store, is_unfinished, key_of
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.making import MadeHere, Making
@@ -92,6 +92,7 @@ class DiskRuns:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             making = MadeHere(Store(Path(folder)))
         self._making = making
+        self.cancel = making.cancel
         self._memos = {kind: Memo(limit) for kind, limit in _KEPT.items()}
         self._comparing = self._memos["comparing"]
         """Comparisons in progress, to their keys, which name the revisions of the compared runs."""
@@ -120,7 +121,7 @@ class DiskRuns:
 
     def known_brief(self, run: RunSummary) -> Brief | None:
         """Return the summary of a run if it is cached."""
-        derived = None if run.problem is not None else self._making.known(Path(run.path), run.run_id, run.revision)
+        derived = None if run.problem is not None else self._making.known(run)
         return None if derived is None else self._brief(derived)
 
     def stored_brief(self, run: RunSummary) -> StoredBrief | None:
@@ -139,7 +140,7 @@ class DiskRuns:
         revisions = (f"{run.path}\0{run.revision}" for run in now)
         key = self._comparing.get(asked, "", lambda: key_of("compare", str(at), *revisions))
         try:
-            folder = self._making.made(key, "compare", ["" if at is None else at, *(run.path for run in now)])
+            folder = self._making.made(key, "compare", ["" if at is None else at, *(run.path for run in now)], now)
         except NotReadyError:
             raise
         except RankscopeError:
@@ -163,7 +164,7 @@ class DiskRuns:
         state = f"{self._clock_s() // every_s:.0f}" if goes_on else summary.revision
         key = key_of(task, run_id, summary.path, state)
         try:
-            folder = self._making.made(key, task, [summary.path])
+            folder = self._making.made(key, task, [summary.path], [summary])
         except NotReadyError:
             before: Held | None = self._memos[task].last(run_id) if goes_on else None
             if before is None:
@@ -174,13 +175,13 @@ class DiskRuns:
     def windows(self, run: RunSummary) -> Windows:
         """Return the captured windows of a run as of ``run``."""
         key = key_of("windows", run.path, self._captured(run))
-        made = partial(self._making.made, key, "windows", [run.path])
+        made = partial(self._making.made, key, "windows", [run.path], [run])
         return self._memos["windows"].get(key, key, lambda: self._read(made(), read_windows))
 
     def window(self, run: RunSummary, window: Window) -> WindowData:
         """Return the data of one captured window."""
         key = self._key_of_window("window", run, window)
-        made = partial(self._making.made, key, "window", _named_window(run, window))
+        made = partial(self._making.made, key, "window", _named_window(run, window), [run])
         return self._memos["window"].get(key, key, lambda: self._read(made(), read_window))
 
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
@@ -196,7 +197,7 @@ class DiskRuns:
     def perfetto(self, run: RunSummary, window: Window) -> Path:
         """Return the file of a window for Perfetto."""
         key = self._key_of_window("perfetto", run, window)
-        return self._making.made(key, "perfetto", _named_window(run, window), wait=False) / EXPORT
+        return self._making.made(key, "perfetto", _named_window(run, window), [run], wait=False) / EXPORT
 
     def _key_of_window(self, task: str, run: RunSummary, window: Window) -> str:
         return key_of(task, run.path, self._captured(run), str(window.first), str(window.past))
@@ -247,7 +248,7 @@ class DiskRuns:
         try:
             return read()
         except InputError as error:
-            if is_followed(folder) or folder in self._damaged:
+            if is_unfinished(folder) or folder in self._damaged:
                 raise
             self._damaged.add(folder)
             shutil.rmtree(folder, ignore_errors=True)
@@ -256,7 +257,7 @@ class DiskRuns:
     def _derived(self, run_id: str, *, wait: bool = True) -> Derived:
         summary = self._readable(run_id)
         get = self._making.live if summary.status in ("starting", "live") else self._making.finished
-        return get(Path(summary.path), run_id, summary.revision, wait=wait)
+        return get(summary, wait=wait)
 
     def _readable(self, run_id: str) -> RunSummary:
         summary = self.summary(run_id)

@@ -107,7 +107,7 @@ class RunFolder:
         # The summary of 1,024 ranks takes 80 ms, and in a live run only the streams change.
         read = self._summaries.get(str(folder), print_.standing, lambda: _summed_up(folder, print_))
         if read.problem is None:
-            read = replace(read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns)
+            read = replace(read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns, size_bytes=print_.size_bytes)
         if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
             # Decided on every call, since silence does not change the files.
             return replace(read, status="silent")
@@ -149,6 +149,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         status=status,
         start_unix_ns=reader.info.start_unix_ns,
         last_write_unix_ns=print_.newest_unix_ns,
+        size_bytes=print_.size_bytes,
         world_size=told_world_size(attempt, infos),
         ranks=len(ranks),
         hosts=len({info.host for info in infos}),

@@ -14,22 +14,21 @@ from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
 
 from rankscope.runs.decoders import make_decoders
 
-_THREADS: Final = 4
+_THREADS: Final = 8
 _ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
     """Gunicorn application with one app and an open socket."""
 
-    def __init__(self, app: dash.Dash, sock: socket.socket, workers: int) -> None:
+    def __init__(self, app: dash.Dash, sock: socket.socket) -> None:
         self._app = app
         self._settings: dict[str, Any] = {
             "bind": f"fd://{sock.fileno()}",
-            "workers": workers,
+            "workers": 1,  # it holds the state of the jobs
             "worker_class": "gthread",
             "threads": _THREADS,
-            "preload_app": True,  # one import for all workers
-            "graceful_timeout": 10,  # workers end at once, unless the machine is overloaded
+            "graceful_timeout": 10,  # the worker ends at once, unless the machine is overloaded
             "keepalive": 5,
             "loglevel": "warning",
             "forwarded_allow_ips": "",  # trusted_proxy.py decides which headers to trust
@@ -71,12 +70,12 @@ def _end_at_once(_worker: object) -> None:
     _let_signals_come()
 
 
-def serve(app: dash.Dash, sock: socket.socket, *, workers: int, ready: Callable[[], None]) -> None:
+def serve(app: dash.Dash, sock: socket.socket, *, ready: Callable[[], None]) -> None:
     """Call ``ready``, then serve until SIGINT or SIGTERM, which raise ``SystemExit(0)``."""
     # Handle signals until gunicorn does: the user may press Ctrl-C as soon as the address is printed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     os.register_at_fork(after_in_parent=_let_signals_come)
-    make_decoders()  # workers answer in threads
+    make_decoders()  # the worker answers in threads
     ready()
-    _Server(app, sock, workers).run()
+    _Server(app, sock).run()
