@@ -151,7 +151,7 @@ def test_health_scripts_and_styles_are_open(http: Any) -> None:
 
 def test_the_cookie_is_kept_from_scripts_and_other_sites(http: Any) -> None:
     cookie = log_in(http(token=TOKEN)).headers["Set-Cookie"]
-    for part in ("HttpOnly", "SameSite=Strict", "Path=/", f"Max-Age={SESSION_S}"):
+    for part in ("HttpOnly", "SameSite=Lax", "Path=/", f"Max-Age={SESSION_S}"):
         assert part in cookie
     assert "Secure" not in cookie, "it would not be sent by HTTP at all"
     behind = http(token=TOKEN, proxy=PROXY)
@@ -219,16 +219,6 @@ def test_pages_are_not_kept_where_there_is_a_login(http: Any) -> None:
     browser = http(token=TOKEN)
     log_in(browser)
     assert browser.get("/run/run-1").headers["Cache-Control"] == "no-store"
-
-
-def test_a_link_on_another_site_leads_in(http: Any) -> None:
-    """The browser withholds the cookie from the cross-site request; the redirect repeats it from our own page."""
-    browser = http(token=TOKEN)
-    between = browser.get("/run/run-1?rank=2", headers={"Sec-Fetch-Site": "cross-site"})
-    assert between.status_code == 200
-    assert '<meta http-equiv="refresh" content="0; url=/login?next=/run/run-1%3Frank%3D2">' in between.text
-    log_in(browser)
-    assert browser.get("/login?next=/run/run-1%3Frank%3D2").location == "/run/run-1?rank=2"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import dash
 import flask
 
 from rankscope.dashboards.web.access import Access
-from rankscope.dashboards.web.login import LOGIN, LOGOUT, by_way_of
+from rankscope.dashboards.web.login import LOGIN, LOGOUT
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 HEALTHY: Final = "/-/healthy"
@@ -136,7 +136,4 @@ def _to_login(request: flask.Request) -> flask.typing.ResponseReturnValue:
         challenge = {"WWW-Authenticate": 'Bearer realm="rankscope"', "X-Rankscope-Login": LOGIN}
         return _refused(401, "log in first, or send the token as: Authorization: Bearer TOKEN", **challenge)
     here = quote(request.path) + (f"?{request.query_string.decode('latin-1')}" if request.query_string else "")
-    to = f"{LOGIN}?next={quote(here)}"
-    if request.headers.get("Sec-Fetch-Site") == "cross-site":
-        return by_way_of(to)
-    return flask.redirect(to)
+    return flask.redirect(f"{LOGIN}?next={quote(here)}")
