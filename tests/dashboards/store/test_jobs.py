@@ -220,6 +220,18 @@ def test_one_large_analysis_runs_at_a_time_and_small_ones_beside_it(
     del jobs._jobs["a"]
     assert waits_for("b", "large-2", LARGE_BYTES) is None
 
+    # The first read of a live run is an analysis; a follower that has read it is none
+    del jobs._jobs["c"]
+    live = replace(run, name="live", size_bytes=LARGE_BYTES)
+    with pytest.raises(NotReadyError, match="another analysis: run large-2"):
+        jobs.followed("live", live)
+    del jobs._jobs["b"]
+    with pytest.raises(NotReadyError, match="first time"):
+        jobs.followed("live", live)
+    assert str(waits_for("b", "large-2", LARGE_BYTES)).endswith("run live, starting")
+    jobs._jobs["live"].state = State(updated=True)
+    assert waits_for("b", "large-2", LARGE_BYTES) is None
+
 
 def test_an_error_of_ours_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:

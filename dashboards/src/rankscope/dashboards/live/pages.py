@@ -173,7 +173,7 @@ def _stack(blocks: Sequence[Block]) -> Component:
 
 
 def _unreadable(name: str, reason: str) -> Component:
-    return _stack([problem(f"{name} cannot be read", reason)])
+    return _stack([problem(f"{name} cannot be shown", reason)])
 
 
 def instead(text: str, colors: Palette) -> Drawn:

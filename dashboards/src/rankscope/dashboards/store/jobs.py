@@ -29,7 +29,7 @@ from rankscope.dashboards.store.memory import memory_left, used_bytes
 from rankscope.dashboards.store.tasks import FOLLOW, State
 
 SLOTS: Final = 2
-"""Jobs at a time, without followers of live runs; at most one of them on large runs."""
+"""Jobs at a time, without followers of live runs that have been read once; at most one of them on large runs."""
 LARGE_BYTES: Final = 256 << 20
 """Size of a run's files from which a job on it may take gigabytes of memory and all cores."""
 MOST_OF_WHAT_IS_LEFT: Final = 0.9
@@ -83,17 +83,13 @@ class Jobs:
         with self._lock:
             if (found := self.store.find(key)) is not None:
                 return found
-            large = sum(run.size_bytes for run in runs) >= LARGE_BYTES
-            if key not in self._jobs and (ahead := self._ahead(large=large)) is not None:
-                raise NotReadyError(Progress(f"waiting for another analysis: {ahead.standing}"))
-            subject = f"{'run' if len(runs) == 1 else 'runs'} {', '.join(run.name for run in runs)}"
-            job = self._job(key, task, arguments, subject, large=large)
+            job = self._job(key, task, arguments, runs)
         raise NotReadyError(job.state.progress, key)
 
     def followed(self, key: str, run: RunSummary) -> tuple[Path, str | None]:
         """Return the folder to which a live run is followed, and why the last update failed. Raises as ``result``."""
         with self._lock:
-            job = self._job(key, FOLLOW, [run.path], f"run {run.name}", large=False)
+            job = self._job(key, FOLLOW, [run.path], [run])
             job.looked_s = time.monotonic()
         if not job.state.updated:
             raise NotReadyError(Progress("reading the run for the first time"), key)
@@ -105,18 +101,17 @@ class Jobs:
             if (job := self._jobs.get(key)) is not None:
                 job.cancelled = True
 
-    def _ahead(self, *, large: bool) -> Job | None:
-        """Return the job whose end a new one must await."""
-        running = [job for job in self._jobs.values() if job.task != FOLLOW]
-        if large and (before := next((job for job in running if job.large), None)) is not None:
-            return before
-        return running[0] if len(running) >= SLOTS else None
-
-    def _job(self, key: str, task: str, arguments: Sequence[object], subject: str, *, large: bool) -> Job:
+    def _job(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary]) -> Job:
         """Return the job of ``key``, started if there is none."""
         if (failure := self._failures.get(key)) is not None:
             raise RankscopeError(failure)
         if (job := self._jobs.get(key)) is None:
+            large = sum(run.size_bytes for run in runs) >= LARGE_BYTES
+            running = [job for job in self._jobs.values() if not job.state.updated]
+            ahead = [job for job in running if job.large and large] or (running if len(running) >= SLOTS else [])
+            if ahead:
+                raise NotReadyError(Progress(f"waiting for another analysis: {ahead[0].standing}"))
+            subject = f"{'run' if len(runs) == 1 else 'runs'} {', '.join(run.name for run in runs)}"
             job = Job(task, subject, large, self.store.new_folder())
             try:
                 process, connection = start(task, job.folder, arguments)
