@@ -163,7 +163,7 @@ def test_a_run_is_starting_live_silent_finished(tmp_path: Path, write_run: Write
     ("ends", "losses"),
     [
         ({1: "killed"}, "rank 1 killed"),
-        ({1: "crash", 0: "killed", 2: "killed"}, "rank 1 crashed, ranks 0 and 2 killed"),
+        ({1: "crash", 0: "killed", 2: "killed"}, "rank 1 crashed, ranks 0, 2 killed"),
         (dict.fromkeys(range(4), "killed"), "all 4 ranks killed"),
     ],
 )
@@ -180,8 +180,8 @@ def test_a_run_that_lost_ranks_has_failed_and_says_which(
 
 
 def test_many_lost_ranks_are_counted(tmp_path: Path, write_run: WriteRun) -> None:
-    write_run(tmp_path, steps=1, ranks=8, ends=dict.fromkeys(range(6), "killed"))
-    assert DiskRuns(tmp_path).summary("run-1").losses == "ranks 0, 1, 2 and 3 more killed"
+    write_run(tmp_path, steps=1, ranks=12, ends=dict.fromkeys(range(10), "killed"))
+    assert DiskRuns(tmp_path).summary("run-1").losses == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more killed"
 
 
 def test_a_recorder_that_gave_up_is_no_failure_of_the_job(tmp_path: Path, write_run: WriteRun) -> None:

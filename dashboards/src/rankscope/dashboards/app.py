@@ -14,7 +14,6 @@ from rankscope.dashboards.live.pages import Pages
 from rankscope.dashboards.live.shell import INDEX, shell
 from rankscope.dashboards.model.state import run_path
 from rankscope.dashboards.web import login, unforeseen
-from rankscope.dashboards.web.access import Access
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.web.security import OURSELVES, protect
 
@@ -25,7 +24,6 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
     Everything a page needs is served from the installed packages: no request leaves the host.
     """
     config = config or DashboardConfig()
-    access = Access(config)
     app = dash.Dash(
         "rankscope.dashboards",
         assets_folder=str(files("rankscope.dashboards") / "assets"),
@@ -57,10 +55,10 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
         return flask.redirect(run_path(runs[0].run_id)) if len(runs) == 1 else None
 
     app.server.add_url_rule("/-/healthy", view_func=healthy)
-    login.register(app.server, access)
+    login.register(app.server, config)
     unforeseen.register(app.server)
     capture_api.register(app.server, source, config)
-    protect(app, access)
+    protect(app, config)
     app.server.before_request(to_the_only_run)
     _make_ready(app)
     return app

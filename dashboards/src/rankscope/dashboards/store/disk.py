@@ -24,7 +24,7 @@ from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale
 from rankscope.dashboards.store.cache import Store, is_unfinished, key_of
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.footprint import footprint
-from rankscope.dashboards.store.making import MadeHere, Making
+from rankscope.dashboards.store.making import MadeHere
 from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.timeline.data import WindowData, read_window
 from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, kernels_of, read_windows, steps_of
@@ -75,7 +75,7 @@ class DiskRuns:
     def __init__(
         self,
         path: Path,
-        making: Making | None = None,
+        making: MadeHere | None = None,
         *,
         prometheus: Prometheus | None = None,
         clock_s: Callable[[], float] = time.time,
@@ -147,7 +147,7 @@ class DiskRuns:
             self._comparing.forget(asked)
             raise
         self._comparing.forget(asked)
-        return self._sound(folder, lambda: self._memos["compare"].get(key, key, lambda: read_comparison(folder)))
+        return self._sound(folder, lambda _: self._memos["compare"].get(key, key, lambda: read_comparison(folder)))
 
     def scenarios(self, run_id: str) -> Scenarios:
         """Return the what-if scenarios; for a live run they are recomputed every ``WHATIF_EVERY_S`` while requested."""
@@ -170,19 +170,19 @@ class DiskRuns:
             if before is None:
                 raise
             return before
-        return self._sound(folder, lambda: self._memos[task].get(run_id, key, lambda: read(folder)))
+        return self._sound(folder, lambda _: self._memos[task].get(run_id, key, lambda: read(folder)))
 
     def windows(self, run: RunSummary) -> Windows:
         """Return the captured windows of a run as of ``run``."""
         key = key_of("windows", run.path, self._captured(run))
         made = partial(self._making.made, key, "windows", [run.path], [run])
-        return self._memos["windows"].get(key, key, lambda: self._read(made(), read_windows))
+        return self._memos["windows"].get(key, key, lambda: self._sound(made(), read_windows))
 
     def window(self, run: RunSummary, window: Window) -> WindowData:
         """Return the data of one captured window."""
         key = self._key_of_window("window", run, window)
         made = partial(self._making.made, key, "window", _named_window(run, window), [run])
-        return self._memos["window"].get(key, key, lambda: self._read(made(), read_window))
+        return self._memos["window"].get(key, key, lambda: self._sound(made(), read_window))
 
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
         """Return the step records of a rank in a window."""
@@ -238,15 +238,12 @@ class DiskRuns:
     def _of(self, derived: Derived, part: str) -> Any:
         """Return a part of the derived data: the result of a method of ``Derived``."""
         memo = self._memos[part]
-        return self._sound(derived.folder, lambda: memo.get(str(derived.folder), derived.version, getattr(derived, part)))
+        return self._sound(derived.folder, lambda _: memo.get(str(derived.folder), derived.version, getattr(derived, part)))
 
-    def _read(self, folder: Path, read: Callable[[Path], Held]) -> Held:
-        return self._sound(folder, lambda: read(folder))
-
-    def _sound(self, folder: Path, read: Callable[[], Held]) -> Held:
+    def _sound(self, folder: Path, read: Callable[[Path], Held]) -> Held:
         """Read a cached folder. An unreadable one, for example after a machine crash, is deleted and recomputed once."""
         try:
-            return read()
+            return read(folder)
         except InputError as error:
             if is_unfinished(folder) or folder in self._damaged:
                 raise

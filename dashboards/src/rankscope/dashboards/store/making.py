@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -25,25 +23,29 @@ _LOOK_EVERY_S: Final = 0.02
 Result = TypeVar("Result")
 
 
-class Making(ABC):
-    """Provider of the derived data of runs, which it computes if missing.
+def _silent(_progress: Progress) -> None:
+    pass
 
-    Raises ``NotReadyError`` while data are being computed, else ``RankscopeError``; without ``wait``, it never blocks for it.
+
+class MadeHere:
+    """Provider of the derived data of runs, which it computes if missing: the caller waits, and the memory is used here.
+
+    Raises ``NotReadyError`` while other processes compute them, else ``RankscopeError``. ``wait``: see ``MadeBeside``.
     """
 
-    store: Store
+    def __init__(self, store: Store, tell: Tell = _silent) -> None:
+        self.store = store
+        self._tell = tell
 
-    @abstractmethod
     def made(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary], *, wait: bool = True) -> Path:
         """Return the folder that a task of ``TASKS`` on ``runs`` has filled for ``key``."""
-
-    def key(self, run: RunSummary) -> str:
-        """Return the key of a run's data. Commands in the analysis name the path, and another run may have the same id."""
-        return key_of(run.run_id, run.path, run.revision)
+        del runs, wait
+        told = [str(argument) for argument in arguments]
+        return self.store.find(key) or self.store.put(key, lambda folder: TASKS[task](told, folder, self._tell))
 
     def finished(self, run: RunSummary, *, wait: bool = True) -> Derived:
         """Return the derived data of a run at this revision."""
-        return Derived(self.made(self.key(run), "analyse", [run.path], [run], wait=wait))
+        return Derived(self.made(_key(run), "analyse", [run.path], [run], wait=wait))
 
     def live(self, run: RunSummary, *, wait: bool = True) -> Derived:
         """Return the derived data of a live run: recent, or older with the reason for its age."""
@@ -51,51 +53,35 @@ class Making(ABC):
 
     def known(self, run: RunSummary) -> Derived | None:
         """Return the derived data of a run at this revision if it has been computed."""
-        found = self.store.find(self.key(run))
+        found = self.store.find(_key(run))
         return None if found is None else Derived(found)
 
-    def cancel(self, key: str) -> None:  # noqa: B027  only what is made beside can be cancelled
-        """End the computation for ``key``."""
+    def cancel(self, key: str) -> None:
+        """End the computation for ``key``, if another process does it."""
 
 
-def _silent(_progress: Progress) -> None:
-    pass
+def _key(run: RunSummary) -> str:
+    """Return the key of a run's data. Commands in the analysis name the path, and another run may have the same id."""
+    return key_of(run.run_id, run.path, run.revision)
 
 
-@dataclass(frozen=True, slots=True)
-class MadeHere(Making):
-    """``Making`` in this process: the caller waits, and the memory is used here."""
+class MadeBeside(MadeHere):
+    """Provider of data that processes beside this one compute, each with at most ``memory_bytes`` of memory.
 
-    store: Store
-    tell: Tell = _silent
-    once: bool = False
-    """Read a run only once: later writes to it are ignored."""
-
-    def key(self, run: RunSummary) -> str:
-        """See ``Making``."""
-        return key_of(run.run_id, run.path, "" if self.once else run.revision)
-
-    def made(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary], *, wait: bool = True) -> Path:
-        """See ``Making``."""
-        del runs, wait  # no other process does it
-        told = [str(argument) for argument in arguments]
-        return self.store.find(key) or self.store.put(key, lambda folder: TASKS[task](told, folder, self.tell))
-
-
-class MadeBeside(Making):
-    """``Making`` in processes beside this one, each with at most ``memory_bytes`` of memory."""
+    Without ``wait``, it never blocks, else ``patience_s`` at most.
+    """
 
     def __init__(self, store: Store, *, memory_bytes: int | None = None, patience_s: float = PATIENCE_S) -> None:
-        self.store = store
+        super().__init__(store)
         self.jobs = Jobs(store, memory_bytes)
         self._patience_s = patience_s
 
     def made(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary], *, wait: bool = True) -> Path:
-        """See ``Making``."""
+        """See ``MadeHere``."""
         return self._patiently(lambda: self.jobs.result(key, task, arguments, runs), wait=wait)
 
     def live(self, run: RunSummary, *, wait: bool = True) -> Derived:
-        """See ``Making``."""
+        """See ``MadeHere``."""
         key = key_of("live", run.run_id, run.path)
         derived = Derived(*self._patiently(lambda: self.jobs.followed(key, run), wait=wait))
         if derived.failure is not None and not derived.is_there:
@@ -103,7 +89,7 @@ class MadeBeside(Making):
         return derived
 
     def cancel(self, key: str) -> None:
-        """See ``Making``."""
+        """See ``MadeHere``."""
         self.jobs.cancel(key)
 
     def _patiently(self, ask: Callable[[], Result], *, wait: bool) -> Result:

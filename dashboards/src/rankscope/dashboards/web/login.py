@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 import flask
 
-from rankscope.dashboards.web.access import Access, visitor
+from rankscope.dashboards.web.access import visitor
+from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.web.token import SESSION_S
 
 _LOG: Final = logging.getLogger(__name__)
@@ -24,14 +25,14 @@ LOGOUT: Final = "/logout"
 MAX_FORM_BYTES: Final = 8192
 
 
-def register(server: flask.Flask, access: Access) -> None:
+def register(server: flask.Flask, config: DashboardConfig) -> None:
     """Add the pages for login and logout."""
     failures = FailureLog()
 
     def show() -> flask.typing.ResponseReturnValue:
         to = local(flask.request.args.get("next", "/"))
-        if access.config.token is None:
-            return _page("No login here", "none", to=to, proxied=access.config.proxy is not None)
+        if config.token is None:
+            return _page("No login here", "none", to=to, proxied=config.proxy is not None)
         if visitor().by != "session":
             return _page("Log in", "form", to=to)
         if "next" in flask.request.args:
@@ -41,7 +42,7 @@ def register(server: flask.Flask, access: Access) -> None:
     def log_in() -> flask.typing.ResponseReturnValue:
         flask.request.max_content_length = MAX_FORM_BYTES
         to = local(flask.request.form.get("next", "/"))
-        token = access.config.token
+        token = config.token
         if token is None or not token.matches(flask.request.form.get("token", "").strip()):
             failures.add()
             return _page("Log in", "form", status=401, to=to, problem="That is not the token.")
@@ -58,8 +59,8 @@ def register(server: flask.Flask, access: Access) -> None:
 
     def log_out() -> flask.typing.ResponseReturnValue:
         redirect = flask.redirect(LOGIN, 303)
-        if access.config.token is not None:
-            redirect.delete_cookie(access.config.token.cookie, httponly=True, samesite="Lax")
+        if config.token is not None:
+            redirect.delete_cookie(config.token.cookie, httponly=True, samesite="Lax")
         return redirect
 
     server.add_url_rule(LOGIN, "login", show, methods=["GET"])
