@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,14 +15,11 @@ from tests.step_files import add_rows, load, steps_file
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.memo import Memo
-from rankscope.dashboards.data.progress import Progress
-from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
+from rankscope.dashboards.data.source import UnknownRunError
 from rankscope.dashboards.store import disk
-from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.footprint import footprint
-from rankscope.dashboards.store.making import MadeHere
 from rankscope.dashboards.store.run_folder import SILENT_AFTER_S
 from rankscope.runs.paths import inspector_dir, rank_dir
 from rankscope.runs.reader import RunReader
@@ -293,16 +289,3 @@ def test_of_two_folders_with_one_run_id_the_one_written_last_is_the_run(tmp_path
     problems = {Path(run.path).name: run.problem for run in DiskRuns(tmp_path).runs()}
     assert problems["run"] is None
     assert "same run id" in str(problems["a-backup"])
-
-
-def test_comparisons_that_nobody_waits_for_are_forgotten(tmp_path: Path, write_run: WriteRun) -> None:
-    class Busy(MadeHere):
-        def made(self, *_arguments: Any, **_options: Any) -> Path:
-            raise NotReadyError(Progress("comparing"))
-
-    write_run(tmp_path / "runs" / "a", run_id="a", steps=3)
-    source = DiskRuns(tmp_path / "runs", Busy(Store(tmp_path / "cache")))
-    for step in range(5_000):
-        with pytest.raises(NotReadyError):
-            source.compared(["a"], step)
-    assert len(source._comparing._values) < 1_000

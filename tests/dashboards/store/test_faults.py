@@ -18,8 +18,8 @@ from tests.dashboards.blocks import page_for
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.live.following import AS_IT_WAS
 from rankscope.dashboards.live.pages import OUR_FAULT
+from rankscope.dashboards.live.redraw import AS_IT_WAS
 from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store, in_words
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.disk import DiskRuns

@@ -14,8 +14,7 @@ from dash.development.base_component import Component
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.frame import GRAPH_CONFIG
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.live.grid import DEFAULT_COLUMN, OPTIONS, column_def, grid_style
-from rankscope.dashboards.live.listing_grid import listing
+from rankscope.dashboards.live.grid import DEFAULT_COLUMN, OPTIONS, column_def, grid_style, listing
 from rankscope.dashboards.model import page as model
 
 AGAIN_MS: Final = 700

@@ -36,20 +36,22 @@ if TYPE_CHECKING:
     from rankscope.alerts.prometheus import Prometheus  # needs a package that is installed only for queries to a Prometheus
 
 WHATIF_EVERY_S: Final = 300.0
-"""Refresh interval of the what-if of a live run; reading all of a large run takes minutes."""
+"""Refresh interval of the what-if and the comparisons of a live run; reading all of a large run takes minutes."""
 
 REPLAY_EVERY_S: Final = 3600.0
 """Refresh interval of the alert replay of a live run."""
 
 _KEPT: Final = {
     **dict.fromkeys(("brief", "stored", "captured"), 1 << 15),  # a line per run
-    **dict.fromkeys(("comparing", "records"), 256),
+    "records": 256,
     **dict.fromkeys(("analysis", "windows"), 64),
     "compare": 32,
     **dict.fromkeys(("blame", "steps", "trend", "topology", "events", "hardware", "scraped", "whatif", "replay"), 16),
     "window": 16,  # of 1,024 ranks, about 6 MB
 }
 """Most cached values of each kind; the large ones of one kind evict neither those of another nor the lines of the list."""
+
+_LIVE: Final = ("starting", "live")
 
 Held = TypeVar("Held")
 
@@ -94,8 +96,6 @@ class DiskRuns:
         self._making = making
         self.cancel = making.cancel
         self._memos = {kind: Memo(limit) for kind, limit in _KEPT.items()}
-        self._comparing = self._memos["comparing"]
-        """Comparisons in progress, to their keys, which name the revisions of the compared runs."""
         self._damaged: set[Path] = set()
         """Cached folders that could not be read."""
 
@@ -133,44 +133,35 @@ class DiskRuns:
         return self._memos["stored"].get(run.path, f"{run.revision} {_modified_ns(verdict_file(Path(run.path)))}", read)
 
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
-        """Return runs compared with the first, at the revisions they had when the comparison was first requested."""
-        now = [self._readable(run_id) for run_id in run_ids]
-        # A live run changes while it is compared: repeated requests keep the first key until the comparison is done.
-        asked = key_of(str(at), *run_ids)
-        revisions = (f"{run.path}\0{run.revision}" for run in now)
-        key = self._comparing.get(asked, "", lambda: key_of("compare", str(at), *revisions))
-        try:
-            folder = self._making.made(key, "compare", ["" if at is None else at, *(run.path for run in now)], now)
-        except NotReadyError:
-            raise
-        except RankscopeError:
-            self._comparing.forget(asked)
-            raise
-        self._comparing.forget(asked)
-        return self._sound(folder, lambda _: self._memos["compare"].get(key, key, lambda: read_comparison(folder)))
+        """Return runs compared with the first; with a live one, compared anew every ``WHATIF_EVERY_S`` while requested."""
+        arguments = ["" if at is None else str(at)]
+        return self._now_and_then(run_ids, "compare", arguments, WHATIF_EVERY_S, read_comparison)
 
     def scenarios(self, run_id: str) -> Scenarios:
         """Return the what-if scenarios; for a live run they are recomputed every ``WHATIF_EVERY_S`` while requested."""
-        return self._now_and_then(run_id, "whatif", WHATIF_EVERY_S, read_scenarios)
+        return self._now_and_then([run_id], "whatif", [], WHATIF_EVERY_S, read_scenarios)
 
     def replay(self, run_id: str) -> Replay:
         """Return all alerts over a run; for a live run they are recomputed every ``REPLAY_EVERY_S`` while requested."""
-        return self._now_and_then(run_id, "replay", REPLAY_EVERY_S, read_replay)
+        return self._now_and_then([run_id], "replay", [], REPLAY_EVERY_S, read_replay)
 
-    def _now_and_then(self, run_id: str, task: str, every_s: float, read: Callable[[Path], Held]) -> Held:
-        """Return a task's result. For a live run it is recomputed every ``every_s``; until then the previous one is returned."""
-        summary = self._readable(run_id)
-        goes_on = summary.status in ("starting", "live")
-        state = f"{self._clock_s() // every_s:.0f}" if goes_on else summary.revision
-        key = key_of(task, run_id, summary.path, state)
+    def _now_and_then(
+        self, run_ids: Sequence[str], task: str, arguments: list[str], every_s: float, read: Callable[[Path], Held]
+    ) -> Held:
+        """Return a task's result. With a live run it is recomputed every ``every_s``; until then the previous one is returned."""
+        runs = [self._readable(run_id) for run_id in run_ids]
+        interval = f"{self._clock_s() // every_s:.0f}"
+        states = [interval if run.status in _LIVE else run.revision for run in runs]
+        name = key_of(*arguments, *run_ids)
+        key = key_of(task, name, *(run.path for run in runs), *states)
         try:
-            folder = self._making.made(key, task, [summary.path], [summary])
+            folder = self._making.made(key, task, [*arguments, *(run.path for run in runs)], runs)
         except NotReadyError:
-            before: Held | None = self._memos[task].last(run_id) if goes_on else None
+            before: Held | None = self._memos[task].last(name) if interval in states else None
             if before is None:
                 raise
             return before
-        return self._sound(folder, lambda _: self._memos[task].get(run_id, key, lambda: read(folder)))
+        return self._sound(folder, lambda _: self._memos[task].get(name, key, lambda: read(folder)))
 
     def windows(self, run: RunSummary) -> Windows:
         """Return the captured windows of a run as of ``run``."""
@@ -253,7 +244,7 @@ class DiskRuns:
 
     def _derived(self, run_id: str, *, wait: bool = True) -> Derived:
         summary = self._readable(run_id)
-        get = self._making.live if summary.status in ("starting", "live") else self._making.finished
+        get = self._making.live if summary.status in _LIVE else self._making.finished
         return get(summary, wait=wait)
 
     def _readable(self, run_id: str) -> RunSummary:
