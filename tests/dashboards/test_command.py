@@ -94,36 +94,6 @@ def test_it_stops_without_a_word_while_a_worker_is_busy(number: signal.Signals) 
 
 
 @pytest.mark.slow
-def test_a_worker_that_has_only_begun_hears_that_it_is_to_end() -> None:
-    # given workers that install their signal handlers late, as on a busy machine, and a server with a long time-out
-    script = """
-import socket, sys, time, dash, gunicorn.util
-from rankscope.dashboards.web import server
-
-def begin(title):
-    print(title.split()[0], file=sys.stderr, flush=True)
-    time.sleep(1)
-
-def be_patient(self, load=server._Server.load_config):
-    load(self)
-    self.cfg.set("graceful_timeout", 600)
-
-gunicorn.util._setproctitle, server._Server.load_config = begin, be_patient
-server.serve(dash.Dash(), socket.create_server(("127.0.0.1", 0)), ready=lambda: None)
-"""
-    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        while process.stderr.readline() != "worker\n":
-            assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=120) == 0
-    finally:
-        process.kill()
-        process.stderr.close()
-
-
-@pytest.mark.slow
 def test_a_path_that_is_no_folder_ends_with_status_3(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "file").write_text("")
     for path, reason in ((tmp_path / "nothing", "no such file or folder"), (tmp_path / "file", "not a folder")):

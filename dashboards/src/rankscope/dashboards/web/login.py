@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import threading
-import time
-from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Final
@@ -27,7 +23,6 @@ MAX_FORM_BYTES: Final = 8192
 
 def register(server: flask.Flask, config: DashboardConfig) -> None:
     """Add the pages for login and logout."""
-    failures = FailureLog()
 
     def show() -> flask.typing.ResponseReturnValue:
         to = local(flask.request.args.get("next", "/"))
@@ -44,7 +39,8 @@ def register(server: flask.Flask, config: DashboardConfig) -> None:
         to = local(flask.request.form.get("next", "/"))
         token = config.token
         if token is None or not token.matches(flask.request.form.get("token", "").strip()):
-            failures.add()
+            # The address as its connection has it: behind a proxy, that of the proxy.
+            _LOG.warning("login failed from %s", flask.request.remote_addr or "an unknown address")
             return _page("Log in", "form", status=401, to=to, problem="That is not the token.")
         redirect = flask.redirect(to, 303)
         redirect.set_cookie(
@@ -66,33 +62,6 @@ def register(server: flask.Flask, config: DashboardConfig) -> None:
     server.add_url_rule(LOGIN, "login", show, methods=["GET"])
     server.add_url_rule(LOGIN, "log_in", log_in, methods=["POST"])
     server.add_url_rule(LOGOUT, "log_out", log_out, methods=["POST"])
-
-
-class FailureLog:
-    """Log of failed logins: one line at most every ``EVERY_S``, with their number since the last line."""
-
-    EVERY_S: Final = 10.0
-
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._clock_s = clock_s
-        self._lock = threading.Lock()
-        self._count = 0
-        self._next_s = -math.inf
-
-    def add(self) -> None:
-        """Count the current request as a failed login."""
-        with self._lock:
-            self._count += 1
-            now = self._clock_s()
-            if now < self._next_s:
-                return
-            count, self._count, self._next_s = self._count, 0, now + self.EVERY_S
-        _LOG.warning("login failed: %s wrong %s, the last from %s", count, "token" if count == 1 else "tokens", _sender())
-
-
-def _sender() -> str:
-    """Return the address of the client as its connection has it: behind a proxy, that of the proxy."""
-    return flask.request.remote_addr or "an unknown address"
 
 
 def _is_https(request: flask.Request) -> bool:
