@@ -161,7 +161,7 @@ def test_what_is_cached_and_damaged_is_made_anew_whatever_file_it_is(tmp_path: P
     files = {
         path.name: path for path in cache.root.rglob("*") if path.is_file() and path.suffix != ".f32" and path.stat().st_size
     }
-    files["matrix"] = next(cache.root.rglob("own_us.*.f32"))
+    files["matrix"] = next(cache.root.rglob("own_us.1.*.f32"))
     assert len(files) > 8
     for path in files.values():
         whole = path.read_bytes()

@@ -19,7 +19,7 @@ from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.store.derive import Derived, derive
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, window_values
-from rankscope.dashboards.store.tiles import Tiles, TileWriter
+from rankscope.dashboards.store.tiles import LEVELS, Tiles, TileWriter
 from rankscope.dashboards.words.units import shown_unit
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import StepBreakdown
@@ -121,7 +121,7 @@ def test_of_clocks_and_ratios_the_lowest_stands_for_many_steps(tmp_path: Path) -
     writer.fill([0, 1], np.arange(40), [("sm_clock_hertz", values), ("power_watts", values)])
     writer.publish()
     clock, power = (Tiles(tmp_path / "fill").part(name, most_columns=3) for name in ("sm_clock_hertz", "power_watts"))
-    assert clock.steps_per_column == 16
+    assert clock.steps_per_column == LEVELS[1]
     np.testing.assert_array_equal(clock.values, np.array([[1.5e9] * 3, [1.5e9, 0.3e9, 1.5e9]], np.float32))
     assert power.values.min() == np.float32(1.5e9)
     assert bin_worst(values, worst="lowest", max_columns=4).values.min() == np.float32(0.3e9)
@@ -142,7 +142,7 @@ def test_what_is_put_for_all_ranks_leaves_what_is_not_told_as_it_was(tmp_path: P
     assert [values[0, 3], values[1, 3], values[0, 290], values[1, 290]] == [1, 3, expected, 4]
     assert np.isfinite(values).sum() == 4
     coarse = tiles.part("gc_us", most_columns=20).values
-    assert coarse[0, 290 // 16] == expected
+    assert coarse[0, 290 // LEVELS[1]] == expected
     assert np.isfinite(coarse).sum() == 4
 
 
@@ -159,7 +159,7 @@ def test_profiled_steps_are_where_they_belong_at_every_zoom(tmp_path: Path) -> N
     assert [fine.values[0, 0], fine.values[0, 1], fine.values[0, 75], fine.values[1, 1]] == [5, 9, 1, 2]
     assert np.isfinite(fine.values).sum() == 4
     coarse = both.part("idle_us", most_columns=10)
-    assert (coarse.steps_per_column, coarse.values.shape) == (16, both.part("wall_us", most_columns=10).values.shape)
+    assert (coarse.steps_per_column, coarse.values.shape) == (LEVELS[1], both.part("wall_us", most_columns=10).values.shape)
     assert (coarse.values[0, 0], coarse.values[0, 5], coarse.values[1, 0]) == (9, 1, 2)
     assert np.isfinite(coarse.values).sum() == 3
     assert set(both.metrics) == {"wall_us", "idle_us"}

@@ -1,12 +1,17 @@
 """Step matrices on disk, cut into tiles that several processes map into memory, so that only the viewed part is read.
 
 A metric is a file of consecutive blocks, each [ranks, ``BLOCK_STEPS``] in single precision, so that a live run only writes at the
-end. Overviews of long runs have the worst of several steps (``metrics``) in each column.
+end. Coarser files have one column per so many steps (``LEVELS``), the worst of them (``metrics``). Overviews of long runs are
+drawn from them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +26,8 @@ from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.whole import replace_file
 
 BLOCK_STEPS: Final = 256
-_PART_STEPS: Final = 1024
-"""Steps that are read at once; a part of a long run must not be held whole."""
+LEVELS: Final = (1, 16, BLOCK_STEPS)
+"""Steps per column of the files of a metric; each divides ``BLOCK_STEPS``."""
 
 _META: Final = "tiles.json"
 
@@ -69,25 +74,25 @@ class Tiles:
         that overlap them.
         """
         frame = self.frame(first, last, most_columns=most_columns)
-        every = frame.steps_per_column
-        if metric not in self.meta.metrics or not frame.columns:
-            return StepPart(np.full((len(self.ranks), frame.columns), np.nan, np.float32), frame.first, every)
-        blocks, past = self._blocks(metric), min(frame.first + frame.columns * every, self.meta.columns)
-        parts = []
-        for begin in range(frame.first, past, every * max(1, _PART_STEPS // every)):
-            end = min(begin + every * max(1, _PART_STEPS // every), past)
-            low = begin // BLOCK_STEPS
-            some = blocks[low : _blocks_of(end)].transpose(1, 0, 2).reshape(len(self.ranks), -1)
-            some = some[:, begin - low * BLOCK_STEPS : end - low * BLOCK_STEPS]
-            parts.append(some if every == 1 else worst_of(metric).reduceat(some, np.arange(0, end - begin, every), axis=1))
-        return StepPart(np.concatenate(parts, axis=1), frame.first, every)
+        every, width = frame.steps_per_column, frame.columns
+        if metric not in self.meta.metrics or not width:
+            return StepPart(np.full((len(self.ranks), width), np.nan, np.float32), frame.first, every)
+        level = min(every, LEVELS[-1])
+        blocks = self._blocks(metric, level)
+        per_block = BLOCK_STEPS // level
+        begin, count = frame.first // level, width * (every // level)
+        low, high = begin // per_block, min(-(-(begin + count) // per_block), len(blocks))
+        joined = blocks[low:high].transpose(1, 0, 2).reshape(len(self.ranks), -1)[:, begin - low * per_block :][:, :count]
+        if every > level:
+            joined = worst_of(metric).reduceat(joined, np.arange(0, joined.shape[1], every // level), axis=1)
+        return StepPart(joined, frame.first, every)
 
     def frame(self, first: int = 0, last: int | None = None, *, most_columns: int = 4096) -> Frame:
         """Return the position of the columns that ``part`` would return."""
         last = self.meta.columns if last is None else min(last, self.meta.columns)
         first = max(0, min(first, last))
         fewest = max(1, -(-(last - first) // max(1, most_columns)))
-        every = 1 << (fewest - 1).bit_length()  # so that columns rarely change while a run grows
+        every = next((level for level in LEVELS if level >= fewest), -(-fewest // LEVELS[-1]) * LEVELS[-1])
         first = first // every * every
         return Frame(first, -(-(last - first) // every), every)
 
@@ -98,12 +103,13 @@ class Tiles:
 
     def _is_whole(self, metric: str) -> bool:
         values = _blocks_of(self.meta.columns) * len(self.meta.ranks) * BLOCK_STEPS
-        return (self._folder / _file(metric, self.meta.generation)).stat().st_size >= 4 * values
+        files = ((every, self._folder / _file(metric, every, self.meta.generation)) for every in LEVELS)
+        return all(file.stat().st_size >= values // every * np.dtype(np.float32).itemsize for every, file in files)
 
-    def _blocks(self, metric: str) -> Values:
-        shape = (_blocks_of(self.meta.columns), len(self.ranks), BLOCK_STEPS)
+    def _blocks(self, metric: str, every: int) -> Values:
+        shape = (_blocks_of(self.meta.columns), len(self.ranks), BLOCK_STEPS // every)
         try:
-            return np.memmap(self._folder / _file(metric, self.meta.generation), np.float32, "r", shape=shape)
+            return np.memmap(self._folder / _file(metric, every, self.meta.generation), np.float32, "r", shape=shape)
         except (OSError, ValueError) as error:
             raise InputError(self._folder, f"cached matrices cannot be read: {error}") from error
 
@@ -121,17 +127,36 @@ class TileWriter:
         self._metrics: set[str] = set()
         self._generation = _generation(folder) + 1
         """Part of the files' names, so that files that readers have open are never moved."""
-        self._open: dict[str, Values] = {}
+        self._open: dict[tuple[str, int], Values] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def fill(
         self, ranks: Sequence[int], steps: NDArray[np.int64], matrices: Iterable[tuple[str, NDArray[np.floating[Any]]]]
     ) -> None:
-        """Write whole metrics, [ranks, steps]."""
-        self.add_ranks(ranks)
-        self.add_steps(steps)
-        for metric, matrix in matrices:
-            self.put(metric, steps, matrix)
+        """Write whole metrics, [ranks, steps]; the writer must not have written anything before."""
+        self._ranks, self._steps = list(ranks), np.asarray(steps, np.int64)
+        cores = len(os.sched_getaffinity(0))
+        # Threads suffice: numpy's loops and file writes release the GIL.
+        with ThreadPoolExecutor(cores, thread_name_prefix="tiles") as pool:
+            writing: deque[Future[None]] = deque()
+            for metric, matrix in matrices:
+                self._metrics.add(metric)
+                writing.append(pool.submit(self._fill, metric, matrix))
+                if len(writing) == cores:  # bounds the matrices in memory
+                    writing.popleft().result()
+            for one in writing:
+                one.result()
+
+    def _fill(self, metric: str, matrix: NDArray[np.floating[Any]]) -> None:
+        with contextlib.ExitStack() as files:
+            names = {every: self.folder / _file(metric, every, self._generation) for every in LEVELS}
+            levels = {every: files.enter_context(name.open("wb")) for every, name in names.items()}
+            for first in range(0, len(self._steps), BLOCK_STEPS):
+                part = matrix[:, first : first + BLOCK_STEPS]
+                block = np.full((len(self._ranks), BLOCK_STEPS), np.nan, np.float32)
+                block[:, : part.shape[1]] = part
+                for every, file in levels.items():
+                    file.write(worst_of(metric).reduce(block.reshape(len(block), -1, every), axis=2).data)
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
         """Add rows for the ranks that are not there yet."""
@@ -156,19 +181,27 @@ class TileWriter:
         self.add_steps(steps)
         row, at = self._ranks.index(rank), np.searchsorted(self._steps, steps)
         for metric, told in values.items():
+            if metric not in self._metrics:
+                self._metrics.add(metric)
+                self._lengthen(metric)
             self._write(metric, row, at, told)
 
-    def put(self, metric: str, steps: NDArray[np.int64], values: NDArray[np.floating[Any]]) -> None:
+    def put(self, metric: str, steps: NDArray[np.int64], values: Values) -> None:
         """Write the known values of a metric, [ranks, steps], for all ranks at once; NaN leaves a value unchanged."""
         if not len(steps):
             return
         self.add_steps(steps)
-        blocks = self._map(metric)
+        if metric not in self._metrics:
+            self._metrics.add(metric)
+            self._lengthen(metric)
+        fine = self._map(metric, 1)
         block, column = np.divmod(np.searchsorted(self._steps, steps), BLOCK_STEPS)
         for number in np.unique(block):
             mine = block == number
-            new, held = values[:, mine], blocks[number]
-            held[:, column[mine]] = np.where(np.isnan(new), held[:, column[mine]], new)
+            held = fine[number]
+            held[:, column[mine]] = np.where(np.isnan(values[:, mine]), held[:, column[mine]], values[:, mine])
+            for every in LEVELS[1:]:
+                self._map(metric, every)[number] = worst_of(metric).reduce(held.reshape(len(held), -1, every), axis=2)
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -182,35 +215,35 @@ class TileWriter:
         replace_file(self.folder / steps, self._steps.tobytes())
         meta = TilesMeta(self._ranks, len(self._steps), sorted(self._metrics), self._generation)
         replace_file(self.folder / _META, msgspec.json.encode(meta))
-        for file in self.folder.glob("*.*"):
+        for file in self.folder.glob("*.*.*"):
             if f".{self._generation}." not in file.name and file.suffix in (".f32", ".i64"):
                 file.unlink(missing_ok=True)
 
     def _write(self, metric: str, row: int, at: NDArray[np.intp], told: Values) -> None:
-        """Write the columns ``at`` of a row."""
+        """Write the columns ``at`` of a row, and update the coarse columns of their blocks."""
+        fine = self._map(metric, 1)
         block, column = np.divmod(at, BLOCK_STEPS)
-        self._map(metric)[block, row, column] = told
+        fine[block, row, column] = told
+        first, last = int(block.min()), int(block.max()) + 1
+        for every in LEVELS[1:]:
+            rows = fine[first:last, row].reshape(-1, BLOCK_STEPS // every, every)
+            self._map(metric, every)[first:last, row] = worst_of(metric).reduce(rows, axis=2)
 
-    def _map(self, metric: str) -> Values:
-        """Return the blocks of a metric, with room for all steps."""
-        if metric not in self._metrics:
-            self._metrics.add(metric)
-            self._lengthen(metric)
-        shape = (_blocks_of(len(self._steps)), len(self._ranks), BLOCK_STEPS)
-        held = self._open.get(metric)
+    def _map(self, metric: str, every: int) -> Values:
+        shape = (_blocks_of(len(self._steps)), len(self._ranks), BLOCK_STEPS // every)
+        held = self._open.get((metric, every))
         if held is None or held.shape != shape:
-            held = self._open[metric] = np.memmap(self._path(metric), np.float32, "r+", shape=shape)
+            held = np.memmap(self.folder / _file(metric, every, self._generation), np.float32, "r+", shape=shape)
+            self._open[metric, every] = held
         return held
-
-    def _path(self, metric: str) -> Path:
-        return self.folder / _file(metric, self._generation)
 
     def _lengthen(self, metric: str) -> None:
         """Append empty blocks until all steps have room."""
-        block = np.full(len(self._ranks) * BLOCK_STEPS, np.nan, np.float32)
-        with self._path(metric).open("ab") as file:
-            for _ in range(_blocks_of(len(self._steps)) - file.tell() // block.nbytes):
-                file.write(block.data)
+        for every in LEVELS:
+            block = np.full(len(self._ranks) * BLOCK_STEPS // every, np.nan, np.float32)
+            with (self.folder / _file(metric, every, self._generation)).open("ab") as file:
+                for _ in range(_blocks_of(len(self._steps)) - file.tell() // block.nbytes):
+                    file.write(block.data)
 
     def _move(self, ranks: list[int], steps: NDArray[np.int64]) -> None:
         """Change rows or columns: write everything to new files, since readers may have the old ones open."""
@@ -221,7 +254,7 @@ class TileWriter:
         for metric in self._metrics:
             self._lengthen(metric)
             shape = (_blocks_of(len(before[1])), len(before[0]), BLOCK_STEPS)
-            held = np.memmap(self.folder / _file(metric, old), np.float32, "r", shape=shape)
+            held = np.memmap(self.folder / _file(metric, 1, old), np.float32, "r", shape=shape)
             for row, rank in enumerate(before[0]):
                 self._write(metric, ranks.index(rank), at, held[:, row].reshape(-1)[: len(at)])
 
@@ -238,5 +271,5 @@ def _blocks_of(columns: int) -> int:
     return -(-columns // BLOCK_STEPS)
 
 
-def _file(metric: str, generation: int) -> str:
-    return f"{metric}.{generation}.f32"
+def _file(metric: str, every: int, generation: int) -> str:
+    return f"{metric}.{every}.{generation}.f32"
