@@ -32,17 +32,17 @@ def test_the_command_writes_a_file_and_replaces_the_one_before(
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795000000")
     run, target = write_run(tmp_path / "run"), tmp_path / "report.html"
     target.write_text("old")
-    done = command(run, "-o", target, "--select", "rank=1&metric=wall_us&steps=10-30")
+    done = command(run, "-o", target, "--rank", "1", "--steps", "10-30", "--metric", "wall_us")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
     assert re.search(rf"bert-base .*{re.escape(str(target))} \(\d\.\d MiB\)", done.stdout)
     text = target.read_text()
-    assert "Selected: rank=1, metric=wall_us, steps=10-30." in text
+    assert "Selected: rank 1; metric wall_us; steps 10-30." in text
     assert "Made 2026-11-18 11:06:40 UTC" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
     # and to standard output, without other output
     first = target.read_bytes()
-    done = command(run, "-o", "-", "--select", "rank=1&metric=wall_us&steps=10-30")
+    done = command(run, "-o", "-", "--rank", "1", "--steps", "10-30", "--metric", "wall_us")
     assert (done.returncode, done.stdout.encode()) == (0, first)
     assert "written to standard output" in done.stderr
 
@@ -60,8 +60,11 @@ def test_the_command_writes_a_file_and_replaces_the_one_before(
         (["{tmp}/run", "-o", "/dev/null"], 2, "is no regular file"),
         (["{tmp}/run", "-o", "{tmp}/run/report.html"], 2, "lies in the run itself"),
         (["{tmp}/run", "-o", "{tmp}/no/report.html"], 3, "no such folder"),
-        (["{tmp}/run", "-o", "{tmp}/a.html", "--select", "rank=1&steps=9-3"], 2, "steps=9-3 is no selection"),
-        (["{tmp}/run", "-o", "{tmp}/a.html", "--select", "?speed=1"], 2, "speed=1 is no selection"),
+        (["{tmp}/run", "-o", "{tmp}/a.html", "--rank", "4"], 2, "rank 4 is not in this run, which has 0 to 3"),
+        (["{tmp}/run", "-o", "{tmp}/a.html", "--steps", "60-70"], 2, "it has 0 to 59"),
+        (["{tmp}/run", "-o", "{tmp}/a.html", "--steps", "9-3"], 2, "has no step in it"),
+        (["{tmp}/run", "-o", "{tmp}/a.html", "--steps", "x"], 2, "is no range of steps"),
+        (["{tmp}/run", "-o", "{tmp}/a.html", "--metric", "speed"], 2, "'speed' is none of"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

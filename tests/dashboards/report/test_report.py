@@ -321,7 +321,7 @@ def test_simulated_is_said_and_so_is_what_is_selected(plain: Report, memory_runs
     before = Parsed(plain.file.decode()).text
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], simulated=True)
     text = Parsed(made(memory_runs, PageState(rank=1, steps=(10, 20), metric="wall_us")).file.decode()).text
-    assert "Selected: rank=1, metric=wall_us, steps=10-20." in text
+    assert "Selected: rank 1; metric wall_us; steps 10-20." in text
     assert "SIMULATED GPUS" in text
     assert "SIMULATED GPUS" not in before
     assert "Selected:" not in before

@@ -219,12 +219,28 @@ def _config(
     return DashboardConfig(token=token, proxy=proxy, allowed_hosts=allowed_hosts)
 
 
+class _Steps(click.ParamType[Any]):
+    """A range of steps: ``100-119``, first and last, as in the address of a page; or ``100:120``."""
+
+    name = "A-B"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Return first and last step."""
+        found = re.fullmatch(r"([0-9]{1,15})([-:])([0-9]{1,15})", str(value), re.ASCII)
+        if found is None:
+            self.fail(f"{value!r} is no range of steps such as 100-119", param, ctx)
+        first, last = int(found[1]), int(found[3]) - (found[2] == ":")
+        if last < first:
+            self.fail(f"{value!r} has no step in it", param, ctx)
+        return first, last
+
+
 @click.command(
     epilog="""
 \b
 Examples:
   rankscope report RUN                      into report.html
-  rankscope report RUN -o bert.html --select 'rank=3&steps=1000-1200'
+  rankscope report RUN -o bert.html --rank 3 --steps 1000-1200
   rankscope report RUN -o - | ssh host 'cat >report.html'
 
 The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH sets the time it says it was made at.
@@ -240,17 +256,17 @@ The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH 
     metavar="FILE",
     help="Where to write; a file of that name is replaced; - is standard output.",
 )
-@click.option(
-    "--select", "selection", default="", metavar="QUERY", help="Selection in every view: what follows ? in the address of a page."
-)
-def report(path: Path, *, target: str, selection: str) -> None:
+@click.option("--rank", type=click.IntRange(0), help="Pick out this rank in every view.")
+@click.option("--steps", type=_Steps(), help="Zoom into steps A to B, both included.")
+@click.option("--metric", help="Metric of the heat map, such as wall_us.  [default: own_us]")
+def report(path: Path, *, target: str, rank: int | None, steps: tuple[int, int] | None, metric: str | None) -> None:
     """The pages of a run as one file that needs neither a server nor a network: for a ticket, a mail, an archive.
 
     RUN is a run directory; one that goes on is reported as it is now.
     """
-    from rankscope.dashboards.report.command import write_report
+    from rankscope.dashboards.report.command import Wish, write_report
 
-    done = write_report(path, target, selection)
+    done = write_report(path, target, Wish(rank, steps, metric))
     click.echo(done.sentence, err=target == "-")
     if done.faults:
         raise RankscopeError(f"the report is written, but not all of it could be drawn: {'; '.join(done.faults)}")

@@ -7,10 +7,9 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl
 
 import click
 
@@ -20,7 +19,7 @@ from rankscope.base.errors import InputError
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.report.document import Report, report
+from rankscope.dashboards.report.document import Report, metrics_offered, report
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.making import MadeHere
@@ -34,6 +33,15 @@ SOURCE_DATE_EPOCH: Final = "SOURCE_DATE_EPOCH"
 
 
 @dataclass(frozen=True, slots=True)
+class Wish:
+    """Requested selection. ``None``: the page's default."""
+
+    rank: int | None = None
+    steps: tuple[int, int] | None = None
+    metric: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Result of a report: a sentence for the user, and the errors in drawing."""
 
@@ -41,21 +49,20 @@ class Done:
     faults: list[str]
 
 
-def write_report(path: Path, target: str, selection: str) -> Done:
+def write_report(path: Path, target: str, wish: Wish) -> Done:
     """Write the report of the run at ``path`` to the file ``target``, which is replaced as a whole.
 
-    Raises ``InputError`` if ``path`` is not a run, or on a read or write error; ``click.UsageError`` for an invalid
-    ``selection``, the query part of an address.
+    Raises ``InputError`` if ``path`` is not a run, or on a read or write error; ``click.UsageError`` if ``wish`` cannot be met.
     """
     folder = _run_at(path)
     _check_target(target, folder)
-    made_unix_ns, state = _made_unix_ns(), _state(selection)
+    made_unix_ns = _made_unix_ns()
     with progress_line() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch:
         making = MadeHere(Store(Path(scratch)), lambda progress: tell(progress.sentence))
         source = DiskRuns(folder, making, look_again_s=math.inf)  # a live run is read once
         tell(Progress("looking at the run").sentence)
         run = RunData(source, source.runs()[0])
-        made = report(run, state, made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
+        made = report(run, _state(run, wish), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
         _write(made, target)
     where = "standard output" if target == STANDARD_OUTPUT else target
     return Done(f"Report of {run.summary.name} written to {where} ({size(len(made.file))}).", made.faults)
@@ -105,13 +112,29 @@ def _made_unix_ns() -> int:
     return int(text) * 1_000_000_000
 
 
-def _state(selection: str) -> PageState:
-    """Return the selection. One that is no part of an address is an error: a report would silently show something else."""
-    state = PageState.parse(selection)
-    for name, value in parse_qsl(selection.removeprefix("?"), keep_blank_values=True):
-        if not hasattr(state, name) or state.text(name) != value:
-            raise click.BadParameter(f"{name}={value} is no selection such as rank=3&steps=1000-1200", param_hint="--select")
+def _state(run: RunData, wish: Wish) -> PageState:
+    """Return the selection. A missing rank, step or metric is an error: a report would silently show something else."""
+    state = PageState()
+    if wish.rank is not None:
+        there = [rank.rank for rank in run.analysis.ranks]
+        if wish.rank not in there:
+            raise click.BadParameter(f"rank {wish.rank} is not in this run, which has {_range(there)}", param_hint="--rank")
+        state = replace(state, rank=wish.rank)
+    if wish.steps is not None:
+        steps = [int(step) for step in run.steps.steps]
+        if not any(wish.steps[0] <= step <= wish.steps[1] for step in steps):
+            raise click.BadParameter(f"this run has no such step; it has {_range(steps)}", param_hint="--steps")
+        state = replace(state, steps=wish.steps)
+    if wish.metric is not None:
+        offered = metrics_offered(run)
+        if wish.metric not in offered:
+            raise click.BadParameter(f"{wish.metric!r} is none of {', '.join(offered)}", param_hint="--metric")
+        state = replace(state, metric=wish.metric)
     return state
+
+
+def _range(numbers: list[int]) -> str:
+    return f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
 
 
 def _write(made: Report, target: str) -> None:

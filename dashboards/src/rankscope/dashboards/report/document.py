@@ -43,6 +43,9 @@ OUR_FAULT: Final = "This could not be drawn: an error in rankscope, not in the r
 LEFT_OUT: Final = (model.Choice, model.Entry, model.Request, model.Button, model.Again, model.Callbacks, model.Listing)
 """Blocks that need a server."""
 
+_WORDS: Final = {"rank": "rank", "metric": "metric", "steps": "steps"}
+"""Selectable fields for which the command has an option, to their name in the report."""
+
 _Path = tuple[str | int, ...]
 Change = tuple[_Path, Any]
 
@@ -63,7 +66,7 @@ def report(run: RunData, state: PageState, *, made_unix_ns: int, tell: Callable[
     analysis = run.analysis
     contents = _Contents(run, state, tell)
     made_by = f"rankscope {version('rankscope')}"
-    selected = state.search.removeprefix("?").replace("&", ", ")
+    selected = "; ".join(f"{word} {text}" for name, word in _WORDS.items() if (text := _chosen(state, name)) is not None)
     script, plotly_script = _text("report/page.js"), get_plotlyjs()
     template = _environment().get_template("report.html")
     page = template.render(
@@ -212,6 +215,15 @@ def anchor_of(view: View) -> str:
     return f"view-{view.slug or 'overview'}"
 
 
+def metrics_offered(run: RunData) -> list[str]:
+    """Return the metrics that the pages offer; empty if there is no such choice."""
+    for view in VIEWS:
+        for block in model.every(view.blocks(run, PageState())):
+            if isinstance(block, model.Choice) and block.field == "metric":
+                return [option["value"] for option in block.options]
+    return []
+
+
 def content_security_policy(*scripts: str) -> str:
     """Return a policy that allows only these scripts to run and nothing to be loaded.
 
@@ -246,6 +258,11 @@ def _plain(drawn: Drawn) -> dict[str, Any]:
     """Return the figure as JSON for Plotly.js, with arrays as base64."""
     plain: dict[str, Any] = json.loads(plotly.io.json.to_json_plotly(drawn.figure))
     return plain
+
+
+def _chosen(state: PageState, name: str) -> str | None:
+    """Return a field as in the address; ``None`` if it has its default."""
+    return None if getattr(state, name) == getattr(PageState(), name) else state.text(name)
 
 
 def _as_of(run: RunData) -> str:
